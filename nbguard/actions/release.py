@@ -1,0 +1,192 @@
+"""Carry out a cleanup plan and measure it.
+
+Only references are removed, never contents. Each step is on its own: what cannot be done is reported and the rest goes on;
+an interrupt stops after the step it falls into, and the outcome says which steps were done.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from nbguard.actions.interrupts import Interrupts
+from nbguard.actions.tracebacks import release_variables
+from nbguard.core.cleanup import Action, Outcome, Plan
+from nbguard.core.facts import Facts
+from nbguard.core.ownership import holders, reach_of_roots, storages_of
+from nbguard.errors import NbguardError
+from nbguard.probes.heap import Witness
+from nbguard.probes.learners import LEFTOVERS
+from nbguard.probes.look import Look, Notebook, look
+from nbguard.probes.namespace import output_places
+from nbguard.probes.tracebacks import finished_frames
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def apply(plan: Plan, notebook: Notebook, seen: Look) -> Outcome:
+    """Carry out `plan`, made from what `seen` found in `notebook`, and return what it really gave back."""
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise NbguardError("another cleanup is running: wait for it to end, then try again")
+    try:
+        return _apply(plan, notebook, seen)
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
+def _apply(plan: Plan, notebook: Notebook, seen: Look) -> Outcome:
+    reserved_before = _reserved()
+    done: list[Action] = []
+    undone: list[tuple[str, str]] = []
+    with Interrupts() as interrupts:
+        for action in plan.actions:
+            if interrupts.happened:
+                undone.append((action.label, "interrupted"))
+                continue
+            reason = _step(action, notebook, seen.witness, interrupts)
+            if reason:
+                undone.append((action.label, reason))
+            else:
+                done.append(action)
+        return _measure(plan, notebook, seen, done, undone, reserved_before, interrupts.happened)
+
+
+def _step(action: Action, notebook: Notebook, witness: Witness, interrupts: Interrupts) -> str:
+    """Carry out one action; return why it could not be done, or an empty string."""
+    try:
+        with interrupts.allowed():
+            _STEPS[action.kind](action, notebook, witness)
+    except KeyboardInterrupt:
+        interrupts.happened = True
+        return "interrupted while it ran"
+    except Exception as error:  # noqa: BLE001 - `del` runs the user's own code; whatever it raises is the answer
+        text = error.args[0] if error.args and type(error.args[0]) is str else ""
+        return f"{type(error).__name__}: {text}"
+    return ""
+
+
+def _measure(
+    plan: Plan,
+    notebook: Notebook,
+    seen: Look,
+    done: list[Action],
+    undone: list[tuple[str, str]],
+    reserved: int | None,
+    interrupted: bool,
+) -> Outcome:
+    storages = seen.facts.graph.storages
+    expired = seen.witness.expired()
+    realised = sum(storages[n].nbytes for n in expired & plan.storages)
+    extra = sum(storages[n].nbytes for n in expired - plan.storages)
+    after = look(notebook).facts
+    before = sum(storage.nbytes for storage in storages)
+    reserved_after = _reserved()
+    return Outcome(
+        plan,
+        tuple(done),
+        tuple(undone),
+        realised,
+        extra,
+        before,
+        before - realised - extra,
+        None if reserved is None or reserved_after is None else (reserved, reserved_after),
+        _survivors(plan, seen.facts, expired, after),
+        _left(after),
+        interrupted,
+    )
+
+
+def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Facts) -> tuple[tuple[str, int], ...]:
+    """Return (holder, bytes) of what was promised and is still there: an honest plan has none."""
+    addresses = {(facts.graph.storages[n].device, facts.graph.storages[n].address) for n in plan.storages - expired}
+    if not addresses:
+        return ()
+    left = {n for n, storage in enumerate(after.graph.storages) if (storage.device, storage.address) in addresses}
+    found = []
+    for holder in holders(after.graph):
+        kept = storages_of(after.graph, reach_of_roots(after.graph, holder.roots)) & left
+        if kept:
+            found.append((holder.path or holder.label, sum(after.graph.storages[n].nbytes for n in kept)))
+    return tuple(found)
+
+
+def _left(after: Facts) -> tuple[tuple[str, int, str], ...]:
+    return tuple(
+        (holder.label, holder.retained or holder.reaches, holder.what)
+        for holder in holders(after.graph)
+        if not holder.is_shared
+    )
+
+
+def _reserved() -> int | None:
+    torch: Any = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return None
+    return sum(torch.cuda.memory_reserved(index) for index in range(torch.cuda.device_count()))
+
+
+def _delete(action: Action, notebook: Notebook, witness: Witness) -> None:
+    (text,) = action.names
+    namespace = notebook.namespace
+    exec(compile(f"del {text}", "<%reset_gpu>", "exec"), namespace)
+
+
+def _forget_output(action: Action, notebook: Notebook, witness: Witness) -> None:
+    """Take a displayed object out of every place where IPython keeps it; other results stay where they are."""
+    refs = set(action.refs)
+    for number in [number for number, value in notebook.out.items() if id(value) in refs]:
+        aliases = [
+            (space, name)
+            for space, name in output_places(notebook.shell)
+            if name == f"_{number}" and id(space[name]) in refs
+        ]
+        del notebook.out[number]
+        for space, name in aliases:
+            del space[name]
+    empty = {"result": None}
+    for space, name in [(space, name) for space, name in output_places(notebook.shell) if id(space[name]) in refs]:
+        space[name] = empty.get(name, "")
+
+
+def _release_error(action: Action, notebook: Notebook, witness: Witness) -> None:
+    pairs = set(zip(action.refs[::2], action.refs[1::2], strict=True))
+    release_variables(finished_frames(notebook.shell), pairs)
+
+
+def _clear_leftovers(action: Action, notebook: Notebook, witness: Witness) -> None:
+    for ref in action.refs:
+        known = witness.objects.get(ref)
+        learner = None if known is None else known()
+        if learner is not None:
+            for name in action.names:
+                learner.__dict__[name] = LEFTOVERS[name]
+
+
+def _collect(action: Action, notebook: Notebook, witness: Witness) -> None:
+    if gc.get_freeze_count():
+        gc.unfreeze()
+    gc.collect()
+    _empty_cache()
+
+
+def _empty_cache() -> None:
+    """Give the allocator's free segments back to the device, on whichever accelerator is in use."""
+    torch: Any = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+    elif getattr(torch, "accelerator", None) is not None and torch.accelerator.is_available():
+        module = getattr(torch, str(torch.accelerator.current_accelerator().type), None)
+        if hasattr(module, "empty_cache"):
+            module.empty_cache()
+
+
+_STEPS: dict[str, Callable[[Action, Notebook, Witness], None]] = {
+    "del": _delete,
+    "out": _forget_output,
+    "error": _release_error,
+    "leftovers": _clear_leftovers,
+    "collect": _collect,
+}

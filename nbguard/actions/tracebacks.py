@@ -1,0 +1,89 @@
+"""Release what finished frames hold, variable by variable. The frames, their lines and the other variables stay."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from nbguard.probes.describe import describe
+from nbguard.probes.kinds import Kinds
+
+
+class Released:
+    """Stands in a debugger for what a cleanup released; says what it was."""
+
+    __slots__ = ("what",)
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __repr__(self) -> str:
+        return f"<released by %reset_gpu: {self.what}>"
+
+
+def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[int, int]]) -> int:
+    """Put a stand-in in place of each variable in `wanted`, pairs of (id of the frame, id of the object or its cell).
+
+    Returns how many were released. A frame that runs again by now (a generator resumed) is left alone.
+    """
+    running = _running_frames()
+    kinds = Kinds()
+    done = 0
+    for key, frame in frames.items():
+        ids = {obj for owner, obj in wanted if owner == key}
+        if (
+            ids and key not in running and frame.f_code.co_flags & 0x1
+        ):  # CO_OPTIMIZED: the namespace of a cell is the user's own
+            done += _replace(frame, ids, kinds)
+    return done
+
+
+def _replace(frame: types.FrameType, ids: set[int], kinds: Kinds) -> int:
+    """Replace variables of one finished frame.
+
+    Through `f_locals`, which writes through since Python 3.13; before, the dict is copied back into the frame by the C API
+    that debuggers use. The dict is emptied afterwards, as the frame would keep it.
+    """
+    mapping: Any = frame.f_locals
+    cells = _cells(frame)
+    done = 0
+    for name in list(mapping):
+        if id(mapping[name]) in ids or (name in cells and cells[name] in ids):
+            mapping[name] = Released(describe(mapping[name], kinds))
+            done += 1
+    if type(mapping) is dict:
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+        if sys.getrefcount(mapping) <= 3:
+            mapping.clear()
+    return done
+
+
+def _cells(frame: types.FrameType) -> dict[str, int]:
+    """Return the ids of a frame's cells by variable name."""
+    names = {*frame.f_code.co_cellvars, *frame.f_code.co_freevars}
+    if not names:
+        return {}
+    values = {name: id(value) for name, value in dict(frame.f_locals).items() if name in names}
+    found = {}
+    for cell in gc.get_referents(frame):
+        if type(cell) is types.CellType:
+            try:
+                content = id(cell.cell_contents)
+            except ValueError:  # an empty cell
+                continue
+            found.update({name: id(cell) for name, value in values.items() if value == content})
+    return found
+
+
+def _running_frames() -> set[int]:
+    found = set()
+    for top in sys._current_frames().values():
+        frame: types.FrameType | None = top
+        while frame is not None:
+            found.add(id(frame))
+            frame = frame.f_back
+    return found

@@ -1,0 +1,346 @@
+"""Plan a cleanup: which references to let go, in which order, and the bytes each will give back.
+
+Pure: a plan is computed from facts by taking references out of the graph and looking at what is still reached. Nothing is
+touched. What a user-reachable name leads to is *live*: a plan may remove other references to it, never the thing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nbguard.core.facts import EXPERIMENT_KINDS, Facts, Graph
+from nbguard.core.fragmentation import fragmentation
+from nbguard.core.ownership import STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
+
+ActionKind = Literal["del", "out", "error", "leftovers", "collect", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the user asked to free, in the words given, as far as it could be looked up without running user code.
+
+    `root` is the label of a root (a plain name, `Out[3]`); else `containers` and `value` are ids of the objects whose
+    reference `del` would remove. Without either (a computed key, say) the bytes cannot be promised, only measured.
+    """
+
+    text: str
+    root: str = ""
+    containers: tuple[int, ...] = ()
+    value: int = 0
+    value_kind: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the references that go are known beforehand."""
+        return bool(self.root or (self.containers and self.value))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `%reset_gpu` was asked for. No targets and not `everything`: all that is stale."""
+
+    targets: tuple[Target, ...] = ()
+    keep: tuple[str, ...] = ()
+    everything: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of a plan. `nbytes` come back by it, after the steps before it; None: cannot be known before.
+
+    `refs` are ids of the objects concerned (a displayed object, frames with the locals to release, a Learner), so that
+    the step finds them again; `names` the attribute or variable names. They mean nothing once the plan has run.
+    """
+
+    kind: ActionKind
+    label: str
+    nbytes: int | None
+    detail: str = ""
+    refs: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a cleanup will do, and the bytes it promises.
+
+    `storages` are the numbers of the storages that will be gone; `reserved` the bytes that go back to the device, where
+    segments are known. `skipped` says in words what was asked for but will not be done, and why.
+    """
+
+    request: Request
+    actions: tuple[Action, ...] = ()
+    storages: frozenset[int] = frozenset()
+    promised: int = 0
+    reserved: int | None = None
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass
+class _Draft:
+    """A plan in the making: references gone so far, and what is still reached without them."""
+
+    facts: Facts
+    gone: set[int] = field(default_factory=set)
+    cut: set[Edge] = field(default_factory=set)
+    actions: list[Action] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    alive: set[int] = field(default_factory=set)
+
+    @property
+    def graph(self) -> Graph:
+        return self.facts.graph
+
+    def __post_init__(self) -> None:
+        self.alive = self.reached_storages()
+
+    def reached_storages(self) -> set[int]:
+        left = (number for number in range(len(self.graph.roots)) if number not in self.gone)
+        return storages_of(self.graph, reach_of_roots(self.graph, left, self.cut))
+
+    def live(self) -> set[int]:
+        """Return the nodes that the user's own roots reach, after what was given up so far."""
+        roots = (n for n, root in enumerate(self.graph.roots) if root.kind not in STALE_KINDS and n not in self.gone)
+        return reach_of_roots(self.graph, roots, self.cut)
+
+    def add(self, action: Action, gone: Iterable[int] = (), cut: Iterable[Edge] = ()) -> None:
+        """Append `action`, with the bytes that only it gives back."""
+        self.gone.update(gone)
+        self.cut.update(cut)
+        alive = self.reached_storages()
+        nbytes = action.nbytes if action.nbytes is None else nbytes_of(self.graph, self.alive - alive)
+        self.alive = alive
+        self.actions.append(Action(action.kind, action.label, nbytes, action.detail, action.refs, action.names))
+
+
+def plan_cleanup(facts: Facts, request: Request) -> Plan:
+    """Return what `request` would do to the process that `facts` describe, with the bytes it promises."""
+    draft = _Draft(facts)
+    before = set(draft.alive)
+    given_up: set[int] | None = None
+    if request.everything:
+        request = Request(_everything(facts.graph, request.keep), request.keep, everything=True)
+    if request.targets:
+        given_up = _give_up(draft, request.targets)
+    if given_up is None:
+        _clear_leftovers(draft)
+    live = draft.live() | _kept_out(draft, request, given_up)
+    _drop_out(draft, live)
+    _release_error(draft, live, given_up, request)
+    _collect(draft)
+    storages = frozenset(before - draft.alive)
+    return Plan(
+        request,
+        tuple(draft.actions),
+        storages,
+        nbytes_of(facts.graph, storages),
+        _reserved(facts, storages),
+        tuple(draft.skipped),
+    )
+
+
+def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
+    """Return every name of the namespace that leads to memory, but code (functions, classes) and what is to be kept."""
+    kept = set(keep)
+    return tuple(
+        Target(root.label, root=root.label)
+        for root in graph.roots
+        if root.kind == "name"
+        and root.label not in kept
+        and not all(graph.nodes[node].kind == "code" for node in root.nodes)
+    )
+
+
+def _give_up(draft: _Draft, targets: Iterable[Target]) -> set[int]:
+    """Take the references that the targets name out of the graph; return all nodes that they led to."""
+    graph, given_up = draft.graph, set[int]()
+    by_ref = {node.ref: number for number, node in enumerate(graph.nodes)}
+    for target in targets:
+        gone = {n for n, root in enumerate(graph.roots) if target.root and root.label == target.root}
+        value = by_ref.get(target.value)
+        cut = {(by_ref[c], value) for c in target.containers if c in by_ref} if value is not None else set()
+        entries = {node for root in gone for node in graph.roots[root].nodes} | {child for _, child in cut}
+        if target.is_known and not entries:
+            draft.skipped.append(
+                f"{target.text} ({target.value_kind}) leads to no tensor, model or loader on {draft.facts.tracked}: left as it is"
+            )
+            continue
+        given_up |= reach(graph, entries)
+        kind: ActionKind = "out" if any(graph.roots[root].kind == "out" for root in gone) else "del"
+        refs = (
+            tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes) if kind == "out" else ()
+        )
+        label = f"{target.text} forgotten" if kind == "out" else f"del {target.text}"
+        draft.add(Action(kind, label, 0 if target.is_known else None, refs=refs, names=(target.text,)), gone, cut)
+    return given_up
+
+
+def _kept_out(draft: _Draft, request: Request, given_up: set[int] | None) -> set[int]:
+    """Return the nodes that displayed results reach which stay in `Out`: the user may have no other name for them."""
+    live = draft.live()
+    kept: set[int] = set()
+    for number, root in enumerate(draft.graph.roots):
+        if root.kind == "out" and number not in draft.gone:
+            reached = reach(draft.graph, root.nodes)
+            if root.label in request.keep or not _may_drop(draft.graph, root.nodes, reached, live, given_up):
+                kept |= reached
+    return kept
+
+
+def _may_drop(
+    graph: Graph, entries: tuple[int, ...], reached: set[int], live: set[int], given_up: set[int] | None
+) -> bool:
+    """Say whether a displayed result may be forgotten.
+
+    By what it reaches, not by its type: it must lead to an experiment (or to what was given up) that no name needs, and to
+    no loose data (a tensor, an array) besides, which could be the user's only copy.
+    """
+    if live.issuperset(entries):
+        return False
+    stale = reached - live
+    if given_up is not None and not stale & given_up:
+        return False
+    if given_up is not None and given_up.issuperset(entries):
+        return True
+    experiments = {node for node in reached if graph.nodes[node].kind in EXPERIMENT_KINDS}
+    if not experiments & stale:
+        return False
+    part_of_them = reach(graph, experiments)
+    return not any(graph.nodes[node].kind in ("tensor", "data") for node in stale - part_of_them)
+
+
+def _drop_out(draft: _Draft, live: set[int]) -> None:
+    graph = draft.graph
+    for number, root in enumerate(graph.roots):
+        if root.kind != "out" or number in draft.gone or live.issuperset(reach(graph, root.nodes)):
+            continue
+        refs = tuple(graph.nodes[node].ref for node in root.nodes)
+        draft.add(Action("out", f"{root.label}: {root.what} forgotten", 0, refs=refs, names=(root.label,)), {number})
+
+
+def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, request: Request) -> None:
+    """Release what the frames of the last error hold, variable by variable; the frames stay, so `%tb` and `%debug` do."""
+    graph = draft.graph
+    for root in graph.roots:
+        if root.kind != "error" or root.label in request.keep:
+            continue
+        reached = reach(graph, root.nodes, draft.cut) - live
+        shell = {node for node in reached if graph.nodes[node].kind in ("frame", "traceback", "locals")}
+        cut: set[Edge] = set()
+        refs: list[int] = []
+        names: list[str] = []
+        frames: set[int] = set()
+        for frame in (node for node in shell if graph.nodes[node].kind == "frame"):
+            fact = graph.nodes[frame]
+            for child, label in zip(fact.children, fact.labels, strict=True):
+                if child in live or child in shell or not _leads_to(graph, child, live | shell, given_up):
+                    continue
+                cut |= _release_edges(graph, frame, child)
+                refs += [fact.ref, graph.nodes[child].ref]
+                names.append(label)
+                frames.add(frame)
+        if cut:
+            s = "s" if len(names) > 1 else ""
+            label = (
+                f"last error: {len(names)} variable{s} of {len(frames)} frame{'s' if len(frames) > 1 else ''} released"
+            )
+            draft.add(
+                Action("error", label, 0, "%tb and %debug still work, with stand-ins", tuple(refs), tuple(names)),
+                cut=cut,
+            )
+
+
+def _release_edges(graph: Graph, frame: int, variable: int) -> set[Edge]:
+    """Return the references that go when a variable of a finished frame is replaced.
+
+    A variable that closures share lives in a cell, whose content goes. Up to Python 3.12 a debugger's view of the frame is
+    one dict that the frame keeps (kind `locals`): it follows.
+    """
+    nodes = graph.nodes
+    is_cell = nodes[variable].kind == "cell"
+    values = set(nodes[variable].children) if is_cell else {variable}
+    cut = {(variable, value) for value in values} if is_cell else {(frame, variable)}
+    views = [child for child in nodes[frame].children if nodes[child].kind == "locals"]
+    return cut | {(view, value) for view in views for value in values if value in nodes[view].children}
+
+
+def _leads_to(graph: Graph, start: int, blocked: Set[int], given_up: set[int] | None) -> bool:
+    """Say whether `start` leads to memory or an experiment that is not live (and, with targets, was given up)."""
+    for node in reach(graph, (start,), blocked=blocked):
+        fact = graph.nodes[node]
+        if (fact.storages or fact.kind in EXPERIMENT_KINDS) and (given_up is None or node in given_up):
+            return True
+    return False
+
+
+def _clear_leftovers(draft: _Draft) -> None:
+    """Drop what an interrupted fit left on a Learner that is kept and idle: the batch, the prediction, the graph.
+
+    A Learner that only an exception of the user's leads to stays as the exception left it.
+    """
+    graph = draft.graph
+    reached = draft.live()
+    errors = {n for n in reached if graph.nodes[n].kind in ("frame", "traceback")}
+    users = [
+        node
+        for n, root in enumerate(graph.roots)
+        if root.kind not in STALE_KINDS and n not in draft.gone
+        for node in root.nodes
+    ]
+    live = reach(graph, users, draft.cut, blocked=errors)
+    for learner in draft.facts.learners:
+        if learner.node not in live or learner.is_running or not learner.leftovers:
+            continue
+        node = graph.nodes[learner.node]
+        owners = {learner.node, *(child for child, label in zip(node.children, node.labels, strict=True) if not label)}
+        cut = {
+            (owner, child)
+            for owner in owners
+            for child, label in zip(graph.nodes[owner].children, graph.nodes[owner].labels, strict=True)
+            if label.removeprefix(".") in learner.leftovers
+        }
+        if cut:
+            label = f"{learner.summary}: {', '.join(learner.leftovers)} of its last batch cleared"
+            draft.add(Action("leftovers", label, 0, refs=(node.ref,), names=learner.leftovers), cut=cut)
+
+
+def _collect(draft: _Draft) -> None:
+    garbage = {n for n, root in enumerate(draft.graph.roots) if root.kind == "garbage"}
+    what = ", ".join(draft.graph.roots[n].what for n in sorted(garbage))
+    draft.add(Action("collect", "unreachable cycles collected", 0, what), garbage)
+
+
+def _reserved(facts: Facts, storages: Set[int]) -> int | None:
+    """Return the bytes `empty_cache` will give back to the devices once `storages` are free, or None without segments."""
+    segments = [(device.device, device.segments) for device in facts.devices if device.segments is not None]
+    if not segments:
+        return None
+    freed = {(facts.graph.storages[s].device, facts.graph.storages[s].address) for s in storages}
+    return sum(
+        fragmentation(found, {address for device, address in freed if device == name}).releasable
+        for name, found in segments
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a cleanup did, measured.
+
+    `realised` counts the storages that are really gone (their weak references expired) among those promised, `extra` those
+    beyond. `done` and `undone` are the labels of the actions that ran and those that did not, with the reason.
+    `reserved` is (before, after) of the allocator; `left` what holds the rest: (holder, bytes, hint).
+    """
+
+    plan: Plan
+    done: tuple[Action, ...]
+    undone: tuple[tuple[str, str], ...]
+    realised: int
+    extra: int
+    before: int
+    after: int
+    reserved: tuple[int, int] | None = None
+    survivors: tuple[tuple[str, int], ...] = ()
+    left: tuple[tuple[str, int, str], ...] = ()
+    interrupted: bool = False

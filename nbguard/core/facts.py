@@ -1,0 +1,173 @@
+"""What the probes found, as frozen plain data: ints, strings and tuples of them, never a user's object.
+
+All sizes are bytes. A reading that could not be made is None, with an `Unavailable` that says why; never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+RootKind = Literal["name", "module", "frame", "out", "error", "garbage", "library"]
+"""Where references start. The first three are the user's own; `out`, `error` and `garbage` are what a cleanup may
+let go; `library` is what other code holds on to."""
+
+NodeKind = Literal[
+    "learner",
+    "model",
+    "optimizer",
+    "loader",
+    "iterator",
+    "tensor",
+    "graph",
+    "frame",
+    "locals",
+    "traceback",
+    "cell",
+    "code",
+    "data",
+    "object",
+]
+EXPERIMENT_KINDS: frozenset[str] = frozenset({"learner", "model", "optimizer", "loader", "iterator"})
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A reading that could not be made, and why, in words for the user."""
+
+    probe: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of a segment. `state` as torch spells it: active_allocated, active_pending_free, inactive."""
+
+    address: int
+    size: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One driver allocation of the caching allocator."""
+
+    address: int
+    total_size: int
+    is_small: bool
+    is_expandable: bool
+    is_private: bool
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorStats:
+    """Counters of the caching allocator on one device, in bytes, as `torch.cuda.memory_stats` defines them."""
+
+    allocated: int
+    reserved: int
+    peak_allocated: int | None = None
+    peak_reserved: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFact:
+    """A process that uses the device, as the driver sees it. `used` is None where the driver does not say."""
+
+    pid: int
+    used: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlFacts:
+    """What the driver says about one device: bytes of all its processes together."""
+
+    total: int
+    used: int
+    processes: tuple[ProcessFact, ...] | None
+    is_mig: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """One device as this process sees it. `allocator` is None until torch has used the device."""
+
+    device: str
+    name: str
+    total: int | None = None
+    free: int | None = None
+    allocator: AllocatorStats | None = None
+    segments: tuple[Segment, ...] | None = None
+    nvml: NvmlFacts | None = None
+    settings: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFact:
+    """Memory that tensors share, counted once. `nbytes` is what the allocator set aside for it, where that is known."""
+
+    device: str
+    nbytes: int
+    address: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A place where references start.
+
+    `label` is what the user calls it (`learn`, `Out[12]`, `last error`), `cell` the number of the cell it stems from,
+    `nodes` the graph nodes that it refers to, `count` how many objects a garbage or library root stands for.
+    """
+
+    kind: RootKind
+    label: str
+    nodes: tuple[int, ...]
+    cell: int | None = None
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One Python object on a path to a tracked storage. `ref` is its id while it lived; it is never dereferenced.
+
+    `children` are node numbers, `labels` how each is reached (`.model`, `[3]`), `storages` what it holds directly.
+    """
+
+    kind: NodeKind
+    type_name: str
+    ref: int
+    children: tuple[int, ...] = ()
+    labels: tuple[str, ...] = ()
+    storages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Who refers to whom, reduced to the objects that lead to a tracked storage or an experiment."""
+
+    roots: tuple[Root, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    storages: tuple[StorageFact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFact:
+    """A fastai Learner: its node, whether a fit runs on it now, and what it is made of."""
+
+    node: int
+    is_running: bool
+    summary: str
+    leftovers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything one look at the process found."""
+
+    tracked: str
+    devices: tuple[DeviceFacts, ...] = ()
+    graph: Graph = field(default_factory=Graph)
+    learners: tuple[LearnerFact, ...] = ()
+    unavailable: tuple[Unavailable, ...] = ()
+    pid: int = 0
+    frozen_objects: int = 0

@@ -1,0 +1,159 @@
+"""Findings: what stands out, one sentence each, with the command that acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbguard.core.cleanup import Plan
+from nbguard.core.facts import Facts, Root
+from nbguard.core.fragmentation import fragmentation
+from nbguard.core.ownership import holders, nbytes_of, reach, storages_of
+from nbguard.units import format_bytes
+
+_WORTH_SAYING = 0.05
+"""Share of the bytes held below which a finding is not worth a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence for the user and the command that acts on it (it is part of the sentence)."""
+
+    kind: str
+    sentence: str
+    command: str
+
+
+def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
+    """Return what stands out in `facts`; `plan` is what a default cleanup would do."""
+    rules = (
+        _stale(plan),
+        _graphs(facts),
+        _handles(facts),
+        _kept_output(facts, plan),
+        _workers(facts),
+        _stranded(facts),
+        _frozen(facts),
+    )
+    return tuple(finding for rule in rules for finding in rule)
+
+
+def _stale(plan: Plan) -> Iterator[Finding]:
+    if plan.promised:
+        yield Finding(
+            "stale",
+            f"{format_bytes(plan.promised)} is stale: %reset_gpu frees it (see it first: %reset_gpu --dry-run)",
+            "%reset_gpu",
+        )
+
+
+def _graphs(facts: Facts) -> Iterator[Finding]:
+    """Name variables that keep autograd graphs: bytes they reach through a graph only, and that nothing else holds."""
+    graph = facts.graph
+    nodes = {n for n, node in enumerate(graph.nodes) if node.kind == "graph"}
+    total = sum(storage.nbytes for storage in graph.storages)
+    for holder in holders(graph):
+        if holder.kind != "name" or not nodes:
+            continue
+        entries = {node for root in holder.roots for node in graph.roots[root].nodes}
+        if graph.nodes[min(entries)].kind == "learner":
+            continue
+        all_of_it = reach(graph, entries)
+        kept = nbytes_of(
+            graph, storages_of(graph, all_of_it) - storages_of(graph, reach(graph, entries, blocked=nodes))
+        )
+        with_graph = {
+            n for n in all_of_it if graph.nodes[n].kind == "tensor" and nodes.intersection(graph.nodes[n].children)
+        }
+        heads = with_graph & reach(graph, entries, blocked=nodes)
+        if heads and kept > _WORTH_SAYING * total:
+            many = f"{len(heads)} autograd graphs" if len(heads) > 1 else "an autograd graph"
+            label = holder.label
+            yield Finding(
+                "graph",
+                f"{label} keeps {many} alive ({format_bytes(kept)}): append loss.item() or t.detach(), or see %gpumem why {_first(label)}",
+                f"%gpumem why {_first(label)}",
+            )
+
+
+def _handles(facts: Facts) -> Iterator[Finding]:
+    """Name variables that are no experiment themselves but keep one alive: a bound method, a partial, an exception."""
+    graph = facts.graph
+    named = {
+        node
+        for root in graph.roots
+        if root.kind in ("name", "module")
+        for node in root.nodes
+        if graph.nodes[node].kind == "learner"
+    }
+    for root in graph.roots:
+        if root.kind != "name" or not _is_handle(facts, root):
+            continue
+        learners = {n for n in reach(graph, root.nodes) if graph.nodes[n].kind in ("learner", "model")}
+        held = nbytes_of(graph, storages_of(graph, reach(graph, root.nodes)))
+        if held and learners and not reach(graph, named) >= learners:
+            yield Finding(
+                "handle",
+                f"{root.label} ({root.what}) keeps an experiment of {format_bytes(held)} alive: %reset_gpu {root.label} lets it go",
+                f"%reset_gpu {root.label}",
+            )
+
+
+def _is_handle(facts: Facts, root: Root) -> bool:
+    kinds = {facts.graph.nodes[node].kind for node in root.nodes}
+    return kinds <= {"object", "traceback", "code", "cell"} and not root.what.startswith(
+        ("list", "dict", "tuple", "set")
+    )
+
+
+def _kept_output(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    """Name displayed results that nothing else holds and that a cleanup will not touch on its own."""
+    dropped = {name for action in plan.actions if action.kind == "out" for name in action.names}
+    for holder in holders(facts.graph):
+        if holder.kind == "out" and holder.retained and holder.label not in dropped:
+            total = sum(storage.nbytes for storage in facts.graph.storages)
+            if holder.retained > _WORTH_SAYING * total:
+                yield Finding(
+                    "output",
+                    f"{holder.label} ({holder.what}) is held by the output history only: %reset_gpu {holder.label} frees {format_bytes(holder.retained)}",
+                    f"%reset_gpu {holder.label}",
+                )
+
+
+def _workers(facts: Facts) -> Iterator[Finding]:
+    graph = facts.graph
+    for root in graph.roots:
+        kinds = {graph.nodes[node].kind for node in root.nodes}
+        if root.kind == "name" and kinds == {"iterator"} and "worker" in root.what:
+            count = root.what.rpartition("· ")[2]
+            yield Finding(
+                "workers",
+                f"{root.label} keeps {count} running: %reset_gpu {root.label} ends them",
+                f"%reset_gpu {root.label}",
+            )
+
+
+def _stranded(facts: Facts) -> Iterator[Finding]:
+    for device in facts.devices:
+        if device.segments:
+            found = fragmentation(device.segments)
+            if found.stranded > _WORTH_SAYING * found.reserved and found.stranded > 20 * 1024**2:
+                yield Finding(
+                    "fragmentation",
+                    f"{format_bytes(found.stranded)} of {device.device} is free but stranded between live blocks: the largest piece is "
+                    f"{format_bytes(found.largest_free)}; %reset_gpu frees what is stale among them",
+                    "%reset_gpu",
+                )
+
+
+def _frozen(facts: Facts) -> Iterator[Finding]:
+    if facts.frozen_objects > 100_000:
+        yield Finding(
+            "frozen",
+            f"gc.freeze() hides {facts.frozen_objects:,} objects from this report: gc.unfreeze() shows them",
+            "gc.unfreeze()",
+        )
+
+
+def _first(label: str) -> str:
+    return label.partition(" = ")[0]

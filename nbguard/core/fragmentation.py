@@ -1,0 +1,73 @@
+"""Where the allocator's free memory is: what can go back to the device, and what is stranded between live blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from nbguard.core.facts import Block, Segment
+
+EXPANDABLE_PAGE = {"small": 2 * 1024**2, "large": 20 * 1024**2}
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """Bytes of one device's segments. `allocated + pending + releasable + stranded == reserved`.
+
+    `releasable` goes back to the device with `torch.cuda.empty_cache()`; `stranded` is free but shares its segment with a
+    live block. `largest_free` is the largest block that can be handed out without asking the device.
+    """
+
+    reserved: int
+    allocated: int
+    pending: int
+    releasable: int
+    stranded: int
+    largest_free: int
+
+
+def fragmentation(segments: Iterable[Segment], freed: Collection[int] = ()) -> Fragmentation:
+    """Sum up segments, as if the blocks at the addresses `freed` were free already.
+
+    A whole free segment can be returned, of an expandable segment every whole page that lies in free space. Private pools
+    (CUDA graphs, MemPool) that are in use give nothing back. The rules are PyTorch's `empty_cache`.
+    """
+    reserved = allocated = pending = releasable = largest = 0
+    for segment in segments:
+        reserved += segment.total_size
+        for run in _free_runs(segment, freed):
+            largest = max(largest, run[1])
+            releasable += _returnable(segment, *run)
+        for block in segment.blocks:
+            if not _is_free(block, freed):
+                allocated += block.size if block.state == "active_allocated" else 0
+                pending += block.size if block.state != "active_allocated" else 0
+    return Fragmentation(reserved, allocated, pending, releasable, reserved - allocated - pending - releasable, largest)
+
+
+def _is_free(block: Block, freed: Collection[int]) -> bool:
+    return block.state == "inactive" or block.address in freed
+
+
+def _free_runs(segment: Segment, freed: Collection[int]) -> Iterable[tuple[int, int]]:
+    """Yield (address, size) of each stretch of free blocks; neighbours that are free merge."""
+    start = size = 0
+    for block in segment.blocks:
+        if _is_free(block, freed):
+            start = start if size else block.address
+            size += block.size
+        elif size:
+            yield start, size
+            size = 0
+    if size:
+        yield start, size
+
+
+def _returnable(segment: Segment, start: int, size: int) -> int:
+    if segment.is_private:
+        return 0
+    if not segment.is_expandable:
+        return size if size == segment.total_size else 0
+    page = EXPANDABLE_PAGE["small" if segment.is_small else "large"]
+    first, last = -(-(start - segment.address) // page), (start + size - segment.address) // page
+    return max(0, last - first) * page

@@ -1,0 +1,107 @@
+"""Reading a magic's line and showing its result."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import MagicArgumentParser
+from IPython.display import display
+
+from nbguard.errors import NbguardError
+
+Result = TypeVar("Result")
+
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+
+
+def split(line: str) -> list[str]:
+    """Split a line at blanks outside quotes and brackets, which stay as typed: `runs["my run"] learn` is two words.
+
+    IPython's own splitter is the shell's: it would take the quotes of a key away, or split inside it.
+    """
+    words, word, expected = [], "", ""
+    for char in line:
+        if expected and char == expected[-1]:
+            expected = expected[:-1]
+        elif expected[-1:] in ("'", '"'):
+            pass
+        elif char in _CLOSING:
+            expected += _CLOSING[char]
+        elif char in "'\"":
+            expected += char
+        elif not expected and (char.isspace() or char == ","):
+            words.append(word)
+            word = ""
+            continue
+        word += char
+    if expected:
+        raise UsageError(f"{line.strip()}: {expected[-1]} is missing")
+    return [found for found in (*words, word) if found]
+
+
+def parser(prog: str, description: str) -> MagicArgumentParser:
+    """Return a parser whose errors are one line; the options that every magic has are in it."""
+    found = MagicArgumentParser(prog, description=description, add_help=False)
+    found.allow_abbrev = False  # a mistyped option must not become another one
+    found.add_argument("--json", action="store_true", help="the result as JSON, bytes as integers")
+    found.add_argument("-o", metavar="NAME", dest="output", help="also put the result object into the variable NAME")
+    return found
+
+
+def with_options(options: MagicArgumentParser) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that shows a parser's options in the magic's help (`%gpumem?`)."""
+
+    def decorate(magic: Callable[..., Any]) -> Callable[..., Any]:
+        magic.__doc__ = f"{(magic.__doc__ or '').rstrip()}\n\n{options.format_help()}"
+        return magic
+
+    return decorate
+
+
+def parse(options: MagicArgumentParser, line: str) -> argparse.Namespace:
+    """Return the parsed line; UsageError with one clear line if it cannot be read."""
+    try:
+        return options.parse_args(split(line))
+    except UsageError as error:
+        raise UsageError(f"{options.prog}: {error} ({options.prog}? shows the options)") from None
+
+
+def guarded(name: str, call: Callable[..., Result], *args: Any, **kw: Any) -> Result:
+    """Call the API; what goes wrong becomes one line for the user, without a traceback of ours.
+
+    The new error is raised when the old one is gone, not while it is handled: as its context, the old one's frames, which
+    hold the user's objects, would become part of IPython's last error. That goes for an interrupt and our own mistakes too.
+    """
+    interrupted = False
+    try:
+        return call(*args, **kw)
+    except NbguardError as error:
+        message = str(error)
+    except KeyboardInterrupt:
+        interrupted, message = True, f"{name} was interrupted while it looked: nothing has been changed"
+    except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
+        message = f"a mistake in nbguard ({type(error).__name__}: {error} at {_place(error)}): please report it"
+    if interrupted:
+        raise KeyboardInterrupt(message)
+    raise UsageError(f"{name}: {message}")
+
+
+def _place(error: Exception) -> str:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    return "?" if where is None else f"{where.tb_frame.f_globals.get('__name__')}:{where.tb_lineno}"
+
+
+def show(shell: Any, options: argparse.Namespace, result: Any, **details: Any) -> None:
+    """Display a result once, as text and HTML (or JSON), and keep the object where `-o` says."""
+    from nbguard.render.bundle import json_bundle, mimebundle
+
+    if options.output:
+        if not options.output.isidentifier():
+            raise UsageError(f"-o {options.output}: give the name of a variable, as in  -o report")
+        shell.user_ns[options.output] = result
+    display(json_bundle(result) if options.json else mimebundle(result, **details), raw=True)

@@ -1,0 +1,90 @@
+"""What tensors and autograd graphs keep alive in C++, where Python's gc cannot see it.
+
+Saved tensors are identified by storage by the caller: unpacking makes a new Python tensor at every access. A saved tensor
+with hooks of the user's (offloading, checkpointing) is not unpacked, as that would run them: what it packed is looked at.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+_SPARSE = ("_indices", "_values", "crow_indices", "col_indices", "values")
+
+
+class Autograd:
+    """Readers of torch's own attributes, taken from the C base classes so that no subclass's code runs."""
+
+    def __init__(self) -> None:
+        torch: Any = sys.modules["torch"]
+        base = torch._C.TensorBase
+        self.is_leaf = base.__dict__["is_leaf"].__get__
+        self.grad = base.__dict__["grad"].__get__
+        self.grad_fn = base.__dict__["grad_fn"].__get__
+        self.base = base.__dict__["_base"].__get__
+        self.storage = torch.Tensor.untyped_storage
+        self.use_count = getattr(torch.Tensor, "_use_count", lambda tensor: 1)
+        self.tensor_base = base
+        self.saved_names: dict[type, tuple[str, ...]] = {}
+
+    def tensor_referents(self, tensor: Any) -> list[Any]:
+        """Return what a tensor refers to: its Python attributes, its graph, its base, a leaf's gradient, sparse parts."""
+        return gc.get_referents(tensor) + [value for value, _ in self._in_cpp(tensor)]
+
+    def labels(self, tensor: Any) -> dict[int, str]:
+        """Return how each of the things a tensor keeps in C++ is written, by id."""
+        return {id(value): label for value, label in self._in_cpp(tensor)}
+
+    def _in_cpp(self, tensor: Any) -> list[tuple[Any, str]]:
+        found = []
+        for label, read in ((" → graph", self.grad_fn), (" → base", self.base), (".grad", self.grad)):
+            try:
+                value = read(tensor) if label != ".grad" or self.is_leaf(tensor) else None
+            except RuntimeError:  # e.g. a view changed in place: torch refuses to say
+                continue
+            if value is not None:
+                found.append((value, label))
+        return found
+
+    def sparse_parts(self, tensor: Any) -> list[Any]:
+        """Return the tensors a sparse tensor is made of; it has no storage of its own."""
+        found = []
+        for name in _SPARSE:
+            try:
+                found.append(getattr(self.tensor_base, name)(tensor))
+            except (RuntimeError, AttributeError, NotImplementedError):
+                continue
+        return found
+
+    def graph_referents(self, node: Any) -> list[Any]:
+        """Return what an autograd node keeps: the nodes before it, its leaf, what it saved, its Python attributes."""
+        found = gc.get_referents(node)
+        found += [before for before, _ in node.next_functions if before is not None]
+        cls = type(node)
+        names = self.saved_names.get(cls)
+        if names is None:
+            names = self.saved_names[cls] = tuple(
+                n for n in dir(cls) if n.startswith("_saved_") or n in ("variable", "saved_tensors")
+            )
+        for name in names:
+            try:
+                found += self._saved(node, name)
+            except (RuntimeError, AttributeError):  # freed by backward, or changed in place since
+                continue
+        return found
+
+    def _saved(self, node: Any, name: str) -> list[Any]:
+        if name == "variable":
+            return [node.variable]
+        raw = getattr(node, "_raw" + name if name.startswith("_") else "_raw_" + name, None)
+        packed = list(raw) if type(raw) in (tuple, list) else [] if raw is None else [raw]
+        hooked = [saved for saved in packed if getattr(saved, "unpack_hook", None) is not None]
+        if hooked:
+            return [saved.data for saved in hooked]
+        value = getattr(node, name)
+        return [
+            v
+            for v in (value if type(value) in (tuple, list) else (value,))
+            if type(v) not in (int, float, bool, str, type(None))
+        ]

@@ -1,0 +1,74 @@
+"""Frames: the variables of finished ones (a traceback's) and of those that run now."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import types
+from typing import Any
+
+from nbguard.probes.roots import LiveRoot
+
+_OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals
+_DISPATCH = frozenset(
+    ["nbguard", "IPython", "ipykernel", "tornado", "asyncio", "zmq", "traitlets", "jupyter_client", "threading", "concurrent", "selectors", "debugpy", "_pydevd_bundle", "_pytest", "pluggy", "runpy"]
+)
+"""Packages whose running frames only pass a call on. Their variables hold the notebook itself, nothing of an experiment."""
+
+
+def frame_locals(frame: types.FrameType) -> dict[str, Any]:
+    """Return a frame's variables by name, and leave the frame as it was.
+
+    Up to Python 3.12 reading `f_locals` builds a dict that the frame keeps, and with it everything in it: it is emptied
+    again, unless somebody else holds it (a debugger, a call of `locals()`). Frames of modules and classes show their real
+    namespace, which is only read.
+    """
+    mapping = frame.f_locals
+    found = dict(mapping)
+    if (
+        type(mapping) is dict and frame.f_code.co_flags & _OPTIMIZED and sys.getrefcount(mapping) <= 3
+    ):  # frame, here, the call
+        mapping.clear()
+    return found
+
+
+def attached_locals(frame: types.FrameType) -> int | None:
+    """Return the id of the dict of variables that a finished frame keeps (a debugger read it, up to Python 3.12), if any."""
+    held = {id(obj) for obj in gc.get_referents(frame) if type(obj) is dict}
+    if not held:
+        return None
+    mapping = frame.f_locals
+    return id(mapping) if id(mapping) in held and frame.f_code.co_flags & _OPTIMIZED else None
+
+
+def running_roots() -> list[LiveRoot]:
+    """Return a root for each running function of every thread: what its variables hold is in use."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, top in list(sys._current_frames().items()):
+        frame: types.FrameType | None = top
+        while frame is not None:
+            if _is_of_interest(frame):
+                where = "" if ident == threading.get_ident() else f" in thread {names.get(ident, ident)}"
+                values = tuple(frame_locals(frame).values())
+                found.append(LiveRoot("frame", f"running {frame.f_code.co_name}(){where}", values, what="in use"))
+            frame = frame.f_back
+    return found
+
+
+def _is_of_interest(frame: types.FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return bool(frame.f_code.co_flags & _OPTIMIZED) and package not in _DISPATCH
+
+
+def running_fit_owners() -> set[int]:
+    """Return the ids of the Learners whose fit runs now, in any thread."""
+    found = set()
+    for top in sys._current_frames().values():
+        frame: types.FrameType | None = top
+        while frame is not None:
+            if frame.f_globals.get("__name__") == "fastai.learner" and frame.f_code.co_flags & _OPTIMIZED:
+                found.add(id(frame_locals(frame).get("self")))
+            frame = frame.f_back
+    return found

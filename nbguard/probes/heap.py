@@ -1,0 +1,198 @@
+"""The heap, walked once from every root: which objects lead to a tracked storage, and by which references.
+
+The walk holds objects strongly while it runs and drops them when it returns; what is handed out are numbers, names, and
+weak references to storages and experiments for checking later what is really gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from typing import Any
+
+from nbguard.core.facts import EXPERIMENT_KINDS, Graph, Node, Root, StorageFact
+from nbguard.probes.frames import attached_locals
+from nbguard.probes.kinds import LEAF, Kinds, name_of
+from nbguard.probes.labels import Labels
+from nbguard.probes.referents import Referents
+from nbguard.probes.roots import LiveRoot
+
+_CANDIDATES = EXPERIMENT_KINDS | {"tensor"}
+_NODE_KIND = {"array": "data", "class": "code", "storage": "tensor"}
+
+
+@dataclass
+class Witness:
+    """Weak references by which one can tell later what is gone: storages by number, experiments by the id they had."""
+
+    storages: list[Any] = field(default_factory=list)
+    objects: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+
+    def expired(self) -> set[int]:
+        """Return the numbers of the storages whose memory has been freed."""
+        return {number for number, ref in enumerate(self.storages) if ref is not None and ref.expired()}
+
+
+class Walk:
+    """One walk. Objects are numbered in the order in which they are met."""
+
+    def __init__(self, tracked: str, stop: Iterable[int], kinds: Kinds) -> None:
+        self.tracked = tracked
+        self.stop = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is type(sys)}
+        self.stop.update(stop)
+        self.kinds = kinds
+        self.referents = Referents(kinds, "torch" in sys.modules)
+        self.objects: list[Any] = []
+        self.kind: list[str] = []
+        self.children: list[list[int]] = []
+        self.number: dict[int, int] = {}
+        self.storage_keys: dict[tuple[str, int], int] = {}
+        self.storages: list[StorageFact] = []
+        self.holds: dict[int, list[int]] = {}
+        self.witness = Witness()
+
+    def add(self, obj: Any) -> int | None:
+        """Number `obj`; None if it is never looked into."""
+        kind = self.kinds.of(type(obj))
+        if kind is LEAF or id(obj) in self.stop or (kind == "class" and not self.referents.is_users_class(obj)):
+            return None
+        return self._number(obj, kind)
+
+    def _number(self, obj: Any, kind: str) -> int:
+        key = id(obj)
+        found = self.number.get(key)
+        if found is None:
+            found = self.number[key] = len(self.objects)
+            self.objects.append(obj)
+            self.kind.append(kind)
+        return found
+
+    def run(self) -> None:
+        """Look into every numbered object that has not been looked into yet, and into what it refers to."""
+        objects, kinds, number, stop = self.objects, self.kind, self.number, self.stop
+        kind_of, known = self.kinds.of, self.kinds.known
+        at = len(self.children)
+        while at < len(objects):
+            obj, kind = objects[at], kinds[at]
+            found = []
+            for child in self.referents.of(obj, kind):
+                cls = type(child)
+                child_kind = known.get(cls) or kind_of(cls)
+                if child_kind is LEAF:
+                    continue
+                key = id(child)
+                known_number = number.get(key)
+                if known_number is None:
+                    if key in stop or (child_kind == "class" and not self.referents.is_users_class(child)):
+                        continue
+                    known_number = number[key] = len(objects)
+                    objects.append(child)
+                    kinds.append(child_kind)
+                found.append(known_number)
+            self.children.append(found)
+            if kind in ("tensor", "storage"):
+                self._note_storage(at, obj, kind)
+            at += 1
+
+    def _note_storage(self, at: int, obj: Any, kind: str) -> None:
+        autograd = self.referents.autograd
+        assert autograd is not None
+        try:
+            storage = obj if kind == "storage" else autograd.storage(obj)
+            device, address, nbytes = str(storage.device), storage.data_ptr(), storage.nbytes()
+        except (
+            RuntimeError,
+            NotImplementedError,
+            AttributeError,
+        ):  # sparse and wrapper tensors have no storage of their own
+            parts = autograd.sparse_parts(obj) if kind == "tensor" else []
+            self.children[at] += [self._number(part, "tensor") for part in parts]
+            return
+        if not address or not nbytes or device.partition(":")[0] != self.tracked:
+            return
+        key = (device, address)
+        if key not in self.storage_keys:
+            self.storage_keys[key] = len(self.storages)
+            self.storages.append(StorageFact(device, nbytes, address))
+            self.witness.storages.append(_weak_storage(storage))
+        self.holds.setdefault(at, []).append(self.storage_keys[key])
+
+    def unreached(self) -> list[Any]:
+        """Return tensors and experiments that gc tracks and no root has led to, in one pass over the heap."""
+        everything = gc.get_objects()
+        types = list(map(type, everything))
+        wanted = {cls for cls in set(types) if self.kinds.of(cls) in _CANDIDATES}
+        found = [obj for obj in compress(everything, map(wanted.__contains__, types)) if id(obj) not in self.number]
+        del everything, types
+        return found
+
+    def relevant(self) -> list[int]:
+        """Return the objects that lead to a storage or are an experiment, in order."""
+        parents: list[list[int]] = [[] for _ in self.objects]
+        for parent, found in enumerate(self.children):
+            for child in found:
+                parents[child].append(parent)
+        todo = [n for n, kind in enumerate(self.kind) if n in self.holds or kind in EXPERIMENT_KINDS]
+        seen = set(todo)
+        while todo:
+            for parent in parents[todo.pop()]:
+                if parent not in seen:
+                    seen.add(parent)
+                    todo.append(parent)
+        return sorted(seen)
+
+    def graph(self, roots: Iterable[tuple[LiveRoot, list[int]]], nbytes: Callable[[StorageFact], int]) -> Graph:
+        """Return the walk as plain data. `nbytes` says what the allocator set aside for a storage."""
+        relevant = self.relevant()
+        new = {old: number for number, old in enumerate(relevant)}
+        for old in relevant:
+            if (
+                self.kind[old] == "frame"
+                and (view := self.number.get(attached_locals(self.objects[old]) or 0)) is not None
+            ):
+                self.kind[view] = "locals"
+        labels = Labels(self.referents.autograd)
+        nodes = []
+        for old in relevant:
+            obj, kind = self.objects[old], self.kind[old]
+            children = [child for child in dict.fromkeys(self.children[old]) if child in new]
+            texts = labels.of(obj, kind, [self.objects[child] for child in children])
+            storages = tuple(self.holds.get(old, ()))
+            nodes.append(
+                Node(
+                    _node_kind(obj, kind),
+                    name_of(type(obj)),
+                    id(obj),
+                    tuple(new[c] for c in children),
+                    tuple(texts),
+                    storages,
+                )
+            )
+            if kind in EXPERIMENT_KINDS:
+                self._witness_object(obj)
+        found = []
+        for root, entries in roots:
+            known = tuple(dict.fromkeys(new[entry] for entry in entries if entry in new))
+            if known:
+                found.append(Root(root.kind, root.label, known, root.cell, root.what))
+        return Graph(tuple(found), tuple(nodes), tuple(replace(fact, nbytes=nbytes(fact)) for fact in self.storages))
+
+    def _witness_object(self, obj: Any) -> None:
+        try:
+            self.witness.objects[id(obj)] = weakref.ref(obj)
+        except TypeError:  # a class without weak references
+            return
+
+
+def _node_kind(obj: Any, kind: str) -> Any:
+    return "data" if name_of(type(obj)) in ("DataFrame", "Series") else _NODE_KIND.get(kind, kind)
+
+
+def _weak_storage(storage: Any) -> Any:
+    """Return torch's own weak reference to a storage, or None where this torch has none."""
+    reductions: Any = sys.modules.get("torch.multiprocessing.reductions")
+    return None if reductions is None else reductions.StorageWeakRef(storage)

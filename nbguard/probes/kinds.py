@@ -1,0 +1,103 @@
+"""What an object is, judged by its type alone and remembered per type.
+
+`isinstance` would run a proxy's `__class__`; reading the type's own slots through `type.__dict__` runs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+import weakref
+from typing import Any, Final
+
+LEAF: Final = "leaf"
+"""Kind of what is never looked into: atoms, modules, weak references, library classes."""
+
+_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: what lacks it cannot be asked for its referents
+_mro = type.__dict__["__mro__"].__get__
+_flags = type.__dict__["__flags__"].__get__
+_namespace = type.__dict__["__dict__"].__get__
+_name = type.__dict__["__name__"].__get__
+
+_BUILTIN: dict[type, str] = {
+    types.ModuleType: LEAF,
+    types.CodeType: LEAF,
+    types.GetSetDescriptorType: LEAF,
+    types.MemberDescriptorType: LEAF,
+    types.WrapperDescriptorType: LEAF,
+    types.MethodDescriptorType: LEAF,
+    types.ClassMethodDescriptorType: LEAF,
+    weakref.ReferenceType: LEAF,
+    weakref.ProxyType: LEAF,
+    weakref.CallableProxyType: LEAF,
+    types.FrameType: "frame",
+    types.TracebackType: "traceback",
+    BaseException: "traceback",
+    types.CellType: "cell",
+    types.FunctionType: "code",
+    type: "class",
+}
+
+# Classes of libraries that may be loaded: (module, class, kind). Never imported from here.
+_LIBRARY = (
+    ("torch", "Tensor", "tensor"),
+    ("torch", "UntypedStorage", "storage"),
+    ("torch.nn", "Module", "model"),
+    ("torch.optim", "Optimizer", "optimizer"),
+    ("torch.utils.data", "DataLoader", "loader"),
+    ("torch.utils.data.dataloader", "_BaseDataLoaderIter", "iterator"),
+    ("fastai.learner", "Learner", "learner"),
+    ("fastai.optimizer", "_BaseOptimizer", "optimizer"),
+    ("fastai.data.core", "DataLoaders", "loader"),
+    ("fastai.data.load", "DataLoader", "loader"),
+    ("lightning.pytorch", "Trainer", "learner"),
+    ("pytorch_lightning", "Trainer", "learner"),
+    ("transformers.trainer", "Trainer", "learner"),
+    ("numpy", "ndarray", "array"),
+    ("pandas.core.generic", "NDFrame", "data"),
+)
+
+
+def namespace_of(cls: type) -> Any:
+    """Return the class's own attributes (a read-only mapping), without going through its metaclass."""
+    return _namespace(cls)
+
+
+def mro_of(cls: type) -> tuple[type, ...]:
+    """Return the class's bases in order, without going through its metaclass."""
+    found: tuple[type, ...] = _mro(cls)
+    return found
+
+
+def name_of(cls: type) -> str:
+    """Return the class's name, without going through its metaclass."""
+    return str(_name(cls))
+
+
+class Kinds:
+    """Kinds of types, with what is loaded in this process at the time it is made."""
+
+    def __init__(self) -> None:
+        self.bases: dict[type, str] = dict(_BUILTIN)
+        for module, name, kind in _LIBRARY:
+            loaded = sys.modules.get(module)
+            base = None if loaded is None else loaded.__dict__.get(name)
+            if type(base) is type or (base is not None and type in mro_of(type(base))):
+                self.bases[base] = kind
+        self.known: dict[type, str] = {}
+
+    def of(self, cls: type) -> str:
+        """Return the kind of the instances of `cls`: a node kind, or `leaf`, `class`, `storage`, `array`."""
+        kind = self.known.get(cls)
+        if kind is None:
+            kind = self.known[cls] = self._judge(cls)
+        return kind
+
+    def _judge(self, cls: type) -> str:
+        bases = mro_of(cls)
+        for base in bases:
+            if base in self.bases:
+                return self.bases[base]
+        if any(type(namespace_of(base).get("next_functions")) is types.GetSetDescriptorType for base in bases):
+            return "graph"
+        return "object" if _flags(cls) & _HAVE_GC else LEAF

@@ -1,0 +1,158 @@
+"""One look at the process: every probe once, joined into `Facts`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.core.facts import DeviceFacts, Facts, StorageFact
+from nbguard.errors import NoTorchError
+from nbguard.probes.cuda import device_facts, tracked_device
+from nbguard.probes.frames import running_roots
+from nbguard.probes.heap import Walk, Witness
+from nbguard.probes.kinds import Kinds
+from nbguard.probes.learners import learner_facts
+from nbguard.probes.namespace import Cells, module_roots, output_places, output_roots, user_roots
+from nbguard.probes.orphans import orphan_roots
+from nbguard.probes.roots import LiveRoot
+from nbguard.probes.tracebacks import error_roots
+
+_WORTH_A_CLIMB = 0.01
+"""Share of the bytes found that must be unexplained before holders in libraries are searched for (promise: 99 % named)."""
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """Where names live: an IPython shell, or, in a script, just a namespace."""
+
+    shell: Any
+    namespace: dict[str, Any]
+
+    @classmethod
+    def current(cls, namespace: dict[str, Any] | None = None) -> Notebook:
+        """Return the running IPython session, or the script's `__main__` (or `namespace`)."""
+        ipython = sys.modules.get("IPython")
+        shell = None if ipython is None or namespace is not None else ipython.get_ipython()
+        return cls(
+            shell,
+            shell.user_ns
+            if shell is not None
+            else namespace
+            if namespace is not None
+            else sys.modules["__main__"].__dict__,
+        )
+
+    @property
+    def out(self) -> dict[int, Any]:
+        """Return IPython's output history, `Out`."""
+        found: dict[int, Any] = self.namespace.get("_oh", {}) if self.shell is not None else {}
+        return found
+
+    @property
+    def hidden(self) -> dict[str, Any]:
+        """Return the names that IPython itself put into the namespace."""
+        found: dict[str, Any] = self.shell.user_ns_hidden if self.shell is not None else {}
+        return found
+
+    @property
+    def inputs(self) -> list[str]:
+        """Return the sources of the session's cells, by number."""
+        found: list[str] = self.namespace.get("In", []) if self.shell is not None else []
+        return found
+
+    def internals(self) -> set[int]:
+        """Return the ids of objects that are IPython's machinery: the walk stops there, else it would find everything."""
+        shell = self.shell
+        found = [self.namespace, self]
+        if shell is not None:
+            names = (
+                "user_ns_hidden",
+                "displayhook",
+                "history_manager",
+                "kernel",
+                "InteractiveTB",
+                "SyntaxTB",
+                "events",
+                "compile",
+                "__dict__",
+            )
+            found += [shell, self.out, self.inputs, *(getattr(shell, name, None) for name in names)]
+            found.append(shell.displayhook.__dict__)
+        return {id(value) for value in found if value is not None}
+
+
+@dataclass(frozen=True)
+class Look:
+    """Facts, and weak references for checking later what of it is gone."""
+
+    facts: Facts
+    witness: Witness
+
+
+def look(notebook: Notebook) -> Look:
+    """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing."""
+    if "torch" not in sys.modules:
+        raise NoTorchError
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass():  # reading a tensor subclass's attributes must not run its code
+        return _look(notebook)
+
+
+def _look(notebook: Notebook) -> Look:
+    tracked = tracked_device()
+    devices, missing = device_facts(tracked)
+    kinds = Kinds()
+    walk = Walk(tracked, notebook.internals(), kinds)
+    roots = [(root, _entries(walk, root)) for root in _roots(notebook, walk, kinds)]
+    walk.run()
+    threshold = int(_WORTH_A_CLIMB * sum(storage.nbytes for storage in walk.storages))
+    roots += orphan_roots(walk, threshold)
+    graph = walk.graph(roots, _block_sizes(devices))
+    numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
+    learners = [
+        (numbers[id(obj)], obj)
+        for obj, kind in zip(walk.objects, walk.kind, strict=True)
+        if kind == "learner" and id(obj) in numbers
+    ]
+    facts = Facts(tracked, devices, graph, learner_facts(learners), missing, os.getpid(), gc.get_freeze_count())
+    return Look(facts, walk.witness)
+
+
+def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
+    shell, out = notebook.shell, notebook.out
+    places = [] if shell is None else [(_place_label(name), space[name]) for space, name in output_places(shell)]
+    shown = [(label, value) for label, value in places if value is not None and not (type(value) is str and not value)]
+    return [
+        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs), kinds),
+        *module_roots(walk.referents, notebook.namespace),
+        *running_roots(),
+        *output_roots(shown, out, kinds),
+        *error_roots(shell),
+    ]
+
+
+def _place_label(name: str) -> str:
+    return "last result" if name == "result" else name
+
+
+def _entries(walk: Walk, root: LiveRoot) -> list[int]:
+    return [number for obj in root.objects if (number := walk.add(obj)) is not None]
+
+
+def _block_sizes(devices: tuple[DeviceFacts, ...]) -> Any:
+    """Return a function from a storage to the bytes set aside for it: its allocator block where that is known."""
+    sizes = {
+        (device.device, block.address): block.size
+        for device in devices
+        for segment in device.segments or ()
+        for block in segment.blocks
+        if block.state != "inactive"
+    }
+
+    def nbytes(storage: StorageFact) -> int:
+        return sizes.get((storage.device, storage.address), storage.nbytes)
+
+    return nbytes

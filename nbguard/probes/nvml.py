@@ -1,0 +1,73 @@
+"""The driver's view of a device (NVML): all processes' bytes together. Its absence is a reason, not an error."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from nbguard.core.facts import NvmlFacts, ProcessFact
+
+
+class NvmlReader:
+    """One session with the driver. Use as a context manager; `reason` says why there are no readings, if so.
+
+    The binding is nvidia-ml-py, which provides the module `pynvml`; it is imported here and nowhere else.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._nvml: Any = None
+
+    def __enter__(self) -> NvmlReader:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+        except ImportError:
+            self.reason = (
+                "nvidia-ml-py is not installed: other processes' memory is not known (pip install nvidia-ml-py)"
+            )
+        except Exception as error:  # NVMLError has a subclass per code; all of them mean: no readings
+            self.reason = f"the NVIDIA driver does not answer ({error}): other processes' memory is not known"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._nvml is not None:
+            try:
+                self._nvml.nvmlShutdown()
+            except self._nvml.NVMLError:
+                return
+
+    def device(self, uuid: str, index: int) -> NvmlFacts | None:
+        """Return the driver's readings for the device with torch's `uuid` (or, if torch does not know it, this index)."""
+        nvml = self._nvml
+        if nvml is None:
+            return None
+        try:
+            handle = self._handle(uuid, index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return NvmlFacts(int(memory.total), int(memory.used), self._processes(handle), uuid.startswith("MIG-"))
+        except nvml.NVMLError as error:
+            self.reason = f"the NVIDIA driver refused a reading ({error}): other processes' memory is not known"
+            return None
+
+    def _handle(self, uuid: str, index: int) -> Any:
+        nvml = self._nvml
+        for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}") if uuid else ():
+            try:
+                return nvml.nvmlDeviceGetHandleByUUID(name)
+            except nvml.NVMLError:
+                continue
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def _processes(self, handle: Any) -> tuple[ProcessFact, ...] | None:
+        """Return the processes on the device; None where the driver may not say (containers, MIG without rights)."""
+        nvml = self._nvml
+        try:
+            found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except nvml.NVMLError:
+            return None
+        return tuple(ProcessFact(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found)

@@ -1,0 +1,31 @@
+"""Reports as JSON-ready data: bytes as ints, one schema number for all."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+SCHEMA = 1
+
+
+def payload(result: Any) -> dict[str, Any]:
+    """Return a report, plan, outcome or explanation as plain JSON-ready data; sizes in bytes."""
+    found = _plain(result)
+    assert isinstance(found, dict)
+    return {"schema": SCHEMA, "kind": type(result).__name__.lower(), **found}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    return value
+
+
+def to_json(result: Any) -> str:
+    """Return `payload` as JSON text."""
+    return json.dumps(payload(result), indent=1, ensure_ascii=False)

@@ -1,0 +1,101 @@
+"""What text and HTML both show: the rows of a report and of a plan, already in words and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbguard.core.cleanup import Outcome, Plan
+from nbguard.core.ownership import Holder
+from nbguard.core.report import DeviceReport
+from nbguard.units import format_bytes, format_column, unit_of
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One holder as shown. `retained` and `reaches` are texts in the unit of their column."""
+
+    name: str
+    retained: str
+    reaches: str
+    since: str
+    what: str
+    stale: bool = False
+    command: str = ""
+
+
+def holder_rows(device: DeviceReport, limit: int) -> tuple[list[Row], str]:
+    """Return at most `limit` rows, the rest in one, and the total: the figures shown re-add to the total shown."""
+    shown, rest = device.holders[:limit], device.holders[limit:]
+    unit = unit_of(device.allocated)
+    rest_bytes = sum(holder.retained for holder in rest)
+    figures = format_column([*(holder.retained for holder in shown), rest_bytes], unit)
+    rows = [_row(holder, figure, unit) for holder, figure in zip(shown, figures, strict=False)]
+    if rest:
+        rows.append(Row(f"{len(rest)} more", figures[-1], "", "", "-n shows more"))
+    return rows, format_column([device.allocated], unit)[0]
+
+
+def _row(holder: Holder, figure: str, unit: tuple[int, str]) -> Row:
+    name = holder.path if holder.stale and holder.path else holder.label
+    reaches = "" if holder.is_shared or not holder.roots else format_column([holder.reaches], unit)[0]
+    since = f"In[{holder.cell}]" if holder.cell is not None else ""
+    return Row(name, figure, reaches, since, holder.what, holder.stale, _command(holder))
+
+
+def _command(holder: Holder) -> str:
+    if holder.stale:
+        return "%reset_gpu"
+    return f"%reset_gpu {holder.label.partition(' = ')[0]}" if holder.kind == "name" else ""
+
+
+def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """Return (what, bytes, detail) for each step of a plan; the bytes re-add to what is promised."""
+    known = [action.nbytes or 0 for action in plan.actions]
+    figures = format_column(known, unit_of(plan.promised))
+    return [
+        (action.label, "measured after" if action.nbytes is None else figure, action.detail)
+        for action, figure in zip(plan.actions, figures, strict=True)
+        if action.nbytes != 0 or action.kind not in ("collect", "cache")
+    ]
+
+
+def plan_summary(plan: Plan) -> str:
+    """Return the sentence under a plan that has not been carried out."""
+    if not plan.actions or (not plan.promised and all(action.kind == "collect" for action in plan.actions)):
+        return "nothing is stale: there is nothing to free"
+    back = f" · {format_bytes(plan.reserved)} would go back to the device" if plan.reserved is not None else ""
+    return f"would free {format_bytes(plan.promised)}{back} · nothing has been touched"
+
+
+def outcome_summary(outcome: Outcome) -> str:
+    """Return the sentence under a plan that has been carried out: realised against promised, before and after."""
+    if not outcome.plan.promised and not outcome.realised and not outcome.extra:
+        return "nothing was stale: nothing had to be freed"
+    promised = format_bytes(outcome.plan.promised)
+    text = f"freed {format_bytes(outcome.realised)} of {promised} promised"
+    if outcome.extra:
+        text += f", and {format_bytes(outcome.extra)} more"
+    text += f" · held {format_bytes(outcome.before)} → {format_bytes(outcome.after)}"
+    if outcome.reserved is not None:
+        text += f" · reserved {format_bytes(outcome.reserved[0])} → {format_bytes(outcome.reserved[1])}"
+    return text
+
+
+def left_rows(outcome: Outcome, limit: int = 20) -> Iterator[str]:
+    """Yield what holds the rest, in one phrase each."""
+    for label, nbytes, what in outcome.left[:limit]:
+        yield f"{label} ({format_bytes(nbytes)}{', ' + what if what else ''})"
+    if len(outcome.left) > limit:
+        yield f"{len(outcome.left) - limit} more (%gpumem)"
+
+
+def notes(outcome: Outcome) -> Iterator[str]:
+    """Yield what did not go as planned, one sentence each."""
+    yield from outcome.plan.skipped
+    for label, reason in outcome.undone:
+        yield f"not done: {label} ({reason})"
+    for holder, nbytes in outcome.survivors:
+        yield f"still alive: {format_bytes(nbytes)} promised, held by {holder}: %gpumem why shows the path"
+    if outcome.interrupted:
+        yield "interrupted: run %reset_gpu again to finish"

@@ -1,0 +1,118 @@
+"""Reports as aligned text for a terminal, at most some 100 characters wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nbguard.core.cleanup import Outcome, Plan
+from nbguard.core.report import DeviceReport, Report
+from nbguard.core.why import Why
+from nbguard.render.rows import Row, holder_rows, left_rows, notes, outcome_summary, plan_rows, plan_summary
+from nbguard.units import format_bytes, format_column, unit_of
+
+_WIDTH = 72
+_MARKS = {
+    "context": "█",
+    "allocated": "█",
+    "releasable": "▒",
+    "cached": "▒",
+    "stranded": "▓",
+    "pending": "▓",
+    "free": " ",
+}
+
+
+def report_text(report: Report, limit: int = 12) -> str:
+    """Return a report as text; at most `limit` holders per device."""
+    lines = [report.headline] if report.headline else []
+    for device in report.devices:
+        lines += [*_device(device, limit), ""]
+    lines += [f"  • {finding.sentence}" for finding in report.findings]
+    lines += [f"  ○ {missing.reason}" for missing in report.unavailable]
+    return "\n".join(lines).rstrip()
+
+
+def _device(device: DeviceReport, limit: int) -> Iterator[str]:
+    if device.total is None:
+        storages = f"{device.storages} storage{'s' if device.storages != 1 else ''}"
+        yield f"{device.device}  {format_bytes(device.allocated)} in {storages}"
+    else:
+        head = f"{device.device}  {device.name}"
+        right = f"this kernel {format_bytes(device.kernel)} of {format_bytes(device.total)}"
+        yield f"{head}{right:>{max(len(right) + 2, 100 - len(head))}}"
+        yield f"  ▏{_bar(device)}▏"
+    if len(device.parts) > 1:
+        unit = unit_of(sum(part.nbytes for part in device.parts))
+        figures = format_column([part.nbytes for part in device.parts], unit)
+        yield "  " + "   ".join(f"{part.name} {figure}" for part, figure in zip(device.parts, figures, strict=True))
+    rows, total = holder_rows(device, limit)
+    if not rows:
+        yield "  nothing is held here"
+        return
+    yield ""
+    yield from _table(rows, total)
+
+
+def _bar(device: DeviceReport) -> str:
+    total = device.total or 1
+    text = ""
+    reached = 0
+    for part in device.parts:
+        reached += part.nbytes
+        mark = _MARKS.get(part.name, "░")
+        cells = round(reached / total * _WIDTH) - len(text)
+        text += mark * max(cells, 1 if part.nbytes > total / 1000 and part.name != "free" else 0)
+    return text[:_WIDTH].ljust(_WIDTH)
+
+
+def _table(rows: list[Row], total: str) -> Iterator[str]:
+    head = Row("held by", "frees now", "reaches", "since", "what")
+    name = min(max(len(_clip(row.name)) for row in (*rows, head)), 40)
+    widths = [max(len(getattr(row, column)) for row in (*rows, head)) for column in ("retained", "reaches", "since")]
+    for row in (head, *rows):
+        what = f"stale · {row.what}" if row.stale else row.what
+        line = f"  {_clip(row.name):<{name}}  {row.retained:>{max(widths[0], len(total))}}  {row.reaches:>{widths[1]}}  {row.since:<{widths[2]}}  {what}"
+        yield line.rstrip()
+    yield f"  {'':<{name}}  {total:>{max(widths[0], len(total))}}  allocated"
+
+
+def _clip(name: str, width: int = 40) -> str:
+    return name if len(name) <= width else name[: width - 1] + "…"
+
+
+def plan_text(plan: Plan) -> str:
+    """Return a plan that has not been carried out as text."""
+    lines = [*_steps(plan_rows(plan)), f"  {plan_summary(plan)}"]
+    return "\n".join([*lines, *(f"  {skipped}" for skipped in plan.skipped)])
+
+
+def outcome_text(outcome: Outcome) -> str:
+    """Return what a cleanup did as text."""
+    done = {action.label for action in outcome.done}
+    lines = _steps(row for row in plan_rows(outcome.plan) if row[0] in done)
+    lines.append(f"  {outcome_summary(outcome)}")
+    lines += [f"  {note}" for note in notes(outcome)]
+    left = list(left_rows(outcome))
+    if left:
+        lines.append("  left alone: " + " · ".join(left))
+    return "\n".join(lines)
+
+
+def _steps(rows: Iterable[tuple[str, str, str]]) -> list[str]:
+    found = list(rows)
+    width = max((len(what) for what, _, _ in found), default=0)
+    figures = max((len(figure) for _, figure, _ in found), default=0)
+    return [f"  {what:<{width}}  {figure:>{figures}}  {detail}".rstrip() for what, figure, detail in found]
+
+
+def why_text(why: Why) -> str:
+    """Return the paths that keep something alive as text."""
+    lines = [f"{why.name}  {why.what}  reaches {format_bytes(why.nbytes)}"]
+    for path in why.paths:
+        cell = f"  In[{path.cell}]" if path.cell is not None else ""
+        mark = "  stale" if path.stale else ""
+        memory = "  (its memory)" if path.storages_only else ""
+        lines.append(f"  ├ {path.text}{cell}{mark}{memory}")
+        if path.release:
+            lines.append(f"  │   {path.release}")
+    return "\n".join(lines if why.paths else [*lines, "  nothing of yours leads to it"])

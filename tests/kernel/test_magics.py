@@ -1,0 +1,270 @@
+"""The magics in a real kernel: what they show, what they refuse, and what they leave as it was."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.kernels import Kernel
+from tests.zoo.cases import FAILED, PRELUDE, TRAINED
+
+
+@pytest.fixture
+def notebook(kernel: Kernel) -> Kernel:
+    """A kernel with the zoo's helpers and nbguard."""
+    kernel.run(PRELUDE).ok()
+    kernel.run("%load_ext nbguard").ok()
+    return kernel
+
+
+def test_report_names_holders_and_their_cells(notebook: Kernel) -> None:
+    notebook.run(TRAINED).ok()
+    notebook.run("losses = [learn.loss_func(learn.model(torch.randn(4, 16)), torch.tensor([0, 1, 2, 0])) for _ in range(9)]").ok()
+
+    cell = notebook.run("%gpumem").ok()
+
+    assert cell.text.splitlines()[0] == "No GPU in this process: CPU tensors are tracked instead"
+    assert "learn " in cell.text
+    assert "In[3]" in cell.text
+    assert "Learner · Net · Adam" in cell.text
+    assert cell.stdout == ""
+    assert cell.stderr == ""
+    assert set(cell.bundles[0]) == {"text/plain", "text/html"}
+    assert len(cell.bundles) == 1
+
+
+def test_graphs_that_a_list_keeps_are_a_finding(notebook: Kernel) -> None:
+    notebook.run("net = Net(); losses = [net(torch.randn(400, 16)).sum() for _ in range(7)]; del net").ok()
+
+    text = notebook.run("%gpumem").ok().text
+
+    assert "losses keeps 7 autograd graphs alive" in text
+
+
+def test_why_shows_the_paths_and_how_to_cut_them(notebook: Kernel) -> None:
+    notebook.run(TRAINED).ok()
+    notebook.run("go = learn.fit").ok()
+
+    text = notebook.run("%gpumem why learn").ok().text
+
+    assert "go.__self__" in text
+    assert "%reset_gpu go" in text
+
+
+def test_json_holds_bytes_that_re_add(notebook: Kernel) -> None:
+    notebook.run(TRAINED).ok()
+
+    data = json.loads(notebook.run("%gpumem --json").ok().text)
+
+    (device,) = data["devices"]
+    assert sum(holder["retained"] for holder in device["holders"]) == device["allocated"] > 0
+
+
+def test_output_option_keeps_the_report_and_nothing_else_alive(notebook: Kernel) -> None:
+    notebook.run(TRAINED).ok()
+    notebook.run("%gpumem -o report").ok()
+    notebook.run("del learn").ok()
+
+    assert notebook.value("type(report).__name__") == "Report"
+    assert notebook.value("(gc.collect(), all(gone() for gone in builtins._tracked['model']))[1]")
+
+
+def test_dry_run_touches_nothing_and_promises_what_is_freed(notebook: Kernel) -> None:
+    notebook.run(TRAINED).ok()
+    notebook.run("learn").ok()
+    notebook.run("del learn").ok()
+
+    plan = notebook.run("%reset_gpu --dry-run -o plan").ok().text
+    alive = notebook.value("not any(gone() for gone in builtins._tracked['model'])")
+    notebook.run("%reset_gpu -o outcome").ok()
+
+    assert "nothing has been touched" in plan
+    assert alive
+    assert notebook.value("(plan.promised == outcome.realised, outcome.extra, outcome.survivors)") == (True, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%reset_gpu lern", "name 'lern' does not exist: did you mean learn?"),
+        ("%reset_gpu qqzzqq", "name 'qqzzqq' does not exist: it is not defined in this notebook"),
+        ("%reset_gpu learn runs['zz']", "runs['zz'] does not exist: there is no such key"),
+        ("%reset_gpu learn.nothing_here", "learn.nothing_here does not exist: Learner has no such attribute"),
+        ("%reset_gpu 3", "3 is not something that can be freed"),
+        ("%reset_gpu f()", "f() is not something that can be freed"),
+        ("%reset_gpu runs['a", "' is missing"),
+        ("%reset_gpu Out[77]", "Out[77] does not exist"),
+        ("%reset_gpu get_ipython", "IPython's own"),
+        ("%reset_gpu --al", "unrecognized arguments: --al"),
+        ("%reset_gpu learn --all", "not both"),
+        ("%reset_gpu --all --keep lern", "did you mean learn?"),
+        ("%gpumem why", "give one name"),
+        ("%gpumem why lern", "did you mean learn?"),
+        ("%gpumem why number", "leads to no tensor"),
+        ("%gpumem hwy learn", "unknown word 'hwy'"),
+        ("%gpumem --device 7", "no device 7 here; there is: cpu"),
+        ("%gpumem -n many", "invalid int value"),
+        ("%gpumem -n 0", "1 or more"),
+        ("%gpumem -o 3x", "give the name of a variable"),
+    ],
+)
+def test_bad_input_is_one_line_and_loses_nothing(shared_notebook: Kernel, line: str, message: str) -> None:
+    before = shared_notebook.value("sorted(n for n in globals() if n in ('learn', 'runs', 'number'))")
+
+    cell = shared_notebook.run(line)
+
+    assert cell.error is not None
+    assert cell.error[0] == "UsageError"
+    assert message in cell.stderr + cell.error[1]
+    assert "Traceback" not in cell.stderr
+    assert len((cell.stderr or cell.error[1]).strip().splitlines()) == 1
+    assert shared_notebook.value("sorted(n for n in globals() if n in ('learn', 'runs', 'number'))") == before
+    assert shared_notebook.value("sorted(runs)") == ["a"]
+
+
+@pytest.fixture(scope="module")
+def shared_notebook(fastai_zygote):  # type: ignore[no-untyped-def]
+    """One kernel for all that must change nothing anyway."""
+    kernel = Kernel(fastai_zygote)
+    kernel.run(PRELUDE).ok()
+    kernel.run("%load_ext nbguard\nlearn = learner(); runs = {'a': torch.ones(3)}; number = 3").ok()
+    yield kernel
+    kernel.stop()
+
+
+def test_a_target_without_device_memory_is_left_as_it_is(shared_notebook: Kernel) -> None:
+    cell = shared_notebook.run("%reset_gpu number").ok()
+
+    assert "number (int) leads to no tensor, model or loader on cpu: left as it is" in cell.text
+    assert shared_notebook.value("number") == 3
+
+
+def test_help_shows_every_option(shared_notebook: Kernel) -> None:
+    text = shared_notebook.value("get_ipython().find_line_magic('reset_gpu').__doc__")
+
+    assert all(option in text for option in ("--dry-run", "--keep", "--all", "--json", "-o NAME"))
+
+
+def test_without_torch_one_line_says_so(plain_kernel: Kernel) -> None:
+    plain_kernel.run("%load_ext nbguard").ok()
+
+    for line in ("%gpumem", "%reset_gpu", "%reset_gpu --dry-run"):
+        cell = plain_kernel.run(line)
+        assert cell.error is not None
+        assert "PyTorch is not imported in this kernel yet" in cell.stderr + cell.error[1]
+    assert plain_kernel.value("'torch' in __import__('sys').modules") is False
+
+
+def test_torch_imported_after_loading_works(plain_kernel: Kernel) -> None:
+    plain_kernel.run("%load_ext nbguard").ok()
+    plain_kernel.run("import torch; t = torch.ones(1 << 20)").ok()
+
+    assert "4.00 MiB" in plain_kernel.run("%gpumem").ok().text
+
+
+def test_loading_and_unloading_leave_ipython_as_found(plain_kernel: Kernel) -> None:
+    state = (
+        "(sorted(get_ipython().magics_manager.magics['line']), sorted(get_ipython().magics_manager.registry),"
+        " {k: len(v) for k, v in get_ipython().events.callbacks.items()}, sorted(get_ipython().user_ns),"
+        " len(get_ipython().input_transformers_post), len(get_ipython().ast_transformers))"
+    )
+    before = plain_kernel.value(state)
+
+    for line in ("load_ext", "reload_ext", "reload_ext", "unload_ext"):
+        plain_kernel.run(f"get_ipython().run_line_magic('{line}', 'nbguard')").ok()
+
+    after = plain_kernel.value(state)
+    after[1].remove("ExtensionMagics")  # IPython's own, made when it is first used: by %load_ext
+    assert [after[0], after[1], after[2], after[4], after[5]] == [before[0], before[1], before[2], before[4], before[5]]
+    assert {n for n in after[3] if not n.startswith("_i")} == {n for n in before[3] if not n.startswith("_i")}
+
+
+def test_a_magic_of_the_users_with_the_same_name_comes_back(plain_kernel: Kernel) -> None:
+    plain_kernel.run("get_ipython().register_magic_function(lambda line: 'mine', 'line', 'gpumem')").ok()
+    plain_kernel.run("%load_ext nbguard\n%unload_ext nbguard").ok()
+
+    assert plain_kernel.run("%gpumem").ok().text == "'mine'"
+
+
+def test_debug_works_before_and_after_a_cleanup(notebook: Kernel) -> None:
+    cell = notebook.run(FAILED)
+    assert cell.error is not None
+    notebook.run("del learn").ok()
+
+    notebook.run("%reset_gpu").ok()
+    text = notebook.run("%debug", inputs=("p self", "u", "p self", "q")).ok().stdout
+    traceback = notebook.run("%tb")
+
+    assert "released by %reset_gpu" in text
+    assert "failed on purpose" in traceback.stderr + traceback.stdout + str(traceback.error)
+    assert notebook.value("all(gone() for gone in builtins._tracked['model'])")
+
+
+def test_a_released_frame_keeps_its_other_variables(notebook: Kernel) -> None:
+    notebook.run("def f(name):\n    big = torch.ones(1000); track('big', big); count = 41\n    raise ValueError(name)").ok()
+    notebook.run("f('why')")
+
+    notebook.run("%reset_gpu").ok()
+    text = notebook.run("%debug", inputs=("p name, count, big", "q")).ok().stdout
+
+    assert "('why', 41, <released by %reset_gpu: Tensor 1000 float32>)" in text
+    assert notebook.value("all(gone() for gone in builtins._tracked['big'])")
+
+
+def test_run_all_stops_at_an_error_as_without_nbguard(notebook: Kernel) -> None:
+    """Cells queued behind one that fails, in the user's code or in a magic's line, are not run."""
+    for failing in ("1 / 0", "%reset_gpu qqzzqq"):
+        notebook.run("ran = False").ok()
+        first = notebook.client.execute(failing, stop_on_error=True)
+        second = notebook.client.execute("ran = True")
+        replies = {}
+        while len(replies) < 2:
+            message = notebook.client.get_shell_msg(timeout=60)
+            replies[message["parent_header"]["msg_id"]] = message["content"]["status"]
+        assert replies[first] == "error"
+        assert replies[second] == "aborted"
+        time.sleep(0.3)
+        assert notebook.value("ran") is False
+
+
+def test_an_interrupt_during_a_cleanup_is_reported_step_by_step(notebook: Kernel) -> None:
+    """The interrupt falls into `del runs['a']`. That step and those after it are not done, and said not to be."""
+    notebook.run(
+        "class Slow(dict):\n    def __delitem__(self, key): os.kill(os.getpid(), signal.SIGINT); time.sleep(.2)\n"
+        "first = torch.ones(50); runs = Slow(a=torch.ones(100)); second = torch.ones(200); track('second', second)\n"
+        "handler = signal.getsignal(signal.SIGINT)"
+    ).ok()
+
+    cell = notebook.run("%reset_gpu first runs['a'] second").ok()
+
+    assert "not done: del runs['a'] (interrupted while it ran)" in cell.text
+    assert "not done: del second (interrupted)" in cell.text
+    assert "interrupted: run %reset_gpu again to finish" in cell.text
+    assert "freed 0.20 KiB of 1.37 KiB promised" in cell.text
+    assert notebook.value("('first' in globals(), 'second' in globals(), builtins._tracked['second'][0]())") == (False, True, False)
+    assert notebook.value("signal.getsignal(signal.SIGINT) is handler")
+
+
+def test_an_interrupt_while_looking_changes_nothing_and_keeps_nothing(notebook: Kernel) -> None:
+    """Sent from a thread while the report looks at a large heap. The interrupt's frames must not hold the user's objects."""
+    notebook.run("t = torch.ones(77); track('t', t); heap = [[object()] for _ in range(600_000)]").ok()
+    notebook.run("import threading\ndef later():\n    time.sleep(.15); os.kill(os.getpid(), signal.SIGINT)").ok()
+
+    cell = notebook.run("threading.Thread(target=later).start()\nfor _ in range(50): get_ipython().run_line_magic('gpumem', '')")
+
+    assert cell.error == ("KeyboardInterrupt", "%gpumem was interrupted while it looked: nothing has been changed")
+    notebook.run("del t").ok()
+    assert notebook.value("builtins._tracked['t'][0]()")
+
+
+def test_a_second_thread_is_refused_while_a_cleanup_runs(notebook: Kernel) -> None:
+    notebook.run(
+        "import threading, nbguard\nclass Nested:\n    def __init__(self, t): self.t = t\n    def __del__(self):\n"
+        "        try: nbguard.release()\n        except nbguard.NbguardError as error: builtins.said = str(error)\nnested = Nested(torch.ones(3))"
+    ).ok()
+
+    notebook.run("%reset_gpu nested").ok()
+
+    assert notebook.value("builtins.said") == "another cleanup is running: wait for it to end, then try again"

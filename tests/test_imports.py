@@ -1,0 +1,39 @@
+"""Importing and loading nbguard is light, and changes nothing for who only imports it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+_HEAVY = ("torch", "fastai", "matplotlib", "pynvml", "numpy", "pandas", "ipywidgets", "psutil")
+
+
+def _modules_after(code: str) -> set[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
+def test_import_loads_no_library() -> None:
+    loaded = _modules_after("import nbguard; nbguard.__version__")
+
+    assert loaded.isdisjoint({*_HEAVY, "IPython"})
+
+
+def test_load_ext_loads_no_library() -> None:
+    loaded = _modules_after(
+        "from IPython.core.interactiveshell import InteractiveShell; shell = InteractiveShell.instance(); shell.run_line_magic('load_ext', 'nbguard')"
+    )
+
+    assert "nbguard.magics.gpumem" in loaded
+    assert loaded.isdisjoint(_HEAVY)
+    assert not any(name.startswith("nbguard.probes") for name in loaded)
+
+
+def test_public_names_are_there() -> None:
+    import nbguard
+
+    assert all(getattr(nbguard, name) is not None for name in nbguard.__all__)
+    assert set(nbguard.__all__) <= set(dir(nbguard))

@@ -1,0 +1,156 @@
+"""Notebook states that keep memory alive, or must keep it: what a cleanup has to do about each is known by construction.
+
+A case's cells run in a real kernel; `track(name, object)` notes weak references by which its truth is judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+PRELUDE = """
+import builtins, gc, os, signal, sys, time, weakref
+from fastai.basics import *
+from fastai.callback.all import *
+from torch.multiprocessing.reductions import StorageWeakRef
+builtins._tracked = {}
+def track(name, obj):
+    "Note how to tell later whether `obj` and its memory are gone."
+    gone = builtins._tracked.setdefault(name, [])
+    tensors = [obj] if isinstance(obj, torch.Tensor) else list(obj.parameters()) if isinstance(obj, nn.Module) else []
+    gone.extend(StorageWeakRef(t.untyped_storage()).expired for t in tensors)
+    if not isinstance(obj, torch.Tensor):
+        gone.append(lambda ref=weakref.ref(obj): ref() is None)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 48), nn.Linear(48, 3)
+    def forward(self, x): return self.head(self.body(x).relu())
+def data(**kw):
+    rows = list(zip(torch.randn(48, 16), torch.randint(0, 3, (48,))))
+    return DataLoaders.from_dsets(rows, rows, bs=12, device=torch.device('cpu'), num_workers=0, **kw)
+def learner(dls=None, model=None, **kw):
+    return Learner(dls or data(), model or Net(), loss_func=CrossEntropyLossFlat(), **kw)
+class Fail(Callback):
+    def after_loss(self):
+        if self.training and self.iter == 1: raise RuntimeError('failed on purpose')
+"""
+
+TRAINED = "learn = learner(); learn.fit(1); track('model', learn.model); track('learner', learn)"
+FAILED = "learn = learner(cbs=Fail()); track('model', learn.model); track('learner', learn)\nlearn.fit(1)"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One state. `want`: freed, kept or reported (alive, and the cleanup's text names a holder that matches `holder`).
+
+    `stale` are the targets given to `%reset_gpu`; `errors` the numbers of cells that must fail; `check` a cell that must
+    still work afterwards.
+    """
+
+    name: str
+    cells: tuple[str, ...]
+    want: dict[str, str]
+    stale: str = ""
+    holder: str = ""
+    check: str = ""
+    errors: tuple[int, ...] = ()
+    inputs: tuple[str, ...] = field(default=())
+
+
+CASES = (
+    Case("a name", (TRAINED,), {"model": "freed", "learner": "freed"}, stale="learn"),
+    Case("a name of two: the other still needs it", (TRAINED, "best = learn"), {"model": "kept"}, "learn", check="best.validate()"),
+    Case("an attribute", ("class Exp: pass\nexp = Exp()\nexp.learn = learner(); track('model', exp.learn.model)",), {"model": "freed"}, "exp.learn"),
+    Case(
+        "a dict entry whose key has a blank",
+        ("runs = {k: learner() for k in ('my run', 'other')}; track('model', runs['my run'].model); track('other', runs['other'].model)",),
+        {"model": "freed", "other": "kept"},
+        "runs['my run']",
+        check="runs['other'].fit(1)",
+    ),
+    Case(
+        "a list element by index",
+        ("runs = [learner(), learner()]; track('first', runs[0].model); track('last', runs[1].model)",),
+        {"first": "kept", "last": "freed"},
+        "runs[-1]",
+        check="assert len(runs) == 1",
+    ),
+    Case("a shared model", (TRAINED, "model = learn.model"), {"model": "kept", "learner": "freed"}, "learn", check="model(torch.randn(2, 16))"),
+    Case("a submodule", ("net = Net(); track('body', net.body); track('head', net.head)",), {"head": "freed", "body": "kept"}, "net.head"),
+    Case("displayed, then deleted", (TRAINED, "learn", "del learn"), {"model": "freed", "learner": "freed"}),
+    Case("displayed and given as target", (TRAINED, "learn", "1"), {"model": "freed"}, "learn"),
+    Case("displayed inside a tuple", (TRAINED, "(learn, 3)", "del learn"), {"model": "freed"}),
+    Case("a displayed bound method", (TRAINED, "learn.fit", "del learn"), {"model": "freed"}),
+    Case("a displayed iterator over the model", (TRAINED, "learn.model.children()", "del learn"), {"model": "freed"}),
+    Case("displayed, and still named", (TRAINED, "learn", "1"), {"model": "kept"}, check="assert Out[3] is learn; learn.fit(1)"),
+    Case(
+        "a displayed tensor nobody names",
+        ("t = torch.ones(500); track('t', t); t", "del t", TRAINED, "learn", "del learn"),
+        {"t": "kept", "model": "freed"},
+        check="assert Out[2].sum() == 500 and _2 is Out[2]",
+    ),
+    Case(
+        "a displayed result with data of its own",
+        (TRAINED, "preds = torch.ones(300); track('preds', preds); {'model': learn.model, 'preds': preds}", "del learn, preds"),
+        {"preds": "kept", "model": "reported"},
+        holder=r"Out\[3\]",
+        check="assert Out[3]['preds'].sum() == 300",
+    ),
+    Case("a result named as target", ("t = torch.ones(500); track('t', t); t", "del t"), {"t": "freed"}, "Out[2]"),
+    Case("an underscore of the user's", ("for _ in [learner()]: track('model', _.model)",), {"model": "kept"}, check="_.fit(1)"),
+    Case("an error in fit", (FAILED, "del learn"), {"model": "freed", "learner": "freed"}, errors=(1,)),
+    Case(
+        "an error, looked at in the debugger",
+        (FAILED, "%debug", "del learn"),
+        {"model": "freed"},
+        errors=(1,),
+        inputs=("u", "u", "q"),
+    ),
+    Case(
+        "an error chained to another",
+        ("learn = learner(cbs=Fail()); track('model', learn.model)\ntry: learn.fit(1)\nexcept Exception as e: raise KeyError('later') from e", "del learn"),
+        {"model": "freed"},
+        errors=(1,),
+    ),
+    Case(
+        "an error group",
+        (
+            "learn = learner(cbs=Fail()); track('model', learn.model)\nfound = []\ntry: learn.fit(1)\nexcept Exception as e: found.append(e)\n"
+            "try: from builtins import ExceptionGroup as Group\nexcept ImportError: Group = lambda text, errors: errors[0]\n"
+            "group = Group('both', found); del found\ntry: raise group\nfinally: del group",
+            "del learn",
+        ),
+        {"model": "freed"},
+        errors=(1,),
+    ),
+    Case(
+        "an interrupted fit of a learner that is kept",
+        (
+            "class Stop(Callback):\n    def after_loss(self):\n        if self.iter == 1: track('pred', self.learn.pred); track('xb', self.learn.xb[0]); raise KeyboardInterrupt\n"
+            "learn = learner(); track('model', learn.model)\nlearn.fit(2, cbs=Stop())",
+        ),
+        {"pred": "freed", "xb": "freed", "model": "kept"},
+        errors=(1,),
+        check="learn.fit(1)",
+    ),
+    Case(
+        "a local tensor, also in a closure that lives on",
+        ("def outer():\n    big = torch.ones(700); track('big', big)\n    global use\n    use = lambda: big.sum()\n    raise ValueError\nouter()",),
+        {"big": "kept"},
+        errors=(1,),
+        check="assert use() == 700",
+    ),
+    Case(
+        "a local tensor in a closure of the failed function",
+        ("def outer():\n    big = torch.ones(700); track('big', big)\n    inner = lambda: big.sum()\n    raise ValueError\nouter()",),
+        {"big": "freed"},
+        errors=(1,),
+    ),
+    Case("an exception kept by the user", (f"try:\n    {FAILED.replace(chr(10), chr(10) + '    ')}\nexcept Exception as e: err = e", "del learn"), {"model": "reported"}, holder=r"\berr\b", check="assert 'on purpose' in str(err)"),
+    Case("a bound method in a variable", (TRAINED, "go = learn.fit_one_cycle\ndel learn"), {"model": "reported"}, holder=r"\bgo\b", check="go(1)"),
+    Case("a closure in a variable", (TRAINED, "def again(l=learn): return l.fit(1)\ndel learn"), {"model": "reported"}, holder=r"\bagain\b", check="again()"),
+    Case("a cell run again: the earlier Learner", (TRAINED, "gc.disable(); learn = learner(); gc.enable()"), {"model": "freed"}, check="learn.fit(1)"),
+    Case("everything but one", (TRAINED, "keep = torch.ones(9); track('keep', keep); other = torch.ones(8); track('other', other)"), {"model": "freed", "keep": "kept", "other": "freed"}, "--all --keep keep"),
+    Case("a DataFrame and a tensor of the user's", (TRAINED, "df = pd.DataFrame({'x': [1]}); t = torch.ones(5); track('t', t); track('df', df)", "del learn"), {"t": "kept", "df": "kept"}, check="df.x + 1, t + 1"),
+    Case("a running thread", ("learn = learner(); track('model', learn.model)\nimport threading\nend = threading.Event()\ndef work(l):\n    end.wait(60)\n    l.validate()\nthread = threading.Thread(target=work, args=(learn,)); thread.start()\ndel learn",), {"model": "kept"}, check="end.set(); thread.join()"),
+)
