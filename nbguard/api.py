@@ -51,14 +51,10 @@ def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:
     for number, node in enumerate(graph.nodes):
         if node.ref == ref:
             return number
-    raise TargetError(
-        f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain (%gpumem lists what does)"
-    )
+    raise TargetError(f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain (%gpumem lists what does)")
 
 
-def plan(
-    *targets: str, keep: Iterable[str] = (), everything: bool = False, namespace: dict[str, Any] | None = None
-) -> Plan:
+def plan(*targets: str, keep: Iterable[str] = (), everything: bool = False, namespace: dict[str, Any] | None = None) -> Plan:
     """Return what `release` with the same arguments would do, with the bytes it promises. Touches nothing."""
     return _plan(Notebook.current(namespace), targets, keep, everything)[0]
 

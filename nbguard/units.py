@@ -12,9 +12,9 @@ _UNITS = ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"))
 
 
 def unit_of(nbytes: int) -> tuple[int, str]:
-    """Return (bytes per unit, name of the unit) in which `nbytes` reads well: 0.1 or more of it."""
+    """Return (bytes per unit, name of the unit) in which `nbytes` reads well: the largest of which there is one or more."""
     for size, name in _UNITS:
-        if nbytes >= size // 10:
+        if nbytes >= size:
             return size, name
     return 1, "B"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -144,8 +145,6 @@ class Kernel:
     def stop(self) -> None:
         """Kill the kernel and what it started."""
         self.client.stop_channels()
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._folder.cleanup()

@@ -11,7 +11,10 @@ _HEAVY = ("torch", "fastai", "matplotlib", "pynvml", "numpy", "pandas", "ipywidg
 
 def _modules_after(code: str) -> set[str]:
     run = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{code}\nimport json, sys; print(json.dumps(sorted(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return set(json.loads(run.stdout.splitlines()[-1]))
 
@@ -24,7 +27,8 @@ def test_import_loads_no_library() -> None:
 
 def test_load_ext_loads_no_library() -> None:
     loaded = _modules_after(
-        "from IPython.core.interactiveshell import InteractiveShell; shell = InteractiveShell.instance(); shell.run_line_magic('load_ext', 'nbguard')"
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "InteractiveShell.instance().run_line_magic('load_ext', 'nbguard')"
     )
 
     assert "nbguard.magics.gpumem" in loaded

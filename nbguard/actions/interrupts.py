@@ -32,7 +32,7 @@ class Interrupts:
         if self._installed:
             signal.signal(signal.SIGINT, self._former if self._former is not None else signal.SIG_DFL)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self.happened = True
         if self._allowed:
             raise KeyboardInterrupt

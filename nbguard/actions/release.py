@@ -10,10 +10,11 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nbguard.actions.interrupts import Interrupts
-from nbguard.actions.tracebacks import release_variables
+from nbguard.actions.tracebacks import release_objects, release_variables
 from nbguard.core.cleanup import Action, Outcome, Plan
 from nbguard.core.facts import Facts
 from nbguard.core.ownership import holders, reach_of_roots, storages_of
@@ -22,7 +23,7 @@ from nbguard.probes.heap import Witness
 from nbguard.probes.learners import LEFTOVERS
 from nbguard.probes.look import Look, Notebook, look
 from nbguard.probes.namespace import output_places
-from nbguard.probes.tracebacks import finished_frames
+from nbguard.probes.tracebacks import error_parts
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -58,7 +59,7 @@ def _step(action: Action, notebook: Notebook, witness: Witness, interrupts: Inte
     """Carry out one action; return why it could not be done, or an empty string."""
     try:
         with interrupts.allowed():
-            _STEPS[action.kind](action, notebook, witness)
+            _STEPS[action.kind](_Step(action, notebook, witness))
     except KeyboardInterrupt:
         interrupts.happened = True
         return "interrupted while it ran"
@@ -114,58 +115,65 @@ def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Facts) -> tup
 
 
 def _left(after: Facts) -> tuple[tuple[str, int, str], ...]:
-    return tuple(
-        (holder.label, holder.retained or holder.reaches, holder.what)
-        for holder in holders(after.graph)
-        if not holder.is_shared
-    )
+    return tuple((holder.label, holder.retained, holder.what) for holder in holders(after.graph) if not holder.is_shared)
 
 
 def _reserved() -> int | None:
     torch: Any = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return None
-    return sum(torch.cuda.memory_reserved(index) for index in range(torch.cuda.device_count()))
+    return sum(int(torch.cuda.memory_reserved(index)) for index in range(torch.cuda.device_count()))
 
 
-def _delete(action: Action, notebook: Notebook, witness: Witness) -> None:
-    (text,) = action.names
-    namespace = notebook.namespace
-    exec(compile(f"del {text}", "<%reset_gpu>", "exec"), namespace)
+@dataclass(frozen=True)
+class _Step:
+    """What a step needs: its action, the notebook it works on, and weak references to what the plan has seen."""
+
+    action: Action
+    notebook: Notebook
+    witness: Witness
 
 
-def _forget_output(action: Action, notebook: Notebook, witness: Witness) -> None:
+def _delete(step: _Step) -> None:
+    (text,) = step.action.names
+    namespace = step.notebook.namespace
+    exec(compile(f"del {text}", "<%reset_gpu>", "exec"), namespace)  # noqa: S102 - `del` as the user would
+
+
+def _forget_output(step: _Step) -> None:
     """Take a displayed object out of every place where IPython keeps it; other results stay where they are."""
-    refs = set(action.refs)
-    for number in [number for number, value in notebook.out.items() if id(value) in refs]:
+    refs = set(step.action.refs)
+    for number in [number for number, value in step.notebook.out.items() if id(value) in refs]:
         aliases = [
             (space, name)
-            for space, name in output_places(notebook.shell)
+            for space, name in output_places(step.notebook.shell)
             if name == f"_{number}" and id(space[name]) in refs
         ]
-        del notebook.out[number]
+        del step.notebook.out[number]
         for space, name in aliases:
             del space[name]
     empty = {"result": None}
-    for space, name in [(space, name) for space, name in output_places(notebook.shell) if id(space[name]) in refs]:
+    for space, name in [(space, name) for space, name in output_places(step.notebook.shell) if id(space[name]) in refs]:
         space[name] = empty.get(name, "")
 
 
-def _release_error(action: Action, notebook: Notebook, witness: Witness) -> None:
-    pairs = set(zip(action.refs[::2], action.refs[1::2], strict=True))
-    release_variables(finished_frames(notebook.shell), pairs)
+def _release_error(step: _Step) -> None:
+    pairs = set(zip(step.action.refs[::2], step.action.refs[1::2], strict=True))
+    found = error_parts(step.notebook.shell)
+    release_variables(found.frames, pairs)
+    release_objects(found.errors, pairs)
 
 
-def _clear_leftovers(action: Action, notebook: Notebook, witness: Witness) -> None:
-    for ref in action.refs:
-        known = witness.objects.get(ref)
+def _clear_leftovers(step: _Step) -> None:
+    for ref in step.action.refs:
+        known = step.witness.objects.get(ref)
         learner = None if known is None else known()
         if learner is not None:
-            for name in action.names:
+            for name in step.action.names:
                 learner.__dict__[name] = LEFTOVERS[name]
 
 
-def _collect(action: Action, notebook: Notebook, witness: Witness) -> None:
+def _collect(_: _Step) -> None:
     if gc.get_freeze_count():
         gc.unfreeze()
     gc.collect()
@@ -178,12 +186,12 @@ def _empty_cache() -> None:
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     elif getattr(torch, "accelerator", None) is not None and torch.accelerator.is_available():
-        module = getattr(torch, str(torch.accelerator.current_accelerator().type), None)
+        module: Any = getattr(torch, str(torch.accelerator.current_accelerator().type), None)
         if hasattr(module, "empty_cache"):
             module.empty_cache()
 
 
-_STEPS: dict[str, Callable[[Action, Notebook, Witness], None]] = {
+_STEPS: dict[str, Callable[[_Step], None]] = {
     "del": _delete,
     "out": _forget_output,
     "error": _release_error,

@@ -12,6 +12,8 @@ from typing import Any
 from nbguard.probes.describe import describe
 from nbguard.probes.kinds import Kinds
 
+_OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals, others a namespace that is the real thing
+
 
 class Released:
     """Stands in a debugger for what a cleanup released; says what it was."""
@@ -35,11 +37,17 @@ def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[i
     done = 0
     for key, frame in frames.items():
         ids = {obj for owner, obj in wanted if owner == key}
-        if (
-            ids and key not in running and frame.f_code.co_flags & 0x1
-        ):  # CO_OPTIMIZED: the namespace of a cell is the user's own
+        if ids and key not in running and frame.f_locals is not frame.f_globals:  # a cell's namespace is the user's own
             done += _replace(frame, ids, kinds)
     return done
+
+
+def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]]) -> None:
+    """Put a stand-in in place of `AttributeError.obj`, the object that lacked the attribute, where it is wanted."""
+    kinds = Kinds()
+    for key, error in errors.items():
+        if isinstance(error, AttributeError) and (key, id(error.obj)) in wanted:
+            error.obj = Released(describe(error.obj, kinds))
 
 
 def _replace(frame: types.FrameType, ids: set[int], kinds: Kinds) -> int:
@@ -55,7 +63,7 @@ def _replace(frame: types.FrameType, ids: set[int], kinds: Kinds) -> int:
         if id(mapping[name]) in ids or (name in cells and cells[name] in ids):
             mapping[name] = Released(describe(mapping[name], kinds))
             done += 1
-    if type(mapping) is dict:
+    if type(mapping) is dict and frame.f_code.co_flags & _OPTIMIZED:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
         if sys.getrefcount(mapping) <= 3:
             mapping.clear()

@@ -14,6 +14,9 @@ from nbguard.core.facts import EXPERIMENT_KINDS, Facts, Graph
 from nbguard.core.fragmentation import fragmentation
 from nbguard.core.ownership import STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
 
+_LOSS = 1024
+"""Bytes below which a `loss_grad` left by a fit that ended well is the bare number, without a graph: not worth a word."""
+
 ActionKind = Literal["del", "out", "error", "leftovers", "collect", "cache"]
 
 
@@ -147,9 +150,7 @@ def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
     return tuple(
         Target(root.label, root=root.label)
         for root in graph.roots
-        if root.kind == "name"
-        and root.label not in kept
-        and not all(graph.nodes[node].kind == "code" for node in root.nodes)
+        if root.kind == "name" and root.label not in kept and not all(graph.nodes[node].kind == "code" for node in root.nodes)
     )
 
 
@@ -164,14 +165,13 @@ def _give_up(draft: _Draft, targets: Iterable[Target]) -> set[int]:
         entries = {node for root in gone for node in graph.roots[root].nodes} | {child for _, child in cut}
         if target.is_known and not entries:
             draft.skipped.append(
-                f"{target.text} ({target.value_kind}) leads to no tensor, model or loader on {draft.facts.tracked}: left as it is"
+                f"{target.text} ({target.value_kind}) leads to no tensor, model or loader on {draft.facts.tracked}: "
+                "left as it is"
             )
             continue
         given_up |= reach(graph, entries)
         kind: ActionKind = "out" if any(graph.roots[root].kind == "out" for root in gone) else "del"
-        refs = (
-            tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes) if kind == "out" else ()
-        )
+        refs = tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes) if kind == "out" else ()
         label = f"{target.text} forgotten" if kind == "out" else f"del {target.text}"
         draft.add(Action(kind, label, 0 if target.is_known else None, refs=refs, names=(target.text,)), gone, cut)
     return given_up
@@ -189,9 +189,7 @@ def _kept_out(draft: _Draft, request: Request, given_up: set[int] | None) -> set
     return kept
 
 
-def _may_drop(
-    graph: Graph, entries: tuple[int, ...], reached: set[int], live: set[int], given_up: set[int] | None
-) -> bool:
+def _may_drop(graph: Graph, entries: tuple[int, ...], reached: set[int], live: set[int], given_up: set[int] | None) -> bool:
     """Say whether a displayed result may be forgotten.
 
     By what it reaches, not by its type: it must lead to an experiment (or to what was given up) that no name needs, and to
@@ -228,28 +226,44 @@ def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, req
             continue
         reached = reach(graph, root.nodes, draft.cut) - live
         shell = {node for node in reached if graph.nodes[node].kind in ("frame", "traceback", "locals")}
+        errors = [node for node in shell if graph.nodes[node].type_name == "AttributeError"]
         cut: set[Edge] = set()
         refs: list[int] = []
         names: list[str] = []
         frames: set[int] = set()
         for frame in (node for node in shell if graph.nodes[node].kind == "frame"):
-            fact = graph.nodes[frame]
-            for child, label in zip(fact.children, fact.labels, strict=True):
+            for child, label in _variables(graph, frame):
                 if child in live or child in shell or not _leads_to(graph, child, live | shell, given_up):
                     continue
                 cut |= _release_edges(graph, frame, child)
-                refs += [fact.ref, graph.nodes[child].ref]
+                refs += [graph.nodes[frame].ref, graph.nodes[child].ref]
                 names.append(label)
                 frames.add(frame)
+        for error in errors:
+            fact = graph.nodes[error]
+            for child, label in zip(fact.children, fact.labels, strict=True):
+                if label == ".obj" and child not in live and _leads_to(graph, child, live | shell, given_up):
+                    cut.add((error, child))
+                    refs += [fact.ref, graph.nodes[child].ref]
+                    names.append(label)
+                    frames.add(error)
         if cut:
             s = "s" if len(names) > 1 else ""
-            label = (
-                f"last error: {len(names)} variable{s} of {len(frames)} frame{'s' if len(frames) > 1 else ''} released"
-            )
+            label = f"last error: {len(names)} variable{s} of {len(frames)} frame{'s' if len(frames) > 1 else ''} released"
             draft.add(
                 Action("error", label, 0, "%tb and %debug still work, with stand-ins", tuple(refs), tuple(names)),
                 cut=cut,
             )
+
+
+def _variables(graph: Graph, frame: int) -> Iterable[tuple[int, str]]:
+    """Return the (node, label) of each variable of a finished frame: its own, and those of the namespace it keeps."""
+    fact = graph.nodes[frame]
+    found = dict(zip(fact.children, fact.labels, strict=True))
+    for view in [child for child in fact.children if graph.nodes[child].kind == "locals"]:
+        for child, label in zip(graph.nodes[view].children, graph.nodes[view].labels, strict=True):
+            found.setdefault(child, label)
+    return found.items()
 
 
 def _release_edges(graph: Graph, frame: int, variable: int) -> set[Edge]:
@@ -301,9 +315,15 @@ def _clear_leftovers(draft: _Draft) -> None:
             for child, label in zip(graph.nodes[owner].children, graph.nodes[owner].labels, strict=True)
             if label.removeprefix(".") in learner.leftovers
         }
-        if cut:
+        if cut and not (learner.leftovers == ("loss_grad",) and _frees(draft, cut) < _LOSS):
             label = f"{learner.summary}: {', '.join(learner.leftovers)} of its last batch cleared"
             draft.add(Action("leftovers", label, 0, refs=(node.ref,), names=learner.leftovers), cut=cut)
+
+
+def _frees(draft: _Draft, cut: set[Edge]) -> int:
+    left = (number for number in range(len(draft.graph.roots)) if number not in draft.gone)
+    kept = storages_of(draft.graph, reach_of_roots(draft.graph, left, draft.cut | cut))
+    return nbytes_of(draft.graph, draft.alive - kept)
 
 
 def _collect(draft: _Draft) -> None:
@@ -319,8 +339,7 @@ def _reserved(facts: Facts, storages: Set[int]) -> int | None:
         return None
     freed = {(facts.graph.storages[s].device, facts.graph.storages[s].address) for s in storages}
     return sum(
-        fragmentation(found, {address for device, address in freed if device == name}).releasable
-        for name, found in segments
+        fragmentation(found, {address for device, address in freed if device == name}).releasable for name, found in segments
     )
 
 

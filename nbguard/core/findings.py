@@ -17,7 +17,7 @@ _WORTH_SAYING = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence for the user and the command that acts on it (it is part of the sentence)."""
+    """One sentence for the user, and the command in it that acts on it. Code stands between backticks."""
 
     kind: str
     sentence: str
@@ -42,7 +42,7 @@ def _stale(plan: Plan) -> Iterator[Finding]:
     if plan.promised:
         yield Finding(
             "stale",
-            f"{format_bytes(plan.promised)} is stale: %reset_gpu frees it (see it first: %reset_gpu --dry-run)",
+            f"{format_bytes(plan.promised)} is stale: `%reset_gpu` frees it (see it first: `%reset_gpu --dry-run`)",
             "%reset_gpu",
         )
 
@@ -59,19 +59,17 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
         if graph.nodes[min(entries)].kind == "learner":
             continue
         all_of_it = reach(graph, entries)
-        kept = nbytes_of(
-            graph, storages_of(graph, all_of_it) - storages_of(graph, reach(graph, entries, blocked=nodes))
-        )
-        with_graph = {
-            n for n in all_of_it if graph.nodes[n].kind == "tensor" and nodes.intersection(graph.nodes[n].children)
-        }
+        kept = nbytes_of(graph, storages_of(graph, all_of_it) - storages_of(graph, reach(graph, entries, blocked=nodes)))
+        with_graph = {n for n in all_of_it if graph.nodes[n].kind == "tensor" and nodes.intersection(graph.nodes[n].children)}
         heads = with_graph & reach(graph, entries, blocked=nodes)
+        heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
         if heads and kept > _WORTH_SAYING * total:
             many = f"{len(heads)} autograd graphs" if len(heads) > 1 else "an autograd graph"
             label = holder.label
             yield Finding(
                 "graph",
-                f"{label} keeps {many} alive ({format_bytes(kept)}): append loss.item() or t.detach(), or see %gpumem why {_first(label)}",
+                f"{label} keeps {many} alive ({format_bytes(kept)}): append `loss.item()` or `t.detach()`, "
+                f"or see `%gpumem why {_first(label)}`",
                 f"%gpumem why {_first(label)}",
             )
 
@@ -94,16 +92,15 @@ def _handles(facts: Facts) -> Iterator[Finding]:
         if held and learners and not reach(graph, named) >= learners:
             yield Finding(
                 "handle",
-                f"{root.label} ({root.what}) keeps an experiment of {format_bytes(held)} alive: %reset_gpu {root.label} lets it go",
+                f"{root.label} ({root.what}) keeps an experiment of {format_bytes(held)} alive: "
+                f"`%reset_gpu {root.label}` lets it go",
                 f"%reset_gpu {root.label}",
             )
 
 
 def _is_handle(facts: Facts, root: Root) -> bool:
     kinds = {facts.graph.nodes[node].kind for node in root.nodes}
-    return kinds <= {"object", "traceback", "code", "cell"} and not root.what.startswith(
-        ("list", "dict", "tuple", "set")
-    )
+    return kinds <= {"object", "traceback", "code", "cell"} and not root.what.startswith(("list", "dict", "tuple", "set"))
 
 
 def _kept_output(facts: Facts, plan: Plan) -> Iterator[Finding]:
@@ -115,7 +112,8 @@ def _kept_output(facts: Facts, plan: Plan) -> Iterator[Finding]:
             if holder.retained > _WORTH_SAYING * total:
                 yield Finding(
                     "output",
-                    f"{holder.label} ({holder.what}) is held by the output history only: %reset_gpu {holder.label} frees {format_bytes(holder.retained)}",
+                    f"{holder.label} ({holder.what}) is held by the output history only: "
+                    f"`%reset_gpu {holder.label}` frees {format_bytes(holder.retained)}",
                     f"%reset_gpu {holder.label}",
                 )
 
@@ -128,7 +126,7 @@ def _workers(facts: Facts) -> Iterator[Finding]:
             count = root.what.rpartition("· ")[2]
             yield Finding(
                 "workers",
-                f"{root.label} keeps {count} running: %reset_gpu {root.label} ends them",
+                f"{root.label} keeps {count} running: `%reset_gpu {root.label}` ends them",
                 f"%reset_gpu {root.label}",
             )
 
@@ -140,8 +138,8 @@ def _stranded(facts: Facts) -> Iterator[Finding]:
             if found.stranded > _WORTH_SAYING * found.reserved and found.stranded > 20 * 1024**2:
                 yield Finding(
                     "fragmentation",
-                    f"{format_bytes(found.stranded)} of {device.device} is free but stranded between live blocks: the largest piece is "
-                    f"{format_bytes(found.largest_free)}; %reset_gpu frees what is stale among them",
+                    f"{format_bytes(found.stranded)} of {device.device} is free but stranded between live blocks (largest free "
+                    f"piece {format_bytes(found.largest_free)}): `%reset_gpu` frees what is stale among them",
                     "%reset_gpu",
                 )
 
@@ -150,7 +148,7 @@ def _frozen(facts: Facts) -> Iterator[Finding]:
     if facts.frozen_objects > 100_000:
         yield Finding(
             "frozen",
-            f"gc.freeze() hides {facts.frozen_objects:,} objects from this report: gc.unfreeze() shows them",
+            f"gc.freeze() hides {facts.frozen_objects:,} objects from this report: `gc.unfreeze()` shows them",
             "gc.unfreeze()",
         )
 

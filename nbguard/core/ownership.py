@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
-from nbguard.core.facts import Graph, Root
+from nbguard.core.facts import EXPERIMENT_KINDS, Graph, Root
 
 Edge = tuple[int, int]
 """(parent node, child node): one reference that a cleanup would remove."""
+
+KEY = " → key "
+"""How the step from a dict to one of its keys is written."""
 
 STALE_KINDS = frozenset({"out", "error", "garbage"})
 
 
 def reach(graph: Graph, starts: Iterable[int], cut: Set[Edge] = frozenset(), blocked: Collection[int] = ()) -> set[int]:
-    """Return the nodes that `starts` lead to (themselves included), without the references in `cut` and not through `blocked`."""
+    """Return the nodes that `starts` lead to, themselves included, without the references in `cut`, not through `blocked`."""
     seen = {start for start in starts if start not in blocked}
     todo = list(seen)
     nodes = graph.nodes
@@ -49,7 +53,14 @@ def nbytes_of(graph: Graph, storages: Iterable[int]) -> int:
 
 
 def shortest_path(graph: Graph, root: Root, goals: Collection[int], blocked: Collection[int] = ()) -> tuple[int, ...]:
-    """Return the nodes from `root` to the nearest of `goals`, both ends included; empty if there is no way."""
+    """Return the nodes from `root` to the nearest of `goals`, both ends included; empty if there is no way.
+
+    A way through the keys of a dict is taken only if there is no other: `learn.model` says more than a key of `learn.opt`.
+    """
+    return _search(graph, root, goals, blocked, keys=False) or _search(graph, root, goals, blocked, keys=True)
+
+
+def _search(graph: Graph, root: Root, goals: Collection[int], blocked: Collection[int], keys: bool) -> tuple[int, ...]:
     parents: dict[int, int | None] = {node: None for node in root.nodes if node not in blocked}
     todo = deque(parents)
     while todo:
@@ -59,8 +70,8 @@ def shortest_path(graph: Graph, root: Root, goals: Collection[int], blocked: Col
             while (up := parents[path[-1]]) is not None:
                 path.append(up)
             return tuple(reversed(path))
-        for child in graph.nodes[node].children:
-            if child not in parents and child not in blocked:
+        for child, label in zip(graph.nodes[node].children, graph.nodes[node].labels, strict=True):
+            if child not in parents and child not in blocked and (keys or not label.startswith(KEY)):
                 parents[child] = node
                 todo.append(child)
     return ()
@@ -73,7 +84,7 @@ def path_text(graph: Graph, root: Root, path: Iterable[int], shorten: int = 0) -
     """
     steps = [root.label]
     nodes = list(path)
-    for parent, child in zip(nodes, nodes[1:], strict=False):
+    for parent, child in pairwise(nodes):
         label = dict(zip(graph.nodes[parent].children, graph.nodes[parent].labels, strict=True)).get(child, "")
         if label:
             steps.append(label)
@@ -144,9 +155,13 @@ def _alias_groups(graph: Graph) -> list[tuple[int, ...]]:
     for number, root in enumerate(graph.roots):
         key: object = (root.kind, root.nodes) if root.kind == "name" and root.nodes else number
         groups.setdefault(key, []).append(number)
-    return sorted(
-        (tuple(group) for group in groups.values()), key=lambda group: graph.roots[group[0]].kind in STALE_KINDS
-    )
+    return sorted((tuple(group) for group in groups.values()), key=lambda group: graph.roots[group[0]].kind in STALE_KINDS)
+
+
+def _rank(graph: Graph, group: tuple[int, ...]) -> int:
+    """Return 0 for a Learner, 1 for another experiment, 2 for the rest: the order in which shared holders are named."""
+    kinds = {graph.nodes[node].kind for node in graph.roots[group[0]].nodes}
+    return 0 if "learner" in kinds else 1 if kinds & EXPERIMENT_KINDS else 2
 
 
 def _holder(
@@ -156,19 +171,15 @@ def _holder(
     first = graph.roots[roots[0]]
     stale = first.kind in STALE_KINDS
     retained = nbytes_of(graph, exclusive)
-    labels = [" = ".join(graph.roots[root].label for root in groups[number]) for number in who]
+    named_first = sorted(who, key=lambda number: _rank(graph, groups[number]))
+    labels = [" = ".join(graph.roots[root].label for root in groups[number]) for number in named_first]
     if len(who) > 1:
         label = " + ".join(labels[:3]) + (f" + {len(labels) - 3} more" if len(labels) > 3 else "")
-        return Holder(
-            label, "shared", retained, retained, None, "shared: comes back when all of them are let go", stale, roots
-        )
+        return Holder(label, "shared", retained, retained, None, "shared: comes back when all of them are let go", stale, roots)
     path = ""
-    if exclusive:
+    if exclusive and first.kind in ("error", "library"):
         goals = {node for node, fact in enumerate(graph.nodes) if exclusive.intersection(fact.storages)}
-        largest = max(
-            goals, key=lambda node: max(graph.storages[s].nbytes for s in graph.nodes[node].storages if s in exclusive)
-        )
-        path = path_text(graph, first, shortest_path(graph, first, {largest}), shorten=5)
+        path = path_text(graph, first, shortest_path(graph, first, goals), shorten=5)
     return Holder(
         labels[0], first.kind, retained, nbytes_of(graph, reached[who[0]]), first.cell, first.what, stale, roots, path
     )

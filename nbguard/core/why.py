@@ -48,9 +48,7 @@ def explain(facts: Facts, name: str, node: int, what: str) -> Why:
 
 def _path(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool) -> Path:
     stale = root.kind in ("out", "error", "garbage")
-    return Path(
-        path_text(graph, root, way), root.cell, stale, _release(root, path_text(graph, root, way)), storages_only
-    )
+    return Path(path_text(graph, root, way), root.cell, stale, _release(root, path_text(graph, root, way)), storages_only)
 
 
 def _release(root: Root, text: str) -> str:

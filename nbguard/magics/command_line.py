@@ -44,7 +44,7 @@ def split(line: str) -> list[str]:
 
 def parser(prog: str, description: str) -> MagicArgumentParser:
     """Return a parser whose errors are one line; the options that every magic has are in it."""
-    found = MagicArgumentParser(prog, description=description, add_help=False)
+    found: MagicArgumentParser = MagicArgumentParser(prog, description=description, add_help=False)  # type: ignore[no-untyped-call]
     found.allow_abbrev = False  # a mistyped option must not become another one
     found.add_argument("--json", action="store_true", help="the result as JSON, bytes as integers")
     found.add_argument("-o", metavar="NAME", dest="output", help="also put the result object into the variable NAME")
@@ -104,4 +104,5 @@ def show(shell: Any, options: argparse.Namespace, result: Any, **details: Any) -
         if not options.output.isidentifier():
             raise UsageError(f"-o {options.output}: give the name of a variable, as in  -o report")
         shell.user_ns[options.output] = result
-    display(json_bundle(result) if options.json else mimebundle(result, **details), raw=True)
+    bundle = json_bundle(result) if options.json else mimebundle(result, **details)
+    display(bundle, raw=True)  # type: ignore[no-untyped-call]

@@ -10,9 +10,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from nbguard.magics.command_line import guarded, parse, parser, show, with_options
 
 _OPTIONS = parser("%gpumem", "Who holds the device's memory.")
-_OPTIONS.add_argument(
-    "what", nargs="*", metavar="why NAME", help="the reference paths that keep NAME (or Out[3]) alive"
-)
+_OPTIONS.add_argument("what", nargs="*", metavar="why NAME", help="the reference paths that keep NAME (or Out[3]) alive")
 _OPTIONS.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
 _OPTIONS.add_argument("-n", type=int, default=12, metavar="ROWS", help="show at most this many holders per device (12)")
 

@@ -19,9 +19,7 @@ _OPTIONS.add_argument("--dry-run", action="store_true", help="show the plan with
 _OPTIONS.add_argument(
     "--keep", nargs="+", default=[], metavar="NAME", help="names (with --all) or displayed results that must stay"
 )
-_OPTIONS.add_argument(
-    "--all", action="store_true", dest="everything", help="free every name that leads to device memory"
-)
+_OPTIONS.add_argument("--all", action="store_true", dest="everything", help="free every name that leads to device memory")
 
 
 @magics_class

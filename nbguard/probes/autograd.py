@@ -24,7 +24,7 @@ class Autograd:
         self.grad_fn = base.__dict__["grad_fn"].__get__
         self.base = base.__dict__["_base"].__get__
         self.storage = torch.Tensor.untyped_storage
-        self.use_count = getattr(torch.Tensor, "_use_count", lambda tensor: 1)
+        self.use_count = getattr(torch.Tensor, "_use_count", lambda _: 1)
         self.tensor_base = base
         self.saved_names: dict[type, tuple[str, ...]] = {}
 
@@ -78,7 +78,7 @@ class Autograd:
         if name == "variable":
             return [node.variable]
         raw = getattr(node, "_raw" + name if name.startswith("_") else "_raw_" + name, None)
-        packed = list(raw) if type(raw) in (tuple, list) else [] if raw is None else [raw]
+        packed = list(raw) if isinstance(raw, (tuple, list)) else [] if raw is None else [raw]
         hooked = [saved for saved in packed if getattr(saved, "unpack_hook", None) is not None]
         if hooked:
             return [saved.data for saved in hooked]

@@ -109,13 +109,9 @@ def _other_accelerator(kind: str) -> tuple[tuple[DeviceFacts, ...], tuple[Unavai
     facts = []
     for index in range(module.device_count()):
         stats = module.memory_stats(index) if hasattr(module, "memory_stats") else {}
-        allocator = AllocatorStats(
-            stats.get("allocated_bytes.all.current", 0), stats.get("reserved_bytes.all.current", 0)
-        )
+        allocator = AllocatorStats(stats.get("allocated_bytes.all.current", 0), stats.get("reserved_bytes.all.current", 0))
         facts.append(DeviceFacts(f"{kind}:{index}", kind, None, None, allocator if stats else None))
     missing = (
-        ()
-        if all(fact.allocator for fact in facts)
-        else (Unavailable(kind, f"this torch has no memory counters for {kind}"),)
+        () if all(fact.allocator for fact in facts) else (Unavailable(kind, f"this torch has no memory counters for {kind}"),)
     )
     return tuple(facts), missing

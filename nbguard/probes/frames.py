@@ -12,7 +12,24 @@ from nbguard.probes.roots import LiveRoot
 
 _OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals
 _DISPATCH = frozenset(
-    ["nbguard", "IPython", "ipykernel", "tornado", "asyncio", "zmq", "traitlets", "jupyter_client", "threading", "concurrent", "selectors", "debugpy", "_pydevd_bundle", "_pytest", "pluggy", "runpy"]
+    [
+        "nbguard",
+        "IPython",
+        "ipykernel",
+        "tornado",
+        "asyncio",
+        "zmq",
+        "traitlets",
+        "jupyter_client",
+        "threading",
+        "concurrent",
+        "selectors",
+        "debugpy",
+        "_pydevd_bundle",
+        "_pytest",
+        "pluggy",
+        "runpy",
+    ]
 )
 """Packages whose running frames only pass a call on. Their variables hold the notebook itself, nothing of an experiment."""
 
@@ -26,20 +43,21 @@ def frame_locals(frame: types.FrameType) -> dict[str, Any]:
     """
     mapping = frame.f_locals
     found = dict(mapping)
-    if (
-        type(mapping) is dict and frame.f_code.co_flags & _OPTIMIZED and sys.getrefcount(mapping) <= 3
-    ):  # frame, here, the call
+    if type(mapping) is dict and frame.f_code.co_flags & _OPTIMIZED and sys.getrefcount(mapping) <= 3:  # frame, here, the call
         mapping.clear()
     return found
 
 
 def attached_locals(frame: types.FrameType) -> int | None:
-    """Return the id of the dict of variables that a finished frame keeps (a debugger read it, up to Python 3.12), if any."""
+    """Return the id of the dict of variables that a finished frame keeps, if any.
+
+    A class body or executed code keeps its namespace; a function's frame, up to Python 3.12, what a debugger read of it.
+    """
     held = {id(obj) for obj in gc.get_referents(frame) if type(obj) is dict}
-    if not held:
+    if not held or frame.f_locals is frame.f_globals:
         return None
     mapping = frame.f_locals
-    return id(mapping) if id(mapping) in held and frame.f_code.co_flags & _OPTIMIZED else None
+    return id(mapping) if id(mapping) in held else None
 
 
 def running_roots() -> list[LiveRoot]:

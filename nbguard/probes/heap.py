@@ -71,6 +71,11 @@ class Walk:
             self.kind.append(kind)
         return found
 
+    def add_unwalked(self, obj: Any) -> None:
+        """Number `obj` without looking into it: its references are filled in by who asked for it."""
+        self._number(obj, self.kinds.of(type(obj)))
+        self.children.append([])
+
     def run(self) -> None:
         """Look into every numbered object that has not been looked into yet, and into what it refers to."""
         objects, kinds, number, stop = self.objects, self.kind, self.number, self.stop
@@ -150,10 +155,7 @@ class Walk:
         relevant = self.relevant()
         new = {old: number for number, old in enumerate(relevant)}
         for old in relevant:
-            if (
-                self.kind[old] == "frame"
-                and (view := self.number.get(attached_locals(self.objects[old]) or 0)) is not None
-            ):
+            if self.kind[old] == "frame" and (view := self.number.get(attached_locals(self.objects[old]) or 0)) is not None:
                 self.kind[view] = "locals"
         labels = Labels(self.referents.autograd)
         nodes = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
+from nbguard.core.ownership import KEY
 from nbguard.probes.autograd import Autograd
 from nbguard.probes.frames import frame_locals
 from nbguard.probes.kinds import mro_of, name_of, namespace_of
@@ -35,11 +36,7 @@ def key_text(key: object) -> str:
 
 
 def _attribute_labels(values: dict[str, Any]) -> dict[int, str]:
-    return {
-        id(value): "" if name in _TRANSPARENT else f".{name}"
-        for name, value in list(values.items())
-        if type(name) is str
-    }
+    return {id(value): "" if name in _TRANSPARENT else f".{name}" for name, value in list(values.items()) if type(name) is str}
 
 
 def _dict_labels(mapping: dict[Any, Any], as_attributes: bool) -> dict[int, str]:
@@ -49,7 +46,7 @@ def _dict_labels(mapping: dict[Any, Any], as_attributes: bool) -> dict[int, str]
             label = "" if key in _TRANSPARENT else f"[{key}]" if key.isdigit() else f".{key}"
         else:
             label = f"[{key_text(key)}]"
-            labels.setdefault(id(key), f" → key {key_text(key)}")
+            labels.setdefault(id(key), f"{KEY}{key_text(key)}")
         labels.setdefault(id(value), label)
     return labels
 
@@ -96,7 +93,7 @@ class Labels:
             return _frame_labels(obj)
         if kind == "class":
             return {id(value): f".{name}" for name, value in namespace_of(obj).items()}
-        if kind in ("graph", "traceback", "cell", "array"):
+        if kind in ("graph", "cell", "array") or cls is types.TracebackType:
             return {}
         known = self._slot_labels(obj)
         attributes = attributes_of(obj)
@@ -136,7 +133,10 @@ class Labels:
                 return " → …"
         if type(child) is types.FrameType:
             return f" → {child.f_code.co_name}" if kind == "traceback" else ""
-        if kind in ("graph", "traceback", "cell", "array", "frame"):
+        if kind in ("graph", "traceback", "cell", "array", "frame") or type(child) in (
+            types.FrameType,
+            types.TracebackType,
+        ):
             return ""
         if type(obj) is types.MethodType:
             return ".__self__"

@@ -37,9 +37,7 @@ def learner_facts(objects: list[tuple[int, Any]]) -> tuple[LearnerFact, ...]:
     for node, learner in objects:
         found = attributes_of(learner) or {}
         left = tuple(name for name, idle in LEFTOVERS.items() if name in found and not _is_idle(found[name], idle))
-        facts.append(
-            LearnerFact(node, id(learner) in running, learner_summary(learner), left if "dls" in found else ())
-        )
+        facts.append(LearnerFact(node, id(learner) in running, learner_summary(learner), left if "dls" in found else ()))
     return tuple(facts)
 
 

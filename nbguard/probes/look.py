@@ -38,11 +38,7 @@ class Notebook:
         shell = None if ipython is None or namespace is not None else ipython.get_ipython()
         return cls(
             shell,
-            shell.user_ns
-            if shell is not None
-            else namespace
-            if namespace is not None
-            else sys.modules["__main__"].__dict__,
+            shell.user_ns if shell is not None else namespace if namespace is not None else sys.modules["__main__"].__dict__,
         )
 
     @property

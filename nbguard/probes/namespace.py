@@ -24,17 +24,13 @@ def user_roots(
     """Return a root for each name that is the user's own: not IPython's, or rebound by the user since."""
     found = []
     for name, value in list(namespace.items()):
-        if (
-            type(name) is not str
-            or (name in hidden and hidden[name] is value)
-            or _is_output_name(name, value, namespace, out)
-        ):
+        if type(name) is not str or (name in hidden and hidden[name] is value) or _is_output_name(name, value, out):
             continue
         found.append(LiveRoot("name", name, (value,), cells.birth(name), describe(value, kinds)))
     return found
 
 
-def _is_output_name(name: str, value: Any, namespace: dict[str, Any], out: dict[int, Any]) -> bool:
+def _is_output_name(name: str, value: Any, out: dict[int, Any]) -> bool:
     """Say whether a name is IPython's alias of a displayed result (`_`, `_12`) rather than the user's variable."""
     if name in ("_oh", "Out", "In", "_ih", "_dh"):
         return True

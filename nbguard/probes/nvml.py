@@ -25,16 +25,12 @@ class NvmlReader:
             pynvml.nvmlInit()
             self._nvml = pynvml
         except ImportError:
-            self.reason = (
-                "nvidia-ml-py is not installed: other processes' memory is not known (pip install nvidia-ml-py)"
-            )
-        except Exception as error:  # NVMLError has a subclass per code; all of them mean: no readings
+            self.reason = "nvidia-ml-py is not installed: other processes' memory is not known (pip install nvidia-ml-py)"
+        except Exception as error:  # noqa: BLE001 - NVMLError has a subclass per code; all of them mean: no readings
             self.reason = f"the NVIDIA driver does not answer ({error}): other processes' memory is not known"
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._nvml is not None:
             try:
                 self._nvml.nvmlShutdown()

@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbguard.probes.heap import Walk
+from nbguard.probes.kinds import name_of, namespace_of
 from nbguard.probes.roots import LiveRoot
 
 _CHUNK = 512
-_MAX_CLIMB = 8
-_UNCOUNTED = frozenset({"graph", "frame"})  # owned by C++ and by running code: their counts say nothing
+_MAX_CLIMB = 24
+_FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
+_UNCOUNTED = "graph"  # C++ owns the nodes of graphs: their counts say nothing
 
 
 def orphan_roots(walk: Walk, climb_above: int) -> list[tuple[LiveRoot, list[int]]]:
@@ -35,22 +37,30 @@ def orphan_roots(walk: Walk, climb_above: int) -> list[tuple[LiveRoot, list[int]
     walk.run()
     held = _held_outside(walk, first)
     named: list[tuple[LiveRoot, list[int]]] = []
-    if held and _is_worth_it(walk, first, climb_above):
+    if held and _is_worth_it(walk, first, held, climb_above):
         named, held = _climb(walk, first, held)
     alive = _below(walk, first, held + [entry for _, entries in named for entry in entries])
     garbage = [n for n in range(first, len(walk.objects)) if n not in alive]
     if garbage:
         named.append((LiveRoot("garbage", "unreachable cycles", (), what=_count(walk, garbage)), garbage))
-    if held:
-        named.append((LiveRoot("library", "libraries", (), what="held outside your variables"), held))
+    explained = _points(walk, first, [entry for _, entries in named for entry in entries])
+    unknown = [n for n in held if _points(walk, first, [n]) - explained]
+    if unknown:
+        named.append((LiveRoot("library", _tops(walk, unknown), (), what="held in a way that Python does not show"), unknown))
     return named
 
 
-def _is_worth_it(walk: Walk, first: int, climb_above: int) -> bool:
-    if "learner" in walk.kind[first:]:
-        return True
-    storages = {storage for n in range(first, len(walk.objects)) for storage in walk.holds.get(n, ())}
-    return sum(walk.storages[storage].nbytes for storage in storages) > climb_above
+def _tops(walk: Walk, held: list[int]) -> str:
+    """Return what is at the top of what cannot be followed further, e.g. `libraries (a Tensor, a dict)`."""
+    names = sorted({name_of(type(walk.objects[n])) for n in held})
+    return f"libraries ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+
+
+def _is_worth_it(walk: Walk, first: int, held: list[int], climb_above: int) -> bool:
+    points = _points(walk, first, held)
+    storages = {storage for n in points for storage in walk.holds.get(n, ())}
+    nbytes = sum(walk.storages[storage].nbytes for storage in storages)
+    return nbytes > climb_above or any(walk.kind[n] == "learner" for n in points)
 
 
 def _held_outside(walk: Walk, first: int) -> list[int]:
@@ -65,16 +75,31 @@ def _held_outside(walk: Walk, first: int) -> list[int]:
     objects = walk.objects
     found = []
     for n in range(first, len(objects)):
-        if walk.kind[n] in _UNCOUNTED:
+        if walk.kind[n] == _UNCOUNTED:
             continue
         extra = sys.getrefcount(objects[n]) - ours - inside[n - first]
         if extra > 0 and walk.kind[n] == "tensor" and walk.referents.autograd is not None:
-            extra -= (
-                walk.referents.autograd.use_count(objects[n]) > 1
-            )  # C++ (a graph, a gradient) keeps the Python object
+            extra -= walk.referents.autograd.use_count(objects[n]) > 1  # C++ (a graph, a gradient) keeps the Python object
         if extra > 0:
             found.append(n)
-    return found
+    return _that_matter(walk, first, found)
+
+
+def _that_matter(walk: Walk, first: int, held: Iterable[int]) -> list[int]:
+    """Return those that lead to a storage or a Learner: a `print` or a lock that everybody holds explains nothing."""
+    parents: dict[int, list[int]] = {}
+    for parent in range(first, len(walk.objects)):
+        for child in walk.children[parent]:
+            if child >= first:
+                parents.setdefault(child, []).append(parent)
+    todo = [n for n in range(first, len(walk.objects)) if n in walk.holds or walk.kind[n] == "learner"]
+    seen = set(todo)
+    while todo:
+        for parent in parents.get(todo.pop(), ()):
+            if parent not in seen:
+                seen.add(parent)
+                todo.append(parent)
+    return [n for n in held if n in seen]
 
 
 def _below(walk: Walk, first: int, tops: Iterable[int]) -> set[int]:
@@ -89,57 +114,72 @@ def _below(walk: Walk, first: int, tops: Iterable[int]) -> set[int]:
 
 
 def _climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot, list[int]]], list[int]]:
-    """Follow holders upwards; return roots that could be named and the objects whose holder cannot be found."""
+    """Follow holders upwards, the nearest first; return roots that could be named and what else is held outside.
+
+    A climb ends when all that it set out from is explained by a named root: that root may itself be known by many names.
+    """
     named: list[tuple[LiveRoot, list[int]]] = []
-    settled: set[int] = set()
+    explained: set[int] = set()
     asked: set[int] = set()
+    lowest = len(walk.objects)
     modules = {id(m.__dict__): name for name, m in list(sys.modules.items()) if type(m) is type(sys)}
     for _ in range(_MAX_CLIMB):
-        asking = {id(walk.objects[n]): n for n in held if n not in settled and n not in asked}
+        asking = {id(walk.objects[n]): n for n in held if n not in asked and _points(walk, first, [n]) - explained}
         if not asking:
             break
         asked.update(asking.values())
+        found: list[tuple[LiveRoot, list[int]]] = []
         for holder in _referrers(walk, set(asking)):
-            refs = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
-            module = modules.get(id(holder))
-            if module is not None:
-                named += [
-                    (
-                        LiveRoot(
-                            "library", _global_name(module, holder, walk.objects[n]), (), what="global of a library"
-                        ),
-                        [n],
-                    )
-                    for n in refs
-                ]
-                settled.update(refs)
-            elif id(holder) in walk.number and walk.number[id(holder)] < first:
-                settled.update(refs)
-                named.append(
-                    (
-                        LiveRoot(
-                            "library", f"a {name_of(type(holder))} of yours", (), what="held in a way not followed"
-                        ),
-                        refs,
-                    )
-                )
-            elif id(holder) not in walk.number and walk.kinds.of(type(holder)) != "class":
-                walk.objects.append(holder)
-                walk.kind.append(walk.kinds.of(type(holder)))
-                walk.number[id(holder)] = len(walk.objects) - 1
-                walk.children.append(
-                    [walk.number[id(c)] for c in gc.get_referents(holder) if walk.number.get(id(c), -1) >= first]
-                )
+            held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
+            label, what = _name_of_root(walk, first, holder, held_by_it, modules)
+            if label:
+                found.append((LiveRoot("library", label, (), what=what), held_by_it))
+            elif id(holder) not in walk.number:
+                walk.add_unwalked(holder)
             del holder
+        for root, entries in sorted(found, key=lambda each: _foreign(walk, *each)):
+            if points := _points(walk, first, entries) - explained:
+                named.append((root, entries))
+                explained |= points
+        for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
+            refs = gc.get_referents(walk.objects[n])
+            walk.children[n] = [at for ref in refs if (at := walk.number.get(id(ref), -1)) >= first]
         held = _held_outside(walk, first)
-    return named, [n for n in held if n not in settled]
+    return named, held
+
+
+def _points(walk: Walk, first: int, tops: list[int]) -> set[int]:
+    """Return the objects below `tops` that need an explanation: holders of storages, and Learners."""
+    return {n for n in _below(walk, first, tops) if n in walk.holds or walk.kind[n] == "learner"}
+
+
+def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, str]:
+    """Order names of one and the same thing: the module that defines its class knows it best."""
+    home = namespace_of(type(walk.objects[entries[0]])).get("__module__")
+    return not (type(home) is str and root.label.startswith(f"{home}.")), root.label
+
+
+def _name_of_root(walk: Walk, first: int, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> tuple[str, str]:
+    """Return (label, explanation) if `holder` is where a climb ends: a module's globals, or what a root leads to already."""
+    module = modules.get(id(holder))
+    if module is not None:
+        return _global_name(module, holder, walk.objects[held_by_it[0]]), "global of a library"
+    if walk.kinds.of(type(holder)) == "class":
+        return f"{namespace_of(holder).get('__module__')}.{name_of(holder)}", "class of a library"
+    if walk.number.get(id(holder), first) < first:
+        return f"a {name_of(type(holder))} that you hold", "held in a way that is not followed"
+    return "", ""
 
 
 def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
     """Return the tracked objects that refer to any of `ids`, in one pass, without our own bookkeeping."""
+    if len(ids) <= _FEW:
+        few = [walk.objects[walk.number[key]] for key in ids]
+        own = {id(few), id(walk.objects), id(sys._getframe())}
+        return [obj for obj in gc.get_referrers(*few) if id(obj) not in own]
     everything = gc.get_objects()
-    own = {id(everything), id(walk.objects), id(sys._getframe()), id(walk.number)}
-    found = []
+    own = {id(everything), id(walk.objects)}
+    found: list[Any] = []
     for at in range(0, len(everything), _CHUNK):
         chunk = everything[at : at + _CHUNK]
         if ids.isdisjoint(map(id, gc.get_referents(*chunk))):

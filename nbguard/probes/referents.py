@@ -38,7 +38,7 @@ class Referents:
         self._plain: dict[type, bool] = {}
         self._user_modules: dict[object, bool] = {"__main__": True}
         self._libraries = library_paths()
-        self._expand: dict[str, Callable[[Any], list[Any]]] = {"array": self._array, "storage": lambda storage: []}
+        self._expand: dict[str, Callable[[Any], list[Any]]] = {"array": self._array, "storage": lambda _: []}
         if self.autograd is not None:
             self._expand |= {"tensor": self.autograd.tensor_referents, "graph": self.autograd.graph_referents}
 

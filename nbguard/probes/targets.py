@@ -37,9 +37,7 @@ def resolve_targets(
     return tuple(_resolve(text, parse_target(text), namespace, out, hidden) for text in texts)
 
 
-def _resolve(
-    text: str, target: ast.expr, namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]
-) -> Target:
+def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]) -> Target:
     output = output_label(target, out)
     if output:
         return Target(text, root=output, value_kind="a displayed result")
@@ -89,9 +87,7 @@ def lookup(expression: ast.expr, namespace: dict[str, Any]) -> Any:
     """Return the object an expression of names, attributes and constant keys stands for, or a mark that it is computed."""
     if isinstance(expression, ast.Name):
         if expression.id not in namespace:
-            near = difflib.get_close_matches(
-                expression.id, [name for name in namespace if not name.startswith("_")], n=1
-            )
+            near = difflib.get_close_matches(expression.id, [name for name in namespace if not name.startswith("_")], n=1)
             hint = f": did you mean {near[0]}?" if near else ": it is not defined in this notebook"
             raise TargetError(f"name '{expression.id}' does not exist{hint}")
         return namespace[expression.id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from nbguard.probes.roots import LiveRoot
@@ -55,9 +56,17 @@ def _cell_of(error: BaseException | None, shell: Any) -> int | None:
     return None
 
 
-def finished_frames(shell: Any) -> dict[int, types.FrameType]:
-    """Return the frames that the last error keeps, by id: of chained and grouped exceptions and of the debugger too."""
-    found: dict[int, types.FrameType] = {}
+@dataclass(frozen=True)
+class ErrorParts:
+    """The frames and exceptions of the last error, by id."""
+
+    frames: dict[int, types.FrameType]
+    errors: dict[int, BaseException]
+
+
+def error_parts(shell: Any) -> ErrorParts:
+    """Return what the last error keeps: of chained and grouped exceptions and of the debugger too."""
+    found = ErrorParts({}, {})
     seen: set[int] = set()
     todo = [value for _, value in error_places(shell)]
     while todo:
@@ -66,10 +75,11 @@ def finished_frames(shell: Any) -> dict[int, types.FrameType]:
             continue
         seen.add(id(value))
         if type(value) is types.FrameType:
-            found[id(value)] = value
+            found.frames[id(value)] = value
             todo.append(value.f_back)
         elif type(value) is types.TracebackType:
             todo += [value.tb_frame, value.tb_next]
         elif isinstance(value, BaseException):
+            found.errors[id(value)] = value
             todo += [value.__traceback__, value.__context__, value.__cause__, *getattr(value, "exceptions", ())]
     return found

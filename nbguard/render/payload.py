@@ -11,9 +11,8 @@ SCHEMA = 1
 
 def payload(result: Any) -> dict[str, Any]:
     """Return a report, plan, outcome or explanation as plain JSON-ready data; sizes in bytes."""
-    found = _plain(result)
-    assert isinstance(found, dict)
-    return {"schema": SCHEMA, "kind": type(result).__name__.lower(), **found}
+    fields = {field.name: _plain(getattr(result, field.name)) for field in dataclasses.fields(result)}
+    return {"schema": SCHEMA, "kind": type(result).__name__.lower(), **fields}
 
 
 def _plain(value: Any) -> Any:

@@ -26,13 +26,17 @@ class Row:
 
 def holder_rows(device: DeviceReport, limit: int) -> tuple[list[Row], str]:
     """Return at most `limit` rows, the rest in one, and the total: the figures shown re-add to the total shown."""
-    shown, rest = device.holders[:limit], device.holders[limit:]
+    alone = [holder for holder in device.holders if holder.retained]
+    shown = alone[:limit] if alone else list(device.holders[:limit])
+    rest = [holder for holder in device.holders if holder not in shown]
     unit = unit_of(device.allocated)
     rest_bytes = sum(holder.retained for holder in rest)
     figures = format_column([*(holder.retained for holder in shown), rest_bytes], unit)
     rows = [_row(holder, figure, unit) for holder, figure in zip(shown, figures, strict=False)]
     if rest:
-        rows.append(Row(f"{len(rest)} more", figures[-1], "", "", "-n shows more"))
+        names = ", ".join(holder.label for holder in rest[:4]) + (", …" if len(rest) > 4 else "")
+        what = f"{names}: reach only what others hold too" if not rest_bytes else f"{names} (-n shows more)"
+        rows.append(Row(f"{len(rest)} more", figures[-1], "", "", what))
     return rows, format_column([device.allocated], unit)[0]
 
 
@@ -83,11 +87,15 @@ def outcome_summary(outcome: Outcome) -> str:
 
 
 def left_rows(outcome: Outcome, limit: int = 20) -> Iterator[str]:
-    """Yield what holds the rest, in one phrase each."""
-    for label, nbytes, what in outcome.left[:limit]:
-        yield f"{label} ({format_bytes(nbytes)}{', ' + what if what else ''})"
-    if len(outcome.left) > limit:
-        yield f"{len(outcome.left) - limit} more (%gpumem)"
+    """Yield what holds the rest, in one phrase each; names that hold nothing alone, together at the end."""
+    alone = [each for each in outcome.left if each[1]]
+    shared = [label for label, nbytes, _ in outcome.left if not nbytes]
+    for label, nbytes, what in alone[:limit]:
+        yield f"{label} ({what}) {format_bytes(nbytes)}" if what else f"{label} {format_bytes(nbytes)}"
+    if len(alone) > limit:
+        yield f"{len(alone) - limit} more (%gpumem)"
+    if shared:
+        yield "and, sharing memory: " + ", ".join(shared[:limit]) + (", …" if len(shared) > limit else "")
 
 
 def notes(outcome: Outcome) -> Iterator[str]:

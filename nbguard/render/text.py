@@ -27,7 +27,7 @@ def report_text(report: Report, limit: int = 12) -> str:
     lines = [report.headline] if report.headline else []
     for device in report.devices:
         lines += [*_device(device, limit), ""]
-    lines += [f"  • {finding.sentence}" for finding in report.findings]
+    lines += [f"  • {finding.sentence.replace('`', '')}" for finding in report.findings]
     lines += [f"  ○ {missing.reason}" for missing in report.unavailable]
     return "\n".join(lines).rstrip()
 
@@ -67,13 +67,15 @@ def _bar(device: DeviceReport) -> str:
 
 def _table(rows: list[Row], total: str) -> Iterator[str]:
     head = Row("held by", "frees now", "reaches", "since", "what")
-    name = min(max(len(_clip(row.name)) for row in (*rows, head)), 40)
-    widths = [max(len(getattr(row, column)) for row in (*rows, head)) for column in ("retained", "reaches", "since")]
-    for row in (head, *rows):
+    lines = (head, *rows)
+    name = max(len(_clip(row.name)) for row in lines)
+    retained = max(len(total), *(len(row.retained) for row in lines))
+    reaches, since = (max(len(getattr(row, column)) for row in lines) for column in ("reaches", "since"))
+    for row in lines:
         what = f"stale · {row.what}" if row.stale else row.what
-        line = f"  {_clip(row.name):<{name}}  {row.retained:>{max(widths[0], len(total))}}  {row.reaches:>{widths[1]}}  {row.since:<{widths[2]}}  {what}"
-        yield line.rstrip()
-    yield f"  {'':<{name}}  {total:>{max(widths[0], len(total))}}  allocated"
+        figures = f"{row.retained:>{retained}}  {row.reaches:>{reaches}}"
+        yield f"  {_clip(row.name):<{name}}  {figures}  {row.since:<{since}}  {what}".rstrip()
+    yield f"  {'':<{name}}  {total:>{retained}}  allocated"
 
 
 def _clip(name: str, width: int = 40) -> str:

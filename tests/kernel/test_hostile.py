@@ -70,7 +70,15 @@ def notebook(kernel: Kernel) -> Kernel:
 
 @pytest.mark.parametrize(
     "line",
-    ["%gpumem", "%gpumem --json", "%gpumem why proxy", "%gpumem why sub", "%reset_gpu --dry-run", "%reset_gpu", "%reset_gpu --dry-run keys['a']"],
+    [
+        "%gpumem",
+        "%gpumem --json",
+        "%gpumem why proxy",
+        "%gpumem why sub",
+        "%reset_gpu --dry-run",
+        "%reset_gpu",
+        "%reset_gpu --dry-run keys['a']",
+    ],
 )
 def test_looking_runs_none_of_their_code(notebook: Kernel, line: str) -> None:
     notebook.run("launched.clear()").ok()

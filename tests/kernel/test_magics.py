@@ -21,7 +21,9 @@ def notebook(kernel: Kernel) -> Kernel:
 
 def test_report_names_holders_and_their_cells(notebook: Kernel) -> None:
     notebook.run(TRAINED).ok()
-    notebook.run("losses = [learn.loss_func(learn.model(torch.randn(4, 16)), torch.tensor([0, 1, 2, 0])) for _ in range(9)]").ok()
+    notebook.run(
+        "losses = [learn.loss_func(learn.model(torch.randn(4, 16)), torch.tensor([0, 1, 2, 0])) for _ in range(9)]"
+    ).ok()
 
     cell = notebook.run("%gpumem").ok()
 
@@ -243,7 +245,11 @@ def test_an_interrupt_during_a_cleanup_is_reported_step_by_step(notebook: Kernel
     assert "not done: del second (interrupted)" in cell.text
     assert "interrupted: run %reset_gpu again to finish" in cell.text
     assert "freed 0.20 KiB of 1.37 KiB promised" in cell.text
-    assert notebook.value("('first' in globals(), 'second' in globals(), builtins._tracked['second'][0]())") == (False, True, False)
+    assert notebook.value("('first' in globals(), 'second' in globals(), builtins._tracked['second'][0]())") == (
+        False,
+        True,
+        False,
+    )
     assert notebook.value("signal.getsignal(signal.SIGINT) is handler")
 
 
@@ -252,7 +258,9 @@ def test_an_interrupt_while_looking_changes_nothing_and_keeps_nothing(notebook: 
     notebook.run("t = torch.ones(77); track('t', t); heap = [[object()] for _ in range(600_000)]").ok()
     notebook.run("import threading\ndef later():\n    time.sleep(.15); os.kill(os.getpid(), signal.SIGINT)").ok()
 
-    cell = notebook.run("threading.Thread(target=later).start()\nfor _ in range(50): get_ipython().run_line_magic('gpumem', '')")
+    cell = notebook.run(
+        "threading.Thread(target=later).start()\nfor _ in range(50): get_ipython().run_line_magic('gpumem', '')"
+    )
 
     assert cell.error == ("KeyboardInterrupt", "%gpumem was interrupted while it looked: nothing has been changed")
     notebook.run("del t").ok()

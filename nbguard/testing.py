@@ -1,0 +1,88 @@
+"""Builders of facts, for tests of nbguard and of what is built on it.
+
+    graph = make_graph(
+        roots={"learn": ["learn"], "Out[3]": ["old"]},
+        edges={"learn": {".model": "model"}, "old": {".model": "model"}},
+        storages={"model": 100},
+    )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nbguard.core.facts import AllocatorStats, Block, DeviceFacts, Facts, Graph, LearnerFact, Node, Root, Segment, StorageFact
+
+_FIRST_REF = 1000
+
+
+def make_graph(
+    roots: Mapping[str, Sequence[str]],
+    edges: Mapping[str, Mapping[str, str]] | None = None,
+    storages: Mapping[str, int | Sequence[str]] | None = None,
+    kinds: Mapping[str, str] | None = None,
+    device: str = "cpu",
+) -> Graph:
+    """Return a graph of named nodes.
+
+    Args:
+        roots: nodes that each root leads to; `Out[…]`, `last error`, `unreachable cycles`, `running …` and `module.name`
+            are roots of their kinds, anything else is a name of the user's.
+        edges: per node, the label of each reference and the node it leads to.
+        storages: per node, the bytes of a storage of its own, or the names of nodes whose storage it shares.
+        kinds: per node, its kind (`object` if not given).
+        device: the device of all storages.
+    """
+    edges, storages, kinds = edges or {}, storages or {}, kinds or {}
+    names = list(dict.fromkeys([n for found in roots.values() for n in found] + [*edges] + [*storages] + _targets(edges)))
+    number = {name: at for at, name in enumerate(names)}
+    own = [name for name, what in storages.items() if isinstance(what, int)]
+    facts = tuple(StorageFact(device, int(str(storages[name])), 4096 + at) for at, name in enumerate(own))
+    nodes = []
+    for name in names:
+        what = storages.get(name, ())
+        held = (own.index(name),) if isinstance(what, int) else tuple(own.index(other) for other in what)
+        out = edges.get(name, {})
+        children, labels = tuple(number[child] for child in out.values()), tuple(out)
+        kind = kinds.get(name, "object")
+        nodes.append(Node(kind, kind, _FIRST_REF + number[name], children, labels, held))  # type: ignore[arg-type]
+    found = tuple(Root(_root_kind(label), label, tuple(number[n] for n in entries)) for label, entries in roots.items())
+    return Graph(found, tuple(nodes), facts)
+
+
+def _targets(edges: Mapping[str, Mapping[str, str]]) -> list[str]:
+    return [target for out in edges.values() for target in out.values()]
+
+
+def _root_kind(label: str):  # type: ignore[no-untyped-def]
+    for start, kind in (("Out[", "out"), ("last error", "error"), ("unreachable", "garbage"), ("running", "frame")):
+        if label.startswith(start):
+            return kind
+    return "module" if "." in label else "name"
+
+
+def ref_of(graph: Graph, kind: str) -> int:
+    """Return the ref of the first node of this kind."""
+    return next(node.ref for node in graph.nodes if node.kind == kind)
+
+
+def make_facts(graph: Graph, learners: Sequence[LearnerFact] = (), device: DeviceFacts | None = None) -> Facts:
+    """Return facts on one device (a CPU, if not given) with this graph."""
+    devices = (device or DeviceFacts("cpu", "no accelerator"),)
+    return Facts(devices[0].device.partition(":")[0], devices, graph, tuple(learners), pid=1)
+
+
+def make_segment(*blocks: tuple[int, str], address: int = 0, expandable: bool = False, small: bool = False, private: bool = False) -> Segment:
+    """Return a segment of (size, state) blocks from `address` on."""
+    found, at = [], address
+    for size, state in blocks:
+        found.append(Block(at, size, state))
+        at += size
+    return Segment(address, at - address, small, expandable, private, tuple(found))
+
+
+def make_cuda_device(segments: Sequence[Segment], total: int, free: int, name: str = "cuda:0") -> DeviceFacts:
+    """Return a CUDA device with these segments."""
+    allocated = sum(b.size for s in segments for b in s.blocks if b.state == "active_allocated")
+    stats = AllocatorStats(allocated, sum(segment.total_size for segment in segments))
+    return DeviceFacts(name, "Test GPU", total, free, stats, tuple(segments))
