@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbguard.actions.release import apply
-from nbguard.core.cleanup import Outcome, Plan, Request, plan_cleanup
+from nbguard.core.cleanup import plan_cleanup
 from nbguard.core.facts import Graph
+from nbguard.core.plan import Outcome, Plan, Request
 from nbguard.core.report import Report, build_report
 from nbguard.core.why import Why, explain
 from nbguard.errors import TargetError

@@ -1,10 +1,10 @@
 """Builders of facts, for tests of nbguard and of what is built on it.
 
-    graph = make_graph(
-        roots={"learn": ["learn"], "Out[3]": ["old"]},
-        edges={"learn": {".model": "model"}, "old": {".model": "model"}},
-        storages={"model": 100},
-    )
+graph = make_graph(
+    roots={"learn": ["learn"], "Out[3]": ["old"]},
+    edges={"learn": {".model": "model"}, "old": {".model": "model"}},
+    storages={"model": 100},
+)
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ def make_facts(graph: Graph, learners: Sequence[LearnerFact] = (), device: Devic
     return Facts(devices[0].device.partition(":")[0], devices, graph, tuple(learners), pid=1)
 
 
-def make_segment(*blocks: tuple[int, str], address: int = 0, expandable: bool = False, small: bool = False, private: bool = False) -> Segment:
+def make_segment(
+    *blocks: tuple[int, str], address: int = 0, expandable: bool = False, small: bool = False, private: bool = False
+) -> Segment:
     """Return a segment of (size, state) blocks from `address` on."""
     found, at = [], address
     for size, state in blocks:

@@ -37,3 +37,7 @@ def plain_kernel(plain_zygote: Zygote) -> Iterator[Kernel]:
     kernel = Kernel(plain_zygote)
     yield kernel
     kernel.stop()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden texts anew")

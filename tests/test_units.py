@@ -9,7 +9,15 @@ from nbguard.units import GiB, KiB, MiB, format_bytes, format_column, unit_of
 
 @pytest.mark.parametrize(
     ("nbytes", "text"),
-    [(0, "0 B"), (1, "1 B"), (1023, "1023 B"), (KiB, "1.00 KiB"), (1536 * KiB, "1.50 MiB"), (3 * GiB + 54 * MiB, "3.05 GiB"), (None, "?")],
+    [
+        (0, "0 B"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (KiB, "1.00 KiB"),
+        (1536 * KiB, "1.50 MiB"),
+        (3 * GiB + 54 * MiB, "3.05 GiB"),
+        (None, "?"),
+    ],
 )
 def test_bytes_read_with_their_unit(nbytes: int | None, text: str) -> None:
     assert format_bytes(nbytes) == text

@@ -15,9 +15,9 @@ from typing import Any
 
 from nbguard.actions.interrupts import Interrupts
 from nbguard.actions.tracebacks import release_objects, release_variables
-from nbguard.core.cleanup import Action, Outcome, Plan
 from nbguard.core.facts import Facts
 from nbguard.core.ownership import holders, reach_of_roots, storages_of
+from nbguard.core.plan import Action, Outcome, Plan
 from nbguard.errors import NbguardError
 from nbguard.probes.heap import Witness
 from nbguard.probes.learners import LEFTOVERS
@@ -136,8 +136,8 @@ class _Step:
 
 def _delete(step: _Step) -> None:
     (text,) = step.action.names
-    namespace = step.notebook.namespace
-    exec(compile(f"del {text}", "<%reset_gpu>", "exec"), namespace)  # noqa: S102 - `del` as the user would
+    code = compile(f"del {text}", "<%reset_gpu>", "exec")
+    exec(code, {}, step.notebook.namespace)  # noqa: S102 - `del` as the user would; not as globals: exec adds to those
 
 
 def _forget_output(step: _Step) -> None:

@@ -8,77 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
-from typing import Literal
 
 from nbguard.core.facts import EXPERIMENT_KINDS, Facts, Graph
 from nbguard.core.fragmentation import fragmentation
 from nbguard.core.ownership import STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
+from nbguard.core.plan import Action, ActionKind, Plan, Request, Target
 
 _LOSS = 1024
 """Bytes below which a `loss_grad` left by a fit that ended well is the bare number, without a graph: not worth a word."""
-
-ActionKind = Literal["del", "out", "error", "leftovers", "collect", "cache"]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What the user asked to free, in the words given, as far as it could be looked up without running user code.
-
-    `root` is the label of a root (a plain name, `Out[3]`); else `containers` and `value` are ids of the objects whose
-    reference `del` would remove. Without either (a computed key, say) the bytes cannot be promised, only measured.
-    """
-
-    text: str
-    root: str = ""
-    containers: tuple[int, ...] = ()
-    value: int = 0
-    value_kind: str = ""
-
-    @property
-    def is_known(self) -> bool:
-        """Return whether the references that go are known beforehand."""
-        return bool(self.root or (self.containers and self.value))
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What `%reset_gpu` was asked for. No targets and not `everything`: all that is stale."""
-
-    targets: tuple[Target, ...] = ()
-    keep: tuple[str, ...] = ()
-    everything: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """One step of a plan. `nbytes` come back by it, after the steps before it; None: cannot be known before.
-
-    `refs` are ids of the objects concerned (a displayed object, frames with the locals to release, a Learner), so that
-    the step finds them again; `names` the attribute or variable names. They mean nothing once the plan has run.
-    """
-
-    kind: ActionKind
-    label: str
-    nbytes: int | None
-    detail: str = ""
-    refs: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a cleanup will do, and the bytes it promises.
-
-    `storages` are the numbers of the storages that will be gone; `reserved` the bytes that go back to the device, where
-    segments are known. `skipped` says in words what was asked for but will not be done, and why.
-    """
-
-    request: Request
-    actions: tuple[Action, ...] = ()
-    storages: frozenset[int] = frozenset()
-    promised: int = 0
-    reserved: int | None = None
-    skipped: tuple[str, ...] = ()
 
 
 @dataclass
@@ -341,25 +278,3 @@ def _reserved(facts: Facts, storages: Set[int]) -> int | None:
     return sum(
         fragmentation(found, {address for device, address in freed if device == name}).releasable for name, found in segments
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a cleanup did, measured.
-
-    `realised` counts the storages that are really gone (their weak references expired) among those promised, `extra` those
-    beyond. `done` and `undone` are the labels of the actions that ran and those that did not, with the reason.
-    `reserved` is (before, after) of the allocator; `left` what holds the rest: (holder, bytes, hint).
-    """
-
-    plan: Plan
-    done: tuple[Action, ...]
-    undone: tuple[tuple[str, str], ...]
-    realised: int
-    extra: int
-    before: int
-    after: int
-    reserved: tuple[int, int] | None = None
-    survivors: tuple[tuple[str, int], ...] = ()
-    left: tuple[tuple[str, int, str], ...] = ()
-    interrupted: bool = False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbguard.core.cleanup import Plan
 from nbguard.core.facts import Facts, Root
 from nbguard.core.fragmentation import fragmentation
 from nbguard.core.ownership import holders, nbytes_of, reach, storages_of
+from nbguard.core.plan import Plan
 from nbguard.units import format_bytes
 
 _WORTH_SAYING = 0.05

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nbguard.core.cleanup import Request, plan_cleanup
+from nbguard.core.cleanup import plan_cleanup
 from nbguard.core.facts import DeviceFacts, Facts, Unavailable
 from nbguard.core.findings import Finding, find
 from nbguard.core.fragmentation import fragmentation
 from nbguard.core.ownership import Holder, holders
+from nbguard.core.plan import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from nbguard.magics.command_line import guarded, parse, parser, show, with_options
 
 if TYPE_CHECKING:
-    from nbguard.core.cleanup import Outcome, Plan
+    from nbguard.core.plan import Outcome, Plan
 
 _OPTIONS = parser("%reset_gpu", "Free what is stale, or just the targets.")
 _OPTIONS.add_argument("targets", nargs="*", help="what to free, as after del: learn  runs['a']  exp.learn  Out[3]")

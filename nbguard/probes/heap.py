@@ -6,23 +6,20 @@ weak references to storages and experiments for checking later what is really go
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
-from nbguard.core.facts import EXPERIMENT_KINDS, Graph, Node, Root, StorageFact
-from nbguard.probes.frames import attached_locals
-from nbguard.probes.kinds import LEAF, Kinds, name_of
-from nbguard.probes.labels import Labels
+from nbguard.core.facts import EXPERIMENT_KINDS, StorageFact
+from nbguard.probes.kinds import LEAF, Kinds
 from nbguard.probes.referents import Referents
-from nbguard.probes.roots import LiveRoot
 
 _CANDIDATES = EXPERIMENT_KINDS | {"tensor"}
-_NODE_KIND = {"array": "data", "class": "code", "storage": "tensor"}
 
 
 @dataclass
@@ -31,6 +28,11 @@ class Witness:
 
     storages: list[Any] = field(default_factory=list)
     objects: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+
+    def note(self, obj: Any) -> None:
+        """Remember an experiment weakly, by its id."""
+        with contextlib.suppress(TypeError):  # a class without weak references
+            self.objects[id(obj)] = weakref.ref(obj)
 
     def expired(self) -> set[int]:
         """Return the numbers of the storages whose memory has been freed."""
@@ -134,64 +136,6 @@ class Walk:
         found = [obj for obj in compress(everything, map(wanted.__contains__, types)) if id(obj) not in self.number]
         del everything, types
         return found
-
-    def relevant(self) -> list[int]:
-        """Return the objects that lead to a storage or are an experiment, in order."""
-        parents: list[list[int]] = [[] for _ in self.objects]
-        for parent, found in enumerate(self.children):
-            for child in found:
-                parents[child].append(parent)
-        todo = [n for n, kind in enumerate(self.kind) if n in self.holds or kind in EXPERIMENT_KINDS]
-        seen = set(todo)
-        while todo:
-            for parent in parents[todo.pop()]:
-                if parent not in seen:
-                    seen.add(parent)
-                    todo.append(parent)
-        return sorted(seen)
-
-    def graph(self, roots: Iterable[tuple[LiveRoot, list[int]]], nbytes: Callable[[StorageFact], int]) -> Graph:
-        """Return the walk as plain data. `nbytes` says what the allocator set aside for a storage."""
-        relevant = self.relevant()
-        new = {old: number for number, old in enumerate(relevant)}
-        for old in relevant:
-            if self.kind[old] == "frame" and (view := self.number.get(attached_locals(self.objects[old]) or 0)) is not None:
-                self.kind[view] = "locals"
-        labels = Labels(self.referents.autograd)
-        nodes = []
-        for old in relevant:
-            obj, kind = self.objects[old], self.kind[old]
-            children = [child for child in dict.fromkeys(self.children[old]) if child in new]
-            texts = labels.of(obj, kind, [self.objects[child] for child in children])
-            storages = tuple(self.holds.get(old, ()))
-            nodes.append(
-                Node(
-                    _node_kind(obj, kind),
-                    name_of(type(obj)),
-                    id(obj),
-                    tuple(new[c] for c in children),
-                    tuple(texts),
-                    storages,
-                )
-            )
-            if kind in EXPERIMENT_KINDS:
-                self._witness_object(obj)
-        found = []
-        for root, entries in roots:
-            known = tuple(dict.fromkeys(new[entry] for entry in entries if entry in new))
-            if known:
-                found.append(Root(root.kind, root.label, known, root.cell, root.what))
-        return Graph(tuple(found), tuple(nodes), tuple(replace(fact, nbytes=nbytes(fact)) for fact in self.storages))
-
-    def _witness_object(self, obj: Any) -> None:
-        try:
-            self.witness.objects[id(obj)] = weakref.ref(obj)
-        except TypeError:  # a class without weak references
-            return
-
-
-def _node_kind(obj: Any, kind: str) -> Any:
-    return "data" if name_of(type(obj)) in ("DataFrame", "Series") else _NODE_KIND.get(kind, kind)
 
 
 def _weak_storage(storage: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbguard.core.facts import DeviceFacts, Facts, StorageFact
 from nbguard.errors import NoTorchError
+from nbguard.probes.compact import compact
 from nbguard.probes.cuda import device_facts, tracked_device
 from nbguard.probes.frames import running_roots
 from nbguard.probes.heap import Walk, Witness
@@ -93,8 +94,14 @@ def look(notebook: Notebook) -> Look:
     if "torch" not in sys.modules:
         raise NoTorchError
     torch: Any = sys.modules["torch"]
-    with torch._C.DisableTorchFunctionSubclass():  # reading a tensor subclass's attributes must not run its code
-        return _look(notebook)
+    collects = gc.isenabled()
+    gc.disable()  # what the walk allocates must not start a collection: that would change what is being looked at
+    try:
+        with torch._C.DisableTorchFunctionSubclass():  # reading a tensor subclass's attributes must not run its code
+            return _look(notebook)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _look(notebook: Notebook) -> Look:
@@ -106,7 +113,7 @@ def _look(notebook: Notebook) -> Look:
     walk.run()
     threshold = int(_WORTH_A_CLIMB * sum(storage.nbytes for storage in walk.storages))
     roots += orphan_roots(walk, threshold)
-    graph = walk.graph(roots, _block_sizes(devices))
+    graph = compact(walk, roots, _block_sizes(devices))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
     learners = [
         (numbers[id(obj)], obj)

@@ -17,6 +17,8 @@ _BULK = 64
 """Containers with at least so many references are first asked, in one go, whether they hold anything but plain data."""
 
 _PLAIN_TYPES = frozenset({dict, list, tuple, set, frozenset})
+_PIECE = 4096
+_ROOM = 200  # objects behind each of a piece, on average, that are looked through in this way
 _SKIPPED = (LEAF, "class")
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python
 _flags = type.__dict__["__flags__"].__get__
@@ -70,21 +72,24 @@ class Referents:
     def _all_plain(self, found: list[Any]) -> bool:
         """Say whether everything below `found` is plain data (numbers, text, containers and simple instances of them).
 
-        Level by level with C-speed calls, so that a million records cost some 50 ns each instead of a Python loop.
+        With C-speed calls, some 50 ns an object instead of a Python loop, and in pieces that stay in the processor's cache.
         """
-        seen: set[int] = set()
-        while found:
-            types = list(map(type, found))
+        return all(self._plain_below(found[at : at + _PIECE]) for at in range(0, len(found), _PIECE))
+
+    def _plain_below(self, level: list[Any]) -> bool:
+        allowed = _ROOM * (len(level) + _BULK)
+        while (allowed := allowed - len(level)) > 0:
+            types = list(map(type, level))
             if not all(map(self._is_plain, distinct := set(types))):
                 return False
             containers = {cls for cls in distinct if self.kinds.of(cls) not in _SKIPPED}
-            kept = list(compress(found, map(containers.__contains__, types)))
-            fresh = dict(zip(map(id, kept), kept, strict=True))
-            for key in seen & fresh.keys() if seen else ():
-                del fresh[key]
-            seen.update(fresh)
-            found = gc.get_referents(*fresh.values())
-        return True
+            inside = list(compress(level, map(containers.__contains__, types)))
+            if len(set(map(id, inside))) < len(inside):  # something is shared: go into it once
+                inside = list({id(obj): obj for obj in inside}.values())
+            level = gc.get_referents(*inside)
+            if not level:
+                return True
+        return False  # so much behind so little, or a cycle: looked into object by object
 
     def _is_plain(self, cls: type) -> bool:
         known = self._plain.get(cls)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from nbguard.core.cleanup import Target
+from nbguard.core.plan import Target
 from nbguard.errors import TargetError
 from nbguard.probes.kinds import mro_of, name_of, namespace_of
 from nbguard.probes.labels import attributes_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbguard.core.cleanup import Outcome, Plan
+from nbguard.core.plan import Outcome, Plan
 from nbguard.core.report import Report
 from nbguard.core.why import Why
 from nbguard.render.html import outcome_html, plan_html, report_html, why_html

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from html import escape
 from pathlib import Path
 
-from nbguard.core.cleanup import Outcome, Plan
+from nbguard.core.plan import Outcome, Plan
 from nbguard.core.report import DeviceReport, Report
 from nbguard.core.why import Why
 from nbguard.render.rows import Row, holder_rows, left_rows, notes, outcome_summary, plan_rows, plan_summary

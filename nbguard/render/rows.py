@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbguard.core.cleanup import Outcome, Plan
 from nbguard.core.ownership import Holder
+from nbguard.core.plan import Outcome, Plan
 from nbguard.core.report import DeviceReport
 from nbguard.units import format_bytes, format_column, unit_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nbguard.core.cleanup import Outcome, Plan
+from nbguard.core.plan import Outcome, Plan
 from nbguard.core.report import DeviceReport, Report
 from nbguard.core.why import Why
 from nbguard.render.rows import Row, holder_rows, left_rows, notes, outcome_summary, plan_rows, plan_summary

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.core.cleanup import Plan, Request, Target, plan_cleanup
+from nbguard.core.cleanup import plan_cleanup
 from nbguard.core.facts import Facts, LearnerFact
+from nbguard.core.plan import Plan, Request, Target
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, ref_of
 
 
@@ -34,7 +35,9 @@ def test_a_displayed_learner_goes_and_a_displayed_tensor_stays() -> None:
 
 
 def test_a_displayed_result_with_data_of_its_own_stays() -> None:
-    graph = make_graph({"Out[1]": ["d"]}, {"d": {"['m']": "m", "['preds']": "t"}}, {"m": 9, "t": 4}, {"m": "model", "t": "tensor"})
+    graph = make_graph(
+        {"Out[1]": ["d"]}, {"d": {"['m']": "m", "['preds']": "t"}}, {"m": 9, "t": 4}, {"m": "model", "t": "tensor"}
+    )
 
     assert _plan(make_facts(graph)).promised == 0
 
@@ -51,7 +54,9 @@ def test_data_that_is_part_of_the_experiment_is_no_reason_to_keep_it() -> None:
 
 
 def test_what_a_name_needs_is_not_promised() -> None:
-    graph = make_graph({"dls": ["d"], "Out[1]": ["l"]}, {"l": {".dls": "d"}}, {"l": 9, "d": 50}, {"l": "learner", "d": "loader"})
+    graph = make_graph(
+        {"dls": ["d"], "Out[1]": ["l"]}, {"l": {".dls": "d"}}, {"l": 9, "d": 50}, {"l": "learner", "d": "loader"}
+    )
 
     assert _plan(make_facts(graph)).promised == 9
 
@@ -89,7 +94,9 @@ def test_an_error_kept_by_the_user_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("running", "promised"), [(False, 20), (True, 0)])
 def test_leftovers_of_a_batch_go_when_no_fit_runs(running: bool, promised: int) -> None:
-    graph = make_graph({"learn": ["l"]}, {"l": {".xb": "x", ".model": "m"}}, {"x": 20, "m": 9}, {"l": "learner", "m": "model", "x": "tensor"})
+    graph = make_graph(
+        {"learn": ["l"]}, {"l": {".xb": "x", ".model": "m"}}, {"x": 20, "m": 9}, {"l": "learner", "m": "model", "x": "tensor"}
+    )
     facts = make_facts(graph, [LearnerFact(0, running, "Learner", ("xb",))])
 
     assert _plan(facts).promised == promised
@@ -100,7 +107,9 @@ def test_garbage_is_collected() -> None:
 
 
 def test_targets_go_and_nothing_else_that_is_stale() -> None:
-    graph = make_graph({"learn": ["a"], "Out[1]": ["b"], "Out[2]": ["a"]}, storages={"a": 9, "b": 5}, kinds={"a": "learner", "b": "learner"})
+    graph = make_graph(
+        {"learn": ["a"], "Out[1]": ["b"], "Out[2]": ["a"]}, storages={"a": 9, "b": 5}, kinds={"a": "learner", "b": "learner"}
+    )
 
     plan = _plan(make_facts(graph), Target("learn", root="learn"))
 
@@ -115,7 +124,9 @@ def test_another_name_of_a_target_keeps_it() -> None:
 
 
 def test_a_part_of_a_container_goes_alone() -> None:
-    graph = make_graph({"runs": ["d"]}, {"d": {"['a']": "x", "['b']": "y"}}, {"x": 9, "y": 5}, {"d": "object", "x": "model", "y": "learner"})
+    graph = make_graph(
+        {"runs": ["d"]}, {"d": {"['a']": "x", "['b']": "y"}}, {"x": 9, "y": 5}, {"d": "object", "x": "model", "y": "learner"}
+    )
     target = Target("runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
 
     assert _plan(make_facts(graph), target).promised == 9
@@ -124,7 +135,7 @@ def test_a_part_of_a_container_goes_alone() -> None:
 def test_a_computed_target_is_done_but_not_promised() -> None:
     plan = _plan(make_facts(make_graph({"runs": ["d"]}, storages={"d": 9})), Target("runs[key()]"))
 
-    assert [(action.kind, action.nbytes) for action in plan.actions][0] == ("del", None)
+    assert (plan.actions[0].kind, plan.actions[0].nbytes) == ("del", None)
     assert plan.promised == 0
 
 

@@ -76,12 +76,17 @@ def test_names_of_one_object_are_one_holder() -> None:
 def test_a_displayed_result_holds_only_what_nothing_else_needs() -> None:
     graph = make_graph({"learn": ["l"], "Out[3]": ["t"]}, {"t": {"[0]": "l"}}, {"l": 10, "t": 4})
 
-    assert [(holder.label, holder.retained, holder.stale) for holder in holders(graph)] == [("learn", 10, False), ("Out[3]", 4, True)]
+    assert [(holder.label, holder.retained, holder.stale) for holder in holders(graph)] == [
+        ("learn", 10, False),
+        ("Out[3]", 4, True),
+    ]
 
 
 def test_the_shortest_path_prefers_attributes_to_keys_of_a_dict() -> None:
     graph = make_graph(
-        {"learn": ["l"]}, {"l": {" → key <Parameter>": "w", ".model": "m"}, "m": {".head": "h"}, "h": {".weight": "w"}}, {"w": 8}
+        {"learn": ["l"]},
+        {"l": {" → key <Parameter>": "w", ".model": "m"}, "m": {".head": "h"}, "h": {".weight": "w"}},
+        {"w": 8},
     )
     goal = {node for node, fact in enumerate(graph.nodes) if fact.storages}
 

@@ -17,9 +17,14 @@ MiB = 1024**2
 
 
 def _cuda(nvml: NvmlFacts | None = None) -> Facts:
-    segments = [make_segment((6 * GiB, "active_allocated"), (2 * GiB, "inactive")), make_segment((GiB, "inactive"), address=1 << 50)]
+    segments = [
+        make_segment((6 * GiB, "active_allocated"), (2 * GiB, "inactive")),
+        make_segment((GiB, "inactive"), address=1 << 50),
+    ]
     device = replace(make_cuda_device(segments, total=80 * GiB, free=60 * GiB), nvml=nvml)
-    graph = make_graph({"learn": ["l"], "Out[3]": ["o"]}, storages={"l": 4 * GiB, "o": GiB}, kinds={"o": "learner"}, device="cuda:0")
+    graph = make_graph(
+        {"learn": ["l"], "Out[3]": ["o"]}, storages={"l": 4 * GiB, "o": GiB}, kinds={"o": "learner"}, device="cuda:0"
+    )
     return make_facts(graph, device=device)
 
 

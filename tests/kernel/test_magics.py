@@ -244,7 +244,7 @@ def test_an_interrupt_during_a_cleanup_is_reported_step_by_step(notebook: Kernel
     assert "not done: del runs['a'] (interrupted while it ran)" in cell.text
     assert "not done: del second (interrupted)" in cell.text
     assert "interrupted: run %reset_gpu again to finish" in cell.text
-    assert "freed 0.20 KiB of 1.37 KiB promised" in cell.text
+    assert "freed 200 B of 1.37 KiB promised" in cell.text
     assert notebook.value("('first' in globals(), 'second' in globals(), builtins._tracked['second'][0]())") == (
         False,
         True,

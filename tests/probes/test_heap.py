@@ -1,0 +1,207 @@
+"""The heap walk in this very process: real tensors, graphs, arrays, frames; and what it must not do."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+import nbguard
+from nbguard.core.facts import Facts
+from nbguard.core.ownership import holders, reach, storages_of
+from nbguard.probes.look import Notebook, look
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_by_others() -> None:
+    """Reports see the whole process: cycles that earlier tests left would be promised too."""
+    gc.collect()
+
+
+def _look(**names: Any) -> Facts:
+    return look(Notebook(None, names)).facts
+
+
+def _bytes(facts: Facts, name: str) -> int:
+    """Return the bytes that a name reaches."""
+    root = next(root for root in facts.graph.roots if root.label == name)
+    return sum(facts.graph.storages[s].nbytes for s in storages_of(facts.graph, reach(facts.graph, root.nodes)))
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def test_a_storage_is_counted_once_however_many_tensors_share_it() -> None:
+    base = torch.ones(1000)
+
+    facts = _look(base=base, view=base[10:], rows=[base.view(10, 100), base.numpy()])
+
+    assert _bytes(facts, "base") == _bytes(facts, "view") == _bytes(facts, "rows") == 4000
+    assert sum(holder.retained for holder in holders(facts.graph) if holder.kind in ("name", "shared")) == 4000
+
+
+def test_a_graph_keeps_parameters_and_saved_tensors() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1))
+    loss = net(torch.ones(7, 10)).sum()
+    expected = {_storage(p).cdata for p in net.parameters()}
+    parameters = sum(p.numel() * 4 for p in net.parameters())
+    del net
+
+    facts = _look(loss=loss)
+
+    assert len(expected) == 4
+    assert _bytes(facts, "loss") >= parameters + 7 * 20 * 4 + 4 - 4  # the last layer's bias is not needed for a sum's gradient
+
+
+def test_saved_tensors_with_hooks_of_the_users_are_not_unpacked() -> None:
+    unpacked = []
+
+    def unpack(packed: Any) -> torch.Tensor:
+        unpacked.append(packed)
+        return packed[0]
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.detach(), "packed"), unpack):
+        y = torch.ones(300, requires_grad=True).exp().sum()
+
+    facts = _look(y=y)
+
+    assert unpacked == []
+    assert _bytes(facts, "y") >= 1200
+
+
+def test_gradients_views_sparse_parts_and_object_arrays_are_found() -> None:
+    leaf = torch.ones(100, requires_grad=True)
+    (leaf * 2).sum().backward()
+    array = np.empty(2, dtype=object)
+    array[1] = torch.ones(50)
+    sparse = torch.eye(8).to_sparse()
+
+    facts = _look(leaf=leaf, array=array, sparse=sparse, storage=torch.ones(25).untyped_storage())
+
+    assert _bytes(facts, "leaf") == 800
+    assert _bytes(facts, "array") == 200
+    assert _bytes(facts, "sparse") == 8 * 4 + 2 * 8 * 8
+    assert _bytes(facts, "storage") == 100
+
+
+@pytest.mark.parametrize("size", [3, 5000])
+def test_a_tensor_deep_in_plain_containers_is_found_however_large_they_are(size: int) -> None:
+    t = torch.ones(40)
+    rows: list[Any] = [{"id": n, "parts": [(n, str(n), {"x": [n]})]} for n in range(size)]
+    rows[size // 2]["parts"][0][2]["x"].append(t)
+
+    assert _bytes(_look(rows=rows), "rows") == 160
+
+
+def test_a_suspended_generator_a_closure_and_a_partial_are_looked_into() -> None:
+    import functools
+
+    def generate(t: torch.Tensor) -> Any:
+        yield 1
+        yield t
+
+    generator = generate(torch.ones(10))
+    next(generator)
+    t, u = torch.ones(20), torch.ones(30)
+
+    facts = _look(generator=generator, closure=lambda: t, partial=functools.partial(print, u))
+
+    assert [_bytes(facts, name) for name in ("generator", "closure", "partial")] == [40, 80, 120]
+
+
+def test_an_unreachable_cycle_is_garbage_and_its_bytes_are_promised() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        cycle: dict[str, Any] = {"t": torch.ones(12_345)}
+        cycle["self"] = cycle
+        del cycle
+        planned = nbguard.plan(namespace={})
+        outcome = nbguard.release(namespace={})
+    finally:
+        gc.enable()
+
+    assert planned.promised >= 4 * 12_345
+    assert outcome.realised >= 4 * 12_345
+    assert outcome.survivors == ()
+
+
+def test_what_a_running_function_holds_is_in_use_and_its_locals_stay() -> None:
+    t = torch.ones(54_321)
+    mine = locals()
+
+    rows = {holder.label: holder.retained for holder in nbguard.report({}).devices[0].holders}
+
+    assert rows["running test_what_a_running_function_holds_is_in_use_and_its_locals_stay()"] == 4 * 54_321
+    assert mine["t"] is t
+
+
+def test_looking_keeps_no_object_alive() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    thing.t = torch.ones(100)  # type: ignore[attr-defined]
+    died, storage = weakref.ref(thing), _storage(thing.t)  # type: ignore[attr-defined]
+    names = {"thing": thing}
+
+    report = nbguard.report(names)
+    plan = nbguard.plan(namespace=names)
+    why = nbguard.why("thing", names)
+    del thing
+    names.clear()
+
+    assert died() is None
+    assert storage.expired()
+    assert (report.tracked, why.name) == ("cpu", "thing")
+    assert plan.promised >= 0
+
+
+def test_looking_is_the_same_twice() -> None:
+    names = {"a": torch.ones(10), "b": [torch.ones(20)]}
+
+    assert nbguard.report(names).devices[0].holders == nbguard.report(names).devices[0].holders
+
+
+def test_an_int_a_string_and_a_module_are_no_holders() -> None:
+    facts = _look(n=3, s="text", m=torch, f=len)
+
+    assert not {root.label for root in facts.graph.roots} & {"n", "s", "m", "f"}
+
+
+def test_release_by_name_deletes_the_name_and_measures() -> None:
+    names = {"a": torch.ones(1000), "b": torch.ones(10)}
+
+    outcome = nbguard.release("a", namespace=names)
+
+    assert list(names) == ["b"]
+    assert (outcome.plan.promised, outcome.realised, outcome.extra) == (4000, 4000, 0)
+
+
+def test_a_target_that_fails_halfway_is_reported_and_the_rest_goes_on() -> None:
+    class Stubborn(dict):  # type: ignore[type-arg]
+        def __delitem__(self, key: object) -> None:
+            raise PermissionError("not this one")
+
+    names = {"runs": Stubborn(a=torch.ones(5)), "b": torch.ones(10)}
+
+    outcome = nbguard.release("runs['a']", "b", namespace=names)
+
+    assert outcome.undone == (("del runs['a']", "PermissionError: not this one"),)
+    assert outcome.realised == 40
+    assert outcome.plan.promised == 60
+    assert [nbytes for _, nbytes in outcome.survivors] == [20]
+
+
+def test_no_such_target_touches_nothing() -> None:
+    names = {"a": torch.ones(1000)}
+
+    with pytest.raises(nbguard.TargetError, match="does not exist"):
+        nbguard.release("a", "nope", namespace=names)
+    assert list(names) == ["a"]

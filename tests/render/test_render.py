@@ -1,0 +1,163 @@
+"""What is shown: golden texts, the same figures in HTML, every name escaped. `--update-golden` writes the texts anew."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from nbguard.core.cleanup import plan_cleanup
+from nbguard.core.facts import Facts, LearnerFact, NvmlFacts, ProcessFact, Root
+from nbguard.core.plan import Action, Outcome, Plan, Request
+from nbguard.core.report import build_report
+from nbguard.core.why import explain
+from nbguard.render.bundle import json_bundle, mimebundle
+from nbguard.render.html import report_html
+from nbguard.render.text import report_text
+from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+GiB = 1024**3
+MiB = 1024**2
+
+
+def _afternoon() -> Facts:
+    """The state of an afternoon: a Learner in use, an error, a displayed Learner, losses with graphs."""
+    from dataclasses import replace
+
+    segments = [
+        make_segment((6 * GiB, "active_allocated"), (1536 * MiB, "inactive"), address=0),
+        make_segment((4 * GiB, "active_allocated"), address=1 << 45),
+        make_segment((1248 * MiB, "inactive"), address=1 << 46),
+    ]
+    device = make_cuda_device(segments, total=79 * GiB, free=63 * GiB)
+    nvml = NvmlFacts(79 * GiB, 16 * GiB, (ProcessFact(1, 13 * GiB), ProcessFact(8, GiB), ProcessFact(9, 2 * GiB)))
+    graph = make_graph(
+        {"learn": ["l"], "losses": ["list"], "Out[9]": ["o"], "last error": ["e"]},
+        {
+            "l": {".model": "m"},
+            "list": {"[0]": "t"},
+            "t": {" → graph": "g"},
+            "g": {"": "a"},
+            "e": {" → fit": "f"},
+            "f": {" → self": "o2", " → xb": "x"},
+        },
+        {"m": 4200 * MiB, "t": 512, "a": 1900 * MiB, "o": 614 * MiB, "o2": 16 * MiB, "x": 3100 * MiB},
+        {
+            "l": "learner",
+            "m": "model",
+            "o": "learner",
+            "o2": "learner",
+            "e": "traceback",
+            "f": "frame",
+            "t": "tensor",
+            "g": "graph",
+        },
+        device="cuda:0",
+    )
+    what = {
+        "learn": (14, "Learner · resnet34 · Adam · 8 workers"),
+        "losses": (13, "list of 118"),
+        "Out[9]": (9, "Learner"),
+        "last error": (12, "RuntimeError"),
+    }
+    roots = tuple(Root(root.kind, root.label, root.nodes, *what[root.label]) for root in graph.roots)
+    named = replace(device, name="NVIDIA H100 80GB HBM3", nvml=nvml)
+    return make_facts(replace(graph, roots=roots), [LearnerFact(0, is_running=False, summary="Learner")], named)
+
+
+def _done(facts: Facts) -> Outcome:
+    plan = plan_cleanup(facts, Request())
+    left = (("learn", 4200 * MiB, "Learner"), ("losses", 1900 * MiB, "list of 118"))
+    return Outcome(plan, plan.actions, (), plan.promised, 0, 10 * GiB, 10 * GiB - plan.promised, (14 * GiB, 11 * GiB), (), left)
+
+
+def _golden(name: str, text: str, request: pytest.FixtureRequest) -> None:
+    path = GOLDEN / name
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    assert path.read_text(encoding="utf-8").rstrip("\n") == text
+
+
+def test_report(request: pytest.FixtureRequest) -> None:
+    _golden("report.txt", report_text(build_report(_afternoon())), request)
+
+
+def test_plan(request: pytest.FixtureRequest) -> None:
+    _golden("plan.txt", mimebundle(plan_cleanup(_afternoon(), Request()))["text/plain"], request)
+
+
+def test_outcome(request: pytest.FixtureRequest) -> None:
+    _golden("outcome.txt", mimebundle(_done(_afternoon()))["text/plain"], request)
+
+
+def test_why(request: pytest.FixtureRequest) -> None:
+    facts = _afternoon()
+    _golden("why.txt", mimebundle(explain(facts, "losses", 1, "list of 118"))["text/plain"], request)
+
+
+class _Words(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open.append(tag)
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+
+def _parsed(html: str) -> _Words:
+    found = _Words()
+    found.feed(html)
+    found.close()
+    assert found.open == []
+    return found
+
+
+def test_html_says_the_same_as_text() -> None:
+    report = build_report(_afternoon())
+    words = " ".join(_parsed(report_html(report)).words)
+
+    for line in report_text(report).splitlines():
+        for figure in [word for word in line.replace("GiB", "").split() if word.replace(".", "").isdigit() and "." in word]:
+            assert figure in words
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", "a&b", '"><img src=x onerror=y>', "o'k`x`"])
+def test_html_escapes_every_name(name: str) -> None:
+    graph = make_graph({name: ["x"], f"Out[{name}": ["y"]}, storages={"x": 10, "y": 20}, kinds={"y": "learner"})
+    facts = make_facts(graph)
+    action = Action("del", name, 3, name, names=(name,))
+    plan = Plan(Request(), (action,), promised=3, skipped=(name,))
+    outcome = Outcome(plan, (action,), ((name, name),), 3, 0, 3, 0, survivors=((name, 1),), left=((name, 1, name),))
+
+    for result in (build_report(facts), plan, outcome, explain(facts, name, 0, name)):
+        assert not _parsed(mimebundle(result)["text/html"]).tags & {"script", "img"}
+
+
+def test_html_loads_nothing_from_anywhere() -> None:
+    html = report_html(build_report(_afternoon()))
+
+    assert "http" not in html
+    assert "url(" not in html
+    assert "<script" not in html
+
+
+def test_json_is_plain_data_with_a_schema() -> None:
+    bundle = json_bundle(build_report(_afternoon()))
+
+    data = json.loads(bundle["text/plain"])
+    assert data == json.loads(json.dumps(bundle["application/json"]))
+    assert (data["schema"], data["kind"]) == (1, "report")
