@@ -84,7 +84,7 @@ def _device(facts: Facts, device: DeviceFacts) -> DeviceReport:
 
 
 def _not_from_python(nbytes: int) -> Holder:
-    what = "workspaces, CUDA graphs and other memory that no Python object holds"
+    what = "workspaces, CUDA graphs, C++"
     return Holder("not held by Python", "library", nbytes, nbytes, None, what, stale=False, roots=())
 
 

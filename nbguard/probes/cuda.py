@@ -33,7 +33,7 @@ def tracked_device() -> str:
 def device_facts(tracked: str) -> tuple[tuple[DeviceFacts, ...], tuple[Unavailable, ...]]:
     """Return facts on each device of the kind `tracked`, and what could not be read."""
     if tracked == "cpu":
-        return (DeviceFacts("cpu", "no accelerator in this process"),), ()
+        return (DeviceFacts("cpu", "host memory"),), ()
     if tracked != "cuda":
         return _other_accelerator(tracked)
     torch: Any = sys.modules["torch"]

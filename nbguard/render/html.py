@@ -105,7 +105,7 @@ def _steps(rows: Iterable[tuple[str, str, str]]) -> str:
     body = "".join(
         _row(escape(what), figure, f'<span class="dim">{escape(detail)}</span>', numbers=(1,)) for what, figure, detail in rows
     )
-    return f"<table><tbody>{body}</tbody></table>" if body else ""
+    return f'<table class="steps"><tbody>{body}</tbody></table>' if body else ""
 
 
 def plan_html(plan: Plan) -> str:

@@ -123,9 +123,8 @@ def main() -> None:
         figures[f"objgraph, {count:,} holders"] = median(1, lambda: backref_chains(sample)) / len(sample) * count
     ours = figures["nbguard, every holder"]
     for name, seconds in figures.items():
-        print(
-            f"  {name:<28} {seconds * 1000:>12,.1f} ms   nbguard / this {ours / seconds:>9.4f}   this / nbguard {seconds / ours:>10.2f}"
-        )
+        ratios = f"nbguard / this {ours / seconds:>9.4f}   this / nbguard {seconds / ours:>10.2f}"
+        print(f"  {name:<28} {seconds * 1000:>12,.1f} ms   {ratios}")
 
 
 if __name__ == "__main__":

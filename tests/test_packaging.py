@@ -1,0 +1,68 @@
+"""What gets installed: one version everywhere, the prebuilt extension, and nothing that does not belong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import nbguard
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_both_manifests_have_one_version() -> None:
+    assert json.loads((ROOT / "package.json").read_text())["version"] == nbguard.__version__
+
+
+def test_the_lock_file_names_no_host() -> None:
+    assert '"resolved"' not in (ROOT / "package-lock.json").read_text()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (found,) = folder.glob("*.whl")
+    return zipfile.ZipFile(found)
+
+
+def test_the_wheel_carries_the_prebuilt_extension_where_jupyter_looks(wheel: zipfile.ZipFile) -> None:
+    extension = f"nbguard-{nbguard.__version__}.data/data/share/jupyter/labextensions/nbguard"
+
+    manifest = json.loads(wheel.read(f"{extension}/package.json"))
+
+    entry = manifest["jupyterlab"]["_build"]["load"]
+    assert f"{extension}/{entry}" in wheel.namelist()
+    assert json.loads(wheel.read(f"{extension}/install.json"))["packageName"] == "nbguard"
+
+
+def test_the_wheel_is_typed_light_and_without_what_only_developers_need(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    metadata = wheel.read(f"nbguard-{nbguard.__version__}.dist-info/METADATA").decode()
+    needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
+
+    assert "nbguard/py.typed" in names
+    assert "nbguard/render/report.css" in names
+    assert not [name for name in names if "node_modules" in name or name.startswith(("tests/", "notebooks/", "nbguard/labextension"))]
+    assert not [line for line in needed if "torch" in line or "fastai" in line or "pynvml" in line]
+    assert sum(info.file_size for info in wheel.infolist()) < 1_000_000
+
+
+def test_jupyter_sees_the_extension() -> None:
+    listed = subprocess.run([sys.executable, "-m", "jupyter", "labextension", "list"], capture_output=True, text=True, check=True)
+
+    (line,) = [line for line in (listed.stdout + listed.stderr).splitlines() if line.strip().startswith("nbguard")]
+    assert nbguard.__version__ in line
+    assert "enabled" in line
+    assert "OK" in line
