@@ -54,13 +54,15 @@ def test_the_wheel_is_typed_light_and_without_what_only_developers_need(wheel: z
 
     assert "nbguard/py.typed" in names
     assert "nbguard/render/report.css" in names
-    assert not [name for name in names if "node_modules" in name or name.startswith(("tests/", "notebooks/", "nbguard/labextension"))]
+    unwanted = ("tests/", "notebooks/", "nbguard/labextension")
+    assert not [name for name in names if "node_modules" in name or name.startswith(unwanted)]
     assert not [line for line in needed if "torch" in line or "fastai" in line or "pynvml" in line]
     assert sum(info.file_size for info in wheel.infolist()) < 1_000_000
 
 
 def test_jupyter_sees_the_extension() -> None:
-    listed = subprocess.run([sys.executable, "-m", "jupyter", "labextension", "list"], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "jupyter", "labextension", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True)
 
     (line,) = [line for line in (listed.stdout + listed.stderr).splitlines() if line.strip().startswith("nbguard")]
     assert nbguard.__version__ in line

@@ -14,6 +14,7 @@ from nbguard.probes.describe import describe
 from nbguard.probes.kinds import Kinds
 from nbguard.probes.referents import Referents
 from nbguard.probes.roots import LiveRoot
+from nbguard.probes.tracebacks import PDB_VARIABLES
 
 _UNDERSCORES = ("_", "__", "___")
 
@@ -32,7 +33,7 @@ def user_roots(
 
 def _is_output_name(name: str, value: Any, out: dict[int, Any]) -> bool:
     """Say whether a name is IPython's alias of a displayed result (`_`, `_12`) rather than the user's variable."""
-    if name in ("_oh", "Out", "In", "_ih", "_dh"):
+    if name in ("_oh", "Out", "In", "_ih", "_dh", PDB_VARIABLES):
         return True
     if name[:1] == "_" and name[1:].isdigit():
         return out.get(int(name[1:])) is value

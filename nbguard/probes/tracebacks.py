@@ -11,6 +11,8 @@ from typing import Any
 from nbguard.probes.roots import LiveRoot
 
 LABEL = "last error"
+PDB_VARIABLES = "__pdb_convenience_variables"
+"""Since Python 3.12 the debugger leaves the frame and the exception it looked at in the globals of the code it stopped in."""
 _SYS_NAMES = ("last_exc", "last_value", "last_traceback", "last_type")
 
 
@@ -19,8 +21,13 @@ def error_places(shell: Any) -> Iterator[tuple[str, Any]]:
     for name in _SYS_NAMES:
         if sys.__dict__.get(name) is not None:
             yield f"sys.{name}", sys.__dict__[name]
+    for module in list(sys.modules.values()):
+        if type(module) is types.ModuleType and PDB_VARIABLES in module.__dict__:
+            yield f"{module.__dict__.get('__name__')}.{PDB_VARIABLES}", module.__dict__[PDB_VARIABLES]
     if shell is None:
         return
+    if PDB_VARIABLES in shell.user_ns:
+        yield PDB_VARIABLES, shell.user_ns[PDB_VARIABLES]
     for printer in ("InteractiveTB", "SyntaxTB"):
         found = getattr(shell, printer, None)
         for name in ("tb", "evalue", "pdb"):
@@ -79,6 +86,8 @@ def error_parts(shell: Any) -> ErrorParts:
             todo.append(value.f_back)
         elif type(value) is types.TracebackType:
             todo += [value.tb_frame, value.tb_next]
+        elif type(value) is dict:
+            todo += value.values()
         elif isinstance(value, BaseException):
             found.errors[id(value)] = value
             todo += [value.__traceback__, value.__context__, value.__cause__, *getattr(value, "exceptions", ())]

