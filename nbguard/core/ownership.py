@@ -61,19 +61,28 @@ def shortest_path(graph: Graph, root: Root, goals: Collection[int], blocked: Col
 
 
 def _search(graph: Graph, root: Root, goals: Collection[int], blocked: Collection[int], keys: bool) -> tuple[int, ...]:
-    parents: dict[int, int | None] = {node: None for node in root.nodes if node not in blocked}
-    todo = deque(parents)
+    """Search breadth first by written steps: a step without a label (an object's attribute dict) counts nothing."""
+    above: dict[int, int | None] = {node: None for node in root.nodes if node not in blocked}
+    steps = dict.fromkeys(above, 0)
+    todo = deque(above)
+    done: set[int] = set()
     while todo:
         node = todo.popleft()
+        if node in done:
+            continue
+        done.add(node)
         if node in goals:
             path = [node]
-            while (up := parents[path[-1]]) is not None:
+            while (up := above[path[-1]]) is not None:
                 path.append(up)
             return tuple(reversed(path))
         for child, label in zip(graph.nodes[node].children, graph.nodes[node].labels, strict=True):
-            if child not in parents and child not in blocked and (keys or not label.startswith(KEY)):
-                parents[child] = node
-                todo.append(child)
+            known = steps.get(child)
+            here = steps[node] + bool(label)
+            if child in blocked or (known is not None and known <= here) or (label.startswith(KEY) and not keys):
+                continue
+            steps[child], above[child] = here, node
+            (todo.append if label else todo.appendleft)(child)
     return ()
 
 

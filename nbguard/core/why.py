@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nbguard.core.facts import Facts, Graph, Root
-from nbguard.core.ownership import nbytes_of, path_text, reach, shortest_path, storages_of
+from nbguard.core.ownership import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, storages_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,19 @@ def explain(facts: Facts, name: str, node: int, what: str) -> Why:
 
 
 def _path(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool) -> Path:
-    stale = root.kind in ("out", "error", "garbage")
-    return Path(path_text(graph, root, way), root.cell, stale, _release(root, path_text(graph, root, way)), storages_only)
+    text = path_text(graph, root, way)
+    return Path(text, root.cell, root.kind in STALE_KINDS, _release(graph, root, way, text), storages_only)
 
 
-def _release(root: Root, text: str) -> str:
+def _release(graph: Graph, root: Root, way: tuple[int, ...], text: str) -> str:
+    """Return the line that cuts this path, as far up as nothing else is lost: an element of a list rather than the list."""
     if root.kind in ("error", "garbage"):
         return "%reset_gpu"
-    if root.kind in ("name", "out"):
+    if root.kind == "name":
+        part = path_text(graph, root, way[:2])
+        return f"%reset_gpu {part if part.startswith(f'{root.label}[') and '<' not in part else root.label}"
+    if root.kind == "out":
         return f"%reset_gpu {root.label}"
     if root.kind == "module":
         return f"{text} = None"
-    if root.kind == "frame":
-        return "wait until it ends"
-    return ""
+    return "wait until it ends" if root.kind == "frame" else ""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.core.facts import Graph, Node, Root, StorageFact
-from nbguard.core.ownership import STALE_KINDS, holders, nbytes_of, reach_of_roots, shortest_path, storages_of
+from nbguard.core.ownership import STALE_KINDS, holders, nbytes_of, path_text, reach_of_roots, shortest_path, storages_of
 from nbguard.testing import make_graph
 
 _KINDS = ("name", "module", "frame", "library", "out", "error", "garbage")
@@ -93,6 +93,24 @@ def test_the_shortest_path_prefers_attributes_to_keys_of_a_dict() -> None:
     path = shortest_path(graph, graph.roots[0], goal)
 
     assert len(path) == 4
+
+
+def test_the_shortest_path_is_the_one_with_the_fewest_written_steps() -> None:
+    """Attribute dicts and `_modules` stand between objects, but nobody writes them."""
+    edges = {
+        "l": {"": "dict"},
+        "dict": {".model": "m", ".opt": "o"},
+        "m": {"": "mods"},
+        "mods": {".w": "w"},
+        "o": {"[0]": "p"},
+        "p": {"[1]": "w"},
+    }
+    graph = make_graph({"learn": ["l"]}, edges, {"w": 8})
+    goal = {node for node, fact in enumerate(graph.nodes) if fact.storages}
+
+    path = shortest_path(graph, graph.roots[0], goal)
+
+    assert path_text(graph, graph.roots[0], path) == "learn.model.w"
 
 
 def test_only_bytes_of_one_device_are_counted_for_it() -> None:

@@ -106,8 +106,8 @@ def test_only_one_device_can_be_asked_for() -> None:
 
 def test_why_lists_each_root_with_its_shortest_path_and_the_line_that_cuts_it() -> None:
     graph = make_graph(
-        {"learn": ["l"], "Out[3]": ["l"], "opt": ["o"], "zmod.STATE": ["s"]},
-        {"l": {".model": "m"}, "o": {".params": "m"}, "s": {"[0]": "l"}},
+        {"learn": ["l"], "Out[3]": ["l"], "opt": ["o"], "zmod.STATE": ["s"], "runs": ["d"]},
+        {"l": {".model": "m"}, "o": {".params": "m"}, "s": {"[0]": "l"}, "d": {"['a']": "l"}},
         {"m": 10},
         {"l": "learner"},
     )
@@ -117,6 +117,7 @@ def test_why_lists_each_root_with_its_shortest_path_and_the_line_that_cuts_it() 
     assert why.nbytes == 10
     assert [(path.text, path.release, path.storages_only) for path in why.paths] == [
         ("learn", "%reset_gpu learn", False),
+        ("runs['a']", "%reset_gpu runs['a']", False),
         ("zmod.STATE[0]", "zmod.STATE[0] = None", False),
         ("Out[3]", "%reset_gpu Out[3]", False),
         ("opt.params", "%reset_gpu opt", True),
