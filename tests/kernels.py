@@ -101,7 +101,8 @@ class Kernel:
     def __init__(self, zygote: Zygote) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nbguard-kernel-", ignore_cleanup_errors=True)
         self.cwd = Path(self._folder.name)
-        connection, _ = write_connection_file(str(self.cwd / "connection.json"))
+        # sockets in the folder, not ports: two kernels never ask for the same one
+        connection, _ = write_connection_file(str(self.cwd / "connection.json"), transport="ipc", ip=str(self.cwd / "socket"))
         self.pid = zygote.fork(connection=connection, cwd=self._folder.name, log=str(self.cwd / "log"))
         self.client = BlockingKernelClient(connection_file=connection)
         self.client.load_connection_file()

@@ -23,9 +23,11 @@ from nbguard.probes.heap import Witness
 from nbguard.probes.learners import LEFTOVERS
 from nbguard.probes.look import Look, Notebook, look
 from nbguard.probes.namespace import output_places
-from nbguard.probes.tracebacks import error_parts
+from nbguard.probes.tracebacks import error_parts, traced_frames
 
 _ONE_AT_A_TIME = threading.Lock()
+_PASSES = 5
+"""Cycles behind what the collector cannot see through (an object array, a DataFrame) take one more pass for each of them."""
 
 
 def apply(plan: Plan, notebook: Notebook, seen: Look) -> Outcome:
@@ -47,7 +49,7 @@ def _apply(plan: Plan, notebook: Notebook, seen: Look) -> Outcome:
             if interrupts.happened:
                 undone.append((action.label, "interrupted"))
                 continue
-            reason = _step(action, notebook, seen.witness, interrupts)
+            reason = _step(_Step(action, notebook, seen.witness, plan.storages), interrupts)
             if reason:
                 undone.append((action.label, reason))
             else:
@@ -55,11 +57,11 @@ def _apply(plan: Plan, notebook: Notebook, seen: Look) -> Outcome:
         return _measure(plan, notebook, seen, done, undone, reserved_before, interrupts.happened)
 
 
-def _step(action: Action, notebook: Notebook, witness: Witness, interrupts: Interrupts) -> str:
+def _step(step: _Step, interrupts: Interrupts) -> str:
     """Carry out one action; return why it could not be done, or an empty string."""
     try:
         with interrupts.allowed():
-            _STEPS[action.kind](_Step(action, notebook, witness))
+            _STEPS[step.action.kind](step)
     except KeyboardInterrupt:
         interrupts.happened = True
         return "interrupted while it ran"
@@ -127,11 +129,12 @@ def _reserved() -> int | None:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a step needs: its action, the notebook it works on, and weak references to what the plan has seen."""
+    """What a step needs: its action, the notebook, weak references to what the plan has seen, and what it promised."""
 
     action: Action
     notebook: Notebook
     witness: Witness
+    promised: frozenset[int]
 
 
 def _delete(step: _Step) -> None:
@@ -164,6 +167,11 @@ def _release_error(step: _Step) -> None:
     release_objects(found.errors, pairs)
 
 
+def _forget_debugger(_: _Step) -> None:
+    for frame in traced_frames():
+        frame.f_trace = None
+
+
 def _clear_leftovers(step: _Step) -> None:
     for ref in step.action.refs:
         known = step.witness.objects.get(ref)
@@ -173,10 +181,13 @@ def _clear_leftovers(step: _Step) -> None:
                 learner.__dict__[name] = LEFTOVERS[name]
 
 
-def _collect(_: _Step) -> None:
+def _collect(step: _Step) -> None:
     if gc.get_freeze_count():
         gc.unfreeze()
-    gc.collect()
+    for _ in range(_PASSES):
+        gc.collect()
+        if step.promised <= step.witness.expired():
+            break
     _empty_cache()
 
 
@@ -195,6 +206,7 @@ _STEPS: dict[str, Callable[[_Step], None]] = {
     "del": _delete,
     "out": _forget_output,
     "error": _release_error,
+    "debugger": _forget_debugger,
     "leftovers": _clear_leftovers,
     "collect": _collect,
 }

@@ -33,11 +33,12 @@ def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[i
     Returns how many were released. A frame that runs again by now (a generator resumed) is left alone.
     """
     running = _running_frames()
+    modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is types.ModuleType}
     kinds = Kinds()
     done = 0
     for key, frame in frames.items():
         ids = {obj for owner, obj in wanted if owner == key}
-        if ids and key not in running and frame.f_locals is not frame.f_globals:  # a cell's namespace is the user's own
+        if ids and key not in running and id(frame.f_locals) not in modules:  # a cell's namespace is the user's own
             done += _replace(frame, ids, kinds)
     return done
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
-from nbguard.core.facts import EXPERIMENT_KINDS, Facts, Graph
+from nbguard.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.core.fragmentation import fragmentation
 from nbguard.core.ownership import STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.core.plan import Action, ActionKind, Plan, Request, Target
@@ -158,10 +158,14 @@ def _drop_out(draft: _Draft, live: set[int]) -> None:
 def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, request: Request) -> None:
     """Release what the frames of the last error hold, variable by variable; the frames stay, so `%tb` and `%debug` do."""
     graph = draft.graph
-    for root in graph.roots:
+    for number, root in enumerate(graph.roots):
         if root.kind != "error" or root.label in request.keep:
             continue
         reached = reach(graph, root.nodes, draft.cut) - live
+        if root.label == DEBUGGER:
+            if given_up is None or reached & given_up:
+                draft.add(Action("debugger", f"{DEBUGGER}: {root.what} forgotten", 0), {number})
+            continue
         shell = {node for node in reached if graph.nodes[node].kind in ("frame", "traceback", "locals")}
         errors = [node for node in shell if graph.nodes[node].type_name == "AttributeError"]
         cut: set[Edge] = set()

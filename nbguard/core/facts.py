@@ -28,6 +28,9 @@ NodeKind = Literal[
     "data",
     "object",
 ]
+DEBUGGER = "ended debugger"
+"""Label of the root that stands for a debugger whose session has ended and that running frames still know."""
+
 EXPERIMENT_KINDS: frozenset[str] = frozenset({"learner", "model", "optimizer", "loader", "iterator"})
 
 

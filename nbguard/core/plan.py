@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ActionKind = Literal["del", "out", "error", "leftovers", "collect", "cache"]
+ActionKind = Literal["del", "out", "error", "debugger", "leftovers", "collect"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dis
+import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
@@ -12,7 +15,12 @@ from IPython.display import display
 
 from nbguard.errors import NbguardError
 
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from nbguard.core.plan import Outcome, Plan
+    from nbguard.core.report import Report
+    from nbguard.core.why import Why
+
+Result = TypeVar("Result", "Report", "Why", "Plan | Outcome")
 
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
@@ -96,8 +104,12 @@ def _place(error: Exception) -> str:
     return "?" if where is None else f"{where.tb_frame.f_globals.get('__name__')}:{where.tb_lineno}"
 
 
-def show(shell: Any, options: argparse.Namespace, result: Any, **details: Any) -> None:
-    """Display a result once, as text and HTML (or JSON), and keep the object where `-o` says."""
+def show(shell: Any, options: argparse.Namespace, result: Result, **details: Any) -> Result | None:
+    """Display a result once, as text and HTML (or JSON), and keep the object where `-o` or an assignment says.
+
+    Returns the result only if the line assigns it (`plan = %reset_gpu --dry-run`): else it would be displayed a second time
+    and stay in `Out`.
+    """
     from nbguard.render.bundle import json_bundle, mimebundle
 
     if options.output:
@@ -106,3 +118,18 @@ def show(shell: Any, options: argparse.Namespace, result: Any, **details: Any) -
         shell.user_ns[options.output] = result
     bundle = json_bundle(result) if options.json else mimebundle(result, **details)
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
+    return result if _is_assigned() else None
+
+
+def _is_assigned() -> bool:
+    """Say whether the cell assigns what the magic returns: whether a STORE follows the call in the cell's code."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "run_line_magic":
+        frame = frame.f_back
+    if frame is None or frame.f_back is None:
+        return False
+    cell = frame.f_back
+    following = (
+        step.opname for step in dis.get_instructions(cell.f_code) if step.offset > cell.f_lasti and step.opname != "CACHE"
+    )
+    return next(following, "").startswith("STORE_")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.magics.command_line import guarded, parse, parser, show, with_options
+
+if TYPE_CHECKING:
+    from nbguard.core.report import Report
+    from nbguard.core.why import Why
 
 _OPTIONS = parser("%gpumem", "Who holds the device's memory.")
 _OPTIONS.add_argument("what", nargs="*", metavar="why NAME", help="the reference paths that keep NAME (or Out[3]) alive")
@@ -23,7 +27,7 @@ class GpuMemMagics(Magics):
 
     @line_magic
     @with_options(_OPTIONS)
-    def gpumem(self, line: str) -> None:
+    def gpumem(self, line: str) -> Report | Why | None:
         """Show who holds the device's memory: per device its parts, and the holders in columns that re-add.
 
         `frees now` is what comes back if this holder alone is let go, `reaches` what it leads to, `since` the cell that
@@ -40,15 +44,15 @@ class GpuMemMagics(Magics):
                 report = guarded("%gpumem", api.report)
                 if options.device is not None:
                     report = self._only(report, options.device)
-                show(self.shell, options, report, limit=options.n)
+                return show(self.shell, options, report, limit=options.n)
             case ["why", name]:
-                show(self.shell, options, guarded("%gpumem why", api.why, name))
+                return show(self.shell, options, guarded("%gpumem why", api.why, name))
             case ["why", *_]:
                 raise UsageError("%gpumem why: give one name, as in  %gpumem why learn")
-            case [word, *_]:
-                raise UsageError(f"%gpumem: unknown word {word!r} (%gpumem? shows what there is)")
+            case words:
+                raise UsageError(f"%gpumem: unknown word {words[0]!r} (%gpumem? shows what there is)")
 
-    def _only(self, report: Any, device: str) -> Any:
+    def _only(self, report: Report, device: str) -> Report:
         found = report.only(device)
         if not found.devices:
             have = ", ".join(each.device for each in report.devices) or "none in use"

@@ -30,7 +30,7 @@ class ResetGpuMagics(Magics):
 
     @line_magic
     @with_options(_OPTIONS)
-    def reset_gpu(self, line: str) -> None:
+    def reset_gpu(self, line: str) -> Plan | Outcome | None:
         """Free what is stale: what only the last error, displayed results or unreachable cycles still hold.
 
         What a name of yours leads to is never freed by default. With targets, their names are deleted and what only they
@@ -44,4 +44,4 @@ class ResetGpuMagics(Magics):
             raise UsageError("%reset_gpu: give targets or --all, not both (--all --keep NAME keeps a name)")
         call: Callable[..., Plan | Outcome] = api.plan if options.dry_run else api.release
         result = guarded("%reset_gpu", call, *options.targets, keep=options.keep, everything=options.everything)
-        show(self.shell, options, result)
+        return show(self.shell, options, result)

@@ -14,7 +14,7 @@ from nbguard.probes.kinds import name_of
 from nbguard.probes.labels import Labels
 from nbguard.probes.roots import LiveRoot
 
-_NODE_KIND = {"array": "data", "class": "code", "storage": "tensor"}
+_NODE_KIND = {"array": "data", "class": "code", "storage": "tensor", "context": "object"}
 _ALWAYS_LABELLED = frozenset({"learner", "frame", "locals", "traceback"})  # a cleanup goes by these labels
 _LABEL_ALL = 30_000
 """Up to so many objects each step gets its label; beyond, only those on a shortest path from a root: writing the label of an

@@ -51,10 +51,11 @@ def frame_locals(frame: types.FrameType) -> dict[str, Any]:
 def attached_locals(frame: types.FrameType) -> int | None:
     """Return the id of the dict of variables that a finished frame keeps, if any.
 
-    A class body or executed code keeps its namespace; a function's frame, up to Python 3.12, what a debugger read of it.
+    A class body or executed code keeps its namespace (a module's is never walked, so it does not matter); a function's
+    frame, up to Python 3.12, what a debugger read of it.
     """
     held = {id(obj) for obj in gc.get_referents(frame) if type(obj) is dict}
-    if not held or frame.f_locals is frame.f_globals:
+    if not held:
         return None
     mapping = frame.f_locals
     return id(mapping) if id(mapping) in held else None

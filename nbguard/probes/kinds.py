@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import sys
 import types
 import weakref
@@ -35,6 +36,7 @@ _BUILTIN: dict[type, str] = {
     BaseException: "traceback",
     types.CellType: "cell",
     types.FunctionType: "code",
+    contextvars.ContextVar: "context",
     type: "class",
 }
 

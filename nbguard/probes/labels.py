@@ -19,7 +19,7 @@ def attributes_of(obj: Any) -> dict[str, Any] | None:
     """Return an instance's attribute dict, or None. Reads the slot itself, so no property or `__getattr__` runs."""
     for cls in mro_of(type(obj)):
         slot = namespace_of(cls).get("__dict__")
-        if type(slot) is types.GetSetDescriptorType:
+        if type(slot) in (types.GetSetDescriptorType, types.MemberDescriptorType):  # the latter: SimpleNamespace
             found = slot.__get__(obj)
             return found if type(found) is dict else None
     return None

@@ -40,10 +40,10 @@ def orphan_roots(walk: Walk, climb_above: int) -> list[tuple[LiveRoot, list[int]
     if held and _is_worth_it(walk, first, held, climb_above):
         named, held = _climb(walk, first, held)
     alive = _below(walk, first, held + [entry for _, entries in named for entry in entries])
+    explained = _points(walk, first, [entry for _, entries in named for entry in entries])
     garbage = [n for n in range(first, len(walk.objects)) if n not in alive]
     if garbage:
         named.append((LiveRoot("garbage", "unreachable cycles", (), what=_count(walk, garbage)), garbage))
-    explained = _points(walk, first, [entry for _, entries in named for entry in entries])
     unknown = [n for n in held if _points(walk, first, [n]) - explained]
     if unknown:
         named.append((LiveRoot("library", _tops(walk, unknown), (), what="held in a way that Python does not show"), unknown))
@@ -142,8 +142,8 @@ def _climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot
                 named.append((root, entries))
                 explained |= points
         for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
-            refs = gc.get_referents(walk.objects[n])
-            walk.children[n] = [at for ref in refs if (at := walk.number.get(id(ref), -1)) >= first]
+            below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[n]))  # no list of ours may stay:
+            walk.children[n] = [at for at in below if at >= first]  # it would count as a holder
         held = _held_outside(walk, first)
     return named, held
 
@@ -154,7 +154,9 @@ def _points(walk: Walk, first: int, tops: list[int]) -> set[int]:
 
 
 def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, str]:
-    """Order names of one and the same thing: the module that defines its class knows it best."""
+    """Order names of one and the same thing: its class, or the module that defines its class, knows it best."""
+    if root.what == "class of a library":
+        return False, root.label
     home = namespace_of(type(walk.objects[entries[0]])).get("__module__")
     return not (type(home) is str and root.label.startswith(f"{home}.")), root.label
 
@@ -174,7 +176,7 @@ def _name_of_root(walk: Walk, first: int, holder: Any, held_by_it: list[int], mo
 def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
     """Return the tracked objects that refer to any of `ids`, in one pass, without our own bookkeeping."""
     if len(ids) <= _FEW:
-        few = [walk.objects[walk.number[key]] for key in ids]
+        few = tuple([walk.objects[walk.number[key]] for key in ids])  # a list would be copied: since 3.13 the copy is found
         own = {id(few), id(walk.objects), id(sys._getframe())}
         return [obj for obj in gc.get_referrers(*few) if id(obj) not in own]
     everything = gc.get_objects()

@@ -40,7 +40,11 @@ class Referents:
         self._plain: dict[type, bool] = {}
         self._user_modules: dict[object, bool] = {"__main__": True}
         self._libraries = library_paths()
-        self._expand: dict[str, Callable[[Any], list[Any]]] = {"array": self._array, "storage": lambda _: []}
+        self._expand: dict[str, Callable[[Any], list[Any]]] = {
+            "array": self._array,
+            "storage": lambda _: [],
+            "context": _context_value,
+        }
         if self.autograd is not None:
             self._expand |= {"tensor": self.autograd.tensor_referents, "graph": self.autograd.graph_referents}
 
@@ -110,3 +114,12 @@ class Referents:
         if base is None and dtype.kind == "O":
             found.append(numpy.ndarray.tolist(array))
         return found if numpy.ndarray is type(array) else found + gc.get_referents(array)
+
+
+def _context_value(variable: Any) -> list[Any]:
+    """Return the value that a context variable has here. The context keeps it, out of the variable's own references."""
+    found = gc.get_referents(variable)
+    try:
+        return [*found, variable.get()]
+    except LookupError:
+        return found

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
+import gc
 import sys
+import types
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -113,11 +116,22 @@ def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str
     try:
         if dict in bases and type(key) in (str, int, float, bool, bytes, tuple, type(None)):
             return _once(dict.__getitem__(owner, key), owner, dict.values(owner))
-        if type(owner) in (list, tuple) and type(key) is int:
+        if type(owner) in (list, tuple, deque) and type(key) is int:
             return _once(owner[key], owner, owner)
+        if type(key) is int and (modules := _numbered_modules(owner)) is not None:
+            parts = list(modules.values())
+            return _once(parts[key], modules, parts)
     except (KeyError, IndexError):
         raise TargetError(f"{ast.unparse(target)} does not exist: there is no such key") from None
     return _MISSING, ()
+
+
+def _numbered_modules(owner: Any) -> dict[str, Any] | None:
+    """Return the parts of a module that are deleted by number: `del net[0]`."""
+    nn = sys.modules.get("torch.nn")
+    if nn is None or type(owner) not in (nn.__dict__["Sequential"], nn.__dict__["ModuleList"]):
+        return None
+    return (attributes_of(owner) or {}).get("_modules")
 
 
 def _once(value: Any, owner: Any, values: Iterable[Any]) -> tuple[Any, tuple[Any, ...]]:
@@ -126,11 +140,19 @@ def _once(value: Any, owner: Any, values: Iterable[Any]) -> tuple[Any, tuple[Any
 
 
 def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
+    for base in mro_of(type(owner)):
+        slot = namespace_of(base).get(name)
+        if type(slot) is types.MemberDescriptorType:
+            try:
+                return _once(slot.__get__(owner), owner, gc.get_referents(owner))
+            except AttributeError:  # a slot without a value
+                break
     found = attributes_of(owner)
     if found is None:
         return _MISSING, ()
     if name in found:
-        return found[name], (owner, found)
+        value, containers = _once(found[name], owner, found.values())
+        return value, (*containers, found) if containers else ()
     for inner in ("_modules", "_parameters", "_buffers"):
         part = found.get(inner)
         if part is not None and dict in mro_of(type(part)) and name in part:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from nbguard.core.facts import DEBUGGER
 from nbguard.probes.roots import LiveRoot
 
 LABEL = "last error"
@@ -21,13 +22,13 @@ def error_places(shell: Any) -> Iterator[tuple[str, Any]]:
     for name in _SYS_NAMES:
         if sys.__dict__.get(name) is not None:
             yield f"sys.{name}", sys.__dict__[name]
-    for module in list(sys.modules.values()):
-        if type(module) is types.ModuleType and PDB_VARIABLES in module.__dict__:
-            yield f"{module.__dict__.get('__name__')}.{PDB_VARIABLES}", module.__dict__[PDB_VARIABLES]
+    modules = [module.__dict__ for module in list(sys.modules.values()) if type(module) is types.ModuleType]
+    spaces = {id(space): space for space in (*modules, *(() if shell is None else (shell.user_ns,)))}
+    for space in spaces.values():
+        if type(space.get(PDB_VARIABLES)) is dict:
+            yield PDB_VARIABLES, space[PDB_VARIABLES]
     if shell is None:
         return
-    if PDB_VARIABLES in shell.user_ns:
-        yield PDB_VARIABLES, shell.user_ns[PDB_VARIABLES]
     for printer in ("InteractiveTB", "SyntaxTB"):
         found = getattr(shell, printer, None)
         for name in ("tb", "evalue", "pdb"):
@@ -42,13 +43,30 @@ def error_places(shell: Any) -> Iterator[tuple[str, Any]]:
 
 
 def error_roots(shell: Any) -> list[LiveRoot]:
-    """Return the last error as one root, or nothing."""
+    """Return the last error as one root, and debuggers left over from `set_trace()`, or nothing."""
+    tracers = tuple(frame.f_trace for frame in traced_frames())
+    found = [LiveRoot("error", DEBUGGER, tracers, what="its last stop")] if tracers else []
     objects = tuple(value for _, value in error_places(shell))
     error = next((value for value in objects if isinstance(value, BaseException)), None)
     if not objects:
-        return []
+        return found
     what = type(error).__name__ if error is not None else "traceback"
-    return [LiveRoot("error", LABEL, objects, _cell_of(error, shell), what)]
+    return [*found, LiveRoot("error", LABEL, objects, _cell_of(error, shell), what)]
+
+
+def traced_frames() -> list[types.FrameType]:
+    """Return the running frames of this thread on which a debugger that has ended left its trace function.
+
+    `set_trace()` puts it on every frame up to the outermost, `continue` takes it off all but that one.
+    """
+    found = []
+    frame = sys._getframe() if sys.gettrace() is None and "bdb" in sys.modules else None
+    while frame is not None:
+        trace = frame.f_trace
+        if type(trace) is types.MethodType and sys.modules["bdb"].Bdb in type(trace.__self__).__mro__:
+            found.append(frame)
+        frame = frame.f_back
+    return found
 
 
 def _cell_of(error: BaseException | None, shell: Any) -> int | None:
@@ -81,13 +99,13 @@ def error_parts(shell: Any) -> ErrorParts:
         if value is None or id(value) in seen:
             continue
         seen.add(id(value))
-        if type(value) is types.FrameType:
+        if type(value) is dict:  # what the debugger left
+            todo += value.values()
+        elif type(value) is types.FrameType:
             found.frames[id(value)] = value
             todo.append(value.f_back)
         elif type(value) is types.TracebackType:
             todo += [value.tb_frame, value.tb_next]
-        elif type(value) is dict:
-            todo += value.values()
         elif isinstance(value, BaseException):
             found.errors[id(value)] = value
             todo += [value.__traceback__, value.__context__, value.__cause__, *getattr(value, "exceptions", ())]

@@ -60,7 +60,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
     return [
         (action.label, "measured after" if action.nbytes is None else figure, action.detail)
         for action, figure in zip(plan.actions, figures, strict=True)
-        if action.nbytes != 0 or action.kind not in ("collect", "cache")
+        if action.nbytes != 0 or action.kind != "collect"
     ]
 
 

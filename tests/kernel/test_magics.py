@@ -73,6 +73,16 @@ def test_output_option_keeps_the_report_and_nothing_else_alive(notebook: Kernel)
     assert notebook.value("(gc.collect(), all(gone() for gone in builtins._tracked['model']))[1]")
 
 
+def test_an_assigned_magic_returns_its_result_and_a_bare_one_leaves_nothing_in_out(notebook: Kernel) -> None:
+    notebook.run(TRAINED).ok()
+
+    cell = notebook.run("plan = %reset_gpu --dry-run").ok()
+    notebook.run("%gpumem").ok()
+
+    assert len(cell.bundles) == 1
+    assert notebook.value("(type(plan).__name__, dict(Out))") == ("Plan", {})
+
+
 @pytest.mark.parametrize(
     "line",
     [

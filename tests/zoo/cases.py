@@ -5,7 +5,7 @@ A case's cells run in a real kernel; `track(name, object)` notes weak references
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 PRELUDE = """
 import builtins, gc, os, signal, sys, time, weakref
@@ -44,7 +44,7 @@ class Case:
     """One state. `want`: freed, kept or reported (alive, and the cleanup's text names a holder that matches `holder`).
 
     `stale` are the targets given to `%reset_gpu`; `errors` the numbers of cells that must fail; `check` a cell that must
-    still work afterwards.
+    still work afterwards. `measured`: a computed target (a slice, a property), which is freed and measured, not promised.
     """
 
     name: str
@@ -54,7 +54,8 @@ class Case:
     holder: str = ""
     check: str = ""
     errors: tuple[int, ...] = ()
-    inputs: tuple[str, ...] = field(default=())
+    inputs: tuple[str, ...] = ()
+    measured: bool = False
 
 
 CASES = (
