@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbguard.probes.describe import describe
-from nbguard.probes.kinds import Kinds
-
-_OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals, others a namespace that is the real thing
+from nbguard.probes.frames import OPTIMIZED, running_frames
+from nbguard.probes.kinds import Kinds, module_namespaces
 
 
 class Released:
@@ -27,20 +26,18 @@ class Released:
         return f"<released by %reset_gpu: {self.what}>"
 
 
-def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[int, int]]) -> int:
+def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[int, int]]) -> None:
     """Put a stand-in in place of each variable in `wanted`, pairs of (id of the frame, id of the object or its cell).
 
-    Returns how many were released. A frame that runs again by now (a generator resumed) is left alone.
+    A frame that runs again by now (a generator resumed) is left alone.
     """
-    running = _running_frames()
-    modules = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is types.ModuleType}
+    running = {id(frame) for _, frame in running_frames()}
+    modules = {id(namespace) for namespace in module_namespaces().values()}
     kinds = Kinds()
-    done = 0
     for key, frame in frames.items():
         ids = {obj for owner, obj in wanted if owner == key}
         if ids and key not in running and id(frame.f_locals) not in modules:  # a cell's namespace is the user's own
-            done += _replace(frame, ids, kinds)
-    return done
+            _replace(frame, ids, kinds)
 
 
 def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]]) -> None:
@@ -51,7 +48,7 @@ def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, 
             error.obj = Released(describe(error.obj, kinds))
 
 
-def _replace(frame: types.FrameType, ids: set[int], kinds: Kinds) -> int:
+def _replace(frame: types.FrameType, ids: set[int], kinds: Kinds) -> None:
     """Replace variables of one finished frame.
 
     Through `f_locals`, which writes through since Python 3.13; before, the dict is copied back into the frame by the C API
@@ -59,16 +56,13 @@ def _replace(frame: types.FrameType, ids: set[int], kinds: Kinds) -> int:
     """
     mapping: Any = frame.f_locals
     cells = _cells(frame)
-    done = 0
     for name in list(mapping):
         if id(mapping[name]) in ids or (name in cells and cells[name] in ids):
             mapping[name] = Released(describe(mapping[name], kinds))
-            done += 1
-    if type(mapping) is dict and frame.f_code.co_flags & _OPTIMIZED:
+    if type(mapping) is dict and frame.f_code.co_flags & OPTIMIZED:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
         if sys.getrefcount(mapping) <= 3:
             mapping.clear()
-    return done
 
 
 def _cells(frame: types.FrameType) -> dict[str, int]:
@@ -85,14 +79,4 @@ def _cells(frame: types.FrameType) -> dict[str, int]:
             except ValueError:  # an empty cell
                 continue
             found.update({name: id(cell) for name, value in values.items() if value == content})
-    return found
-
-
-def _running_frames() -> set[int]:
-    found = set()
-    for top in sys._current_frames().values():
-        frame: types.FrameType | None = top
-        while frame is not None:
-            found.add(id(frame))
-            frame = frame.f_back
     return found

@@ -6,7 +6,7 @@ touched. What a user-reachable name leads to is *live*: a plan may remove other 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
 
 from nbguard.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
@@ -36,14 +36,15 @@ class _Draft:
     def __post_init__(self) -> None:
         self.alive = self.reached_storages()
 
-    def reached_storages(self) -> set[int]:
+    def reached_storages(self, and_cut: Set[Edge] = frozenset()) -> set[int]:
+        """Return the storages that are still reached, also without the references in `and_cut`."""
         left = (number for number in range(len(self.graph.roots)) if number not in self.gone)
-        return storages_of(self.graph, reach_of_roots(self.graph, left, self.cut))
+        return storages_of(self.graph, reach_of_roots(self.graph, left, self.cut | and_cut))
 
-    def live(self) -> set[int]:
-        """Return the nodes that the user's own roots reach, after what was given up so far."""
-        roots = (n for n, root in enumerate(self.graph.roots) if root.kind not in STALE_KINDS and n not in self.gone)
-        return reach_of_roots(self.graph, roots, self.cut)
+    def live(self, blocked: Collection[int] = ()) -> set[int]:
+        """Return the nodes that the user's own roots reach, after what was given up so far, not through `blocked`."""
+        roots = (root for n, root in enumerate(self.graph.roots) if root.kind not in STALE_KINDS and n not in self.gone)
+        return reach(self.graph, (node for root in roots for node in root.nodes), self.cut, blocked)
 
     def add(self, action: Action, gone: Iterable[int] = (), cut: Iterable[Edge] = ()) -> None:
         """Append `action`, with the bytes that only it gives back."""
@@ -182,7 +183,7 @@ def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, req
                 frames.add(frame)
         for error in errors:
             fact = graph.nodes[error]
-            for child, label in zip(fact.children, fact.labels, strict=True):
+            for child, label in fact.references:
                 if label == ".obj" and child not in live and _leads_to(graph, child, live | shell, given_up):
                     cut.add((error, child))
                     refs += [fact.ref, graph.nodes[child].ref]
@@ -200,9 +201,9 @@ def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, req
 def _variables(graph: Graph, frame: int) -> Iterable[tuple[int, str]]:
     """Return the (node, label) of each variable of a finished frame: its own, and those of the namespace it keeps."""
     fact = graph.nodes[frame]
-    found = dict(zip(fact.children, fact.labels, strict=True))
+    found = dict(fact.references)
     for view in [child for child in fact.children if graph.nodes[child].kind == "locals"]:
-        for child, label in zip(graph.nodes[view].children, graph.nodes[view].labels, strict=True):
+        for child, label in graph.nodes[view].references:
             found.setdefault(child, label)
     return found.items()
 
@@ -236,35 +237,23 @@ def _clear_leftovers(draft: _Draft) -> None:
     A Learner that only an exception of the user's leads to stays as the exception left it.
     """
     graph = draft.graph
-    reached = draft.live()
-    errors = {n for n in reached if graph.nodes[n].kind in ("frame", "traceback")}
-    users = [
-        node
-        for n, root in enumerate(graph.roots)
-        if root.kind not in STALE_KINDS and n not in draft.gone
-        for node in root.nodes
-    ]
-    live = reach(graph, users, draft.cut, blocked=errors)
+    live = draft.live(blocked={n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")})
     for learner in draft.facts.learners:
         if learner.node not in live or learner.is_running or not learner.leftovers:
             continue
         node = graph.nodes[learner.node]
-        owners = {learner.node, *(child for child, label in zip(node.children, node.labels, strict=True) if not label)}
+        owners = {learner.node, *(child for child, label in node.references if not label)}
         cut = {
             (owner, child)
             for owner in owners
-            for child, label in zip(graph.nodes[owner].children, graph.nodes[owner].labels, strict=True)
+            for child, label in graph.nodes[owner].references
             if label.removeprefix(".") in learner.leftovers
         }
-        if cut and not (learner.leftovers == ("loss_grad",) and _frees(draft, cut) < _LOSS):
+        if cut and not (
+            learner.leftovers == ("loss_grad",) and nbytes_of(graph, draft.alive - draft.reached_storages(cut)) < _LOSS
+        ):
             label = f"{learner.summary}: {', '.join(learner.leftovers)} of its last batch cleared"
             draft.add(Action("leftovers", label, 0, refs=(node.ref,), names=learner.leftovers), cut=cut)
-
-
-def _frees(draft: _Draft, cut: set[Edge]) -> int:
-    left = (number for number in range(len(draft.graph.roots)) if number not in draft.gone)
-    kept = storages_of(draft.graph, reach_of_roots(draft.graph, left, draft.cut | cut))
-    return nbytes_of(draft.graph, draft.alive - kept)
 
 
 def _collect(draft: _Draft) -> None:

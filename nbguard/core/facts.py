@@ -5,6 +5,7 @@ All sizes are bytes. A reading that could not be made is None, with an `Unavaila
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -142,6 +143,11 @@ class Node:
     children: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     storages: tuple[int, ...] = ()
+
+    @property
+    def references(self) -> Iterator[tuple[int, str]]:
+        """Return (child, label) of each reference."""
+        return zip(self.children, self.labels, strict=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nbguard.core.facts import Facts, Root
 from nbguard.core.fragmentation import fragmentation
-from nbguard.core.ownership import holders, nbytes_of, reach, storages_of
+from nbguard.core.ownership import Holder, holders, nbytes_of, reach, storages_of
 from nbguard.core.plan import Plan
 from nbguard.units import format_bytes
 
@@ -26,11 +26,12 @@ class Finding:
 
 def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
     """Return what stands out in `facts`; `plan` is what a default cleanup would do."""
+    rows = holders(facts.graph)
     rules = (
         _stale(plan),
-        _graphs(facts),
+        _graphs(facts, rows),
         _handles(facts),
-        _kept_output(facts, plan),
+        _kept_output(facts, rows, plan),
         _workers(facts),
         _stranded(facts),
         _frozen(facts),
@@ -47,21 +48,22 @@ def _stale(plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _graphs(facts: Facts) -> Iterator[Finding]:
+def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
     """Name variables that keep autograd graphs: bytes they reach through a graph only, and that nothing else holds."""
     graph = facts.graph
     nodes = {n for n, node in enumerate(graph.nodes) if node.kind == "graph"}
     total = sum(storage.nbytes for storage in graph.storages)
-    for holder in holders(graph):
+    for holder in rows:
         if holder.kind != "name" or not nodes:
             continue
         entries = {node for root in holder.roots for node in graph.roots[root].nodes}
         if graph.nodes[min(entries)].kind == "learner":
             continue
         all_of_it = reach(graph, entries)
-        kept = nbytes_of(graph, storages_of(graph, all_of_it) - storages_of(graph, reach(graph, entries, blocked=nodes)))
+        without = reach(graph, entries, blocked=nodes)
+        kept = nbytes_of(graph, storages_of(graph, all_of_it) - storages_of(graph, without))
         with_graph = {n for n in all_of_it if graph.nodes[n].kind == "tensor" and nodes.intersection(graph.nodes[n].children)}
-        heads = with_graph & reach(graph, entries, blocked=nodes)
+        heads = with_graph & without
         heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
         if heads and kept > _WORTH_SAYING * total:
             many = f"{len(heads)} autograd graphs" if len(heads) > 1 else "an autograd graph"
@@ -77,19 +79,21 @@ def _graphs(facts: Facts) -> Iterator[Finding]:
 def _handles(facts: Facts) -> Iterator[Finding]:
     """Name variables that are no experiment themselves but keep one alive: a bound method, a partial, an exception."""
     graph = facts.graph
-    named = {
+    learners_named = {
         node
         for root in graph.roots
         if root.kind in ("name", "module")
         for node in root.nodes
         if graph.nodes[node].kind == "learner"
     }
+    named = reach(graph, learners_named)
     for root in graph.roots:
         if root.kind != "name" or not _is_handle(facts, root):
             continue
-        learners = {n for n in reach(graph, root.nodes) if graph.nodes[n].kind in ("learner", "model")}
-        held = nbytes_of(graph, storages_of(graph, reach(graph, root.nodes)))
-        if held and learners and not reach(graph, named) >= learners:
+        reached = reach(graph, root.nodes)
+        learners = {n for n in reached if graph.nodes[n].kind in ("learner", "model")}
+        held = nbytes_of(graph, storages_of(graph, reached))
+        if held and learners and not named >= learners:
             yield Finding(
                 "handle",
                 f"{root.label} ({root.what}) keeps an experiment of {format_bytes(held)} alive: "
@@ -103,19 +107,18 @@ def _is_handle(facts: Facts, root: Root) -> bool:
     return kinds <= {"object", "traceback", "code", "cell"} and not root.what.startswith(("list", "dict", "tuple", "set"))
 
 
-def _kept_output(facts: Facts, plan: Plan) -> Iterator[Finding]:
+def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator[Finding]:
     """Name displayed results that nothing else holds and that a cleanup will not touch on its own."""
     dropped = {name for action in plan.actions if action.kind == "out" for name in action.names}
-    for holder in holders(facts.graph):
-        if holder.kind == "out" and holder.retained and holder.label not in dropped:
-            total = sum(storage.nbytes for storage in facts.graph.storages)
-            if holder.retained > _WORTH_SAYING * total:
-                yield Finding(
-                    "output",
-                    f"{holder.label} ({holder.what}) is held by the output history only: "
-                    f"`%reset_gpu {holder.label}` frees {format_bytes(holder.retained)}",
-                    f"%reset_gpu {holder.label}",
-                )
+    total = sum(storage.nbytes for storage in facts.graph.storages)
+    for holder in rows:
+        if holder.kind == "out" and holder.label not in dropped and holder.retained > _WORTH_SAYING * total:
+            yield Finding(
+                "output",
+                f"{holder.label} ({holder.what}) is held by the output history only: "
+                f"`%reset_gpu {holder.label}` frees {format_bytes(holder.retained)}",
+                f"%reset_gpu {holder.label}",
+            )
 
 
 def _workers(facts: Facts) -> Iterator[Finding]:

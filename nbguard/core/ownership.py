@@ -76,7 +76,7 @@ def _search(graph: Graph, root: Root, goals: Collection[int], blocked: Collectio
             while (up := above[path[-1]]) is not None:
                 path.append(up)
             return tuple(reversed(path))
-        for child, label in zip(graph.nodes[node].children, graph.nodes[node].labels, strict=True):
+        for child, label in graph.nodes[node].references:
             known = steps.get(child)
             here = steps[node] + bool(label)
             if child in blocked or (known is not None and known <= here) or (label.startswith(KEY) and not keys):
@@ -94,7 +94,7 @@ def path_text(graph: Graph, root: Root, path: Iterable[int], shorten: int = 0) -
     steps = [root.label]
     nodes = list(path)
     for parent, child in pairwise(nodes):
-        label = dict(zip(graph.nodes[parent].children, graph.nodes[parent].labels, strict=True)).get(child, "")
+        label = dict(graph.nodes[parent].references).get(child, "")
         if label:
             steps.append(label)
     if shorten and len(steps) > shorten:

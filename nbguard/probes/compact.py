@@ -23,7 +23,7 @@ attribute makes Python build the attribute dict of its owner, which must not hap
 
 def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callable[[StorageFact], int]) -> Graph:
     """Return the walk as a graph. `nbytes` says what the allocator set aside for a storage."""
-    relevant = _relevant(walk)
+    relevant = sorted(walk.leading_to(n for n in range(len(walk.objects)) if _is_goal(walk, n)))
     new = {old: number for number, old in enumerate(relevant)}
     for old in relevant:
         if walk.kind[old] == "frame" and (view := walk.number.get(attached_locals(walk.objects[old]) or 0)) is not None:
@@ -49,20 +49,9 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
     return Graph(tuple(found), tuple(nodes), tuple(replace(fact, nbytes=nbytes(fact)) for fact in walk.storages))
 
 
-def _relevant(walk: Walk) -> list[int]:
-    """Return the objects that lead to a storage or are an experiment, in order."""
-    parents: list[list[int]] = [[] for _ in walk.objects]
-    for parent, found in enumerate(walk.children):
-        for child in found:
-            parents[child].append(parent)
-    todo = [n for n, kind in enumerate(walk.kind) if n in walk.holds or kind in EXPERIMENT_KINDS]
-    seen = set(todo)
-    while todo:
-        for parent in parents[todo.pop()]:
-            if parent not in seen:
-                seen.add(parent)
-                todo.append(parent)
-    return sorted(seen)
+def _is_goal(walk: Walk, number: int) -> bool:
+    """Say whether an object is what a graph is about: a holder of a storage, or an experiment."""
+    return number in walk.holds or walk.kind[number] in EXPERIMENT_KINDS
 
 
 def _on_shortest_paths(walk: Walk, new: dict[int, int], roots: Iterable[tuple[LiveRoot, list[int]]]) -> set[int]:
@@ -77,7 +66,7 @@ def _on_shortest_paths(walk: Walk, new: dict[int, int], roots: Iterable[tuple[Li
                 todo.append(child)
     found: set[int] = set()
     for goal in above:
-        at: int | None = goal if goal in walk.holds or walk.kind[goal] in EXPERIMENT_KINDS else None
+        at: int | None = goal if _is_goal(walk, goal) else None
         while at is not None and at not in found:
             found.add(at)
             at = above[at]

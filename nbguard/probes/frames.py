@@ -6,11 +6,12 @@ import gc
 import sys
 import threading
 import types
+from collections.abc import Iterator
 from typing import Any
 
 from nbguard.probes.roots import LiveRoot
 
-_OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals
+OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals, others a namespace that is the real thing
 _DISPATCH = frozenset(
     [
         "nbguard",
@@ -43,7 +44,7 @@ def frame_locals(frame: types.FrameType) -> dict[str, Any]:
     """
     mapping = frame.f_locals
     found = dict(mapping)
-    if type(mapping) is dict and frame.f_code.co_flags & _OPTIMIZED and sys.getrefcount(mapping) <= 3:  # frame, here, the call
+    if type(mapping) is dict and frame.f_code.co_flags & OPTIMIZED and sys.getrefcount(mapping) <= 3:  # frame, here, the call
         mapping.clear()
     return found
 
@@ -61,33 +62,36 @@ def attached_locals(frame: types.FrameType) -> int | None:
     return id(mapping) if id(mapping) in held else None
 
 
+def running_frames() -> Iterator[tuple[int, types.FrameType]]:
+    """Yield (thread, frame) of everything that runs now, each thread from its innermost frame outwards."""
+    for ident, top in list(sys._current_frames().items()):
+        frame: types.FrameType | None = top
+        while frame is not None:
+            yield ident, frame
+            frame = frame.f_back
+
+
 def running_roots() -> list[LiveRoot]:
     """Return a root for each running function of every thread: what its variables hold is in use."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
-    for ident, top in list(sys._current_frames().items()):
-        frame: types.FrameType | None = top
-        while frame is not None:
-            if _is_of_interest(frame):
-                where = "" if ident == threading.get_ident() else f" in thread {names.get(ident, ident)}"
-                values = tuple(frame_locals(frame).values())
-                found.append(LiveRoot("frame", f"running {frame.f_code.co_name}(){where}", values, what="in use"))
-            frame = frame.f_back
+    for ident, frame in running_frames():
+        if _is_of_interest(frame):
+            where = "" if ident == threading.get_ident() else f" in thread {names.get(ident, ident)}"
+            values = tuple(frame_locals(frame).values())
+            found.append(LiveRoot("frame", f"running {frame.f_code.co_name}(){where}", values, what="in use"))
     return found
 
 
 def _is_of_interest(frame: types.FrameType) -> bool:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return bool(frame.f_code.co_flags & _OPTIMIZED) and package not in _DISPATCH
+    return bool(frame.f_code.co_flags & OPTIMIZED) and package not in _DISPATCH
 
 
 def running_fit_owners() -> set[int]:
     """Return the ids of the Learners whose fit runs now, in any thread."""
-    found = set()
-    for top in sys._current_frames().values():
-        frame: types.FrameType | None = top
-        while frame is not None:
-            if frame.f_globals.get("__name__") == "fastai.learner" and frame.f_code.co_flags & _OPTIMIZED:
-                found.add(id(frame_locals(frame).get("self")))
-            frame = frame.f_back
-    return found
+    return {
+        id(frame_locals(frame).get("self"))
+        for _, frame in running_frames()
+        if frame.f_globals.get("__name__") == "fastai.learner" and frame.f_code.co_flags & OPTIMIZED
+    }

@@ -16,7 +16,7 @@ from itertools import compress
 from typing import Any
 
 from nbguard.core.facts import EXPERIMENT_KINDS, StorageFact
-from nbguard.probes.kinds import LEAF, Kinds
+from nbguard.probes.kinds import LEAF, Kinds, module_namespaces
 from nbguard.probes.referents import Referents
 
 _CANDIDATES = EXPERIMENT_KINDS | {"tensor"}
@@ -44,7 +44,7 @@ class Walk:
 
     def __init__(self, tracked: str, stop: Iterable[int], kinds: Kinds) -> None:
         self.tracked = tracked
-        self.stop = {id(module.__dict__) for module in list(sys.modules.values()) if type(module) is type(sys)}
+        self.stop = {id(namespace) for namespace in module_namespaces().values()}
         self.stop.update(stop)
         self.kinds = kinds
         self.referents = Referents(kinds, "torch" in sys.modules)
@@ -111,11 +111,7 @@ class Walk:
         try:
             storage = obj if kind == "storage" else autograd.storage(obj)
             device, address, nbytes = str(storage.device), storage.data_ptr(), storage.nbytes()
-        except (
-            RuntimeError,
-            NotImplementedError,
-            AttributeError,
-        ):  # sparse and wrapper tensors have no storage of their own
+        except (RuntimeError, AttributeError):  # sparse and wrapper tensors have no storage of their own
             parts = autograd.sparse_parts(obj) if kind == "tensor" else []
             self.children[at] += [self._number(part, "tensor") for part in parts]
             return
@@ -127,6 +123,21 @@ class Walk:
             self.storages.append(StorageFact(device, nbytes, address))
             self.witness.storages.append(_weak_storage(storage))
         self.holds.setdefault(at, []).append(self.storage_keys[key])
+
+    def leading_to(self, goals: Iterable[int], first: int = 0) -> set[int]:
+        """Return the objects from number `first` on from which a way leads to one of `goals`, these included."""
+        parents: dict[int, list[int]] = {}
+        for parent in range(first, len(self.children)):
+            for child in self.children[parent]:
+                parents.setdefault(child, []).append(parent)
+        seen = set(goals)
+        todo = list(seen)
+        while todo:
+            for parent in parents.get(todo.pop(), ()):
+                if parent not in seen:
+                    seen.add(parent)
+                    todo.append(parent)
+        return seen
 
     def unreached(self) -> list[Any]:
         """Return tensors and experiments that gc tracks and no root has led to, in one pass over the heap."""

@@ -76,6 +76,11 @@ def name_of(cls: type) -> str:
     return str(_name(cls))
 
 
+def module_namespaces() -> dict[str, dict[str, Any]]:
+    """Return the globals of every loaded module, by the module's name. What is no plain module is left out."""
+    return {name: module.__dict__ for name, module in list(sys.modules.items()) if type(module) is types.ModuleType}
+
+
 class Kinds:
     """Kinds of types, with what is loaded in this process at the time it is made."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbguard.core.facts import RootKind
 from nbguard.probes.describe import describe
-from nbguard.probes.kinds import Kinds
+from nbguard.probes.kinds import Kinds, module_namespaces
 from nbguard.probes.referents import Referents
 from nbguard.probes.roots import LiveRoot
 from nbguard.probes.tracebacks import PDB_VARIABLES
@@ -64,12 +64,12 @@ def output_places(shell: Any) -> Iterator[tuple[dict[str, Any], str]]:
 def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRoot]:
     """Return a root for each global of the user's own modules (but the one whose globals are the namespace)."""
     found = []
-    for module_name, module in list(sys.modules.items()):
-        if referents.is_users_module(module) and module.__dict__ is not namespace:
+    for module_name, found_there in module_namespaces().items():
+        if referents.is_users_module(sys.modules.get(module_name)) and found_there is not namespace:
             kind: RootKind = "module"
             found += [
                 LiveRoot(kind, f"{module_name}.{name}", (value,), what="global of your module")
-                for name, value in list(module.__dict__.items())
+                for name, value in list(found_there.items())
                 if type(value) is not types.ModuleType and not name.startswith("__")
             ]
     return found

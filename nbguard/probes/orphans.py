@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbguard.probes.heap import Walk
-from nbguard.probes.kinds import name_of, namespace_of
+from nbguard.probes.kinds import module_namespaces, name_of, namespace_of
 from nbguard.probes.roots import LiveRoot
 
 _CHUNK = 512
@@ -82,24 +82,8 @@ def _held_outside(walk: Walk, first: int) -> list[int]:
             extra -= walk.referents.autograd.use_count(objects[n]) > 1  # C++ (a graph, a gradient) keeps the Python object
         if extra > 0:
             found.append(n)
-    return _that_matter(walk, first, found)
-
-
-def _that_matter(walk: Walk, first: int, held: Iterable[int]) -> list[int]:
-    """Return those that lead to a storage or a Learner: a `print` or a lock that everybody holds explains nothing."""
-    parents: dict[int, list[int]] = {}
-    for parent in range(first, len(walk.objects)):
-        for child in walk.children[parent]:
-            if child >= first:
-                parents.setdefault(child, []).append(parent)
-    todo = [n for n in range(first, len(walk.objects)) if n in walk.holds or walk.kind[n] == "learner"]
-    seen = set(todo)
-    while todo:
-        for parent in parents.get(todo.pop(), ()):
-            if parent not in seen:
-                seen.add(parent)
-                todo.append(parent)
-    return [n for n in held if n in seen]
+    matters = walk.leading_to((n for n in range(first, len(objects)) if _is_point(walk, n)), first)
+    return [n for n in found if n in matters]  # a `print` or a lock that everybody holds explains nothing
 
 
 def _below(walk: Walk, first: int, tops: Iterable[int]) -> set[int]:
@@ -122,7 +106,7 @@ def _climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot
     explained: set[int] = set()
     asked: set[int] = set()
     lowest = len(walk.objects)
-    modules = {id(m.__dict__): name for name, m in list(sys.modules.items()) if type(m) is type(sys)}
+    modules = {id(namespace): name for name, namespace in module_namespaces().items()}
     for _ in range(_MAX_CLIMB):
         asking = {id(walk.objects[n]): n for n in held if n not in asked and _points(walk, first, [n]) - explained}
         if not asking:
@@ -149,8 +133,13 @@ def _climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot
 
 
 def _points(walk: Walk, first: int, tops: list[int]) -> set[int]:
-    """Return the objects below `tops` that need an explanation: holders of storages, and Learners."""
-    return {n for n in _below(walk, first, tops) if n in walk.holds or walk.kind[n] == "learner"}
+    """Return the objects below `tops` that need an explanation."""
+    return {n for n in _below(walk, first, tops) if _is_point(walk, n)}
+
+
+def _is_point(walk: Walk, number: int) -> bool:
+    """Say whether an object needs an explanation of what holds it: a holder of a storage, or a Learner."""
+    return number in walk.holds or walk.kind[number] == "learner"
 
 
 def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.core.facts import DEBUGGER
+from nbguard.probes.kinds import module_namespaces
 from nbguard.probes.roots import LiveRoot
 
 LABEL = "last error"
@@ -17,36 +18,28 @@ PDB_VARIABLES = "__pdb_convenience_variables"
 _SYS_NAMES = ("last_exc", "last_value", "last_traceback", "last_type")
 
 
-def error_places(shell: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (place, object) of all that holds the last error: Python's own record, IPython's printer, debugger and result."""
-    for name in _SYS_NAMES:
-        if sys.__dict__.get(name) is not None:
-            yield f"sys.{name}", sys.__dict__[name]
-    modules = [module.__dict__ for module in list(sys.modules.values()) if type(module) is types.ModuleType]
-    spaces = {id(space): space for space in (*modules, *(() if shell is None else (shell.user_ns,)))}
-    for space in spaces.values():
-        if type(space.get(PDB_VARIABLES)) is dict:
-            yield PDB_VARIABLES, space[PDB_VARIABLES]
+def error_holders(shell: Any) -> Iterator[Any]:
+    """Yield all that holds the last error: Python's own record, what a debugger left, IPython's printer and last result."""
+    yield from (sys.__dict__[name] for name in _SYS_NAMES if sys.__dict__.get(name) is not None)
+    spaces = [*module_namespaces().values(), *(() if shell is None else (shell.user_ns,))]
+    yield from {id(space): space[PDB_VARIABLES] for space in spaces if type(space.get(PDB_VARIABLES)) is dict}.values()
     if shell is None:
         return
-    for printer in ("InteractiveTB", "SyntaxTB"):
-        found = getattr(shell, printer, None)
-        for name in ("tb", "evalue", "pdb"):
-            value = getattr(found, name, None)
-            if value is not None and type(value) is not type:
-                yield f"{printer}.{name}", value
+    printers = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
+    values = [getattr(printer, name, None) for printer in printers for name in ("tb", "evalue", "pdb")]
+    yield from (value for value in values if value is not None and type(value) is not type)
     result = shell.last_execution_result
     for name in ("error_in_exec", "error_before_exec"):
         value = None if result is None else result.__dict__.get(name)
         if value is not None:
-            yield f"last_execution_result.{name}", value
+            yield value
 
 
 def error_roots(shell: Any) -> list[LiveRoot]:
     """Return the last error as one root, and debuggers left over from `set_trace()`, or nothing."""
     tracers = tuple(frame.f_trace for frame in traced_frames())
     found = [LiveRoot("error", DEBUGGER, tracers, what="its last stop")] if tracers else []
-    objects = tuple(value for _, value in error_places(shell))
+    objects = tuple(error_holders(shell))
     error = next((value for value in objects if isinstance(value, BaseException)), None)
     if not objects:
         return found
@@ -93,7 +86,7 @@ def error_parts(shell: Any) -> ErrorParts:
     """Return what the last error keeps: of chained and grouped exceptions and of the debugger too."""
     found = ErrorParts({}, {})
     seen: set[int] = set()
-    todo = [value for _, value in error_places(shell)]
+    todo = list(error_holders(shell))
     while todo:
         value = todo.pop()
         if value is None or id(value) in seen:
