@@ -3,8 +3,8 @@
 
 PYTHON ?= python3
 
-# Debian packages that the tests need (say: chromium). Installed by `make test` where missing; may be empty.
-APT_PACKAGES :=
+# Debian packages that the tests need (gcc for the fake CUDA device). Installed by `make test` where missing.
+APT_PACKAGES := gcc libc6-dev
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -8,6 +8,8 @@ import pytest
 
 from tests.kernels import Kernel, Zygote
 
+pytest_plugins = ["tests.fake_cuda.plugin"]
+
 
 @pytest.fixture(scope="session")
 def fastai_zygote() -> Iterator[Zygote]:

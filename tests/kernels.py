@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ for line in sys.stdin:
         sys.path.insert(0, request["cwd"])
         log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0); os.dup2(log, 1); os.dup2(log, 2)
-        os.environ["IPYTHONDIR"] = request["cwd"]
+        os.environ.update(request["env"], IPYTHONDIR=request["cwd"])
         try:
             IPKernelApp.launch_instance(["-f", request["connection"], "--HistoryManager.hist_file=:memory:"])
         finally:
@@ -49,11 +49,11 @@ for line in sys.stdin:
 
 
 class Zygote:
-    """A process that forks kernels. With `fastai`, they have it imported already."""
+    """A process that forks kernels. With `fastai`, they have it imported already; `env` is the environment of all of them."""
 
-    def __init__(self, *, fastai: bool) -> None:
+    def __init__(self, *, fastai: bool, env: Mapping[str, str] | None = None) -> None:
         argv = [sys.executable, "-c", _ZYGOTE, *(["--fastai"] if fastai else [])]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        env = {**(os.environ if env is None else env), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         assert self._ask() == "ready", "the kernels' parent did not start"
 
@@ -61,7 +61,7 @@ class Zygote:
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 
-    def fork(self, **request: str) -> int:
+    def fork(self, **request: object) -> int:
         """Return the pid of a new kernel process."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -96,14 +96,14 @@ class Cell:
 
 
 class Kernel:
-    """A real IPython kernel in a process of its own, spoken to over the Jupyter protocol."""
+    """A real IPython kernel in a process of its own, spoken to over the Jupyter protocol. `env` adds to its environment."""
 
-    def __init__(self, zygote: Zygote) -> None:
+    def __init__(self, zygote: Zygote, env: Mapping[str, str] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nbguard-kernel-", ignore_cleanup_errors=True)
         self.cwd = Path(self._folder.name)
         # sockets in the folder, not ports: two kernels never ask for the same one
         connection, _ = write_connection_file(str(self.cwd / "connection.json"), transport="ipc", ip=str(self.cwd / "socket"))
-        self.pid = zygote.fork(connection=connection, cwd=self._folder.name, log=str(self.cwd / "log"))
+        self.pid = zygote.fork(connection=connection, cwd=self._folder.name, log=str(self.cwd / "log"), env=dict(env or {}))
         self.client = BlockingKernelClient(connection_file=connection)
         self.client.load_connection_file()
         self.client.start_channels()
@@ -133,6 +133,11 @@ class Kernel:
         if reply["content"]["status"] == "error" and cell.error is None:
             cell.error = (reply["content"]["ename"], reply["content"]["evalue"])
         return cell
+
+    def run_silently(self, code: str) -> None:
+        """Run code that leaves no trace in the session: no cell number, no result, no history. It must succeed."""
+        reply = self.client.execute_interactive(code, silent=True, store_history=False, output_hook=lambda message: None)
+        assert reply["content"]["status"] == "ok", reply["content"]
 
     def value(self, expression: str) -> Any:
         """Return the value of an expression (plain data), without leaving a trace in Out or in the last result."""
