@@ -90,7 +90,8 @@ _GCC = ("gcc", "-std=gnu11", "-O2", "-fPIC", "-fno-strict-aliasing", "-w")
 def _wanted(torch: Path) -> tuple[set[str], dict[str, str]]:
     """Return the CUDA libraries that PyTorch (and torchvision, if installed) links to, and the symbols with their versions."""
     binaries = [*sorted((torch / "lib").glob("lib*.so")), *torch.parent.glob("torchvision/_C*.so")]
-    sonames, symbols = set(_ALWAYS), {}
+    sonames = set(_ALWAYS)
+    symbols: dict[str, str] = {}
     for binary in binaries:
         needed = re.findall(r"NEEDED.*\[(.+?)\]", _run("readelf", "-dW", binary))
         sonames |= {name for name in needed if _CUDA_LIBRARY.match(name)}
