@@ -73,14 +73,26 @@ def make_facts(graph: Graph, learners: Sequence[LearnerFact] = (), device: Devic
 
 
 def make_segment(
-    *blocks: tuple[int, str], address: int = 0, expandable: bool = False, small: bool = False, private: bool = False
+    *blocks: tuple[int, str],
+    address: int = 0,
+    expandable: bool = False,
+    small: bool = False,
+    stream: int = 0,
+    pool: tuple[int, int] = (0, 0),
 ) -> Segment:
     """Return a segment of (size, state) blocks from `address` on."""
     found, at = [], address
     for size, state in blocks:
-        found.append(Block(at, size, state))
+        found.append(Block(at, size, state, size if state == "active_allocated" else 0))
         at += size
-    return Segment(address, at - address, small, expandable, private, tuple(found))
+    return Segment(address, at - address, small, expandable, tuple(found), stream, pool)
+
+
+def segment_of(graph: Graph, *blocks: tuple[int, str]) -> Segment:
+    """Return a segment in which each storage of `graph` has its block, followed by further (size, state) blocks."""
+    held = tuple(Block(storage.address, storage.nbytes, "active_allocated", storage.nbytes) for storage in graph.storages)
+    rest = make_segment(*blocks, address=1 << 44)
+    return Segment(0, sum(block.size for block in held) + rest.total_size, False, False, (*held, *rest.blocks))
 
 
 def make_cuda_device(segments: Sequence[Segment], total: int, free: int, name: str = "cuda:0") -> DeviceFacts:

@@ -13,6 +13,7 @@ from nbguard.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.core.fragmentation import fragmentation
 from nbguard.core.ownership import STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.core.plan import Action, ActionKind, Plan, Request, Target
+from nbguard.core.pools import pools_in_use
 
 _LOSS = 1024
 """Bytes below which a `loss_grad` left by a fit that ended well is the bare number, without a graph: not worth a word."""
@@ -38,8 +39,12 @@ class _Draft:
 
     def reached_storages(self, and_cut: Set[Edge] = frozenset()) -> set[int]:
         """Return the storages that are still reached, also without the references in `and_cut`."""
+        return storages_of(self.graph, self.reached(and_cut))
+
+    def reached(self, and_cut: Set[Edge] = frozenset()) -> set[int]:
+        """Return the nodes that are still reached, also without the references in `and_cut`."""
         left = (number for number in range(len(self.graph.roots)) if number not in self.gone)
-        return storages_of(self.graph, reach_of_roots(self.graph, left, self.cut | and_cut))
+        return reach_of_roots(self.graph, left, self.cut | and_cut)
 
     def live(self, blocked: Collection[int] = ()) -> set[int]:
         """Return the nodes that the user's own roots reach, after what was given up so far, not through `blocked`."""
@@ -77,7 +82,7 @@ def plan_cleanup(facts: Facts, request: Request) -> Plan:
         tuple(draft.actions),
         storages,
         nbytes_of(facts.graph, storages),
-        _reserved(facts, storages),
+        _reserved(draft, storages),
         tuple(draft.skipped),
     )
 
@@ -262,12 +267,15 @@ def _collect(draft: _Draft) -> None:
     draft.add(Action("collect", "unreachable cycles collected", 0, what), garbage)
 
 
-def _reserved(facts: Facts, storages: Set[int]) -> int | None:
+def _reserved(draft: _Draft, storages: Set[int]) -> int | None:
     """Return the bytes `empty_cache` will give back to the devices once `storages` are free, or None without segments."""
+    facts = draft.facts
     segments = [(device.device, device.segments) for device in facts.devices if device.segments is not None]
     if not segments:
         return None
+    in_use = pools_in_use(facts, draft.reached())
     freed = {(facts.graph.storages[s].device, facts.graph.storages[s].address) for s in storages}
     return sum(
-        fragmentation(found, {address for device, address in freed if device == name}).releasable for name, found in segments
+        fragmentation(found, {address for device, address in freed if device == name}, in_use).releasable
+        for name, found in segments
     )

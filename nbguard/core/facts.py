@@ -20,6 +20,7 @@ NodeKind = Literal[
     "loader",
     "iterator",
     "tensor",
+    "pool",
     "graph",
     "frame",
     "locals",
@@ -33,6 +34,12 @@ DEBUGGER = "ended debugger"
 """Label of the root that stands for a debugger whose session has ended and that running frames still know."""
 
 EXPERIMENT_KINDS: frozenset[str] = frozenset({"learner", "model", "optimizer", "loader", "iterator"})
+KEPT_KINDS: frozenset[str] = EXPERIMENT_KINDS | {"pool"}
+"""What a graph knows of even where it leads to no storage; a `pool` is a CUDAGraph or MemPool."""
+
+
+PoolId = tuple[int, int]
+"""How torch numbers a pool of the allocator; (0, 0) is everybody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +52,36 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of a segment. `state` as torch spells it: active_allocated, active_pending_free, inactive."""
+    """A piece of a segment. `state` as torch spells it: active_allocated, active_pending_free, inactive.
+
+    `requested` is what was asked for, before rounding; 0 where this torch does not say.
+    """
 
     address: int
     size: int
     state: str
+    requested: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One driver allocation of the caching allocator."""
+    """One driver allocation of the caching allocator. `stream` is the address of the stream it serves (0: the default one).
+
+    `pool` is (0, 0) but for private pools: those of CUDA graphs and MemPools.
+    """
 
     address: int
     total_size: int
     is_small: bool
     is_expandable: bool
-    is_private: bool
     blocks: tuple[Block, ...]
+    stream: int = 0
+    pool: PoolId = (0, 0)
+
+    @property
+    def is_private(self) -> bool:
+        """Return whether only a CUDA graph or a MemPool may use it."""
+        return self.pool != (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +114,11 @@ class NvmlFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """One device as this process sees it. `allocator` is None until torch has used the device."""
+    """One device as this process sees it. `allocator` is None until torch has used the device.
+
+    `workspace` is the size of the workspaces that torch keeps for cuBLAS; `has_context` is False for a device that this
+    process has not opened.
+    """
 
     device: str
     name: str
@@ -104,11 +128,24 @@ class DeviceFacts:
     segments: tuple[Segment, ...] | None = None
     nvml: NvmlFacts | None = None
     settings: str = ""
+    workspace: int | None = None
+    has_context: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedFacts:
+    """Page-locked host memory of torch's pinned allocator: in use by tensors or copies, and held in all."""
+
+    active: int
+    reserved: int
 
 
 @dataclass(frozen=True, slots=True)
 class StorageFact:
-    """Memory that tensors share, counted once. `nbytes` is what the allocator set aside for it, where that is known."""
+    """Memory that tensors share, counted once. `nbytes` is what the allocator set aside for it, where that is known.
+
+    A storage on a device whose blocks are known, and that lies in none of them, is not of torch's allocator: 0 bytes.
+    """
 
     device: str
     nbytes: int
@@ -170,6 +207,14 @@ class LearnerFact:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolFact:
+    """A private pool and the nodes of the objects (CUDAGraph, MemPool) that keep it in use: its segments stay until they go."""
+
+    pool: PoolId
+    keepers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything one look at the process found."""
 
@@ -180,3 +225,5 @@ class Facts:
     unavailable: tuple[Unavailable, ...] = ()
     pid: int = 0
     frozen_objects: int = 0
+    pools: tuple[PoolFact, ...] = ()
+    pinned: PinnedFacts | None = None

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbguard.core.facts import Facts, Root
-from nbguard.core.fragmentation import fragmentation
+from nbguard.core.facts import Facts, Root, Segment
+from nbguard.core.fragmentation import by_pool, fragmentation
 from nbguard.core.ownership import Holder, holders, nbytes_of, reach, storages_of
 from nbguard.core.plan import Plan
+from nbguard.core.pools import pools_in_use
 from nbguard.units import format_bytes
 
 _WORTH_SAYING = 0.05
@@ -34,6 +35,7 @@ def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
         _kept_output(facts, rows, plan),
         _workers(facts),
         _stranded(facts),
+        _outside(facts),
         _frozen(facts),
     )
     return tuple(finding for rule in rules for finding in rule)
@@ -137,14 +139,30 @@ def _workers(facts: Facts) -> Iterator[Finding]:
 def _stranded(facts: Facts) -> Iterator[Finding]:
     for device in facts.devices:
         if device.segments:
-            found = fragmentation(device.segments)
+            found = fragmentation(device.segments, in_use=pools_in_use(facts))
             if found.stranded > _WORTH_SAYING * found.reserved and found.stranded > 20 * 1024**2:
                 yield Finding(
                     "fragmentation",
                     f"{format_bytes(found.stranded)} of {device.device} is free but stranded between live blocks (largest free "
-                    f"piece {format_bytes(found.largest_free)}): `%reset_gpu` frees what is stale among them",
+                    f"piece {format_bytes(_largest_free(device.segments))}): `%reset_gpu` frees what is stale among them",
                     "%reset_gpu",
                 )
+
+
+def _largest_free(segments: tuple[Segment, ...]) -> int:
+    """Return the largest free block that an ordinary request could get."""
+    return max((space.largest_free for key, space in by_pool(segments).items() if key.pool == (0, 0)), default=0)
+
+
+def _outside(facts: Facts) -> Iterator[Finding]:
+    count = sum(not storage.nbytes for storage in facts.graph.storages)
+    if count:
+        yield Finding(
+            "outside",
+            f"{count} tensor{'s lie' if count > 1 else ' lies'} outside PyTorch's allocator (another process's or library's): "
+            "counted under context or others, freed by whoever made them",
+            "",
+        )
 
 
 def _frozen(facts: Facts) -> Iterator[Finding]:

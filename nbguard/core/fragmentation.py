@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from nbguard.core.facts import Block, Segment
+from nbguard.core.facts import Block, PoolId, Segment
 
 EXPANDABLE_PAGE = {"small": 2 * 1024**2, "large": 20 * 1024**2}
 
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """Bytes of one device's segments. `allocated + pending + releasable + stranded == reserved`.
+    """Bytes of some segments. `allocated + pending + releasable + stranded + kept == reserved`.
 
     `releasable` goes back to the device with `torch.cuda.empty_cache()`; `stranded` is free but shares its segment with a
-    live block. `largest_free` is the largest block that can be handed out without asking the device.
+    live block; `kept` is free but belongs to a private pool in use, so that only its CUDA graph or MemPool can have it.
+    `largest_free` is the largest block that can be handed out without asking the device.
     """
 
     reserved: int
@@ -23,26 +24,51 @@ class Fragmentation:
     pending: int
     releasable: int
     stranded: int
+    kept: int
     largest_free: int
 
 
-def fragmentation(segments: Iterable[Segment], freed: Collection[int] = ()) -> Fragmentation:
+@dataclass(frozen=True, slots=True)
+class PoolKey:
+    """What shares free blocks: segments of one pool, one stream and one size class (requests up to 1 MiB, or above)."""
+
+    pool: PoolId
+    stream: int
+    is_small: bool
+
+
+def by_pool(
+    segments: Iterable[Segment], freed: Collection[int] = (), in_use: Collection[PoolId] = ()
+) -> dict[PoolKey, Fragmentation]:
+    """Return `fragmentation` of each pool by itself, everybody's first; the sums are those of all segments."""
+    groups: dict[PoolKey, list[Segment]] = {}
+    for segment in segments:
+        groups.setdefault(PoolKey(segment.pool, segment.stream, segment.is_small), []).append(segment)
+    keys = sorted(groups, key=lambda key: (key.pool, key.stream, not key.is_small))
+    return {key: fragmentation(groups[key], freed, in_use) for key in keys}
+
+
+def fragmentation(segments: Iterable[Segment], freed: Collection[int] = (), in_use: Collection[PoolId] = ()) -> Fragmentation:
     """Sum up segments, as if the blocks at the addresses `freed` were free already.
 
     A whole free segment can be returned, of an expandable segment every whole page that lies in free space. Private pools
-    (CUDA graphs, MemPool) that are in use give nothing back. The rules are PyTorch's `empty_cache`.
+    that are `in_use` give nothing back. The rules are PyTorch's `empty_cache`.
     """
-    reserved = allocated = pending = releasable = largest = 0
+    reserved = allocated = pending = releasable = kept = largest = 0
     for segment in segments:
         reserved += segment.total_size
         for run in _free_runs(segment, freed):
             largest = max(largest, run[1])
-            releasable += _returnable(segment, *run)
+            if segment.pool in in_use:
+                kept += run[1]
+            else:
+                releasable += _returnable(segment, *run)
         for block in segment.blocks:
             if not _is_free(block, freed):
                 allocated += block.size if block.state == "active_allocated" else 0
                 pending += block.size if block.state != "active_allocated" else 0
-    return Fragmentation(reserved, allocated, pending, releasable, reserved - allocated - pending - releasable, largest)
+    stranded = reserved - allocated - pending - releasable - kept
+    return Fragmentation(reserved, allocated, pending, releasable, stranded, kept, largest)
 
 
 def _is_free(block: Block, freed: Collection[int]) -> bool:
@@ -64,8 +90,6 @@ def _free_runs(segment: Segment, freed: Collection[int]) -> Iterable[tuple[int, 
 
 
 def _returnable(segment: Segment, start: int, size: int) -> int:
-    if segment.is_private:
-        return 0
     if not segment.is_expandable:
         return size if size == segment.total_size else 0
     page = EXPANDABLE_PAGE["small" if segment.is_small else "large"]

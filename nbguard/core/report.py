@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nbguard.core.bar import NOT_OURS, Part, parts_of
 from nbguard.core.cleanup import plan_cleanup
-from nbguard.core.facts import DeviceFacts, Facts, Unavailable
+from nbguard.core.facts import DeviceFacts, Facts, PinnedFacts, Unavailable
 from nbguard.core.findings import Finding, find
-from nbguard.core.fragmentation import fragmentation
 from nbguard.core.ownership import Holder, holders
 from nbguard.core.plan import Request
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a device's memory, in bytes. `note` explains it in a few words."""
-
-    name: str
-    nbytes: int
-    note: str = ""
+from nbguard.core.pools import Pool, pools_in_use, pools_of
+from nbguard.core.remainder import unheld
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """One device: `parts` re-add to `total` (where the device's size is known), `holders` to `allocated`."""
+    """One device: `parts` re-add to `total` (where the device's size is known), `holders` to `allocated`.
+
+    `pools` re-add to what the allocator has reserved: the parts up to `context`.
+    """
 
     device: str
     name: str
@@ -32,12 +28,12 @@ class DeviceReport:
     parts: tuple[Part, ...]
     holders: tuple[Holder, ...]
     storages: int
-    largest_free: int | None = None
+    pools: tuple[Pool, ...] = ()
 
     @property
     def kernel(self) -> int:
         """Return the bytes that this kernel takes from the device."""
-        return sum(part.nbytes for part in self.parts if part.name not in ("others", "others and contexts", "free"))
+        return sum(part.nbytes for part in self.parts if part.name not in NOT_OURS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,7 @@ class Report:
     findings: tuple[Finding, ...]
     unavailable: tuple[Unavailable, ...]
     stale: int
+    pinned: PinnedFacts | None = None
 
     @property
     def headline(self) -> str:
@@ -67,64 +64,13 @@ def build_report(facts: Facts) -> Report:
     """Return the report on `facts`."""
     plan = plan_cleanup(facts, Request())
     devices = tuple(_device(facts, device) for device in facts.devices)
-    return Report(facts.tracked, devices, find(facts, plan), facts.unavailable, plan.promised)
+    return Report(facts.tracked, devices, find(facts, plan), facts.unavailable, plan.promised, facts.pinned)
 
 
 def _device(facts: Facts, device: DeviceFacts) -> DeviceReport:
     rows = holders(facts.graph, device.device)
-    attributed = sum(row.retained for row in rows)
-    allocated = attributed
-    if device.allocator is not None:
-        allocated = max(attributed, device.allocator.allocated)
-        if allocated > attributed:
-            rows = (*rows, _not_from_python(allocated - attributed))
+    rows = tuple(sorted((*rows, *unheld(facts.graph, device)), key=lambda row: -row.retained))
+    allocated = sum(row.retained for row in rows)
     storages = sum(storage.device == device.device for storage in facts.graph.storages)
-    parts, largest = _parts(facts, device, allocated)
-    return DeviceReport(device.device, device.name, device.total, allocated, parts, rows, storages, largest)
-
-
-def _not_from_python(nbytes: int) -> Holder:
-    what = "workspaces, CUDA graphs, C++"
-    return Holder("not held by Python", "library", nbytes, nbytes, None, what, stale=False, roots=())
-
-
-def _parts(facts: Facts, device: DeviceFacts, allocated: int) -> tuple[tuple[Part, ...], int | None]:
-    """Return the parts of a device's memory, and the largest free block of the cache."""
-    if device.allocator is None:
-        return (Part("allocated", allocated),), None
-    if device.segments is None:
-        cached = max(0, device.allocator.reserved - allocated)
-        return (Part("allocated", allocated), Part("cached", cached, "reserved and free")), None
-    found = fragmentation(device.segments)
-    parts = [
-        Part("allocated", found.allocated),
-        Part("releasable", found.releasable, "an empty cache gives it back"),
-        Part("stranded", found.stranded, "free, but between live blocks"),
-    ]
-    if found.pending:
-        parts.append(Part("pending", found.pending, "freed, waiting for another stream"))
-    if device.total is not None and device.free is not None:
-        used = device.total - device.free
-        outside = max(0, used - found.reserved)
-        known = _others(facts, device)
-        if known is None:
-            parts.append(
-                Part("others and contexts", outside, "other processes and CUDA contexts; the driver does not say which")
-            )
-        else:
-            count, others = known
-            others = min(others, outside)
-            parts.append(Part("context", outside - others, "CUDA itself in this kernel"))
-            parts.append(Part("others", others, f"{count} other process{'es' if count != 1 else ''}"))
-        parts.append(Part("free", device.total - found.reserved - outside))
-    return tuple(parts), found.largest_free
-
-
-def _others(facts: Facts, device: DeviceFacts) -> tuple[int, int] | None:
-    """Return (how many other processes use the device, their bytes), or None where the driver does not say."""
-    if device.nvml is None or device.nvml.processes is None:
-        return None
-    others = [process for process in device.nvml.processes if process.pid != facts.pid]
-    if any(process.used is None for process in others):
-        return None
-    return len(others), sum(process.used or 0 for process in others)
+    parts = parts_of(device, allocated, facts.pid, pools_in_use(facts))
+    return DeviceReport(device.device, device.name, device.total, allocated, parts, rows, storages, pools_of(facts, device))

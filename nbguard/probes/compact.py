@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from nbguard.core.facts import EXPERIMENT_KINDS, Graph, Node, Root, StorageFact
+from nbguard.core.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, Node, Root, StorageFact
 from nbguard.probes.frames import attached_locals
 from nbguard.probes.heap import Walk
 from nbguard.probes.kinds import name_of
@@ -50,8 +50,8 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
 
 
 def _is_goal(walk: Walk, number: int) -> bool:
-    """Say whether an object is what a graph is about: a holder of a storage, or an experiment."""
-    return number in walk.holds or walk.kind[number] in EXPERIMENT_KINDS
+    """Say whether an object is what a graph is about: a holder of a storage, an experiment, or what keeps a pool."""
+    return number in walk.holds or walk.kind[number] in KEPT_KINDS
 
 
 def _on_shortest_paths(walk: Walk, new: dict[int, int], roots: Iterable[tuple[LiveRoot, list[int]]]) -> set[int]:

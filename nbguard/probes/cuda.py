@@ -7,10 +7,11 @@ have counters. Without an accelerator, CPU tensors are tracked.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
-from nbguard.core.facts import AllocatorStats, Block, DeviceFacts, Segment, Unavailable
+from nbguard.core.facts import AllocatorStats, Block, DeviceFacts, PinnedFacts, Segment, Unavailable
 from nbguard.probes.nvml import NvmlReader
 
 _SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -46,6 +47,16 @@ def device_facts(tracked: str) -> tuple[tuple[DeviceFacts, ...], tuple[Unavailab
     return facts, missing
 
 
+def pinned_facts() -> PinnedFacts | None:
+    """Return the page-locked host memory of torch's pinned allocator; None if there is none, or torch does not count it."""
+    torch: Any = sys.modules["torch"]
+    if not torch.cuda.is_initialized() or not hasattr(torch.cuda, "host_memory_stats"):
+        return None
+    stats = torch.cuda.host_memory_stats()
+    reserved = int(stats.get("allocated_bytes.current", 0))
+    return PinnedFacts(int(stats.get("active_bytes.current", 0)), reserved) if reserved else None
+
+
 def _cuda_device(torch: Any, index: int, nvml: NvmlReader, segments: dict[int, tuple[Segment, ...]]) -> DeviceFacts:
     stats = torch.cuda.memory_stats(index)
     allocator = AllocatorStats(
@@ -55,9 +66,11 @@ def _cuda_device(torch: Any, index: int, nvml: NvmlReader, segments: dict[int, t
         peak_reserved=stats.get("reserved_bytes.all.peak", 0),
     )
     properties = torch.cuda.get_device_properties(index)
-    free: int | None = None
+    driver = nvml.device(properties, index)
+    has_context = _has_context(torch, index, allocator.reserved)
     total = int(properties.total_memory)
-    if allocator.reserved or index == torch.cuda.current_device():  # elsewhere the question itself would open a context
+    free = None if driver is None else total - min(driver.used, total)
+    if has_context:  # elsewhere the question itself would open one
         free, total = torch.cuda.mem_get_info(index)
     return DeviceFacts(
         f"cuda:{index}",
@@ -66,9 +79,32 @@ def _cuda_device(torch: Any, index: int, nvml: NvmlReader, segments: dict[int, t
         free,
         allocator,
         segments.get(index, ()),
-        nvml.device(str(getattr(properties, "uuid", "")), index),
+        driver,
         next((os.environ[name] for name in _SETTINGS if os.environ.get(name)), ""),
+        _workspace(torch, properties) if has_context else None,
+        has_context,
     )
+
+
+def _has_context(torch: Any, index: int, reserved: int) -> bool:
+    """Say whether this process has opened the device: torch can be initialised without having used any."""
+    ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    return bool(ask(index)) if ask is not None else reserved > 0
+
+
+def _workspace(torch: Any, properties: Any) -> int:
+    """Return the bytes of a workspace that torch keeps for cuBLAS: as it says, or by the rule it goes by.
+
+    CUBLAS_WORKSPACE_CONFIG lists `:KiB:count`; without it, 32 MiB on Hopper and 8.125 MiB elsewhere (torch's
+    `getChosenWorkspaceSize`).
+    """
+    ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
+    if ask is not None:
+        return int(ask())
+    sizes = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if sizes:
+        return sum(int(kib) * int(count) for kib, count in sizes) * 1024
+    return 32 * 1024**2 if properties.major == 9 else (2 * 4096 + 8 * 16) * 1024
 
 
 def _segments(torch: Any) -> dict[int, tuple[Segment, ...]]:
@@ -83,7 +119,7 @@ def _segments(torch: Any) -> dict[int, tuple[Segment, ...]]:
         blocks = []
         for block in segment["blocks"]:
             address = block.get("address", address)
-            blocks.append(Block(address, block["size"], block["state"]))
+            blocks.append(Block(address, block["size"], block["state"], block.get("requested_size", 0)))
             address += block["size"]
         by_device.setdefault(segment["device"], []).append(
             Segment(
@@ -91,8 +127,9 @@ def _segments(torch: Any) -> dict[int, tuple[Segment, ...]]:
                 segment["total_size"],
                 segment["segment_type"] == "small",
                 bool(segment.get("is_expandable")),
-                tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
                 tuple(blocks),
+                segment.get("stream", 0),
+                tuple(segment.get("segment_pool_id", (0, 0))),
             )
         )
     return {device: tuple(segments) for device, segments in by_device.items()}

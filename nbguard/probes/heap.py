@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
-from nbguard.core.facts import EXPERIMENT_KINDS, StorageFact
+from nbguard.core.facts import KEPT_KINDS, StorageFact
 from nbguard.probes.kinds import LEAF, Kinds, module_namespaces
 from nbguard.probes.referents import Referents
 
-_CANDIDATES = EXPERIMENT_KINDS | {"tensor"}
+_CANDIDATES = KEPT_KINDS | {"tensor"}
 
 
 @dataclass

@@ -55,6 +55,8 @@ _LIBRARY = (
     ("lightning.pytorch", "Trainer", "learner"),
     ("pytorch_lightning", "Trainer", "learner"),
     ("transformers.trainer", "Trainer", "learner"),
+    ("torch.cuda.graphs", "CUDAGraph", "pool"),
+    ("torch.cuda.memory", "MemPool", "pool"),
     ("numpy", "ndarray", "array"),
     ("pandas.core.generic", "NDFrame", "data"),
 )

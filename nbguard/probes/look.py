@@ -6,18 +6,20 @@ import gc
 import os
 import sys
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from nbguard.core.facts import DeviceFacts, Facts, StorageFact
 from nbguard.errors import NoTorchError
 from nbguard.probes.compact import compact
-from nbguard.probes.cuda import device_facts, tracked_device
+from nbguard.probes.cuda import device_facts, pinned_facts, tracked_device
 from nbguard.probes.frames import running_roots
 from nbguard.probes.heap import Walk, Witness
 from nbguard.probes.kinds import Kinds
 from nbguard.probes.learners import learner_facts
 from nbguard.probes.namespace import Cells, module_roots, output_places, output_roots, user_roots
 from nbguard.probes.orphans import orphan_roots
+from nbguard.probes.pools import pool_facts
 from nbguard.probes.roots import LiveRoot
 from nbguard.probes.tracebacks import error_roots
 
@@ -115,13 +117,24 @@ def _look(notebook: Notebook) -> Look:
     roots += orphan_roots(walk, threshold)
     graph = compact(walk, roots, _block_sizes(devices))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
-    learners = [
-        (numbers[id(obj)], obj)
-        for obj, kind in zip(walk.objects, walk.kind, strict=True)
-        if kind == "learner" and id(obj) in numbers
-    ]
-    facts = Facts(tracked, devices, graph, learner_facts(learners), missing, os.getpid(), gc.get_freeze_count())
+    facts = Facts(
+        tracked,
+        devices,
+        graph,
+        learner_facts(_of_kind("learner", walk, numbers)),
+        missing,
+        os.getpid(),
+        gc.get_freeze_count(),
+        pool_facts(_of_kind("pool", walk, numbers)),
+        pinned_facts() if tracked == "cuda" else None,
+    )
     return Look(facts, walk.witness)
+
+
+def _of_kind(kind: str, walk: Walk, numbers: dict[int, int]) -> list[tuple[int, Any]]:
+    """Return (node, object) of each object of a kind that the graph knows."""
+    found = compress(walk.objects, map(kind.__eq__, walk.kind))
+    return [(numbers[id(obj)], obj) for obj in found if id(obj) in numbers]
 
 
 def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
@@ -147,6 +160,7 @@ def _entries(walk: Walk, root: LiveRoot) -> list[int]:
 
 def _block_sizes(devices: tuple[DeviceFacts, ...]) -> Any:
     """Return a function from a storage to the bytes set aside for it: its allocator block where that is known."""
+    known = {device.device for device in devices if device.segments is not None}
     sizes = {
         (device.device, block.address): block.size
         for device in devices
@@ -156,6 +170,7 @@ def _block_sizes(devices: tuple[DeviceFacts, ...]) -> Any:
     }
 
     def nbytes(storage: StorageFact) -> int:
-        return sizes.get((storage.device, storage.address), storage.nbytes)
+        otherwise = 0 if storage.device in known else storage.nbytes
+        return sizes.get((storage.device, storage.address), otherwise)
 
     return nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 from typing import Any
 
@@ -37,27 +38,34 @@ class NvmlReader:
             except self._nvml.NVMLError:
                 return
 
-    def device(self, uuid: str, index: int) -> NvmlFacts | None:
-        """Return the driver's readings for the device with torch's `uuid` (or, if torch does not know it, this index)."""
+    def device(self, properties: Any, index: int) -> NvmlFacts | None:
+        """Return the driver's readings for torch's device `index`, whose properties torch gives as `properties`."""
         nvml = self._nvml
         if nvml is None:
             return None
         try:
-            handle = self._handle(uuid, index)
+            handle, is_mig = self._handle(properties, index)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            return NvmlFacts(int(memory.total), int(memory.used), self._processes(handle), uuid.startswith("MIG-"))
+            return NvmlFacts(int(memory.total), int(memory.used), self._processes(handle), is_mig)
         except nvml.NVMLError as error:
             self.reason = f"the NVIDIA driver refused a reading ({error}): other processes' memory is not known"
             return None
 
-    def _handle(self, uuid: str, index: int) -> Any:
+    def _handle(self, properties: Any, index: int) -> tuple[Any, bool]:
+        """Return the driver's handle, and whether it is a MIG slice.
+
+        By the uuid; by the bus where torch knows none. The index alone is not enough: torch counts the devices that
+        CUDA_VISIBLE_DEVICES leaves, fastest first, the driver counts all of them by bus.
+        """
         nvml = self._nvml
-        for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}") if uuid else ():
-            try:
-                return nvml.nvmlDeviceGetHandleByUUID(name)
-            except nvml.NVMLError:
-                continue
-        return nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = str(getattr(properties, "uuid", ""))
+        for name in (f"GPU-{uuid}", f"MIG-{uuid}", uuid) if uuid else ():
+            with contextlib.suppress(nvml.NVMLError):
+                return nvml.nvmlDeviceGetHandleByUUID(name), name.startswith("MIG-")
+        if hasattr(properties, "pci_bus_id"):
+            bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+            return nvml.nvmlDeviceGetHandleByPciBusId(bus), False
+        return nvml.nvmlDeviceGetHandleByIndex(index), False
 
     def _processes(self, handle: Any) -> tuple[ProcessFact, ...] | None:
         """Return the processes on the device; None where the driver may not say (containers, MIG without rights)."""

@@ -138,8 +138,8 @@ def _points(walk: Walk, first: int, tops: list[int]) -> set[int]:
 
 
 def _is_point(walk: Walk, number: int) -> bool:
-    """Say whether an object needs an explanation of what holds it: a holder of a storage, or a Learner."""
-    return number in walk.holds or walk.kind[number] == "learner"
+    """Say whether an object needs an explanation of what holds it: a holder of a storage or of a pool, or a Learner."""
+    return number in walk.holds or walk.kind[number] in ("learner", "pool")
 
 
 def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, str]:

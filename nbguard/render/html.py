@@ -10,7 +10,17 @@ from pathlib import Path
 from nbguard.core.plan import Outcome, Plan
 from nbguard.core.report import DeviceReport, Report
 from nbguard.core.why import Why
-from nbguard.render.rows import Row, holder_rows, left_rows, notes, outcome_summary, plan_rows, plan_summary
+from nbguard.render.rows import (
+    Row,
+    holder_rows,
+    left_rows,
+    notes,
+    outcome_summary,
+    pinned_line,
+    plan_rows,
+    plan_summary,
+    pool_table,
+)
 from nbguard.units import format_bytes, format_column, unit_of
 
 _STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
@@ -20,6 +30,7 @@ _COLOURS = {
     "releasable": "rel",
     "cached": "rel",
     "stranded": "strand",
+    "graph pools": "strand",
     "pending": "strand",
 }
 
@@ -28,6 +39,7 @@ def report_html(report: Report, limit: int = 12) -> str:
     """Return a report as HTML; at most `limit` holders per device."""
     body = f'<div class="dim">{escape(report.headline)}</div>' if report.headline else ""
     body += "".join(_device(device, limit) for device in report.devices)
+    body += f'<div class="dim">{escape(pinned_line(report.pinned))}</div>' if report.pinned else ""
     return _page(
         body + _list(finding.sentence for finding in report.findings) + _list(missing.reason for missing in report.unavailable)
     )
@@ -67,7 +79,20 @@ def _device(device: DeviceReport, limit: int) -> str:
     head = _head(device.device, device.name, right)
     rows, total = holder_rows(device, limit)
     table = _table(rows, total) if rows else '<div class="dim">nothing is held here</div>'
-    return head + _bar(device, right) + table
+    return head + _bar(device, right) + table + _pools(device)
+
+
+def _pools(device: DeviceReport) -> str:
+    """Return the allocator's pools as a table behind a fold: of interest when memory is free and yet none is to be had."""
+    table = pool_table(device)
+    if not table:
+        return ""
+    head, *rows, total = table
+    figures = range(1, len(head))
+    body = "".join(_row(*map(escape, row), numbers=figures) for row in rows) + _row(
+        *total, numbers=figures, row='tr class="sum"'
+    )
+    return f"<details><summary>the cache, by pool and stream</summary>{_columns(head, figures, body)}</details>"
 
 
 def _bar(device: DeviceReport, label: str) -> str:
@@ -89,7 +114,6 @@ _FIGURES = (1, 2)
 
 
 def _table(rows: list[Row], total: str) -> str:
-    names = (f'<th scope="col"{" class=n" if place in _FIGURES else ""}>{name}</th>' for place, name in enumerate(_COLUMNS))
     body = ""
     for row in rows:
         chip = '<span class="chip">stale</span> ' if row.stale else ""
@@ -98,7 +122,13 @@ def _table(rows: list[Row], total: str) -> str:
             name, row.retained, row.reaches, row.since, what, numbers=_FIGURES, row=f'tr title="{escape(row.command)}"'
         )
     body += _row("", total, "", "", "allocated", numbers=_FIGURES, row='tr class="sum"')
-    return f"<table><thead><tr>{''.join(names)}</tr></thead><tbody>{body}</tbody></table>"
+    return _columns(_COLUMNS, _FIGURES, body)
+
+
+def _columns(names: Iterable[str], figures: Collection[int], body: str) -> str:
+    """Return a table of rows that are HTML already, under these headings."""
+    head = (f'<th scope="col"{" class=n" if place in figures else ""}>{name}</th>' for place, name in enumerate(names))
+    return f"<table><thead><tr>{''.join(head)}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _steps(rows: Iterable[tuple[str, str, str]]) -> str:

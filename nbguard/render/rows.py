@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nbguard.core.facts import PinnedFacts
 from nbguard.core.ownership import Holder
 from nbguard.core.plan import Outcome, Plan
 from nbguard.core.report import DeviceReport
@@ -40,6 +41,41 @@ def holder_rows(device: DeviceReport, limit: int) -> tuple[list[Row], str]:
     return rows, format_column([device.allocated], unit)[0]
 
 
+_POOLS_SHOWN = 8
+
+
+def pool_table(device: DeviceReport) -> list[list[str]]:
+    """Return the allocator's pools as a table: a heading, a row per pool, the total. Empty where nothing is free in any.
+
+    The columns between `reserved` and `largest free` re-add to it along a row, every one to its total down the column.
+    """
+    spaces = [pool.space for pool in device.pools]
+    if all(space.reserved == space.allocated for space in spaces):
+        return []
+    shown = {pool.name: [pool.space] for pool in device.pools[:_POOLS_SHOWN]}
+    if rest := spaces[_POOLS_SHOWN:]:
+        shown[f"{len(rest)} more"] = rest
+    parts = {name: name for name in ("reserved", "allocated", "releasable", "stranded")}
+    rare = {"kept": "graph pools", "pending": "pending"}
+    parts |= {name: title for name, title in rare.items() if any(getattr(space, name) for space in spaces)}
+    unit = unit_of(max(space.reserved for space in spaces))
+    columns = []
+    for name, title in parts.items():
+        figures = [sum(getattr(space, name) for space in group) for group in shown.values()]
+        columns.append([title, *format_column(figures, unit), *format_column([sum(figures)], unit)])
+    largest = [max(space.largest_free for space in group) for group in shown.values()]
+    columns.append(["largest free", *(format_column([each], unit)[0] for each in largest), ""])
+    return [list(row) for row in zip(["cache", *shown, ""], *columns, strict=True)]
+
+
+def pinned_line(pinned: PinnedFacts) -> str:
+    """Return the words on page-locked host memory."""
+    return (
+        f"pinned host memory {format_bytes(pinned.reserved)}: {format_bytes(pinned.active)} in use, "
+        f"{format_bytes(pinned.reserved - pinned.active)} kept for later (not of the device)"
+    )
+
+
 def _row(holder: Holder, figure: str, unit: tuple[int, str]) -> Row:
     name = holder.path if holder.stale and holder.path else holder.label
     reaches = "" if holder.is_shared or not holder.roots else format_column([holder.reaches], unit)[0]
@@ -67,7 +103,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
 def plan_summary(plan: Plan) -> str:
     """Return the sentence under a plan that has not been carried out."""
     if not plan.actions or (not plan.promised and all(action.kind == "collect" for action in plan.actions)):
-        return "nothing is stale: there is nothing to free"
+        cache = f", but {format_bytes(plan.reserved)} of free cache would go back to the device" if plan.reserved else ""
+        return f"nothing is stale: there is nothing to free{cache}"
     back = f" · {format_bytes(plan.reserved)} would go back to the device" if plan.reserved is not None else ""
     return f"would free {format_bytes(plan.promised)}{back} · nothing has been touched"
 
@@ -75,15 +112,20 @@ def plan_summary(plan: Plan) -> str:
 def outcome_summary(outcome: Outcome) -> str:
     """Return the sentence under a plan that has been carried out: realised against promised, before and after."""
     if not outcome.plan.promised and not outcome.realised and not outcome.extra:
-        return "nothing was stale: nothing had to be freed"
+        return f"nothing was stale: nothing had to be freed{_given_back(outcome)}"
     promised = format_bytes(outcome.plan.promised)
     text = f"freed {format_bytes(outcome.realised)} of {promised} promised"
     if outcome.extra:
         text += f", and {format_bytes(outcome.extra)} more"
     text += f" · held {format_bytes(outcome.before)} → {format_bytes(outcome.after)}"
-    if outcome.reserved is not None:
-        text += f" · reserved {format_bytes(outcome.reserved[0])} → {format_bytes(outcome.reserved[1])}"
-    return text
+    return text + _given_back(outcome, always=True)
+
+
+def _given_back(outcome: Outcome, *, always: bool = False) -> str:
+    """Return what became of the reserved bytes, where they are known (and, unless `always`, where they changed)."""
+    if outcome.reserved is None or (outcome.reserved[0] == outcome.reserved[1] and not always):
+        return ""
+    return f" · reserved {format_bytes(outcome.reserved[0])} → {format_bytes(outcome.reserved[1])}"
 
 
 def left_rows(outcome: Outcome, limit: int = 20) -> Iterator[str]:

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator
 from nbguard.core.plan import Outcome, Plan
 from nbguard.core.report import DeviceReport, Report
 from nbguard.core.why import Why
-from nbguard.render.rows import Row, holder_rows, left_rows, notes, outcome_summary, plan_rows, plan_summary
+from nbguard.render.rows import (
+    Row,
+    holder_rows,
+    left_rows,
+    notes,
+    outcome_summary,
+    pinned_line,
+    plan_rows,
+    plan_summary,
+    pool_table,
+)
 from nbguard.units import format_bytes, format_column, unit_of
 
 _WIDTH = 72
@@ -17,6 +27,7 @@ _MARKS = {
     "releasable": "▒",
     "cached": "▒",
     "stranded": "▓",
+    "graph pools": "▓",
     "pending": "▓",
     "free": " ",
 }
@@ -27,6 +38,7 @@ def report_text(report: Report, limit: int = 12) -> str:
     lines = [report.headline] if report.headline else []
     for device in report.devices:
         lines += [*_device(device, limit), ""]
+    lines += [f"  {pinned_line(report.pinned)}", ""] if report.pinned else []
     lines += [f"  • {finding.sentence.replace('`', '')}" for finding in report.findings]
     lines += [f"  ○ {missing.reason}" for missing in report.unavailable]
     return "\n".join(lines).rstrip()
@@ -46,11 +58,17 @@ def _device(device: DeviceReport, limit: int) -> Iterator[str]:
         figures = format_column([part.nbytes for part in device.parts], unit)
         yield "  " + "   ".join(f"{part.name} {figure}" for part, figure in zip(device.parts, figures, strict=True))
     rows, total = holder_rows(device, limit)
-    if not rows:
-        yield "  nothing is held here"
-        return
-    yield ""
-    yield from _table(rows, total)
+    yield from ["", *_table(rows, total)] if rows else ["  nothing is held here"]
+    pools = pool_table(device)
+    yield from ["", *_aligned(pools)] if pools else []
+
+
+def _aligned(table: list[list[str]]) -> Iterator[str]:
+    """Yield the lines of a table whose first column is words and whose others are figures."""
+    widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
+    for row in table:
+        figures = "  ".join(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        yield f"  {row[0]:<{widths[0]}}  {figures}".rstrip()
 
 
 def _bar(device: DeviceReport) -> str:

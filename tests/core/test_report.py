@@ -6,25 +6,27 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.core.facts import Facts, NvmlFacts, ProcessFact
+from nbguard.core.cleanup import plan_cleanup
+from nbguard.core.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, PoolFact, ProcessFact
+from nbguard.core.plan import Request, Target
 from nbguard.core.report import build_report
 from nbguard.core.why import explain
 from nbguard.render.rows import holder_rows
-from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
+from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
 GiB = 1024**3
 MiB = 1024**2
 
 
 def _cuda(nvml: NvmlFacts | None = None) -> Facts:
-    segments = [
-        make_segment((6 * GiB, "active_allocated"), (2 * GiB, "inactive")),
-        make_segment((GiB, "inactive"), address=1 << 50),
-    ]
-    device = replace(make_cuda_device(segments, total=80 * GiB, free=60 * GiB), nvml=nvml)
     graph = make_graph(
         {"learn": ["l"], "Out[3]": ["o"]}, storages={"l": 4 * GiB, "o": GiB}, kinds={"o": "learner"}, device="cuda:0"
     )
+    segments = [
+        segment_of(graph, (GiB, "active_allocated"), (2 * GiB, "inactive")),
+        make_segment((GiB, "inactive"), address=1 << 50),
+    ]
+    device = replace(make_cuda_device(segments, total=80 * GiB, free=60 * GiB), nvml=nvml)
     return make_facts(graph, device=device)
 
 
@@ -39,14 +41,17 @@ def test_parts_re_add_to_the_device() -> None:
         "allocated": 6 * GiB,
         "releasable": GiB,
         "stranded": 2 * GiB,
-        "context": 8 * GiB,
+        "context": 3 * GiB,
         "others": 3 * GiB,
+        "driver": 5 * GiB,
         "free": 60 * GiB,
     }
-    assert device.kernel == 17 * GiB
+    assert device.kernel == 12 * GiB
 
 
-@pytest.mark.parametrize("processes", [None, (ProcessFact(2, None),)])
+@pytest.mark.parametrize(
+    "processes", [None, (), (ProcessFact(1, GiB), ProcessFact(2, None)), (ProcessFact(2, 1), ProcessFact(3, 1))]
+)
 def test_a_driver_that_does_not_tell_processes_apart_is_not_guessed_at(processes: tuple[ProcessFact, ...] | None) -> None:
     """In containers NVML is blind to pids: what is used outside is one part, and says so."""
     (device,) = build_report(_cuda(NvmlFacts(80 * GiB, 20 * GiB, processes))).devices
@@ -54,6 +59,69 @@ def test_a_driver_that_does_not_tell_processes_apart_is_not_guessed_at(processes
 
     assert parts["others and contexts"] == 11 * GiB
     assert sum(parts.values()) == device.total
+
+
+def test_the_only_process_on_a_device_is_this_one_whatever_its_pid() -> None:
+    """The driver's pids are the host's: in a container they are not ours. Nor need it tell their bytes."""
+    (device,) = build_report(_cuda(NvmlFacts(80 * GiB, 20 * GiB, (ProcessFact(77, None),)))).devices
+    parts = {part.name: part.nbytes for part in device.parts}
+
+    assert (parts["context"], parts["others"]) == (11 * GiB, 0)
+
+
+def test_a_device_that_is_not_opened_has_others_and_no_context() -> None:
+    device = DeviceFacts(
+        "cuda:1",
+        "GPU",
+        80 * GiB,
+        70 * GiB,
+        AllocatorStats(0, 0),
+        (),
+        NvmlFacts(0, 0, (ProcessFact(2, GiB),)),
+        has_context=False,
+    )
+
+    (found,) = build_report(make_facts(make_graph({}), device=device)).devices
+
+    assert {part.name: part.nbytes for part in found.parts if part.nbytes} == {
+        "others": GiB,
+        "driver": 9 * GiB,
+        "free": 70 * GiB,
+    }
+    assert found.kernel == 0
+
+
+def test_blocks_that_python_does_not_hold_are_told_apart() -> None:
+    private = replace(make_segment((MiB, "active_allocated"), address=1 << 50, pool=(1, 0)))
+    segment = make_segment((8 * MiB, "active_allocated"), (8 * MiB, "active_allocated"), (2 * MiB, "active_allocated"))
+    device = replace(make_cuda_device([segment, private], total=GiB, free=0), workspace=8 * MiB)
+
+    (found,) = build_report(make_facts(make_graph({}), device=device)).devices
+
+    assert [(holder.label, holder.retained) for holder in found.holders] == [
+        ("cuBLAS workspaces", 16 * MiB),
+        ("not held by Python", 2 * MiB),
+        ("CUDA graphs", MiB),
+    ]
+
+
+def test_a_private_pool_is_called_after_what_keeps_it() -> None:
+    graph = make_graph({"r": ["o"], "Out[3]": ["g"]}, {"o": {".graph": "g"}}, kinds={"g": "pool"})
+    segment = make_segment((MiB, "inactive"), pool=(1, 0))
+    other = make_segment((MiB, "inactive"), address=1 << 50, pool=(2, 0))
+    device = make_cuda_device([segment, other], total=GiB, free=0)
+    keeper = next(number for number, node in enumerate(graph.nodes) if node.kind == "pool")
+    facts = replace(make_facts(graph, device=device), pools=(PoolFact((1, 0), (keeper,)),))
+
+    (found,) = build_report(facts).devices
+
+    kind = graph.nodes[keeper].type_name
+    assert [(pool.name, pool.space.kept, pool.space.releasable) for pool in found.pools] == [
+        (f"{kind} r.graph · large blocks", MiB, 0),
+        ("pool (2, 0), no longer in use · large blocks", 0, MiB),
+    ]
+    assert plan_cleanup(facts, Request()).reserved == MiB
+    assert plan_cleanup(facts, Request(targets=(Target("r", root="r"), Target("Out[3]", root="Out[3]")))).reserved == 2 * MiB
 
 
 def test_what_python_does_not_hold_is_a_row_so_that_holders_re_add() -> None:

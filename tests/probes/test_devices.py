@@ -52,7 +52,7 @@ class _Driver(SimpleNamespace):
 def _read(monkeypatch: pytest.MonkeyPatch, driver: _Driver, uuid: str = UUID) -> Any:
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     with NvmlReader() as nvml:
-        facts = nvml.device(uuid, 3)
+        facts = nvml.device(SimpleNamespace(uuid=uuid) if uuid else SimpleNamespace(), 3)
     assert driver.asked[-1] == "shutdown"
     return facts
 
@@ -65,6 +65,7 @@ def test_a_device_is_found_by_its_uuid(monkeypatch: pytest.MonkeyPatch, name: st
     facts = _read(monkeypatch, driver)
 
     assert (facts.total, facts.used, [(p.pid, p.used) for p in facts.processes]) == (100, 60, [(7, 40)])
+    assert facts.is_mig == name.startswith("MIG-")
     assert driver.asked[1] == name
 
 
@@ -86,7 +87,7 @@ def test_a_driver_that_hides_processes_or_their_bytes_says_none_not_zero(monkeyp
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a driver is there")
 def test_no_driver_is_a_reason_and_not_an_error() -> None:
     with NvmlReader() as nvml:
-        assert nvml.device(UUID, 0) is None
+        assert nvml.device(SimpleNamespace(uuid=UUID), 0) is None
         assert "driver does not answer" in (nvml.reason or "")
 
 
@@ -94,7 +95,7 @@ def test_no_binding_is_a_reason_and_not_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
     with NvmlReader() as nvml:
-        assert nvml.device(UUID, 0) is None
+        assert nvml.device(SimpleNamespace(uuid=UUID), 0) is None
         assert "nvidia-ml-py is not installed" in (nvml.reason or "")
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from nbguard.core.cleanup import plan_cleanup
-from nbguard.core.facts import Facts, LearnerFact, NvmlFacts, ProcessFact, Root
+from nbguard.core.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact, Root
 from nbguard.core.plan import Action, Outcome, Plan, Request
 from nbguard.core.report import build_report
 from nbguard.core.why import explain
 from nbguard.render.bundle import json_bundle, mimebundle
 from nbguard.render.html import report_html
 from nbguard.render.text import report_text
-from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
+from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 GiB = 1024**3
@@ -27,12 +27,6 @@ def _afternoon() -> Facts:
     """The state of an afternoon: a Learner in use, an error, a displayed Learner, losses with graphs."""
     from dataclasses import replace
 
-    segments = [
-        make_segment((6 * GiB, "active_allocated"), (1536 * MiB, "inactive"), address=0),
-        make_segment((4 * GiB, "active_allocated"), address=1 << 45),
-        make_segment((1248 * MiB, "inactive"), address=1 << 46),
-    ]
-    device = make_cuda_device(segments, total=79 * GiB, free=63 * GiB)
     nvml = NvmlFacts(79 * GiB, 16 * GiB, (ProcessFact(1, 13 * GiB), ProcessFact(8, GiB), ProcessFact(9, 2 * GiB)))
     graph = make_graph(
         {"learn": ["l"], "losses": ["list"], "Out[9]": ["o"], "last error": ["e"]},
@@ -57,6 +51,14 @@ def _afternoon() -> Facts:
         },
         device="cuda:0",
     )
+    workspace, seeds = 8519680, 400 * MiB
+    segments = [
+        segment_of(graph, (seeds, "active_allocated"), (1536 * MiB, "inactive")),
+        make_segment((workspace, "active_allocated"), (20 * MiB - workspace, "inactive"), address=1 << 45),
+        make_segment((1248 * MiB, "inactive"), address=1 << 46),
+        make_segment((256 * MiB, "inactive"), address=1 << 47, stream=0x55D0, small=True),
+    ]
+    device = replace(make_cuda_device(segments, total=79 * GiB, free=63 * GiB), workspace=workspace)
     what = {
         "learn": (14, "Learner · resnet34 · Adam · 8 workers"),
         "losses": (13, "list of 118"),
@@ -65,7 +67,8 @@ def _afternoon() -> Facts:
     }
     roots = tuple(Root(root.kind, root.label, root.nodes, *what[root.label]) for root in graph.roots)
     named = replace(device, name="NVIDIA H100 80GB HBM3", nvml=nvml)
-    return make_facts(replace(graph, roots=roots), [LearnerFact(0, is_running=False, summary="Learner")], named)
+    facts = make_facts(replace(graph, roots=roots), [LearnerFact(0, is_running=False, summary="Learner")], named)
+    return replace(facts, pinned=PinnedFacts(96 * MiB, 128 * MiB))
 
 
 def _done(facts: Facts) -> Outcome:

@@ -1,0 +1,54 @@
+"""The allocator's pools by name: how much of each is free, and whether it can be given back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from nbguard.core.facts import DeviceFacts, Facts, Graph, PoolFact, PoolId
+from nbguard.core.fragmentation import Fragmentation, PoolKey, by_pool
+from nbguard.core.ownership import STALE_KINDS, path_text, shortest_path
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One pool of a device in the words of the user, with its bytes. The pools of a device re-add to what is reserved."""
+
+    name: str
+    space: Fragmentation
+
+
+def pools_in_use(facts: Facts, alive: Collection[int] | None = None) -> frozenset[PoolId]:
+    """Return the private pools that an object keeps in use (one of the nodes `alive`, if given)."""
+    return frozenset(
+        pool.pool for pool in facts.pools if pool.keepers and (alive is None or not set(alive).isdisjoint(pool.keepers))
+    )
+
+
+def pools_of(facts: Facts, device: DeviceFacts) -> tuple[Pool, ...]:
+    """Return the pools of `device`: small blocks, large blocks, those of other streams, of CUDA graphs and MemPools."""
+    if device.segments is None:
+        return ()
+    found = by_pool(device.segments, in_use=pools_in_use(facts))
+    return tuple(Pool(_name(facts, key), space) for key, space in found.items())
+
+
+def _name(facts: Facts, key: PoolKey) -> str:
+    words = ["small blocks" if key.is_small else "large blocks"]
+    if key.pool != (0, 0):
+        words.insert(0, _keeper(facts.graph, next((pool for pool in facts.pools if pool.pool == key.pool), None), key.pool))
+    elif key.stream:
+        words.append(f"stream {key.stream:#x}")
+    return " · ".join(words)
+
+
+def _keeper(graph: Graph, fact: PoolFact | None, pool: PoolId) -> str:
+    """Return what keeps a private pool: `CUDAGraph g`, by the path to it; the user's own names first."""
+    if fact is None or not fact.keepers:
+        return f"pool {pool}, no longer in use"
+    kind = graph.nodes[fact.keepers[0]].type_name
+    for root in sorted(graph.roots, key=lambda root: root.kind in STALE_KINDS):
+        way = shortest_path(graph, root, fact.keepers)
+        if way:
+            return f"{kind} {path_text(graph, root, way, shorten=4)}"
+    return kind

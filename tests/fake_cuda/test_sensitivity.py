@@ -1,0 +1,95 @@
+"""A test that cannot fail says nothing: nbguard broken in one place at a time, and the CUDA test that must notice it.
+
+The break is made inside the kernel, after nbguard is loaded; then the very test that stands in `tests/cuda` runs there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cuda import test_cleanup, test_device_bar, test_pools
+from tests.cuda.conftest import Notebook, notebook
+from tests.kernels import Kernel
+
+__all__ = ["notebook"]  # the fixture
+
+_ORDINARY = ""
+_BREAKS = {
+    "a holder is missed: what was displayed": (
+        "import nbguard.probes.look as look; look.output_roots = lambda *args: []",
+        lambda notebook, folder: test_cleanup.test_displayed_results_and_graphs_are_freed(notebook),
+    ),
+    "IPython's printer of tracebacks is not looked at": (
+        """
+import nbguard.probes.tracebacks as tracebacks, nbguard.actions.release as release, sys
+python_only = lambda shell: (sys.__dict__[n] for n in tracebacks._SYS_NAMES if sys.__dict__.get(n) is not None)
+tracebacks.error_holders = python_only
+""",
+        lambda notebook, folder: test_cleanup.test_an_error_that_only_ipythons_printer_still_knows(notebook),
+    ),
+    "views are counted each for itself": (
+        """
+from nbguard.probes.heap import Walk
+note = Walk._note_storage
+def note_each(self, at, obj, kind):
+    self.storage_keys.clear()
+    note(self, at, obj, kind)
+Walk._note_storage = note_each
+""",
+        lambda notebook, folder: test_cleanup.test_views_are_counted_once(notebook),
+    ),
+    "the cache is not emptied": (
+        "import nbguard.actions.release as release; release._empty_cache = lambda: None",
+        lambda notebook, folder: test_cleanup.test_promise_is_kept_under_every_allocator(notebook, _ORDINARY),
+    ),
+    "the driver is asked by torch's number of a device": (
+        """
+from nbguard.probes.nvml import NvmlReader
+NvmlReader._handle = lambda self, properties, index: (self._nvml.nvmlDeviceGetHandleByIndex(index), False)
+""",
+        lambda notebook, folder: test_device_bar.test_visible_devices_are_matched_by_uuid(notebook, folder),
+    ),
+    "the counters of device 0 are taken for every device": (
+        """
+import nbguard.probes.cuda as cuda
+snapshot = cuda._segments
+cuda._segments = lambda torch: {index: snapshot(torch).get(0, ()) for index in (0, 1)}
+""",
+        lambda notebook, folder: test_device_bar.test_two_devices(notebook, folder),
+    ),
+    "looking opens a context": (
+        "import torch, nbguard.probes.cuda as cuda; cuda._has_context = lambda *args: True",
+        lambda notebook, folder: test_device_bar.test_initialised_is_not_opened(notebook, folder),
+    ),
+    "looking waits for the device": (
+        """
+import torch, nbguard.probes.cuda as cuda
+segments = cuda._segments
+cuda._segments = lambda torch: (torch.cuda.synchronize(), segments(torch))[1]
+""",
+        lambda notebook, folder: test_device_bar.test_looking_neither_waits_nor_resets_nor_empties(notebook),
+    ),
+    "a graph's pool is taken for ordinary memory": (
+        "import nbguard.probes.look as look; look.pool_facts = lambda keepers: ()",
+        lambda notebook, folder: test_pools.test_a_mem_pool_is_kept_by_its_object(notebook),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _BREAKS)
+def test_a_break_is_noticed(notebook: Notebook, tmp_path: Path, name: str) -> None:
+    code, test = _BREAKS[name]
+    broken: list[Kernel] = []
+
+    def broken_notebook(**settings: object) -> Kernel:
+        kernel = notebook(**settings)
+        if not broken:  # the first kernel is the one that the test looks with
+            kernel.run_silently(code)
+        broken.append(kernel)
+        return kernel
+
+    with pytest.raises((AssertionError, KeyError)):
+        test(broken_notebook, tmp_path)
+    assert broken
