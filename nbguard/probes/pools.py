@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbguard.core.facts import PoolFact, PoolId
+from nbguard.probes.kinds import mro_of
 
 
 def pool_facts(keepers: Iterable[tuple[int, Any]]) -> tuple[PoolFact, ...]:
@@ -23,7 +24,7 @@ def _pool_of(keeper: Any) -> PoolId | None:
     """Return the pool's id as torch itself tells it: by torch's own method, not by one that a subclass has put over it."""
     binding: Any = sys.modules["torch"]._C
     try:
-        if isinstance(keeper, binding._CUDAGraph):
+        if binding._CUDAGraph in mro_of(type(keeper)):
             return tuple(binding._CUDAGraph.pool(keeper))
         return tuple(binding._MemPool.id.__get__(keeper))
     except (RuntimeError, AttributeError):  # a graph that has captured nothing; a torch without MemPools

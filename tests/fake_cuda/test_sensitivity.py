@@ -5,6 +5,7 @@ The break is made inside the kernel, after nbguard is loaded; then the very test
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.kernels import Kernel
 __all__ = ["notebook"]  # the fixture
 
 _ORDINARY = ""
-_BREAKS = {
+_BREAKS: dict[str, tuple[str, Callable[[Notebook, Path], None]]] = {
     "a holder is missed: what was displayed": (
         "import nbguard.probes.look as look; look.output_roots = lambda *args: []",
         lambda notebook, folder: test_cleanup.test_displayed_results_and_graphs_are_freed(notebook),
