@@ -41,7 +41,7 @@ def test_promise_is_kept_under_every_allocator(notebook: Notebook, conf: str) ->
     assert freed > 33 * MIB
     assert given_back > 33 * MIB
     assert kernel.value("keep[0].numel(), keep[1].numel()") == (3 * MIB, 1048)
-    assert set(holders(report(kernel)["devices"][0])) == {"keep", "cuBLAS workspaces"}
+    assert set(holders(report(kernel)["devices"][0])) - {"cuBLAS workspaces"} == {"keep"}
 
 
 def test_expandable_segments_give_back_pages(notebook: Notebook) -> None:
@@ -122,7 +122,7 @@ def test_displayed_results_and_graphs_are_freed(notebook: Notebook) -> None:
 
     _reset_keeps_its_promise(kernel, "losses")
 
-    assert counters(kernel)[0] == holders(report(kernel)["devices"][0])["cuBLAS workspaces"]
+    assert counters(kernel)[0] == holders(report(kernel)["devices"][0]).get("cuBLAS workspaces", 0)
 
 
 def test_views_are_counted_once(notebook: Notebook) -> None:
