@@ -30,10 +30,10 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help demo lab test lint bench build clean distclean
+.PHONY: help demo lab test lint bench gpu-day build clean distclean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMPS)/extra-demo ## run the example notebook without a browser, print its reports, write HTML
 	@$(call say,the example notebook)
@@ -72,6 +72,11 @@ bench: $(STAMPS)/extra-test ## time nbguard beside its peers, in one run (instal
 	@$(call say,benchmarks)
 	@PYTHONPATH=build/peers $(VENV)/bin/python -W ignore tests/benchmarks/census.py
 	@$(VENV)/bin/python tests/benchmarks/startup.py
+
+gpu-day: $(STAMPS)/extra-test ## all that wants a real GPU: tests, recordings, figures; DRY=1 rehearses it on the fake device
+	@$(call say,GPU day)
+	@PYTHONPATH=build/peers $(if $(DRY),$(VENV)/bin/python -m tests.fake_cuda) \
+	  $(VENV)/bin/python -m tests.gpu.day $(if $(DRY),--dry --out build/gpu-day) $(ARGS)
 
 build: $(LABEXTENSION) ## wheel and sdist into dist/
 	@$(call say,wheel and sdist)

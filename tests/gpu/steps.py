@@ -1,0 +1,48 @@
+"""The steps of a GPU day, in order: what comes first is there even if time runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.gpu.child import with_settings
+from tests.gpu.recording import SUFFIX
+from tests.gpu.workloads import WORKLOADS
+
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+"""For the benchmarks of CPU tensors: where a GPU is visible, nbguard tracks that and not the CPU."""
+
+_DRY = {"NBGUARD_DRY_GPU": "1", "FAKE_CUDA_EVENTS": "manual"}
+"""The fake runtime's kernels end at once; its events can be made to wait until somebody waits for them."""
+
+_PYTEST = ["-m", "pytest", "tests/gpu", "-m", "gpu", "-rfEs", "--confcutdir=tests/gpu", "-o", "addopts="]
+"""The fixtures of the whole suite need Jupyter, and its options plugins: neither need be here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One process: `python *arguments`, for at most `limit` seconds. Its output goes into the figures if it has a `title`."""
+
+    name: str
+    arguments: Sequence[str]
+    limit: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    title: str = ""
+
+
+def steps(work: Path, *, dry: bool) -> Iterator[Step]:
+    """Yield the steps; what they make goes into the folder `work`."""
+    flags = ["--dry"] if dry else []
+    yield Step("tests", _PYTEST, 240, _DRY if dry else {}, ("pytest",))
+    for name, workload in WORKLOADS.items():
+        arguments = ["-W", "ignore", "-m", "tests.gpu.record", name, str(work / f"recordings/{name}{SUFFIX}"), *flags]
+        yield Step(f"record {name}", arguments, 60, with_settings(workload.settings) | (_DRY if dry else {}))
+    yield Step("recordings add up", ["-m", "tests.gpu.replay", str(work / "recordings")], 60)
+    yield Step("figures", ["-W", "ignore", "-m", "tests.gpu.bench", str(work / "bench.json")], 120)
+    startup = ["tests/benchmarks/startup.py", "--rounds", "7"]
+    yield Step("start-up", startup, 60, needs=("IPython", "numpy"), title="Start-up (`startup.py`)")
+    census = ["-W", "ignore", "tests/benchmarks/census.py", "--rounds", "3"]
+    needs = ("fastai", "pandas", "matplotlib")
+    yield Step("census", census, 120, _NO_GPU, needs, "Naming every holder of a large heap (`census.py`)")
