@@ -47,6 +47,11 @@ class Autograd:
                 found.append((value, label))
         return found
 
+    def has_hooks(self, tensor: Any) -> bool:
+        """Say whether the user has registered hooks on a tensor."""
+        names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+        return any(getattr(self.tensor_base, name).__get__(tensor) for name in names)
+
     def sparse_parts(self, tensor: Any) -> list[Any]:
         """Return the tensors a sparse tensor is made of; it has no storage of its own."""
         found = []

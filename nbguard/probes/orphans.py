@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import gc
 import sys
+import types
 from collections.abc import Iterable
 from typing import Any
 
+from nbguard.probes.collectable import stuck_in_cpp
 from nbguard.probes.heap import Walk
 from nbguard.probes.kinds import module_namespaces, name_of, namespace_of
 from nbguard.probes.roots import LiveRoot
@@ -42,12 +44,31 @@ def orphan_roots(walk: Walk, climb_above: int) -> list[tuple[LiveRoot, list[int]
     alive = _below(walk, first, held + [entry for _, entries in named for entry in entries])
     explained = _points(walk, first, [entry for _, entries in named for entry in entries])
     garbage = [n for n in range(first, len(walk.objects)) if n not in alive]
+    unknown = [n for n in held if _points(walk, first, [n]) - explained]
+    tied = [n for n in unknown if n in _below(walk, first, walk.children[n])] + sorted(stuck_in_cpp(walk, garbage))
+    if tied:
+        whole = _below(walk, first, tied)
+        named.append((LiveRoot("library", "unreachable C++ cycle", (), what=_tie(walk, whole)), tied))
+        garbage = [n for n in garbage if n not in whole]
+        unknown = [n for n in unknown if n not in whole]
     if garbage:
         named.append((LiveRoot("garbage", "unreachable cycles", (), what=_count(walk, garbage)), garbage))
-    unknown = [n for n in held if _points(walk, first, [n]) - explained]
     if unknown:
         named.append((LiveRoot("library", _tops(walk, unknown), (), what="held in a way that Python does not show"), unknown))
     return named
+
+
+def _tie(walk: Walk, cycle: Iterable[int]) -> str:
+    """Return what ties a cycle that Python cannot collect together, as far as it shows."""
+    by_kind: dict[str, list[Any]] = {}
+    for n in cycle:
+        by_kind.setdefault(walk.kind[n], []).append(walk.objects[n])
+    autograd = walk.referents.autograd
+    hooked = autograd is not None and any(autograd.has_hooks(tensor) for tensor in by_kind.get("tensor", ()))
+    what = "a hook refers to its own tensor" if hooked else "a graph, a view or a C library refers back to it"
+    if not hooked and "array" in by_kind:
+        what = "an array of objects refers back to itself"
+    return f"{what}: Python cannot collect that"
 
 
 def _tops(walk: Walk, held: list[int]) -> str:
@@ -121,6 +142,9 @@ def _climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot
             elif id(holder) not in walk.number:
                 walk.add_unwalked(holder)
             del holder
+        for frame in _callers(walk, lowest):
+            walk.add_unwalked(frame)
+            del frame
         for root, entries in sorted(found, key=lambda each: _foreign(walk, *each)):
             if points := _points(walk, first, entries) - explained:
                 named.append((root, entries))
@@ -130,6 +154,32 @@ def _climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot
             walk.children[n] = [at for at in below if at >= first]  # it would count as a holder
         held = _held_outside(walk, first)
     return named, held
+
+
+def _callers(walk: Walk, lowest: int) -> list[Any]:
+    """Return the frames and tracebacks that hold those which a climb has met, all the way up: chains of dozens are usual.
+
+    A finished frame is held by the frames it called (`f_back`), as long as any traceback keeps one of them.
+    """
+    kinds = (types.FrameType, types.TracebackType)
+    met = {id(obj) for obj in walk.objects[lowest:] if type(obj) in kinds}
+    if not met:
+        return []
+    above: dict[int, list[Any]] = {}
+    for obj in gc.get_objects():
+        if type(obj) in kinds:
+            for ref in gc.get_referents(obj):
+                if type(ref) in kinds:
+                    above.setdefault(id(ref), []).append(obj)
+    found: dict[int, Any] = {}
+    todo = list(met)
+    while todo:
+        for obj in above.get(todo.pop(), ()):
+            if id(obj) not in met and id(obj) not in walk.number:
+                met.add(id(obj))
+                found[id(obj)] = obj
+                todo.append(id(obj))
+    return list(found.values())
 
 
 def _points(walk: Walk, first: int, tops: list[int]) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -205,3 +206,114 @@ def test_no_such_target_touches_nothing() -> None:
     with pytest.raises(nbguard.TargetError, match="does not exist"):
         nbguard.release("a", "nope", namespace=names)
     assert list(names) == ["a"]
+
+
+class _Loop:
+    """An object in a cycle of Python's own."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def _hook_on_its_own_tensor() -> None:
+    y = torch.randn(1000, requires_grad=True) * 2
+    y.register_hook(lambda grad, y=y: grad)
+
+
+def _hook_after_accumulation() -> None:
+    p = torch.nn.Parameter(torch.randn(1000))
+    p.register_post_accumulate_grad_hook(lambda param, p=p: None)
+
+
+def _view_on_its_base() -> None:
+    base = torch.randn(1000)
+    base.view_of_it = base[:2]
+
+
+@pytest.mark.parametrize("make", [_hook_on_its_own_tensor, _hook_after_accumulation, _view_on_its_base])
+def test_a_cycle_through_cpp_is_named_and_not_promised(make: Callable[[], None]) -> None:
+    gc.collect()
+    known = len([h for h in nbguard.report({}).devices[0].holders if h.label == "unreachable C++ cycle"])
+    before = sum(h.retained for h in nbguard.report({}).devices[0].holders if h.label == "unreachable C++ cycle")
+    make()
+
+    (holder,) = [h for h in nbguard.report({}).devices[0].holders if h.label == "unreachable C++ cycle"]
+    outcome = nbguard.release(namespace={})
+
+    assert known in (0, 1)
+    assert holder.retained - before >= 4000
+    assert not holder.stale
+    assert "Python cannot collect that" in holder.what
+    assert (outcome.plan.promised, outcome.extra, outcome.survivors) == (outcome.realised, 0, ())
+
+
+def _graphs_that_the_collector_frees() -> None:
+    loop: Any = _Loop()
+    loop.net = torch.nn.Linear(100, 100)
+    loop.loss = loop.net(torch.randn(9, 100)).sum()
+    loop.loss.backward()
+    loop.out = loop.net(torch.randn(9, 100)).exp()  # exp saves its own result
+    loop.view = loop.out[1:]
+
+
+def _context_with_its_output() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.y = x * 2
+            return ctx.y
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 2
+
+    y = Double.apply(torch.randn(1000, requires_grad=True))
+    y.grad_fn.mine = y
+
+
+def _hook_on_a_leaf() -> None:
+    p = torch.nn.Parameter(torch.randn(1000))
+    p.register_hook(lambda grad, p=p: None)
+
+
+@pytest.mark.parametrize("make", [_graphs_that_the_collector_frees, _context_with_its_output, _hook_on_a_leaf])
+def test_a_cycle_that_only_touches_cpp_is_freed_as_promised(make: Callable[[], None]) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        make()
+        outcome = nbguard.release(namespace={})
+    finally:
+        gc.enable()
+
+    assert outcome.plan.promised >= 4000
+    assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
+
+
+def test_a_long_chain_of_finished_frames_is_followed_to_its_end() -> None:
+    """Garbage that dozens of nested calls lead to, as the imports do that an optimizer's first construction makes."""
+
+    def nest(depth: int, loop: _Loop) -> None:
+        if depth:
+            return nest(depth - 1, loop)
+        try:
+            raise ValueError
+        except ValueError as error:
+            kept = error  # noqa: F841 - the frame holds the error, the error's traceback the frame
+        return None
+
+    def make() -> None:
+        loop: Any = _Loop()
+        loop.net = torch.nn.Linear(100, 100)
+        nest(60, loop)
+
+    gc.collect()
+    gc.disable()
+    try:
+        make()
+        outcome = nbguard.release(namespace={})
+    finally:
+        gc.enable()
+
+    assert outcome.plan.promised >= 40_400
+    assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
