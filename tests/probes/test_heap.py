@@ -293,9 +293,9 @@ def test_a_cycle_that_only_touches_cpp_is_freed_as_promised(make: Callable[[], N
 def test_a_long_chain_of_finished_frames_is_followed_to_its_end() -> None:
     """Garbage that dozens of nested calls lead to, as the imports do that an optimizer's first construction makes."""
 
-    def nest(depth: int, loop: _Loop) -> None:
+    def nest(depth: int) -> None:
         if depth:
-            return nest(depth - 1, loop)
+            return nest(depth - 1)
         try:
             raise ValueError
         except ValueError as error:
@@ -305,7 +305,7 @@ def test_a_long_chain_of_finished_frames_is_followed_to_its_end() -> None:
     def make() -> None:
         loop: Any = _Loop()
         loop.net = torch.nn.Linear(100, 100)
-        nest(60, loop)
+        nest(60)  # its innermost frame lives on, and holds all the frames that called it, this one too
 
     gc.collect()
     gc.disable()
