@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from nbguard.actions.release import apply
+from nbguard.actions.release import apply, uncover
 from nbguard.core.cleanup import plan_cleanup
 from nbguard.core.facts import Graph
 from nbguard.core.plan import Outcome, Plan, Request
@@ -57,7 +57,8 @@ def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:
 
 def plan(*targets: str, keep: Iterable[str] = (), everything: bool = False, namespace: dict[str, Any] | None = None) -> Plan:
     """Return what `release` with the same arguments would do, with the bytes it promises. Touches nothing."""
-    return _plan(Notebook.current(namespace), targets, keep, everything)[0]
+    notebook = Notebook.current(namespace)
+    return _plan(notebook, _request(notebook, targets, keep, everything))[0]
 
 
 def release(
@@ -76,14 +77,22 @@ def release(
         NoTorchError: PyTorch is not imported yet.
     """
     notebook = Notebook.current(namespace)
-    planned, seen = _plan(notebook, targets, keep, everything)
-    return apply(planned, notebook, seen)
+    request = _request(notebook, targets, keep, everything)
+    uncovered = uncover()
+    planned, seen = _plan(notebook, request)
+    return apply(planned, notebook, seen, uncovered)
 
 
-def _plan(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], everything: bool) -> tuple[Plan, Look]:
+def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], everything: bool) -> Request:
+    """Return what is asked for, each name looked up; raise TargetError for one that does not exist."""
+    keep = tuple(keep)
     for name in keep:
         if not output_label(parse_target(name), notebook.out):
             lookup(ast.parse(name, mode="eval").body, notebook.namespace)
     found = resolve_targets(targets, notebook.namespace, notebook.out, notebook.hidden)
+    return Request(found, keep, everything)
+
+
+def _plan(notebook: Notebook, request: Request) -> tuple[Plan, Look]:
     seen = look(notebook)
-    return plan_cleanup(seen.facts, Request(found, tuple(keep), everything)), seen
+    return plan_cleanup(seen.facts, request), seen

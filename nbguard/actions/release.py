@@ -10,10 +10,11 @@ import gc
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.actions.interrupts import Interrupts
+from nbguard.actions.registries import forget
 from nbguard.actions.tracebacks import release_objects, release_variables
 from nbguard.core.facts import Facts
 from nbguard.core.ownership import holders, reach_of_roots, storages_of
@@ -30,18 +31,37 @@ _PASSES = 5
 """Cycles behind what the collector cannot see through (an object array, a DataFrame) take one more pass for each of them."""
 
 
-def apply(plan: Plan, notebook: Notebook, seen: Look) -> Outcome:
-    """Carry out `plan`, made from what `seen` found in `notebook`, and return what it really gave back."""
+def uncover() -> int:
+    """Undo what hides stale memory from a look: frozen objects, and the weights that autocast's cache keeps in C++.
+
+    Return the bytes that this alone gave back, where the device's allocator counts them.
+    """
+    if gc.get_freeze_count():
+        gc.unfreeze()
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return 0
+    before = _counted("memory_allocated") or 0
+    torch.clear_autocast_cache()
+    return before - (_counted("memory_allocated") or 0)
+
+
+def apply(plan: Plan, notebook: Notebook, seen: Look, uncovered: int = 0) -> Outcome:
+    """Carry out `plan`, made from what `seen` found in `notebook`, and return what it really gave back.
+
+    `uncovered` bytes have been given back before the look.
+    """
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         raise NbguardError("another cleanup is running: wait for it to end, then try again")
     try:
-        return _apply(plan, notebook, seen)
+        outcome = _apply(plan, notebook, seen)
+        return replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered)
     finally:
         _ONE_AT_A_TIME.release()
 
 
 def _apply(plan: Plan, notebook: Notebook, seen: Look) -> Outcome:
-    reserved_before = _reserved()
+    reserved_before = _counted("memory_reserved")
     done: list[Action] = []
     undone: list[tuple[str, str]] = []
     with Interrupts() as interrupts:
@@ -86,7 +106,7 @@ def _measure(
     extra = sum(storages[n].nbytes for n in expired - plan.storages)
     after = look(notebook).facts
     before = sum(storage.nbytes for storage in storages)
-    reserved_after = _reserved()
+    reserved_after = _counted("memory_reserved")
     return Outcome(
         plan,
         tuple(done),
@@ -120,11 +140,12 @@ def _left(after: Facts) -> tuple[tuple[str, int, str], ...]:
     return tuple((holder.label, holder.retained, holder.what) for holder in holders(after.graph) if not holder.is_shared)
 
 
-def _reserved() -> int | None:
+def _counted(counter: str) -> int | None:
+    """Return a counter of torch.cuda (`memory_reserved`), all devices together; None where CUDA is not in use."""
     torch: Any = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return None
-    return sum(int(torch.cuda.memory_reserved(index)) for index in range(torch.cuda.device_count()))
+    return sum(int(getattr(torch.cuda, counter)(index)) for index in range(torch.cuda.device_count()))
 
 
 @dataclass(frozen=True)
@@ -167,6 +188,10 @@ def _release_error(step: _Step) -> None:
     release_objects(found.errors, pairs)
 
 
+def _forget_copy(step: _Step) -> None:
+    forget(step.notebook.shell, step.action.names[0], set(step.action.refs))
+
+
 def _forget_debugger(_: _Step) -> None:
     for frame in traced_frames():
         frame.f_trace = None
@@ -182,12 +207,15 @@ def _clear_leftovers(step: _Step) -> None:
 
 
 def _collect(step: _Step) -> None:
-    if gc.get_freeze_count():
-        gc.unfreeze()
-    for _ in range(_PASSES):
-        gc.collect()
-        if step.promised <= step.witness.expired():
-            break
+    debug = gc.get_debug()
+    gc.set_debug(debug & ~gc.DEBUG_SAVEALL)  # else what is collected would be kept in gc.garbage
+    try:
+        for _ in range(_PASSES):
+            gc.collect()
+            if step.promised <= step.witness.expired():
+                break
+    finally:
+        gc.set_debug(debug)
     _empty_cache()
 
 
@@ -208,5 +236,6 @@ _STEPS: dict[str, Callable[[_Step], None]] = {
     "error": _release_error,
     "debugger": _forget_debugger,
     "leftovers": _clear_leftovers,
+    "cache": _forget_copy,
     "collect": _collect,
 }

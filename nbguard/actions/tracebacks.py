@@ -12,6 +12,7 @@ from typing import Any
 from nbguard.probes.describe import describe
 from nbguard.probes.frames import OPTIMIZED, running_frames
 from nbguard.probes.kinds import Kinds, module_namespaces
+from nbguard.probes.labels import attributes_of
 
 
 class Released:
@@ -41,11 +42,17 @@ def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[i
 
 
 def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]]) -> None:
-    """Put a stand-in in place of `AttributeError.obj`, the object that lacked the attribute, where it is wanted."""
+    """Put a stand-in in place of what exceptions hold themselves, where it is wanted: their attributes."""
     kinds = Kinds()
     for key, error in errors.items():
-        if isinstance(error, AttributeError) and (key, id(error.obj)) in wanted:
+        ids = {obj for owner, obj in wanted if owner == key}
+        if not ids:
+            continue
+        if isinstance(error, AttributeError) and id(error.obj) in ids:
             error.obj = Released(describe(error.obj, kinds))
+        attributes = attributes_of(error) or {}
+        for name in [name for name, value in attributes.items() if id(value) in ids]:
+            attributes[name] = Released(describe(attributes[name], kinds))
 
 
 def _replace(frame: types.FrameType, ids: set[int], kinds: Kinds) -> None:

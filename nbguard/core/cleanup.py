@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from nbguard.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.core.fragmentation import fragmentation
-from nbguard.core.ownership import STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
+from nbguard.core.ownership import FUNCTION, STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.core.plan import Action, ActionKind, Plan, Request, Target
 from nbguard.core.pools import pools_in_use
 
@@ -72,9 +72,11 @@ def plan_cleanup(facts: Facts, request: Request) -> Plan:
         given_up = _give_up(draft, request.targets)
     if given_up is None:
         _clear_leftovers(draft)
+    _note_what_is_hidden(draft)
     live = draft.live() | _kept_out(draft, request, given_up)
     _drop_out(draft, live)
     _release_error(draft, live, given_up, request)
+    _drop_caches(draft, live, given_up)
     _collect(draft)
     storages = frozenset(before - draft.alive)
     return Plan(
@@ -85,6 +87,14 @@ def plan_cleanup(facts: Facts, request: Request) -> Plan:
         _reserved(draft, storages),
         tuple(draft.skipped),
     )
+
+
+def _note_what_is_hidden(draft: _Draft) -> None:
+    """Say what a plan cannot see; a cleanup first makes it seen."""
+    if draft.facts.frozen_objects:
+        draft.skipped.append(f"gc.freeze() hides {draft.facts.frozen_objects:,} objects: %reset_gpu unfreezes them, then looks")
+    if draft.facts.is_autocast_on:
+        draft.skipped.append("autocast is on: %reset_gpu empties its cache of weights, then looks")
 
 
 def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
@@ -161,6 +171,15 @@ def _drop_out(draft: _Draft, live: set[int]) -> None:
         draft.add(Action("out", f"{root.label}: {root.what} forgotten", 0, refs=refs, names=(root.label,)), {number})
 
 
+def _drop_caches(draft: _Draft, live: set[int], given_up: set[int] | None) -> None:
+    """Let go of copies that only their owner's cache still holds: of a script's globals, of what `%store` wrote, of figures."""
+    graph = draft.graph
+    for number, root in enumerate(graph.roots):
+        if root.kind == "cache" and any(_leads_to(graph, node, live, given_up) for node in root.nodes if node not in live):
+            refs = tuple(graph.nodes[node].ref for node in root.nodes)
+            draft.add(Action("cache", f"{root.label} forgotten", 0, root.what, refs, (root.label,)), {number})
+
+
 def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, request: Request) -> None:
     """Release what the frames of the last error hold, variable by variable; the frames stay, so `%tb` and `%debug` do."""
     graph = draft.graph
@@ -172,35 +191,62 @@ def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, req
             if given_up is None or reached & given_up:
                 draft.add(Action("debugger", f"{DEBUGGER}: {root.what} forgotten", 0), {number})
             continue
-        shell = {node for node in reached if graph.nodes[node].kind in ("frame", "traceback", "locals")}
-        errors = [node for node in shell if graph.nodes[node].type_name == "AttributeError"]
+        shell = _shell(graph, root.nodes) & reached
         cut: set[Edge] = set()
         refs: list[int] = []
         names: list[str] = []
-        frames: set[int] = set()
-        for frame in (node for node in shell if graph.nodes[node].kind == "frame"):
-            for child, label in _variables(graph, frame):
+        owners: set[int] = set()
+        for owner in sorted(shell):
+            for child, label, edges in _parts(graph, owner):
                 if child in live or child in shell or not _leads_to(graph, child, live | shell, given_up):
                     continue
-                cut |= _release_edges(graph, frame, child)
-                refs += [graph.nodes[frame].ref, graph.nodes[child].ref]
+                cut |= edges
+                refs += [graph.nodes[owner].ref, graph.nodes[child].ref]
                 names.append(label)
-                frames.add(frame)
-        for error in errors:
-            fact = graph.nodes[error]
-            for child, label in fact.references:
-                if label == ".obj" and child not in live and _leads_to(graph, child, live | shell, given_up):
-                    cut.add((error, child))
-                    refs += [fact.ref, graph.nodes[child].ref]
-                    names.append(label)
-                    frames.add(error)
+                owners.add(owner)
         if cut:
             s = "s" if len(names) > 1 else ""
-            label = f"last error: {len(names)} variable{s} of {len(frames)} frame{'s' if len(frames) > 1 else ''} released"
+            label = f"last error: {len(names)} variable{s} of {len(owners)} frame{'s' if len(owners) > 1 else ''} released"
             draft.add(
                 Action("error", label, 0, "%tb and %debug still work, with stand-ins", tuple(refs), tuple(names)),
                 cut=cut,
             )
+
+
+def _shell(graph: Graph, entries: Iterable[int]) -> set[int]:
+    """Return the exceptions, tracebacks and frames that make up an error: its own chain, not what else holds such things.
+
+    A tuple or dict right below an exception (a group's parts) or at the top (what a debugger left) is passed through.
+    """
+    found: set[int] = set()
+    todo = [(node, True) for node in entries]
+    while todo:
+        node, may_pass = todo.pop()
+        fact = graph.nodes[node]
+        if fact.kind in ("frame", "traceback", "locals"):
+            if node not in found:
+                found.add(node)
+                todo += [(child, fact.kind == "traceback") for child in fact.children]
+        elif may_pass and fact.type_name in ("tuple", "dict"):
+            todo += [(child, False) for child in fact.children]
+    return found
+
+
+def _parts(graph: Graph, owner: int) -> Iterable[tuple[int, str, set[Edge]]]:
+    """Return what a part of an error holds, one by one, with the references that go when it is replaced.
+
+    Of a frame its variables; of an exception `AttributeError.obj` and the attributes that somebody has put on it. Its
+    arguments stay: they are its message.
+    """
+    fact = graph.nodes[owner]
+    if fact.kind == "frame":
+        variables = [each for each in _variables(graph, owner) if each[1] not in ("", FUNCTION)]
+        return [(child, label, _release_edges(graph, owner, child)) for child, label in variables]
+    if fact.kind == "locals":
+        return []
+    found = [(child, label, {(owner, child)}) for child, label in fact.references if label == ".obj"]
+    attributes = [child for child, label in fact.references if not label and graph.nodes[child].type_name == "dict"]
+    return found + [(child, label, {(place, child)}) for place in attributes for child, label in graph.nodes[place].references]
 
 
 def _variables(graph: Graph, frame: int) -> Iterable[tuple[int, str]]:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-RootKind = Literal["name", "module", "frame", "out", "error", "garbage", "library"]
-"""Where references start. The first three are the user's own; `out`, `error` and `garbage` are what a cleanup may
+RootKind = Literal["name", "module", "frame", "out", "error", "cache", "garbage", "library"]
+"""Where references start. The first three are the user's own; `out`, `error`, `cache` and `garbage` are what a cleanup may
 let go; `library` is what other code holds on to."""
 
 NodeKind = Literal[
@@ -225,5 +225,6 @@ class Facts:
     unavailable: tuple[Unavailable, ...] = ()
     pid: int = 0
     frozen_objects: int = 0
+    is_autocast_on: bool = False
     pools: tuple[PoolFact, ...] = ()
     pinned: PinnedFacts | None = None

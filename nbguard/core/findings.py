@@ -36,6 +36,7 @@ def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
         _workers(facts),
         _stranded(facts),
         _outside(facts),
+        _autocast(facts),
         _frozen(facts),
     )
     return tuple(finding for rule in rules for finding in rule)
@@ -162,6 +163,17 @@ def _outside(facts: Facts) -> Iterator[Finding]:
             f"{count} tensor{'s lie' if count > 1 else ' lies'} outside PyTorch's allocator (another process's or library's): "
             "counted under context or others, freed by whoever made them",
             "",
+        )
+
+
+def _autocast(facts: Facts) -> Iterator[Finding]:
+    if facts.is_autocast_on and not any(learner.is_running for learner in facts.learners):
+        off = f"torch.set_autocast_enabled('{facts.tracked}', False)"
+        yield Finding(
+            "autocast",
+            f"autocast is still on, as a mixed precision fit that failed leaves it: what runs next would too. `{off}` ends it, "
+            "`%reset_gpu` empties its cache of weights",
+            off,
         )
 
 

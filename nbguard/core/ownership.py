@@ -17,10 +17,14 @@ from nbguard.core.facts import EXPERIMENT_KINDS, Graph, Root
 Edge = tuple[int, int]
 """(parent node, child node): one reference that a cleanup would remove."""
 
+FUNCTION = " → its function"
+"""How the step from a finished frame to the function that it ran is written, where a variable has the function too. No
+cleanup can remove this reference."""
+
 KEY = " → key "
 """How the step from a dict to one of its keys is written."""
 
-STALE_KINDS = frozenset({"out", "error", "garbage"})
+STALE_KINDS = frozenset({"out", "error", "cache", "garbage"})
 
 
 def reach(graph: Graph, starts: Iterable[int], cut: Set[Edge] = frozenset(), blocked: Collection[int] = ()) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ActionKind = Literal["del", "out", "error", "debugger", "leftovers", "collect"]
+ActionKind = Literal["del", "out", "error", "debugger", "leftovers", "cache", "collect"]
 
 
 @dataclass(frozen=True, slots=True)

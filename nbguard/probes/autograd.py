@@ -24,7 +24,9 @@ class Autograd:
         self.grad_fn = base.__dict__["grad_fn"].__get__
         self.base = base.__dict__["_base"].__get__
         self.storage = torch.Tensor.untyped_storage
-        self.use_count = getattr(torch.Tensor, "_use_count", lambda _: 1)
+        self._use_count = getattr(torch.Tensor, "_use_count", lambda _: 1)
+        self.layout = base.__dict__["layout"].__get__
+        self.strided = torch.strided
         self.tensor_base = base
         self.saved_names: dict[type, tuple[str, ...]] = {}
 
@@ -47,6 +49,10 @@ class Autograd:
                 found.append((value, label))
         return found
 
+    def cpp_references(self, tensor: Any) -> int:
+        """Return how many references C++ (graphs, gradients, views, caches) has to a tensor."""
+        return int(self._use_count(tensor)) - 1
+
     def has_hooks(self, tensor: Any) -> bool:
         """Say whether the user has registered hooks on a tensor."""
         names = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -54,7 +60,9 @@ class Autograd:
 
     def sparse_parts(self, tensor: Any) -> list[Any]:
         """Return the tensors a sparse tensor is made of; it has no storage of its own."""
-        found = []
+        found: list[Any] = []
+        if self.layout(tensor) is self.strided:
+            return found
         for name in _SPARSE:
             try:
                 found.append(getattr(self.tensor_base, name)(tensor))

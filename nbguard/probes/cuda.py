@@ -47,6 +47,15 @@ def device_facts(tracked: str) -> tuple[tuple[DeviceFacts, ...], tuple[Unavailab
     return facts, missing
 
 
+def is_autocast_on(tracked: str) -> bool:
+    """Say whether mixed precision is in force here, outside of any fit: a fit that failed in a batch leaves it on."""
+    torch: Any = sys.modules["torch"]
+    try:
+        return bool(torch.is_autocast_enabled(tracked))
+    except RuntimeError:  # this kind of device has none
+        return False
+
+
 def pinned_facts() -> PinnedFacts | None:
     """Return the page-locked host memory of torch's pinned allocator; None if there is none, or torch does not count it."""
     torch: Any = sys.modules["torch"]

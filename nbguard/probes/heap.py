@@ -110,12 +110,15 @@ class Walk:
         assert autograd is not None
         try:
             storage = obj if kind == "storage" else autograd.storage(obj)
-            device, address, nbytes = str(storage.device), storage.data_ptr(), storage.nbytes()
+            device = str(storage.device)
+            if device.partition(":")[0] != self.tracked:  # and a fake tensor is asked no further: it would make a real one
+                return
+            address, nbytes = storage.data_ptr(), storage.nbytes()
         except (RuntimeError, AttributeError):  # sparse and wrapper tensors have no storage of their own
             parts = autograd.sparse_parts(obj) if kind == "tensor" else []
             self.children[at] += [self._number(part, "tensor") for part in parts]
             return
-        if not address or not nbytes or device.partition(":")[0] != self.tracked:
+        if not address or not nbytes:
             return
         key = (device, address)
         if key not in self.storage_keys:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any
 
-from nbguard.core.ownership import KEY
+from nbguard.core.ownership import FUNCTION, KEY
 from nbguard.probes.autograd import Autograd
 from nbguard.probes.frames import frame_locals
 from nbguard.probes.kinds import mro_of, name_of, namespace_of
@@ -62,7 +62,10 @@ def _frame_labels(frame: types.FrameType) -> dict[int, str]:
     cells = set(frame.f_code.co_cellvars) | set(frame.f_code.co_freevars)
     labels = {}
     for name, value in frame_locals(frame).items():
-        labels[id(value)] = f" → {name}"
+        its_own = name in cells and type(value) is types.FunctionType and value.__code__ is frame.f_code
+        labels[id(value)] = (
+            FUNCTION if its_own else f" → {name}"
+        )  # that function the frame itself keeps, whatever the cell holds
         if name in cells:
             labels[-id(value)] = f" → {name}"  # the cell around it, see `Labels.of`
     return labels

@@ -12,7 +12,7 @@ from typing import Any
 from nbguard.core.facts import DeviceFacts, Facts, StorageFact
 from nbguard.errors import NoTorchError
 from nbguard.probes.compact import compact
-from nbguard.probes.cuda import device_facts, pinned_facts, tracked_device
+from nbguard.probes.cuda import device_facts, is_autocast_on, pinned_facts, tracked_device
 from nbguard.probes.frames import running_roots
 from nbguard.probes.heap import Walk, Witness
 from nbguard.probes.kinds import Kinds
@@ -20,6 +20,7 @@ from nbguard.probes.learners import learner_facts
 from nbguard.probes.namespace import Cells, module_roots, output_places, output_roots, user_roots
 from nbguard.probes.orphans import orphan_roots
 from nbguard.probes.pools import pool_facts
+from nbguard.probes.registries import registry_roots
 from nbguard.probes.roots import LiveRoot
 from nbguard.probes.tracebacks import error_roots
 
@@ -125,6 +126,7 @@ def _look(notebook: Notebook) -> Look:
         missing,
         os.getpid(),
         gc.get_freeze_count(),
+        is_autocast_on(tracked),
         pool_facts(_of_kind("pool", walk, numbers)),
         pinned_facts() if tracked == "cuda" else None,
     )
@@ -147,6 +149,7 @@ def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
         *running_roots(),
         *output_roots(shown, out, kinds),
         *error_roots(shell),
+        *registry_roots(shell, walk.referents.is_users_function),
     ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ _CHUNK = 512
 _MAX_CLIMB = 24
 _FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
 _UNCOUNTED = "graph"  # C++ owns the nodes of graphs: their counts say nothing
+_HOLDS_IN_CPP = ("tensor", "graph")
 
 
 def orphan_roots(walk: Walk, climb_above: int) -> list[tuple[LiveRoot, list[int]]]:
@@ -87,10 +89,14 @@ def _is_worth_it(walk: Walk, first: int, held: list[int], climb_above: int) -> b
 def _held_outside(walk: Walk, first: int) -> list[int]:
     """Return the objects from `first` on that have more references than the set itself accounts for."""
     inside = [0] * (len(walk.objects) - first)
+    in_cpp: Counter[int] = Counter()
     for parent in range(first, len(walk.objects)):
         for child in walk.children[parent]:
             if child >= first:
                 inside[child - first] += 1
+        if walk.kind[parent] in _HOLDS_IN_CPP:
+            shown = {id(ref) for ref in gc.get_referents(walk.objects[parent])}
+            in_cpp.update(child for child in walk.children[parent] if id(walk.objects[child]) not in shown)
     probe = [object()]
     ours = sys.getrefcount(probe[0])  # what the list and this very call account for
     objects = walk.objects
@@ -99,8 +105,11 @@ def _held_outside(walk: Walk, first: int) -> list[int]:
         if walk.kind[n] == _UNCOUNTED:
             continue
         extra = sys.getrefcount(objects[n]) - ours - inside[n - first]
-        if extra > 0 and walk.kind[n] == "tensor" and walk.referents.autograd is not None:
-            extra -= walk.referents.autograd.use_count(objects[n]) > 1  # C++ (a graph, a gradient) keeps the Python object
+        if walk.kind[n] == "tensor" and walk.referents.autograd is not None:
+            references = walk.referents.autograd.cpp_references(objects[n])
+            extra -= references > 0  # C++ keeps the Python object, too
+            if references > in_cpp[n]:  # by more than the graphs, gradients and views that were found: a cache, a library
+                extra += 1
         if extra > 0:
             found.append(n)
     matters = walk.leading_to((n for n in range(first, len(objects)) if _is_point(walk, n)), first)

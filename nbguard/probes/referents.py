@@ -58,12 +58,20 @@ class Referents:
 
     def is_users_class(self, cls: type) -> bool:
         """Say whether a class is the user's own, so that what its attributes hold counts as held by the user."""
-        name = namespace_of(cls).get("__module__")
-        if type(name) is not str:
+        return self._is_users(namespace_of(cls).get("__module__"))
+
+    def is_users_function(self, obj: object) -> bool:
+        """Say whether `obj` is a function or method of the user's own, or an instance of a class of the user's."""
+        while type(obj) is types.MethodType:
+            obj = obj.__func__
+        return self._is_users(obj.__module__) if type(obj) is types.FunctionType else self.is_users_class(type(obj))
+
+    def _is_users(self, module_name: object) -> bool:
+        if type(module_name) is not str:
             return False
-        known = self._user_modules.get(name)
+        known = self._user_modules.get(module_name)
         if known is None:
-            known = self._user_modules[name] = self.is_users_module(sys.modules.get(name))
+            known = self._user_modules[module_name] = self.is_users_module(sys.modules.get(module_name))
         return known
 
     def is_users_module(self, module: object) -> bool:

@@ -12,12 +12,13 @@ import builtins, gc, os, signal, sys, time, weakref
 from fastai.basics import *
 from fastai.callback.all import *
 from torch.multiprocessing.reductions import StorageWeakRef
-builtins._tracked = {}
+builtins._tracked, builtins._devices = {}, set()
 def track(name, obj):
     "Note how to tell later whether `obj` and its memory are gone."
     gone = builtins._tracked.setdefault(name, [])
     tensors = [obj] if isinstance(obj, torch.Tensor) else list(obj.parameters()) if isinstance(obj, nn.Module) else []
     gone.extend(StorageWeakRef(t.untyped_storage()).expired for t in tensors)
+    builtins._devices.update(str(t.device) for t in tensors)
     if not isinstance(obj, torch.Tensor):
         gone.append(lambda ref=weakref.ref(obj): ref() is None)
 class Net(nn.Module):
@@ -44,7 +45,8 @@ class Case:
     """One state. `want`: freed, kept or reported (alive, and the cleanup's text names a holder that matches `holder`).
 
     `stale` are the targets given to `%reset_gpu`; `errors` the numbers of cells that must fail; `check` a cell that must
-    still work afterwards. `measured`: a computed target (a slice, a property), which is freed and measured, not promised.
+    still work afterwards. `hidden`: bytes that C++ keeps out of sight on a device until a cleanup has undone that, so that they
+    come on top of the promise. `measured`: a computed target (a slice, a property), which is freed and measured, not promised.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Case:
     errors: tuple[int, ...] = ()
     inputs: tuple[str, ...] = ()
     measured: bool = False
+    hidden: int = 0
 
 
 CASES = (
@@ -138,6 +141,13 @@ CASES = (
         check="_.fit(1)",
     ),
     Case("an error in fit", (FAILED, "del learn"), {"model": "freed", "learner": "freed"}, errors=(1,)),
+    Case(
+        "an error in a fit with mixed precision",
+        ("learn = learner(cbs=Fail()).to_fp16(); track('model', learn.model)", "learn.fit(1)", "del learn"),
+        {"model": "freed"},
+        errors=(2,),
+        hidden=2560,  # autocast's cache of half precision weights
+    ),
     Case(
         "an error, looked at in the debugger",
         (FAILED, "%debug", "del learn"),
@@ -395,4 +405,126 @@ CASES = (
         check="import multiprocessing as mp; time.sleep(.5); assert not mp.active_children()",
     ),
     Case("gc frozen", (TRAINED, "gc.disable(); del learn; gc.freeze(); gc.enable()"), {"model": "freed"}),
+    Case(
+        "globals of a script that has run",
+        (
+            "open('script.py', 'w').write('import torch\\nbig = torch.ones(900)\\ndef f(): return big.sum()\\n')\n%run script.py\ntrack('data', big)",
+            "del big, f",
+        ),
+        {"data": "freed"},
+    ),
+    Case(
+        "globals of a script, a function of which is still named",
+        (
+            "open('script.py', 'w').write('import torch\\nbig = torch.ones(900)\\ndef f(): return big.numel()\\n')\n%run script.py\ntrack('data', big)",
+            "del big",
+        ),
+        {"data": "kept"},
+        check="assert f() == 900",
+    ),
+    Case(
+        "what %store has written",
+        ("t = torch.ones(900); track('data', t)\n%store t", "del t"),
+        {"data": "freed"},
+        check="%store -r t\nassert t.sum() == 900",
+    ),
+    Case(
+        "collected, and kept by gc for debugging",
+        ("gc.set_debug(gc.DEBUG_SAVEALL)\n" + TRAINED, "del learn; gc.collect()"),
+        {"model": "freed"},
+        check="assert gc.get_debug() == gc.DEBUG_SAVEALL",
+    ),
+    Case(
+        "an open figure's callback",
+        (
+            "%config InlineBackend.close_figures=False\nimport matplotlib.pyplot as plt\nt = torch.ones(900); track('data', t)\nfig = plt.figure(); fig.canvas.mpl_connect('pick_event', lambda event, t=t: t.sum());",
+            "del t, fig",
+        ),
+        {"data": "freed"},
+    ),
+    Case(
+        "a named figure's callback",
+        (
+            "%config InlineBackend.close_figures=False\nimport matplotlib.pyplot as plt\nt = torch.ones(900); track('data', t)\nfig = plt.figure(); fig.canvas.mpl_connect('pick_event', lambda event, t=t: t.sum());",
+            "del t",
+        ),
+        {"data": "kept"},
+        check="assert plt.gcf() is fig",
+    ),
+    Case(
+        "a signal handler",
+        (TRAINED, "signal.signal(signal.SIGUSR1, (lambda l: lambda *args: l)(learn))\ndel learn", "1"),
+        {"model": "reported"},
+        holder="signal handler SIGUSR1",
+    ),
+    Case(
+        "a callback of IPython's events",
+        (
+            TRAINED,
+            "def mk(l):\n    def post(*args): l\n    return post\nget_ipython().events.register('post_run_cell', mk(learn)); del learn",
+        ),
+        {"model": "reported"},
+        holder="IPython event post_run_cell: post",
+    ),
+    Case(
+        "a profile function",
+        (TRAINED, "def mk(l):\n    def prof(*args): l\n    return prof\nsys.setprofile(mk(learn)); del learn"),
+        {"model": "reported"},
+        holder="sys.setprofile function",
+    ),
+    Case(
+        "a callback of gc's",
+        (TRAINED, "def mk(l):\n    def seen(*args): l\n    return seen\ngc.callbacks.append(mk(learn)); del learn"),
+        {"model": "reported"},
+        holder="gc callback seen",
+    ),
+    Case(
+        "a magic of the user's",
+        (
+            TRAINED,
+            "def mk(l):\n    def fit(line): l.fit(1)\n    return fit\nget_ipython().register_magic_function(mk(learn)); del learn",
+        ),
+        {"model": "reported"},
+        holder="%fit",
+    ),
+    Case(
+        "a mode of torch functions",
+        (
+            TRAINED,
+            "from torch.overrides import TorchFunctionMode\nclass Mode(TorchFunctionMode):\n    def __init__(s, l): super().__init__(); s.l = l\n    def __torch_function__(s, f, t, a=(), k=None): return f(*a, **(k or {}))\nMode(learn).__enter__(); del learn",
+            "1",
+        ),
+        {"model": "reported"},
+        holder="torch mode Mode",
+    ),
+    Case(
+        "hooks on saved tensors",
+        (
+            TRAINED,
+            "hooks = torch.autograd.graph.saved_tensors_hooks(lambda t, l=learn: t, lambda t: t); hooks.__enter__(); del hooks, learn",
+        ),
+        {"model": "reported"},
+        holder="saved_tensors_hooks",
+    ),
+    Case(
+        "a hook that refers to its own tensor",
+        (
+            "x = torch.ones(900, requires_grad=True); y = x * 2; track('data', y)\ny.register_hook(lambda grad, y=y: grad);",
+            "del x, y",
+        ),
+        {"data": "reported"},
+        holder=r"unreachable C\+\+ cycle \(a hook",
+    ),
+    Case(
+        "a view that its base keeps",
+        ("base = torch.ones(900); track('data', base); base.part = base[:3]", "del base"),
+        {"data": "reported"},
+        holder=r"unreachable C\+\+ cycle",
+    ),
+    Case(
+        "an attribute that somebody put on the error",
+        ("t = torch.ones(900); track('data', t)\nerror = ValueError('no'); error.batch = t\nraise error", "del t, error"),
+        {"data": "freed"},
+        errors=(1,),
+    ),
 )

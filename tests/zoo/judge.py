@@ -1,0 +1,47 @@
+"""Building a case in a kernel, and judging what a cleanup did to it."""
+
+from __future__ import annotations
+
+import re
+
+from tests.kernels import Kernel
+from tests.zoo.cases import Case
+
+_TRUTH = "{name: [gone() for gone in found] for name, found in builtins._tracked.items()}"
+_COLLECTED_TRUTH = f"(gc.collect(), {_TRUTH})[1]"
+
+
+def build(kernel: Kernel, case: Case) -> None:
+    """Run the case's cells, and see that all they track is alive."""
+    for number, source in enumerate(case.cells, start=1):
+        cell = kernel.run(source, inputs=case.inputs)
+        assert (cell.error is not None) == (number in case.errors), cell.error
+    before = kernel.value(_TRUTH)
+    for name in case.want:
+        assert not any(before[name]), f"{name} was gone before the cleanup"
+
+
+def judge(kernel: Kernel, case: Case, text: str) -> None:
+    """Compare what is gone with the case's truth; `text` is what the cleanup said."""
+    after = kernel.value(_COLLECTED_TRUTH)
+    for name, want in case.want.items():
+        if want == "freed":
+            assert all(after[name]), f"{name} is still alive\n{text}"
+        else:
+            assert not any(after[name]), f"{name} was lost\n{text}"
+        if want == "reported":
+            assert re.search(case.holder, text), text
+    freed, promised = _bytes(text)
+    if case.measured:
+        assert "measured after" in text, text
+    else:
+        assert freed == promised or (case.hidden and freed == "more than"), text
+
+
+def _bytes(text: str) -> tuple[str, str]:
+    """Return what the outcome says was freed and promised, as shown; nothing stale counts as kept."""
+    found = re.search(r"freed (\S+ \S+) of (\S+ \S+) promised(, and)?", text)
+    if found is None:
+        assert "nothing was stale" in text, text
+        return "0 B", "0 B"
+    return ("more than", "promised") if found[3] else (found[1], found[2])
