@@ -49,7 +49,7 @@ test: $(STAMPS)/extra-test ## run the tests; make test ARGS='-k release' for som
 	  if [ -n "$$missing" ]; then $(call say,Debian packages:$$missing); \
 	  { $(APT_INSTALL) $$missing; } || $(call stop,Install by hand: $$missing. Then run make test again.); fi
 	@$(call say,tests)
-	@$(IN_VENV) $(VENV)/bin/python -m pytest $(ARGS) || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
+	@$(IN_VENV) $(VENV)/bin/python -m pytest --numprocesses auto $(ARGS) || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
 
 lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, of Python and TypeScript
 	@$(call say,ruff)

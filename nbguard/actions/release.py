@@ -17,6 +17,7 @@ from nbguard.actions.interrupts import Interrupts
 from nbguard.actions.registries import forget
 from nbguard.actions.tracebacks import release_objects, release_variables
 from nbguard.core.facts import Facts
+from nbguard.core.gradients import idle_gradients, zero_grad
 from nbguard.core.ownership import holders, reach_of_roots, storages_of
 from nbguard.core.plan import Action, Outcome, Plan
 from nbguard.errors import NbguardError
@@ -137,7 +138,9 @@ def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Facts) -> tup
 
 
 def _left(after: Facts) -> tuple[tuple[str, int, str], ...]:
-    return tuple((holder.label, holder.retained, holder.what) for holder in holders(after.graph) if not holder.is_shared)
+    rows = [(holder.label, holder.retained, holder.what) for holder in holders(after.graph) if not holder.is_shared]
+    gradients = [(f"of it gradients of {label}", nbytes, zero_grad(label)) for label, nbytes in idle_gradients(after)]
+    return (*rows, *gradients)
 
 
 def _counted(counter: str) -> int | None:
@@ -203,7 +206,11 @@ def _clear_leftovers(step: _Step) -> None:
         learner = None if known is None else known()
         if learner is not None:
             for name in step.action.names:
-                learner.__dict__[name] = LEFTOVERS[name]
+                if name in LEFTOVERS:
+                    learner.__dict__[name] = LEFTOVERS[name]
+                else:  # an attribute of one of its callbacks
+                    callback, _, attribute = name.partition(".")
+                    learner.__dict__[callback].__dict__.pop(attribute, None)
 
 
 def _collect(step: _Step) -> None:

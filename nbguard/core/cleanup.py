@@ -15,8 +15,10 @@ from nbguard.core.ownership import FUNCTION, STALE_KINDS, Edge, nbytes_of, reach
 from nbguard.core.plan import Action, ActionKind, Plan, Request, Target
 from nbguard.core.pools import pools_in_use
 
+_HARMLESS = frozenset({"loss_grad", "progress.pbar", "progress.mbar"})
 _LOSS = 1024
-"""Bytes below which a `loss_grad` left by a fit that ended well is the bare number, without a graph: not worth a word."""
+"""A fit that ended well leaves these too: the bare number of the loss, bars over a loader still in use. Not worth a word
+unless more bytes than this come back."""
 
 
 @dataclass
@@ -292,19 +294,19 @@ def _clear_leftovers(draft: _Draft) -> None:
     for learner in draft.facts.learners:
         if learner.node not in live or learner.is_running or not learner.leftovers:
             continue
-        node = graph.nodes[learner.node]
-        owners = {learner.node, *(child for child, label in node.references if not label)}
-        cut = {
-            (owner, child)
-            for owner in owners
-            for child, label in graph.nodes[owner].references
-            if label.removeprefix(".") in learner.leftovers
-        }
-        if cut and not (
-            learner.leftovers == ("loss_grad",) and nbytes_of(graph, draft.alive - draft.reached_storages(cut)) < _LOSS
-        ):
+        cut = {edge for name in learner.leftovers for edge in _attribute_edges(graph, learner.node, name)}
+        freed = nbytes_of(graph, draft.alive - draft.reached_storages(cut))
+        if cut and (freed >= _LOSS or not _HARMLESS.issuperset(learner.leftovers)):
             label = f"{learner.summary}: {', '.join(learner.leftovers)} of its last batch cleared"
-            draft.add(Action("leftovers", label, 0, refs=(node.ref,), names=learner.leftovers), cut=cut)
+            draft.add(Action("leftovers", label, 0, refs=(graph.nodes[learner.node].ref,), names=learner.leftovers), cut=cut)
+
+
+def _attribute_edges(graph: Graph, owner: int, name: str) -> set[Edge]:
+    """Return the references that go when the attribute `name` of the node `owner` (`xb`, `progress.pbar`) is removed."""
+    first, _, rest = name.partition(".")
+    places = {owner, *(child for child, label in graph.nodes[owner].references if not label)}
+    edges = {(place, child) for place in places for child, label in graph.nodes[place].references if label == f".{first}"}
+    return {edge for _, child in edges for edge in _attribute_edges(graph, child, rest)} if rest else edges
 
 
 def _collect(draft: _Draft) -> None:

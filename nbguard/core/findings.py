@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nbguard.core.facts import Facts, Root, Segment
 from nbguard.core.fragmentation import by_pool, fragmentation
+from nbguard.core.gradients import idle_gradients, zero_grad
 from nbguard.core.ownership import Holder, holders, nbytes_of, reach, storages_of
 from nbguard.core.plan import Plan
 from nbguard.core.pools import pools_in_use
@@ -35,6 +36,7 @@ def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
         _kept_output(facts, rows, plan),
         _workers(facts),
         _stranded(facts),
+        _gradients(facts),
         _outside(facts),
         _autocast(facts),
         _frozen(facts),
@@ -164,6 +166,18 @@ def _outside(facts: Facts) -> Iterator[Finding]:
             "counted under context or others, freed by whoever made them",
             "",
         )
+
+
+def _gradients(facts: Facts) -> Iterator[Finding]:
+    total = sum(storage.nbytes for storage in facts.graph.storages)
+    for label, nbytes in idle_gradients(facts):
+        if nbytes > _WORTH_SAYING * total:
+            yield Finding(
+                "gradients",
+                f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): `{zero_grad(label)}` frees them, the next "
+                "fit makes new ones",
+                zero_grad(label),
+            )
 
 
 def _autocast(facts: Facts) -> Iterator[Finding]:

@@ -13,6 +13,8 @@ from nbguard.probes.loaders import worker_count
 LEFTOVERS = {"dl": None, "xb": (None,), "yb": (None,), "pred": None, "loss": None, "loss_grad": None}
 """What a Learner holds during a batch, with the values that fastai itself gives them at the end of a fit. An exception
 skips that end, `get_preds` and `validate` never reach it, and `loss_grad` (the loss with its graph) is never reset."""
+BARS = ("pbar", "mbar")
+"""What `learn.progress` makes at the start of a fit and keeps until the next: bars that hold the DataLoader they count."""
 
 
 def learner_summary(learner: Any) -> str:
@@ -37,6 +39,8 @@ def learner_facts(objects: list[tuple[int, Any]]) -> tuple[LearnerFact, ...]:
     for node, learner in objects:
         found = attributes_of(learner) or {}
         left = tuple(name for name, idle in LEFTOVERS.items() if name in found and not _is_idle(found[name], idle))
+        bars = attributes_of(found.get("progress")) or {}
+        left += tuple(f"progress.{name}" for name in BARS if bars.get(name) is not None)
         facts.append(LearnerFact(node, id(learner) in running, learner_summary(learner), left if "dls" in found else ()))
     return tuple(facts)
 

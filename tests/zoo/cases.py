@@ -527,4 +527,22 @@ CASES = (
         {"data": "freed"},
         errors=(1,),
     ),
+    Case(
+        "bars of an interrupted fit over data that has been replaced",
+        (
+            "class Stop(Callback):\n    def after_loss(self):\n        if self.iter == 2: raise KeyboardInterrupt\nlearn = learner(); track('model', learn.model); track('data', learn.dls.train.dataset[0][0])",
+            "learn.fit(2, cbs=Stop())",
+            "learn.dls = data()",
+        ),
+        {"model": "kept", "data": "freed"},
+        check="learn.fit(1)",
+        errors=(2,),
+    ),
+    Case(
+        "gradients of a Learner in use",
+        ("learn = learner(); learn.fit(1); track('model', learn.model); track('grad', learn.model.body.weight.grad)",),
+        {"model": "kept", "grad": "reported"},
+        holder="gradients of learn .*learn.model.zero_grad",
+        check="learn.model.zero_grad(); learn.fit(1)",
+    ),
 )
