@@ -15,6 +15,7 @@ from typing import Any
 
 from nbguard.actions.interrupts import Interrupts
 from nbguard.actions.registries import forget
+from nbguard.actions.standins import StandIns
 from nbguard.actions.tracebacks import release_objects, release_variables
 from nbguard.core.facts import Facts
 from nbguard.core.gradients import idle_gradients, zero_grad
@@ -187,8 +188,9 @@ def _forget_output(step: _Step) -> None:
 def _release_error(step: _Step) -> None:
     pairs = set(zip(step.action.refs[::2], step.action.refs[1::2], strict=True))
     found = error_parts(step.notebook.shell)
-    release_variables(found.frames, pairs)
-    release_objects(found.errors, pairs)
+    stand_ins = StandIns()
+    release_variables(found.frames, pairs, stand_ins)
+    release_objects(found.errors, pairs, stand_ins)
 
 
 def _forget_copy(step: _Step) -> None:

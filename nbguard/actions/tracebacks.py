@@ -9,53 +9,39 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from nbguard.probes.describe import describe
+from nbguard.actions.standins import StandIns
 from nbguard.probes.frames import OPTIMIZED, running_frames
-from nbguard.probes.kinds import Kinds, module_namespaces
+from nbguard.probes.kinds import module_namespaces
 from nbguard.probes.labels import attributes_of
 
 
-class Released:
-    """Stands in a debugger for what a cleanup released; says what it was."""
-
-    __slots__ = ("what",)
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __repr__(self) -> str:
-        return f"<released by %reset_gpu: {self.what}>"
-
-
-def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[int, int]]) -> None:
+def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[int, int]], stand_ins: StandIns) -> None:
     """Put a stand-in in place of each variable in `wanted`, pairs of (id of the frame, id of the object or its cell).
 
     A frame that runs again by now (a generator resumed) is left alone.
     """
     running = {id(frame) for _, frame in running_frames()}
     modules = {id(namespace) for namespace in module_namespaces().values()}
-    kinds = Kinds()
     for key, frame in frames.items():
         ids = {obj for owner, obj in wanted if owner == key}
         if ids and key not in running and id(frame.f_locals) not in modules:  # a cell's namespace is the user's own
-            _replace(frame, ids, kinds)
+            _replace(frame, ids, stand_ins)
 
 
-def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]]) -> None:
+def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]], stand_ins: StandIns) -> None:
     """Put a stand-in in place of what exceptions hold themselves, where it is wanted: their attributes."""
-    kinds = Kinds()
     for key, error in errors.items():
         ids = {obj for owner, obj in wanted if owner == key}
         if not ids:
             continue
         if isinstance(error, AttributeError) and id(error.obj) in ids:
-            error.obj = Released(describe(error.obj, kinds))
+            error.obj = stand_ins.of(error.obj)
         attributes = attributes_of(error) or {}
         for name in [name for name, value in attributes.items() if id(value) in ids]:
-            attributes[name] = Released(describe(attributes[name], kinds))
+            attributes[name] = stand_ins.of(attributes[name])
 
 
-def _replace(frame: types.FrameType, ids: set[int], kinds: Kinds) -> None:
+def _replace(frame: types.FrameType, ids: set[int], stand_ins: StandIns) -> None:
     """Replace variables of one finished frame.
 
     Through `f_locals`, which writes through since Python 3.13; before, the dict is copied back into the frame by the C API
@@ -65,7 +51,7 @@ def _replace(frame: types.FrameType, ids: set[int], kinds: Kinds) -> None:
     cells = _cells(frame)
     for name in list(mapping):
         if id(mapping[name]) in ids or (name in cells and cells[name] in ids):
-            mapping[name] = Released(describe(mapping[name], kinds))
+            mapping[name] = stand_ins.of(mapping[name])
     if type(mapping) is dict and frame.f_code.co_flags & OPTIMIZED:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
         if sys.getrefcount(mapping) <= 3:

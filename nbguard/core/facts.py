@@ -133,6 +133,14 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class OomFact:
+    """The last error, where it is torch's out of memory: what was asked for, in bytes as far as its text tells."""
+
+    device: str
+    requested: int
+
+
+@dataclass(frozen=True, slots=True)
 class PinnedFacts:
     """Page-locked host memory of torch's pinned allocator: in use by tensors or copies, and held in all."""
 
@@ -228,3 +236,4 @@ class Facts:
     is_autocast_on: bool = False
     pools: tuple[PoolFact, ...] = ()
     pinned: PinnedFacts | None = None
+    oom: OomFact | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from nbguard.core.facts import Facts, Root, Segment
+from nbguard.core.finding import Finding
 from nbguard.core.fragmentation import by_pool, fragmentation
 from nbguard.core.gradients import idle_gradients, zero_grad
+from nbguard.core.oom import out_of_memory
 from nbguard.core.ownership import Holder, holders, nbytes_of, reach, storages_of
 from nbguard.core.plan import Plan
 from nbguard.core.pools import pools_in_use
@@ -17,19 +18,11 @@ _WORTH_SAYING = 0.05
 """Share of the bytes held below which a finding is not worth a line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One sentence for the user, and the command in it that acts on it. Code stands between backticks."""
-
-    kind: str
-    sentence: str
-    command: str
-
-
 def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
     """Return what stands out in `facts`; `plan` is what a default cleanup would do."""
     rows = holders(facts.graph)
     rules = (
+        out_of_memory(facts, plan, rows),
         _stale(plan),
         _graphs(facts, rows),
         _handles(facts),

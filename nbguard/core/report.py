@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from nbguard.core.bar import NOT_OURS, Part, parts_of
 from nbguard.core.cleanup import plan_cleanup
 from nbguard.core.facts import DeviceFacts, Facts, PinnedFacts, Unavailable
-from nbguard.core.findings import Finding, find
+from nbguard.core.finding import Finding
+from nbguard.core.findings import find
 from nbguard.core.ownership import Holder, holders
 from nbguard.core.plan import Request
 from nbguard.core.pools import Pool, pools_in_use, pools_of

@@ -22,7 +22,7 @@ from nbguard.probes.orphans import orphan_roots
 from nbguard.probes.pools import pool_facts
 from nbguard.probes.registries import registry_roots
 from nbguard.probes.roots import LiveRoot
-from nbguard.probes.tracebacks import error_roots
+from nbguard.probes.tracebacks import error_roots, oom_fact
 
 _WORTH_A_CLIMB = 0.01
 """Share of the bytes found that must be unexplained before holders in libraries are searched for (promise: 99 % named)."""
@@ -129,6 +129,7 @@ def _look(notebook: Notebook) -> Look:
         is_autocast_on(tracked),
         pool_facts(_of_kind("pool", walk, numbers)),
         pinned_facts() if tracked == "cuda" else None,
+        oom_fact(notebook.shell),
     )
     return Look(facts, walk.witness)
 

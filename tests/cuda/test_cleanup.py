@@ -57,10 +57,13 @@ def test_after_out_of_memory_the_next_allocation_succeeds(notebook: Notebook, co
     failed = kernel.run("def step(batch): hidden = mib(500); return mib(400)\nstep(mib(300))")
     assert failed.error is not None
     assert failed.error[0] == "OutOfMemoryError"
+    said = kernel.run("%gpumem").ok().text
+    assert "it asked cuda:0 for 400.00 MiB, 124.00 MiB is free; %reset_gpu gives 800.00 MiB back: then it fits" in said
 
     freed, _ = _reset_keeps_its_promise(kernel)
 
     assert freed == 800 * MIB
+    assert "924.00 MiB can be had now: run it again" in kernel.run("%gpumem").ok().text
     kernel.run("x = mib(700)").ok()
 
 
@@ -109,6 +112,32 @@ def test_an_error_that_only_ipythons_printer_still_knows(notebook: Notebook) -> 
     assert counters(kernel)[0] == 30 * MIB
 
     assert _reset_keeps_its_promise(kernel) == (30 * MIB, 30 * MIB)
+
+
+def test_a_debugger_still_sees_the_values(notebook: Notebook) -> None:
+    kernel = notebook()
+    kernel.run(
+        "def fail(batch):\n    again, turned = batch, batch.view(2, 3).t()\n    raise ValueError\nfail(torch.arange(6.).cuda())"
+    )
+
+    _reset_keeps_its_promise(kernel)
+
+    seen = kernel.run("%debug", inputs=["p batch", "p batch.value.tolist(), again is batch", "p turned", "q"]).ok().stdout
+    assert "<released by %reset_gpu: Tensor 6 float32; its values: .value>" in seen
+    assert "([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], True)" in seen
+    assert "<released by %reset_gpu: Tensor 3×2 float32>" in seen
+    assert counters(kernel) == (0, 0)
+
+
+def test_values_beyond_the_budget_are_not_copied(notebook: Notebook) -> None:
+    kernel = notebook()
+    kernel.run("import nbguard.actions.standins as standins; standins.StandIns.__init__.__defaults__ = (3 * 2**20,)").ok()
+    kernel.run("def fail(a):\n    b, c = mib(2), mib(1)\n    raise ValueError\nfail(mib(2))")
+
+    _reset_keeps_its_promise(kernel)
+
+    seen = kernel.run("%debug", inputs=["p [x.value is None for x in (a, b, c)]", "q"]).ok().stdout
+    assert "[False, True, False]" in seen or "[True, False, False]" in seen
 
 
 def test_displayed_results_and_graphs_are_freed(notebook: Notebook) -> None:
