@@ -140,7 +140,7 @@ def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Facts) -> tup
 
 def _left(after: Facts) -> tuple[tuple[str, int, str], ...]:
     rows = [(holder.label, holder.retained, holder.what) for holder in holders(after.graph) if not holder.is_shared]
-    gradients = [(f"of it gradients of {label}", nbytes, zero_grad(label)) for label, nbytes in idle_gradients(after)]
+    gradients = [(f"gradients of {label}, part of it", nbytes, zero_grad(label)) for label, nbytes in idle_gradients(after)]
     return (*rows, *gradients)
 
 

@@ -164,7 +164,7 @@ def _outside(facts: Facts) -> Iterator[Finding]:
 def _gradients(facts: Facts) -> Iterator[Finding]:
     total = sum(storage.nbytes for storage in facts.graph.storages)
     for label, nbytes in idle_gradients(facts):
-        if nbytes > _WORTH_SAYING * total:
+        if nbytes > 4 * _WORTH_SAYING * total:  # every fit leaves some
             yield Finding(
                 "gradients",
                 f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): `{zero_grad(label)}` frees them, the next "

@@ -234,8 +234,7 @@ MORE_CASES = (
             "class TE(Exception):\n    def __init__(s, learn): super().__init__('bad'); s.learn = learn\nlearn = learner(); track('model', learn.model)\nraise TE(learn)",
             "del learn",
         ),
-        _REPORTED,
-        holder="last error",
+        {"model": "freed"},
         errors=(1,),
     ),
     Case(

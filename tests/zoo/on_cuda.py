@@ -12,6 +12,7 @@ A cell is rewritten where it builds something; nothing else in it changes:
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -35,14 +36,15 @@ def case_on_cuda(case: Case) -> Case:
 
 
 def on_cuda(source: str) -> str:
-    """Return the cell `source` with all that it builds on the device. Cells that begin with a magic build nothing."""
-    if source.startswith("%"):
+    """Return the cell `source` with all that it builds on the device. Magics build nothing."""
+    if source.startswith("%%"):
         return source
+    code = re.sub("(?m)^%", "#", source)  # of the same length, so that all the rest is where it was
     lines = source.encode().splitlines(keepends=True)
     starts = [sum(map(len, lines[:number])) for number in range(len(lines))]
     text = source.encode()
     edits = sorted(
-        (starts[first] + column, starts[last] + end, new) for (first, column), (last, end), new in _edits(ast.parse(source))
+        (starts[first] + column, starts[last] + end, new) for (first, column), (last, end), new in _edits(ast.parse(code))
     )
     for start, end, new in reversed(edits):
         text = text[:start] + new.encode() + text[end:]
