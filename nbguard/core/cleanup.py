@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from nbguard.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.core.fragmentation import fragmentation
-from nbguard.core.ownership import FUNCTION, STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
+from nbguard.core.last_error import parts_of_error, shell_of
+from nbguard.core.ownership import STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.core.plan import Action, ActionKind, Plan, Request, Target
 from nbguard.core.pools import pools_in_use
 
@@ -193,13 +194,13 @@ def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, req
             if given_up is None or reached & given_up:
                 draft.add(Action("debugger", f"{DEBUGGER}: {root.what} forgotten", 0), {number})
             continue
-        shell = _shell(graph, root.nodes) & reached
+        shell = shell_of(graph, root.nodes) & reached
         cut: set[Edge] = set()
         refs: list[int] = []
         names: list[str] = []
         owners: set[int] = set()
         for owner in sorted(shell):
-            for child, label, edges in _parts(graph, owner):
+            for child, label, edges in parts_of_error(graph, owner):
                 if child in live or child in shell or not _leads_to(graph, child, live | shell, given_up):
                     continue
                 cut |= edges
@@ -213,66 +214,6 @@ def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, req
                 Action("error", label, 0, "%tb and %debug still work, with stand-ins", tuple(refs), tuple(names)),
                 cut=cut,
             )
-
-
-def _shell(graph: Graph, entries: Iterable[int]) -> set[int]:
-    """Return the exceptions, tracebacks and frames that make up an error: its own chain, not what else holds such things.
-
-    A tuple or dict right below an exception (a group's parts) or at the top (what a debugger left) is passed through.
-    """
-    found: set[int] = set()
-    todo = [(node, True) for node in entries]
-    while todo:
-        node, may_pass = todo.pop()
-        fact = graph.nodes[node]
-        if fact.kind in ("frame", "traceback", "locals"):
-            if node not in found:
-                found.add(node)
-                todo += [(child, fact.kind == "traceback") for child in fact.children]
-        elif may_pass and fact.type_name in ("tuple", "dict"):
-            todo += [(child, False) for child in fact.children]
-    return found
-
-
-def _parts(graph: Graph, owner: int) -> Iterable[tuple[int, str, set[Edge]]]:
-    """Return what a part of an error holds, one by one, with the references that go when it is replaced.
-
-    Of a frame its variables; of an exception `AttributeError.obj` and the attributes that somebody has put on it. Its
-    arguments stay: they are its message.
-    """
-    fact = graph.nodes[owner]
-    if fact.kind == "frame":
-        variables = [each for each in _variables(graph, owner) if each[1] not in ("", FUNCTION)]
-        return [(child, label, _release_edges(graph, owner, child)) for child, label in variables]
-    if fact.kind == "locals":
-        return []
-    found = [(child, label, {(owner, child)}) for child, label in fact.references if label == ".obj"]
-    attributes = [child for child, label in fact.references if not label and graph.nodes[child].type_name == "dict"]
-    return found + [(child, label, {(place, child)}) for place in attributes for child, label in graph.nodes[place].references]
-
-
-def _variables(graph: Graph, frame: int) -> Iterable[tuple[int, str]]:
-    """Return the (node, label) of each variable of a finished frame: its own, and those of the namespace it keeps."""
-    fact = graph.nodes[frame]
-    found = dict(fact.references)
-    for view in [child for child in fact.children if graph.nodes[child].kind == "locals"]:
-        for child, label in graph.nodes[view].references:
-            found.setdefault(child, label)
-    return found.items()
-
-
-def _release_edges(graph: Graph, frame: int, variable: int) -> set[Edge]:
-    """Return the references that go when a variable of a finished frame is replaced.
-
-    A variable that closures share lives in a cell, whose content goes. Up to Python 3.12 a debugger's view of the frame is
-    one dict that the frame keeps (kind `locals`): it follows.
-    """
-    nodes = graph.nodes
-    is_cell = nodes[variable].kind == "cell"
-    values = set(nodes[variable].children) if is_cell else {variable}
-    cut = {(variable, value) for value in values} if is_cell else {(frame, variable)}
-    views = [child for child in nodes[frame].children if nodes[child].kind == "locals"]
-    return cut | {(view, value) for view in views for value in values if value in nodes[view].children}
 
 
 def _leads_to(graph: Graph, start: int, blocked: Set[int], given_up: set[int] | None) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nbguard.probes.kinds import name_of
+from nbguard.probes.kinds import name_of, namespace_of
 from nbguard.probes.roots import LiveRoot
 
 GARBAGE = "gc.garbage"
@@ -63,9 +63,10 @@ def _torch() -> Iterator[LiveRoot]:
 
 
 def _figures() -> Iterator[LiveRoot]:
+    """Yield pyplot's open figures that are only drawn. One with a window or a widget is in use on somebody's screen."""
     helpers = sys.modules.get("matplotlib._pylab_helpers")
-    if helpers is not None:
-        for number, manager in list(helpers.Gcf.figs.items()):
+    for number, manager in [] if helpers is None else list(helpers.Gcf.figs.items()):
+        if namespace_of(type(manager)).get("__module__") in ("matplotlib.backend_bases", "matplotlib_inline.backend_inline"):
             yield LiveRoot("cache", f"pyplot figure {number}", (manager,), what="open figure")
 
 
