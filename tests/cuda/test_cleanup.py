@@ -53,7 +53,7 @@ def test_expandable_segments_give_back_pages(notebook: Notebook) -> None:
 
 @pytest.mark.parametrize("conf", ["", EXPANDABLE])
 def test_after_out_of_memory_the_next_allocation_succeeds(notebook: Notebook, conf: str) -> None:
-    kernel = notebook(capacity=1024 * MIB, context=100 * MIB, conf=conf)
+    kernel = notebook(bytes=1024 * MIB, context=100 * MIB, conf=conf)
     failed = kernel.run("def step(batch): hidden = mib(500); return mib(400)\nstep(mib(300))")
     assert failed.error is not None
     assert failed.error[0] == "OutOfMemoryError"
@@ -69,7 +69,7 @@ def test_after_out_of_memory_the_next_allocation_succeeds(notebook: Notebook, co
 
 def test_without_a_cleanup_the_last_error_keeps_the_next_allocation_from_succeeding(notebook: Notebook) -> None:
     """What the test above would not show if the memory were free anyway."""
-    kernel = notebook(capacity=1024 * MIB, context=100 * MIB)
+    kernel = notebook(bytes=1024 * MIB, context=100 * MIB)
     kernel.run("def step(batch): hidden = mib(500); return mib(400)\nstep(mib(300))")
 
     again = kernel.run("x = mib(700)")
@@ -79,7 +79,7 @@ def test_without_a_cleanup_the_last_error_keeps_the_next_allocation_from_succeed
 
 
 def test_after_out_of_memory_in_a_fit_the_next_fit_runs(notebook: Notebook) -> None:
-    kernel = notebook(fastai=True, capacity=1024 * MIB, context=100 * MIB)
+    kernel = notebook(fastai=True, bytes=1024 * MIB, context=100 * MIB)
     kernel.run("from fastai.basics import *\nrows = [(torch.randn(512), torch.randn(512)) for _ in range(256)]").ok()
     kernel.run(
         """
@@ -165,7 +165,7 @@ def test_views_are_counted_once(notebook: Notebook) -> None:
 
 
 def test_only_the_second_device(notebook: Notebook, tmp_path: Path) -> None:
-    kernel = notebook(devices=2, capacity=1024 * MIB, state=tmp_path / "state")
+    kernel = notebook(devices=2, bytes=1024 * MIB, state=tmp_path / "state")
     kernel.run("a = mib(30); b = mib(50, 'cuda:1')").ok()
 
     assert _reset_keeps_its_promise(kernel, "b", device=1) == (50 * MIB, 50 * MIB)

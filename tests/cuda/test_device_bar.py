@@ -34,7 +34,7 @@ def _assert_re_adds(kernel: Kernel, device: dict) -> dict[str, int]:  # type: ig
 
 
 def test_parts_are_what_device_driver_and_allocator_say(notebook: Notebook, tmp_path: Path) -> None:
-    settings = {"capacity": 4096 * MIB, "context": CONTEXT, "state": tmp_path / "state"}
+    settings = {"bytes": 4096 * MIB, "context": CONTEXT, "state": tmp_path / "state"}
     kernel, other = notebook(**settings), notebook(**settings)
     kernel.run("net, opt = train(); a = mib(30); b = mib(30); del a").ok()
     other.run("theirs = mib(700)").ok()
@@ -123,7 +123,7 @@ def test_pids_of_another_namespace_are_not_taken_for_others(notebook: Notebook, 
 
 
 def test_a_mig_slice_is_not_the_whole_gpu(notebook: Notebook) -> None:
-    kernel = notebook(mig=1, capacity=2048 * MIB, context=CONTEXT)
+    kernel = notebook(mig=1, bytes=2048 * MIB, context=CONTEXT)
     kernel.run("x = mib(30)").ok()
 
     (device,) = report(kernel)["devices"]
@@ -134,7 +134,7 @@ def test_a_mig_slice_is_not_the_whole_gpu(notebook: Notebook) -> None:
 
 
 def test_two_devices(notebook: Notebook, tmp_path: Path) -> None:
-    kernel = notebook(devices=2, capacity=[2048 * MIB, 1024 * MIB], context=CONTEXT, state=tmp_path / "state")
+    kernel = notebook(devices=2, bytes=[2048 * MIB, 1024 * MIB], context=CONTEXT, state=tmp_path / "state")
     kernel.run("on0 = mib(30); on1 = mib(50, 'cuda:1'); both = [mib(12), mib(14, 'cuda:1')]").ok()
 
     first, second = report(kernel)["devices"]
@@ -151,7 +151,7 @@ def test_two_devices(notebook: Notebook, tmp_path: Path) -> None:
 def test_visible_devices_are_matched_by_uuid(notebook: Notebook, tmp_path: Path) -> None:
     """CUDA's device 0 is NVML's device 1 here: the others on it are the others on 1."""
     state, capacity = tmp_path / "state", [2048 * MIB, 1024 * MIB]
-    settings = {"devices": 2, "capacity": capacity, "context": CONTEXT, "state": state}
+    settings = {"devices": 2, "bytes": capacity, "context": CONTEXT, "state": state}
     kernel, other = notebook(**settings, CUDA_VISIBLE_DEVICES="1"), notebook(**settings)
     other.run("a = mib(100); b = mib(50, 'cuda:1')").ok()
     kernel.run("x = mib(30)").ok()
@@ -163,7 +163,7 @@ def test_visible_devices_are_matched_by_uuid(notebook: Notebook, tmp_path: Path)
 
 
 def test_a_device_not_opened_is_the_drivers_to_tell(notebook: Notebook, tmp_path: Path) -> None:
-    settings = {"devices": 2, "capacity": 1024 * MIB, "context": CONTEXT, "state": tmp_path / "state"}
+    settings = {"devices": 2, "bytes": 1024 * MIB, "context": CONTEXT, "state": tmp_path / "state"}
     kernel, other = notebook(**settings), notebook(**settings)
     kernel.run("x = mib(30)").ok()
     other.run("b = mib(50, 'cuda:1')").ok()

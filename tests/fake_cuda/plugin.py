@@ -19,7 +19,7 @@ from tests.fake_cuda.build import CannotBuildError, library
 from tests.fake_cuda.launch import DEVICE_NAME, environment
 from tests.kernels import Kernel, Zygote
 
-_SETTINGS = {"capacity": "BYTES", "context": "CONTEXT_BYTES", **{name: name.upper() for name in ("arch", "devices", "events")}}
+_SETTINGS = {"bytes": "BYTES", "context": "CONTEXT_BYTES", **{name: name.upper() for name in ("arch", "devices", "events")}}
 _SETTINGS |= {name: name.upper() for name in ("mig", "nvml", "state")}
 
 CHECK = f"""
@@ -44,7 +44,7 @@ def fake_settings(conf: str = "", **settings: object) -> dict[str, str]:
 
     Args:
         conf: the caching allocator's settings, `PYTORCH_ALLOC_CONF`.
-        settings: capacity (bytes, or a list of them, one a device), context (bytes), arch ("9.0"), devices (a number),
+        settings: bytes (of the device, or a list, one each), context (bytes), arch ("9.0"), devices (a number),
             events ("manual"), mig (1), nvml ("absent", "no-pids", "host-pids", "no-bytes"), state (a file that processes
             share), and any other environment variable by its own name.
     """

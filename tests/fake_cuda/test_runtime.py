@@ -20,7 +20,7 @@ assert torch.cuda.mem_get_info() == (6 << 30, 8 << 30)
 assert torch.arange(5.).cuda().cpu().tolist() == [0, 1, 2, 3, 4]
 assert torch.cuda.get_device_capability() == (9, 0)
 """,
-        capacity=8 << 30,
+        bytes=8 << 30,
         context=2 << 30,
         arch="9.0",
     )
@@ -150,7 +150,7 @@ assert torch.cuda.mem_get_info()[0] == (1 << 30) - (170 << 20)
 other.kill(); other.wait()
 assert seen() == {os.getpid(): 60}
 """,
-        capacity=1 << 30,
+        bytes=1 << 30,
         context=10 << 20,
         state=f"{tmp_path}/state",
     )
@@ -191,7 +191,7 @@ for i in (0, 1):
     assert pynvml.nvmlDeviceGetIndex(handle) == i
 """,
         devices=2,
-        capacity=[1 << 30, 512 << 20],
+        bytes=[1 << 30, 512 << 20],
         context=0,
     )
 
@@ -208,7 +208,7 @@ used = [pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(i)).use
 assert used == [0, 100], used
 """,
         devices=2,
-        capacity=[1 << 30, 512 << 20],
+        bytes=[1 << 30, 512 << 20],
         context=0,
         CUDA_VISIBLE_DEVICES="1",
     )
@@ -223,7 +223,7 @@ assert torch.cuda.mem_get_info(1)[0] == 412 << 20 and torch.cuda.mem_get_info(0)
 assert [(s["device"], s["is_expandable"]) for s in torch.cuda.memory_snapshot()] == [(1, True)]
 """,
         devices=2,
-        capacity=[1 << 30, 512 << 20],
+        bytes=[1 << 30, 512 << 20],
         context=0,
         conf="expandable_segments:True",
     )
@@ -323,7 +323,7 @@ assert pynvml.nvmlDeviceIsMigDeviceHandle(part) and not pynvml.nvmlDeviceIsMigDe
 
 
 def test_a_kernel_on_the_device(fake_cuda_kernel: Callable[..., Kernel]) -> None:
-    kernel = fake_cuda_kernel(fastai=False, capacity=2 << 30, conf="expandable_segments:True")
+    kernel = fake_cuda_kernel(fastai=False, bytes=2 << 30, conf="expandable_segments:True")
     kernel.run("import torch").ok()
     assert not kernel.value("torch.cuda.is_initialized()")
     kernel.run("x = torch.ones(9, device='cuda')").ok()
