@@ -20,6 +20,8 @@ _CASES = [case for case in (*CASES, *MORE_CASES) if not case.inputs and case.nam
 # In the kernel, and written apart from nbguard's own walk: what each of the user's names leads to, tensor by tensor.
 _CHECKSUMS = """
 import types
+import numpy as np
+from fastai.callback.progress import ProgressCallback
 def _checksums():
     shell, found = get_ipython(), {}
     hidden = shell.user_ns_hidden
@@ -30,24 +32,26 @@ def _checksums():
         seen, todo, sums = set(modules), [value], []
         while todo and len(seen) < 150_000:
             obj = todo.pop()
-            if id(obj) in seen or isinstance(obj, (types.ModuleType, type, str, int, types.CodeType)) or obj is shell:
+            cls = type(obj)  # never isinstance: some of the zoo's objects answer that themselves
+            if id(obj) in seen or issubclass(cls, (types.ModuleType, type, str, int, types.CodeType)) or obj is shell:
                 continue
             seen.add(id(obj))
-            if isinstance(obj, torch.Tensor):
+            if cls is ProgressCallback:  # the bars of the last fit may go
+                continue
+            if issubclass(cls, torch.Tensor):
                 todo += [obj.grad_fn, obj.grad if obj.is_leaf else None, obj._base]
                 if obj.layout is torch.strided and obj.device.type == 'cpu':
                     sums.append(hash(obj.detach().contiguous().view(-1).numpy().tobytes()))
-            elif type(obj).__name__ == 'Learner':  # what a fit that failed left on it may go
+            elif cls is Learner:  # what a fit that failed left on it may go
                 left = ('dl', 'xb', 'yb', 'pred', 'loss', 'loss_grad', 'progress')
                 todo += [v for k, v in vars(obj).items() if k not in left and k != 'cbs']
                 continue
-            elif type(obj) is np.ndarray and obj.dtype == object:
+            elif cls is np.ndarray and obj.dtype == object:
                 todo += obj.ravel().tolist()
             todo += gc.get_referents(obj)
         found[name] = sorted(sums)
     return found
 builtins._checksums = _checksums; del _checksums
-import numpy as _np; builtins.np = _np; del _np
 """
 
 
