@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass, field
 
 from nbguard.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
-from nbguard.core.fragmentation import fragmentation
 from nbguard.core.last_error import parts_of_error, shell_of
 from nbguard.core.ownership import STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.core.plan import Action, ActionKind, Plan, Request, Target
-from nbguard.core.pools import pools_in_use
+from nbguard.core.pools import pools_in_use, returnable
 
 _HARMLESS = frozenset({"loss_grad", "progress.pbar", "progress.mbar"})
 _LOSS = 1024
@@ -258,13 +257,8 @@ def _collect(draft: _Draft) -> None:
 
 def _reserved(draft: _Draft, storages: Set[int]) -> int | None:
     """Return the bytes `empty_cache` will give back to the devices once `storages` are free, or None without segments."""
-    facts = draft.facts
-    segments = [(device.device, device.segments) for device in facts.devices if device.segments is not None]
-    if not segments:
+    devices = [device for device in draft.facts.devices if device.segments is not None]
+    if not devices:
         return None
-    in_use = pools_in_use(facts, draft.reached())
-    freed = {(facts.graph.storages[s].device, facts.graph.storages[s].address) for s in storages}
-    return sum(
-        fragmentation(found, {address for device, address in freed if device == name}, in_use).releasable
-        for name, found in segments
-    )
+    in_use = pools_in_use(draft.facts, draft.reached())
+    return sum(returnable(draft.facts, device, storages, in_use) for device in devices)

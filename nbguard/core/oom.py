@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from nbguard.core.facts import Facts
 from nbguard.core.finding import Finding
-from nbguard.core.fragmentation import fragmentation
 from nbguard.core.ownership import Holder
 from nbguard.core.plan import Plan
-from nbguard.core.pools import pools_in_use
+from nbguard.core.pools import pools_in_use, returnable
 from nbguard.units import format_bytes
 
 
@@ -23,9 +22,7 @@ def out_of_memory(facts: Facts, plan: Plan, holders: Sequence[Holder]) -> Iterat
     device = None if asked is None else next((found for found in facts.devices if found.device == asked.device), None)
     if asked is None or device is None or device.free is None or device.segments is None:
         return
-    storages = (facts.graph.storages[number] for number in plan.storages)
-    freed = {storage.address for storage in storages if storage.device == device.device}
-    back = fragmentation(device.segments, freed, pools_in_use(facts)).releasable
+    back = returnable(facts, device, plan.storages, pools_in_use(facts))
     words = f"the last error ran out of memory: it asked {device.device} for {format_bytes(asked.requested)}"
     missing = asked.requested - device.free - back
     if missing > 0:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Set
 from dataclasses import dataclass
 
 from nbguard.core.facts import DeviceFacts, Facts, Graph, PoolFact, PoolId
-from nbguard.core.fragmentation import Fragmentation, PoolKey, by_pool
+from nbguard.core.fragmentation import Fragmentation, PoolKey, by_pool, fragmentation
 from nbguard.core.ownership import STALE_KINDS, path_text, shortest_path
 
 
@@ -18,11 +18,16 @@ class Pool:
     space: Fragmentation
 
 
-def pools_in_use(facts: Facts, alive: Collection[int] | None = None) -> frozenset[PoolId]:
+def pools_in_use(facts: Facts, alive: Set[int] | None = None) -> frozenset[PoolId]:
     """Return the private pools that an object keeps in use (one of the nodes `alive`, if given)."""
-    return frozenset(
-        pool.pool for pool in facts.pools if pool.keepers and (alive is None or not set(alive).isdisjoint(pool.keepers))
-    )
+    return frozenset(pool.pool for pool in facts.pools if alive is None or not alive.isdisjoint(pool.keepers))
+
+
+def returnable(facts: Facts, device: DeviceFacts, storages: Iterable[int], in_use: Collection[PoolId]) -> int:
+    """Return the bytes that `empty_cache` gives back to `device` once `storages` are free."""
+    gone = (facts.graph.storages[number] for number in storages)
+    freed = {storage.address for storage in gone if storage.device == device.device}
+    return fragmentation(device.segments or (), freed, in_use).releasable
 
 
 def pools_of(facts: Facts, device: DeviceFacts) -> tuple[Pool, ...]:
@@ -44,7 +49,7 @@ def _name(facts: Facts, key: PoolKey) -> str:
 
 def _keeper(graph: Graph, fact: PoolFact | None, pool: PoolId) -> str:
     """Return what keeps a private pool: `CUDAGraph g`, by the path to it; the user's own names first."""
-    if fact is None or not fact.keepers:
+    if fact is None:
         return f"pool {pool}, no longer in use"
     kind = graph.nodes[fact.keepers[0]].type_name
     for root in sorted(graph.roots, key=lambda root: root.kind in STALE_KINDS):

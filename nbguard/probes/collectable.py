@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection
 
-from nbguard.probes.heap import Walk
+from nbguard.probes.heap import Walk, references_by_asking
 from nbguard.probes.kinds import mro_of
 
 
@@ -43,7 +43,9 @@ class _Collector:
                     shown[child] += 1
                 elif child in self.cpp or not _is_python_function(walk.objects[child]):
                     hidden.setdefault(child, set()).add(parent)
-        self.hidden = {n: above for n, above in hidden.items() if n in self.cpp or _references(walk, n) > shown[n]}
+        ours = references_by_asking()
+        more = {n for n in hidden if sys.getrefcount(walk.objects[n]) - ours > shown[n]}
+        self.hidden = {n: above for n, above in hidden.items() if n in self.cpp or n in more}
 
     def run(self) -> set[int]:
         """Collect until nothing more goes; return what is left."""
@@ -77,12 +79,4 @@ def _is_python_function(obj: object) -> bool:
 
 def _is_ours_alone(walk: Walk, number: int) -> bool:
     """Say whether an object came into being by our looking: an output that its own graph saved is unpacked anew each time."""
-    return walk.kind[number] == "tensor" and _references(walk, number) == 0
-
-
-def _references(walk: Walk, number: int) -> int:
-    """Return how many references an object has besides the walk's."""
-    probe = [object()]
-    ours = sys.getrefcount(probe[0])  # what the list and this very call account for
-    objects = walk.objects
-    return sys.getrefcount(objects[number]) - ours
+    return walk.kind[number] == "tensor" and sys.getrefcount(walk.objects[number]) == references_by_asking()

@@ -152,6 +152,12 @@ class Walk:
         return found
 
 
+def references_by_asking() -> int:
+    """Return what `sys.getrefcount(found[n])` counts by itself: the list's own reference and those of the call."""
+    probe = [object()]
+    return sys.getrefcount(probe[0])
+
+
 def _weak_storage(storage: Any) -> Any:
     """Return torch's own weak reference to a storage, or None where this torch has none."""
     reductions: Any = sys.modules.get("torch.multiprocessing.reductions")

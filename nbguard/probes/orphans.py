@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbguard.probes.collectable import stuck_in_cpp
-from nbguard.probes.heap import Walk
+from nbguard.probes.heap import Walk, references_by_asking
 from nbguard.probes.kinds import module_namespaces, name_of, namespace_of
 from nbguard.probes.roots import LiveRoot
 
@@ -97,8 +97,7 @@ def _held_outside(walk: Walk, first: int) -> list[int]:
         if walk.kind[parent] in _HOLDS_IN_CPP:
             shown = {id(ref) for ref in gc.get_referents(walk.objects[parent])}
             in_cpp.update(child for child in walk.children[parent] if id(walk.objects[child]) not in shown)
-    probe = [object()]
-    ours = sys.getrefcount(probe[0])  # what the list and this very call account for
+    ours = references_by_asking()
     objects = walk.objects
     found = []
     for n in range(first, len(objects)):
@@ -143,6 +142,7 @@ def _climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot
             break
         asked.update(asking.values())
         found: list[tuple[LiveRoot, list[int]]] = []
+        new = len(walk.objects)
         for holder in _referrers(walk, set(asking)):
             held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
             label, what = _name_of_root(walk, first, holder, held_by_it, modules)
@@ -151,7 +151,7 @@ def _climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot
             elif id(holder) not in walk.number:
                 walk.add_unwalked(holder)
             del holder
-        for frame in _callers(walk, lowest):
+        for frame in _callers(walk, new):
             walk.add_unwalked(frame)
             del frame
         for root, entries in sorted(found, key=lambda each: _foreign(walk, *each)):
@@ -165,13 +165,13 @@ def _climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot
     return named, held
 
 
-def _callers(walk: Walk, lowest: int) -> list[Any]:
-    """Return the frames and tracebacks that hold those which a climb has met, all the way up: chains of dozens are usual.
+def _callers(walk: Walk, new: int) -> list[Any]:
+    """Return the frames and tracebacks that hold those met from number `new` on, all the way up: chains of dozens are usual.
 
     A finished frame is held by the frames it called (`f_back`), as long as any traceback keeps one of them.
     """
     kinds = (types.FrameType, types.TracebackType)
-    met = {id(obj) for obj in walk.objects[lowest:] if type(obj) in kinds}
+    met = {id(obj) for obj in walk.objects[new:] if type(obj) in kinds}
     if not met:
         return []
     above: dict[int, list[Any]] = {}

@@ -89,9 +89,8 @@ def _pools(device: DeviceReport) -> str:
         return ""
     head, *rows, total = table
     figures = range(1, len(head))
-    body = "".join(_row(*map(escape, row), numbers=figures) for row in rows) + _row(
-        *total, numbers=figures, row='tr class="sum"'
-    )
+    body = "".join(_row(*map(escape, row), numbers=figures) for row in rows)
+    body += _row(*total, numbers=figures, row='tr class="sum"')
     return f"<details><summary>the cache, by pool and stream</summary>{_columns(head, figures, body)}</details>"
 
 
