@@ -1,0 +1,114 @@
+"""What the model asks of the device's driver, and a driver that only counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+class Driver(Protocol):
+    """The calls by which the allocator gets memory and gives it back. Sizes and addresses in bytes."""
+
+    def allocate(self, size: int) -> int | None:
+        """Return the address of a new segment, or None where there is no room (cudaMalloc)."""
+
+    def release(self, address: int, size: int) -> None:
+        """Take a segment back (cudaFree)."""
+
+    def reserve(self, size: int) -> int:
+        """Return the start of `size` bytes of address space, with no memory in it."""
+
+    def unreserve(self, address: int, size: int) -> None:
+        """Take address space back."""
+
+    def map(self, address: int, size: int) -> bool:
+        """Put memory behind some pages; False, and nothing is changed, where there is no room."""
+
+    def unmap(self, address: int, size: int) -> None:
+        """Take the memory behind some pages back."""
+
+    def free(self) -> int | None:
+        """Return the bytes that are left on the device; None if nobody knows."""
+
+
+_FIRST, _LAST = 1 << 41, 1 << 56
+_STRIDE, _SLOTS = 1 << 42, 1 << 14
+
+
+@dataclass(slots=True)
+class Addresses:
+    """Makes up where segments and ranges lie: each above the one before, each below it, or in no order.
+
+    `seed` decides about the last; the same seed gives the same places. `taken` and `edge` are how far it is.
+    """
+
+    order: Literal["ascending", "descending", "scattered"] = "ascending"
+    seed: int = 0
+    taken: int = 0
+    edge: int = 0
+
+    def next(self, size: int) -> int:
+        """Return the address of the next `size` bytes."""
+        span = -(-size // 2**21) * 2**21
+        number = self.taken
+        self.taken += 1
+        address = self.edge
+        self.edge += span
+        if self.order == "descending":
+            return _LAST - self.edge
+        if self.order == "scattered" and number < _SLOTS:
+            odd = (self.seed * 2 + 1) * 2_654_435_761 | 1  # coprime to the number of slots, so that each is used once
+            address += (number * odd + self.seed) % _SLOTS * _STRIDE
+        return _FIRST + address
+
+
+class SimulatedDriver:
+    """A device of `capacity` bytes (None: no end) that counts what was taken and makes up addresses.
+
+    Args:
+        capacity: bytes that the allocator can have in all.
+        given: where segments and ranges lie, in the order in which they are asked for; after that, `addresses` decides.
+        addresses: how the rest is made up; ascending unless given.
+        used: bytes that are taken already.
+    """
+
+    def __init__(
+        self, capacity: int | None = None, given: Iterable[int] = (), addresses: Addresses | None = None, used: int = 0
+    ) -> None:
+        self.capacity = capacity
+        self.used = used
+        self.calls = 0
+        self.given = list(given)[::-1]
+        self.addresses = addresses or Addresses()
+
+    def allocate(self, size: int) -> int | None:  # noqa: D102
+        self.calls += 1
+        return self.reserve(size) if self._take(size) else None
+
+    def release(self, address: int, size: int) -> None:  # noqa: ARG002, D102
+        self.calls += 1
+        self.used -= size
+
+    def reserve(self, size: int) -> int:  # noqa: D102
+        return self.given.pop() if self.given else self.addresses.next(size)
+
+    def unreserve(self, address: int, size: int) -> None:  # noqa: D102
+        pass
+
+    def map(self, address: int, size: int) -> bool:  # noqa: ARG002, D102
+        self.calls += 1
+        return self._take(size)
+
+    def unmap(self, address: int, size: int) -> None:  # noqa: ARG002, D102
+        self.calls += 1
+        self.used -= size
+
+    def free(self) -> int | None:  # noqa: D102
+        return None if self.capacity is None else self.capacity - self.used
+
+    def _take(self, size: int) -> bool:
+        if self.capacity is not None and self.used + size > self.capacity:
+            return False
+        self.used += size
+        return True

@@ -1,0 +1,29 @@
+"""Whether PyTorch's history of its allocator is recorded: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+DEFAULT_ENTRIES = 100_000
+"""Entries that a history keeps of each device, the latest."""
+
+ENTRY_BYTES = 270
+"""Host memory that an entry takes, as `tests/benchmarks/recording.py` measures it on the fake device."""
+
+State = Literal["on", "waiting", "theirs", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is recorded of the allocator.
+
+    `state`: `on` by nbguard; `waiting` for the first use of CUDA; `theirs`: by someone else, whose settings are not known;
+    `off`. `entries` is how many of each device are kept at most, `since` the number of the cell or None, `changed` whether
+    the call that returned this has changed anything.
+    """
+
+    state: State
+    entries: int | None = None
+    since: int | None = None
+    changed: bool = False

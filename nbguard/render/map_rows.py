@@ -1,0 +1,213 @@
+"""The rows of the map, for text and picture alike: a line per segment, similar ones together where there are many."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from nbguard.core.memory_map import KEPT, RELEASABLE, STRANDED, DeviceMap, MapHolder, MapPool, MapSegment
+from nbguard.core.pins import Pinner
+from nbguard.units import format_bytes
+
+OTHERS = "other holders"
+WORDS = {RELEASABLE: "releasable", STRANDED: "stranded", KEPT: "free for a graph"}
+NAMED = 6
+"""So many holders have a colour of their own, the largest."""
+_MARKS = 8
+"""Marks on a row; more would hide it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a row: bytes, and what they are painted as: a holder's place as text, or one of the words above."""
+
+    nbytes: int
+    paint: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class MapRow:
+    """One segment, or `count` similar ones added up. `marks` are places (bytes from the start) of what pins it."""
+
+    count: int
+    nbytes: int
+    pieces: tuple[Piece, ...]
+    note: str
+    marks: tuple[int, ...] = ()
+    is_summed: bool = False
+
+    @property
+    def size(self) -> str:
+        """What it is, in words."""
+        if self.count == 1:
+            return format_bytes(self.nbytes)
+        return f"{self.count} × {'' if self.is_even else '≈ '}{format_bytes(self.nbytes // self.count)}"
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the average is a size that they can all have."""
+        return not self.nbytes % (self.count * 512)
+
+
+@dataclass(frozen=True, slots=True)
+class Paints:
+    """Which holders have a colour of their own, in order, by their places; and all holders."""
+
+    named: tuple[int, ...]
+    holders: Sequence[MapHolder]
+
+    @classmethod
+    def of(cls, device: DeviceMap) -> Paints:
+        """Return the paints of a device: the largest holders have colours."""
+        order = sorted(range(len(device.holders)), key=lambda place: -device.holders[place].nbytes)
+        return cls(tuple(place for place in order[:NAMED] if device.holders[place].nbytes), device.holders)
+
+    def of_block(self, holder: int) -> str:
+        """Return the paint of a holder's blocks."""
+        return WORDS.get(holder) or (str(holder) if holder in self.named else OTHERS)
+
+    def label(self, paint: str) -> str:
+        """Return a paint in words."""
+        return self.holders[int(paint)].label if paint.isdigit() else paint
+
+
+def rows_of(device: DeviceMap, pool: MapPool, limit: int, pieces: int) -> list[MapRow]:
+    """Return at most about `limit` rows of a pool, each of at most `pieces` pieces; together they are all its segments.
+
+    Segments with most stranded stand alone, in the order of their addresses; the rest are added up by what they are.
+    """
+    paints, pins = Paints.of(device), _pins_by_segment(device)
+    if len(pool.segments) <= limit:
+        return [_single(each, paints, pins, pieces) for each in pool.segments]
+    alone = sorted(pool.segments, key=lambda each: (-each.part(STRANDED), -each.size, each.address))[: limit // 2]
+    chosen = {each.address for each in alone}
+    rows = [_single(each, paints, pins, pieces) for each in pool.segments if each.address in chosen]
+    groups: dict[tuple[str, int], list[MapSegment]] = {}
+    for each in pool.segments:
+        if each.address not in chosen:
+            groups.setdefault((_state(each), each.size), []).append(each)
+    room = limit - len(rows)
+    ordered = sorted(groups.items(), key=lambda item: -sum(each.size for each in item[1]))
+    kept = ordered if len(ordered) <= room else ordered[: max(0, room - 1)]
+    rows += [_sum(segments, paints, state) for (state, _), segments in kept]
+    left = [each for _, segments in ordered[len(kept) :] for each in segments]
+    return [*rows, _sum(left, paints, _several(left))] if left else rows
+
+
+def _several(segments: Sequence[MapSegment]) -> str:
+    """Return what segments of several sizes are: 'of several sizes: 40 pinned, 12 full'."""
+    counts: dict[str, int] = {}
+    for each in segments:
+        state = _state(each).partition(":")[0]
+        counts[state] = counts.get(state, 0) + 1
+    return "of several sizes: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _state(segment: MapSegment) -> str:
+    found = {block.holder for block in segment.blocks if block.holder < 0}
+    if KEPT in found:
+        return "of a graph, partly free" if len(segment.blocks) > 1 else "free for their graph only"
+    if STRANDED in found:
+        return "pinned"
+    if not found:
+        return "full"
+    return "free: emptying the cache gives it back" if len(segment.blocks) == 1 else "whole pages are free"
+
+
+def _pins_by_segment(device: DeviceMap) -> dict[int, list[Pinner]]:
+    """Return what pins each segment, by its address; an expandable one can be pinned in several places, the worst first."""
+    found: dict[int, list[Pinner]] = {}
+    starts = sorted((each.address, each.size) for pool in device.pools for each in pool.segments)
+    for pinner in device.pinners:
+        for start, size in _around(starts, pinner.address):
+            if start <= pinner.address < start + size:
+                found.setdefault(start, []).append(pinner)
+    return found
+
+
+def _around(starts: Sequence[tuple[int, int]], address: int) -> Sequence[tuple[int, int]]:
+    at = bisect_right(starts, (address, 1 << 62))
+    return starts[max(0, at - 1) : at]
+
+
+def _single(segment: MapSegment, paints: Paints, pins: Mapping[int, Sequence[Pinner]], limit: int) -> MapRow:
+    pieces = list(_pieces(segment, paints))
+    if is_summed := len(pieces) > limit:
+        pieces = _added_up(pieces)
+    found = pins.get(segment.address, ())
+    blocks = [block for pinner in found for block in pinner.blocks]
+    marks: tuple[int, ...] = ()
+    if not is_summed and len(blocks) <= _MARKS:
+        marks = tuple(block.address - segment.address + block.size // 2 for block in blocks)
+    note = pin_note(found[0]) if found else _note([segment], paints.holders, _state(segment))
+    if len(found) > 1:
+        note += f" · and {len(found) - 1} more such place{'s' if len(found) > 2 else ''}"
+    if is_summed:
+        note += f" · {len(segment.blocks)} blocks, added up"
+    return MapRow(1, segment.size, tuple(pieces), note, marks, is_summed)
+
+
+def _note(segments: Sequence[MapSegment], holders: Sequence[MapHolder], state: str) -> str:
+    """Return what to say of segments that do not stand alone: who is in those that are pinned, the most frequent first."""
+    if state != "pinned":
+        return state
+    counts: dict[str, int] = {}
+    for each in segments:
+        for place in {block.holder for block in each.blocks if block.holder >= 0}:
+            counts[holders[place].label] = counts.get(holders[place].label, 0) + 1
+    first = sorted(counts, key=lambda label: (-counts[label], label))
+    names = ", ".join(map(_blocks_of, first[:2])) + (f" and {len(first) - 2} more" if len(first) > 2 else "")
+    return f"pinned by {names}: {format_bytes(sum(each.part(STRANDED) for each in segments))} stranded"
+
+
+def _sum(segments: Sequence[MapSegment], paints: Paints, what: str) -> MapRow:
+    pieces = _added_up([piece for each in segments for piece in _pieces(each, paints)])
+    size = sum(each.size for each in segments)
+    return MapRow(len(segments), size, tuple(pieces), _note(segments, paints.holders, what), is_summed=True)
+
+
+def _pieces(segment: MapSegment, paints: Paints) -> Iterator[Piece]:
+    """Yield the stretches of a segment by address; neighbours of one holder are one piece."""
+    run, paint, count = 0, "", 0
+    for block in segment.blocks:
+        now = paints.of_block(block.holder)
+        if now != paint and run:
+            yield _piece(run, paint, count, paints)
+            run = count = 0
+        run, paint, count = run + block.size, now, count + 1
+    if run:
+        yield _piece(run, paint, count, paints)
+
+
+def _piece(nbytes: int, paint: str, count: int, paints: Paints) -> Piece:
+    blocks = f" in {count} blocks" if count > 1 else ""
+    return Piece(nbytes, paint, f"{paints.label(paint)}: {format_bytes(nbytes)}{blocks}")
+
+
+def _added_up(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return one piece for each paint, holders first, with all its bytes."""
+    total: dict[str, int] = {}
+    words: dict[str, str] = {}
+    for piece in pieces:
+        total[piece.paint] = total.get(piece.paint, 0) + piece.nbytes
+        words[piece.paint] = piece.title.partition(": ")[0] if piece.paint not in words else words[piece.paint]
+    last = (OTHERS, *WORDS.values())
+    order = sorted(total, key=lambda paint: (last.index(paint) + 1 if paint in last else 0, -total[paint]))
+    return [Piece(total[paint], paint, f"{words[paint]}: {format_bytes(total[paint])}") for paint in order]
+
+
+def pin_note(pinner: Pinner) -> str:
+    """Return who pins a segment, in words: 'pinned by losses[3] (512 B): gives 20.00 MiB back'."""
+    names: dict[str, int] = {}
+    for block in pinner.blocks:
+        name = block.path or _blocks_of(block.holder)
+        names[name] = names.get(name, 0) + block.size
+    first = sorted(names.items(), key=lambda item: -item[1])
+    words = ", ".join(name for name, _ in first[:2]) + (f" and {len(first) - 2} more" if len(first) > 2 else "")
+    return f"pinned by {words} ({format_bytes(pinner.pinned_by)}): gives {format_bytes(pinner.gives_back)} back"
+
+
+def _blocks_of(holder: str) -> str:
+    return f"a block {holder}" if holder.startswith(("not held", "allocated at", "waiting")) else holder
