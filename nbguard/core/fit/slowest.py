@@ -1,0 +1,188 @@
+"""Which function a fetch of a batch spends its time in, from a profile's call graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+StepKind = Literal["transform", "collate", "dataset"]
+"""`dataset`: the lines of `__getitem__` or `__iter__` themselves, and what they call in C."""
+
+_PASSAGES = (
+    "torch/utils/data/",
+    "torch/nn/modules/module.py",
+    "torch/nn/modules/container.py",
+    "torchvision/transforms/v2/_container.py",
+    "torchvision/transforms/v2/_transform.py",
+    "fastai/data/load.py",
+    "fastai/data/core.py",
+    "/fastcore/",
+    "/fasttransform/",
+    "/plum/",
+)
+"""Code of libraries that only leads to transforms, datasets and collate functions."""
+
+_ACCESS = frozenset({"__getitem__", "__getitems__", "__iter__", "__next__"})
+_INNER = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
+_NEARLY_ALL = 0.8
+_CLASS_SPEAKS = frozenset({"encodes", "forward", "__call__", "transform"})
+"""Methods that say nothing of what they do: their class does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of a profile. `name` is qualified where Python says so; a file of "" means that it is written in C.
+
+    In what is reported `file` is as it is shown: `In[3]`, `train.py`.
+    """
+
+    name: str
+    file: str
+    line: int
+    is_users: bool
+    inner: str = field(default="", compare=False)  # the user's, below it, where nearly all its time goes: `a` → `b`
+
+    @property
+    def called(self) -> str:
+        """Return what it is called by: a transform by its class."""
+        qualified = self.name.rpartition("<locals>.")[2]
+        owner, _, method = qualified.rpartition(".")
+        return owner if owner and method in _CLASS_SPEAKS else qualified
+
+    @property
+    def short(self) -> str:
+        """Return the name without classes and functions around it."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def is_passage(self) -> bool:
+        """Say whether it only leads to what does the work."""
+        if self.is_users or not self.file:
+            return not self.file or self.short in _ACCESS or self.short in _INNER
+        if "collate" in self.short:
+            return False
+        names = self.short in _ACCESS or self.short in _INNER or self.short in ("__call__", "<lambda>")
+        return names or any(part in self.file for part in _PASSAGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """All calls from one function to another: how many, their nanoseconds, and those spent in the callee itself."""
+
+    callee: int
+    count: int
+    time: int
+    own: int
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The call graph of some fetches. By function: its calls, how often it was called, and its own nanoseconds."""
+
+    functions: tuple[Function, ...]
+    calls: Mapping[int, tuple[Call, ...]]
+    counts: tuple[int, ...]
+    own: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A function that fetching leads to: how often it was called in all, and the nanoseconds in it and below it."""
+
+    function: Function
+    kind: StepKind
+    calls: int
+    time: int
+
+    @property
+    def name(self) -> str:
+        """Return what it is called by: a transform by its class."""
+        return self.function.called
+
+
+@dataclass(slots=True)
+class _Search:
+    profile: Profile
+    found: dict[int, tuple[StepKind, int, int]] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+
+    def add(self, number: int, kind: StepKind, count: int, time: int) -> None:
+        before = self.found.get(number, (kind, 0, 0))
+        self.found[number] = (before[0], before[1] + count, before[2] + time)
+
+    def walk(self, number: int) -> int:
+        """Look for steps below a function that leads to them; return the time of what is written in C below it."""
+        profile, function = self.profile, self.profile.functions[number]
+        self.seen.add(number)
+        inside = 0
+        for call in profile.calls.get(number, ()):
+            callee = profile.functions[call.callee]
+            if not callee.is_passage:
+                self.add(call.callee, _kind(function, callee), call.count, call.time)
+                continue
+            inside += call.own if not callee.file else 0
+            if call.callee not in self.seen:
+                inside += self.walk(call.callee) if not callee.file or not callee.is_users else self._users(call.callee)
+        return inside
+
+    def _users(self, number: int) -> int:
+        """Look below an item access of the user's, whose own lines are a step, too."""
+        inside = self.walk(number) + self.profile.own[number]
+        self.add(number, "dataset", self.profile.counts[number], inside)
+        return 0
+
+
+def steps(profile: Profile) -> tuple[Step, ...]:
+    """Return what fetching leads to first: transforms, collate functions, item accesses; the most time first."""
+    search = _Search(profile)
+    called = {call.callee for calls in profile.calls.values() for call in calls}
+    for number, function in enumerate(profile.functions):
+        if number not in called and function.file:
+            search.walk(number)
+    found = []
+    for number, (kind, count, time) in search.found.items():
+        function, refined = profile.functions[number], None
+        if not function.is_users:
+            below = (call for call in _users_below(profile, number) if call.time <= time)  # more: it has other callers, too
+            refined = max(below, key=lambda call: call.time, default=None)
+        if refined is not None and 2 * refined.time >= time:
+            found.append(Step(profile.functions[refined.callee], kind, refined.count, refined.time))
+        else:
+            found.append(Step(replace(function, inner=_inner(profile, number, time)), kind, count, time))
+    return tuple(sorted(found, key=lambda step: (-step.time, step.function.file, step.function.line)))
+
+
+def _inner(profile: Profile, number: int, time: int) -> str:
+    """Return the way to where nearly all the time of a function goes, in functions of the user's: `Blur` of a `Compose`."""
+    names: list[str] = []
+    seen = {number}
+    while True:
+        below = [call for call in profile.calls.get(number, ()) if profile.functions[call.callee].is_users]
+        most = max(below, key=lambda call: call.time, default=None)
+        if most is None or most.callee in seen or most.time < _NEARLY_ALL * time:
+            return " → ".join(names)
+        number, time = most.callee, most.time
+        names.append(f"`{profile.functions[number].called}`")
+        seen.add(number)
+
+
+def _kind(caller: Function, callee: Function) -> StepKind:
+    is_library = not caller.is_users and not callee.is_users
+    if is_library and caller.short in _ACCESS and caller.file.rpartition("/")[0] == callee.file.rpartition("/")[0]:
+        return "dataset"  # an item access, and what the same library does for it
+    is_fetch = caller.file.endswith("torch/utils/data/_utils/fetch.py")
+    return "collate" if is_fetch or "collate" in callee.short else "transform"
+
+
+def _users_below(profile: Profile, number: int) -> Iterator[Call]:
+    """Yield the calls by which a library's function comes to functions of the user's."""
+    todo, seen = [number], {number}
+    while todo:
+        for call in profile.calls.get(todo.pop(), ()):
+            callee = profile.functions[call.callee]
+            if callee.is_users and not callee.is_passage:
+                yield call
+            elif call.callee not in seen:
+                seen.add(call.callee)
+                todo.append(call.callee)

@@ -1,0 +1,24 @@
+"""The arguments of a call, where some are given by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Given(tuple[Any, ...]):
+    """All values that a call was given, in a row like those of any other call; the last ones by `names`."""
+
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
+        """Return the values of a call, positional ones first."""
+        found = cls((*args, *named.values()))
+        found.names = tuple(named)
+        return found
+
+
+def names_of(args: Any) -> tuple[str, ...]:
+    """Return the names of the last arguments of a call; none where all are positional."""
+    return args.names if type(args) is Given else ()

@@ -1,0 +1,49 @@
+"""Attributes replaced for the time of a profile, and put back as they were found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    owner: Any
+    name: str
+    before: Any  # what the owner itself had, _ABSENT if the attribute was inherited
+    after: Any
+
+
+class Patches:
+    """Replaces attributes of classes and modules; `restore` puts the very same objects back, the last replaced first.
+
+    What somebody else has replaced in the meantime stays theirs: then ours, which they call, only passes the call on.
+    """
+
+    def __init__(self) -> None:
+        self._puts: list[_Put] = []
+
+    def put(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+        """Replace `owner.name` by `around(owner.name)`; return False where the owner has no such function."""
+        found = getattr(owner, name, None)
+        if not callable(found):
+            return False
+        after = wraps(found)(around(found))
+        self._puts.append(_Put(owner, name, vars(owner).get(name, _ABSENT), after))
+        setattr(owner, name, after)
+        return True
+
+    def restore(self) -> None:
+        """Put everything back."""
+        while self._puts:
+            put = self._puts.pop()
+            if vars(put.owner).get(put.name) is not put.after:
+                continue
+            if put.before is _ABSENT:
+                delattr(put.owner, put.name)
+            else:
+                setattr(put.owner, put.name, put.before)
