@@ -1,75 +1,68 @@
-import type { JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
+import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette } from '@jupyterlab/apputils';
-import { INotebookTracker, NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-/** Ids of the commands this extension adds. */
-export const CommandIDs = {
-  /** Show who holds the GPU memory. */
-  gpumem: 'nbguard:gpumem',
-  /** Show what a cleanup would free, without freeing anything. */
-  resetGpuDryRun: 'nbguard:reset-gpu-dry-run'
-} as const;
+import { addMagicCommands, addPanelCommands, addToPalette } from './commands';
+import { FrontKernel } from './follow';
+import { KernelLink } from './link';
+import { MemoryPanel } from './panel';
+import { read } from './settings';
 
-/** Insert a code cell with `source` below the active cell, make it the active one and run it. */
-async function runInNewCell(panel: NotebookPanel, source: string, translator: ITranslator): Promise<void> {
-  await panel.context.ready;
-  const notebook = panel.content;
-  const index = notebook.activeCellIndex + 1;
-  notebook.model?.sharedModel.insertCell(index, { cell_type: 'code', source, metadata: { trusted: true } });
-  notebook.activeCellIndex = index;
-  notebook.deselectAll();
-  await NotebookActions.run(notebook, panel.sessionContext, undefined, translator);
-}
+const PLUGIN = 'nbguard:plugin';
 
-/** Adds the commands that run nbguard's magics, and lists them in the command palette. */
+/** Behind the debugger and the table of contents, which JupyterLab itself puts at the side. */
+const RANK = 1000;
+
+/** Adds the panel that shows the GPU memory of the notebook in front, and the commands. */
 const plugin: JupyterFrontEndPlugin<void> = {
-  id: 'nbguard:plugin',
-  description: "Runs nbguard's magics from the command palette.",
+  id: PLUGIN,
+  description: 'Shows who holds the GPU memory of the notebook in front, and cleans it up.',
   autoStart: true,
   requires: [INotebookTracker],
-  optional: [ICommandPalette, ITranslator],
-  activate: (
+  optional: [ISettingRegistry, ILayoutRestorer, ICommandPalette, ITranslator],
+  activate: async (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
+    registry: ISettingRegistry | null,
+    restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null,
     translator: ITranslator | null
-  ): void => {
+  ): Promise<void> => {
     const language = translator ?? nullTranslator;
     const trans = language.load('nbguard');
+    const stored = (await registry?.load(PLUGIN).catch(() => null)) ?? null; // without its schema it still works, by default
+    let settings = read(stored);
 
-    /** The notebook in front, or null when something else is. */
-    const activeNotebook = (): NotebookPanel | null =>
-      tracker.currentWidget === app.shell.currentWidget ? tracker.currentWidget : null;
+    const front = new FrontKernel(tracker, () => settings.channel);
+    const panel = new MemoryPanel(front, trans);
+    restorer?.add(panel, panel.id);
+    app.shell.add(panel, settings.side, { rank: RANK });
 
-    /** Register one command that runs `magic` in a new cell. */
-    const addCommand = (id: string, label: string, caption: string, magic: string): void => {
-      app.commands.addCommand(id, {
-        label,
-        caption,
-        isEnabled: () => activeNotebook() !== null,
-        execute: async () => {
-          const panel = activeNotebook();
-          if (panel) {
-            await runInNewCell(panel, `%reload_ext nbguard\n${magic}`, language);
-          }
-        }
-      });
-      palette?.addItem({ command: id, category: trans.__('nbguard') });
+    stored?.changed.connect(() => {
+      const before = settings;
+      settings = read(stored);
+      if (settings.side !== before.side) {
+        app.shell.add(panel, settings.side, { rank: RANK });
+        app.shell.activateById(panel.id);
+      }
+    });
+
+    const openOnData = async (): Promise<void> => {
+      await app.restored; // what is opened before is closed again by the layout
+      if (settings.openOnData && !panel.wasSeen && front.current instanceof KernelLink && front.current.isLive) {
+        app.shell.activateById(panel.id);
+      }
     };
+    front.started.connect(() => void openOnData());
+    front.changed.connect(() => void openOnData());
 
-    addCommand(
-      CommandIDs.gpumem,
-      trans.__('GPU memory: who holds it (%gpumem)'),
-      trans.__('Run %gpumem in a new cell below the active one'),
-      '%gpumem'
-    );
-    addCommand(
-      CommandIDs.resetGpuDryRun,
-      trans.__('GPU memory: what a cleanup would free'),
-      trans.__('Run %reset_gpu --dry-run in a new cell below the active one; nothing is freed'),
-      '%reset_gpu --dry-run'
-    );
+    addPanelCommands(app, panel, language);
+    addMagicCommands(app, tracker, language);
+    if (palette) {
+      addToPalette(palette, trans.__('nbguard'));
+    }
   }
 };
 

@@ -1,0 +1,79 @@
+/** What to do about it: after running out of memory, and what was found in passing. */
+
+import { formatBytes } from './bytes';
+import { codeLine } from './code';
+import { element, nameElement, setSentence, setText, show } from './dom';
+import type { FixRow, Heap, OomView } from './protocol';
+import type { Trans } from './words';
+
+/** A section whose content is made anew only when it differs. */
+abstract class Advice<T> {
+  readonly node = element('section', 'nbguard-section');
+  private readonly body = element('div');
+  private shown = '';
+
+  constructor(protected readonly title: string) {
+    this.node.append(element('h3', 'nbguard-title', title), this.body);
+    show(this.node, false);
+  }
+
+  protected abstract draw(advice: T): Node[];
+
+  protected set(advice: T | null): void {
+    const text = JSON.stringify(advice);
+    show(this.node, advice !== null);
+    if (text !== this.shown) {
+      this.shown = text;
+      this.body.replaceChildren(...(advice === null ? [] : this.draw(advice)));
+    }
+  }
+}
+
+export class OomSection extends Advice<OomView> {
+  constructor(private readonly trans: Trans) {
+    super(trans.__('Out of memory'));
+    this.node.classList.add('nbguard-oom');
+  }
+
+  update(heap: Heap | null): void {
+    this.set(heap?.oom ?? null);
+  }
+
+  protected draw(oom: OomView): Node[] {
+    const title = nameElement('div', 'nbguard-strong nbguard-wrap');
+    title.textContent = oom.title;
+    show(title, oom.title !== this.title);
+    const sentence = element('div', 'nbguard-wrap');
+    setSentence(sentence, oom.sentence);
+    return [title, sentence, element('ol', 'nbguard-rows', ...oom.fixes.map(fix => this.fix(fix)))];
+  }
+
+  private fix({ words, nbytes, commands }: FixRow): HTMLElement {
+    const sentence = element('span', 'nbguard-wrap');
+    setSentence(sentence, words);
+    const figure = element('span', 'nbguard-figure');
+    setText(figure, nbytes === null ? '' : `+${formatBytes(nbytes)}`);
+    const lines = commands.map(command => codeLine(command, this.trans));
+    return element('li', 'nbguard-row', element('div', 'nbguard-row-head', figure, sentence), ...lines);
+  }
+}
+
+export class FindingsSection extends Advice<Heap['findings']> {
+  constructor(private readonly trans: Trans) {
+    super(trans.__('Findings'));
+  }
+
+  update(heap: Heap | null): void {
+    this.set(heap?.findings.length ? heap.findings : null);
+  }
+
+  protected draw(findings: Heap['findings']): Node[] {
+    const rows = findings.map(([sentence, command]) => {
+      const words = element('div', 'nbguard-wrap');
+      setSentence(words, sentence);
+      const isSaid = command === '' || sentence.includes(`\`${command}\``);
+      return element('li', 'nbguard-row', words, ...(isSaid ? [] : [codeLine(command, this.trans)]));
+    });
+    return [element('ul', 'nbguard-rows', ...rows)];
+  }
+}

@@ -1,0 +1,196 @@
+/** The view's side of docs/protocol.md: the only place that knows who says what when. */
+
+import { PROTOCOL, type Answer, type Heap, type HostState, type Model, type Request, type Tick } from './protocol';
+
+const HELLO_EVERY = 5000;
+const ACK_WITHIN = 1000;
+const SILENT_AFTER = 2000;
+const LOOK_EVERY = 500;
+
+type Rid = Extract<Request, { rid: string }>;
+type Without<T> = T extends unknown ? Omit<T, 'rid'> : never;
+
+/** A request that is answered; the connection gives it its `rid`. */
+export type Question = Without<Exclude<Rid, { op: 'cancel' }>>;
+
+/** What becomes of a request: the kernel's answers; `late`: no ack within a second; `lost`: the kernel is gone. */
+export type Progress = Answer | { op: 'late' } | { op: 'lost' };
+
+interface Pending {
+  heard: (progress: Progress) => void;
+  timer: ReturnType<typeof setTimeout>;
+}
+
+/** What changed. `silent`: whether the kernel answers at all; `lost`: what was said by an earlier run of it is void. */
+export type Change = 'tick' | 'heap' | 'host' | 'silent' | 'lost';
+
+export class Connection {
+  tick: Tick | null = null;
+  heap: Heap | null = null;
+  host: HostState = { kind: 'ok' };
+  /** No tick for 2 s although this view is looked at. */
+  silent = false;
+  /** The kernel speaks another version of the protocol. */
+  foreign = false;
+
+  private readonly client = randomId();
+  private readonly pending = new Map<string, Pending>();
+  private timers: ReturnType<typeof setInterval>[] = [];
+  private requests = 0;
+  private visible = true;
+  private aliveAt = Date.now();
+  private boot = '';
+
+  constructor(
+    private readonly model: Model,
+    private readonly changed: (what: Change) => void
+  ) {
+    model.on('change:tick', this.onTick);
+    model.on('change:heap', this.onHeap);
+    model.on('change:host', this.onHost);
+    model.on('msg:custom', this.onAnswer);
+  }
+
+  /** Take what the model has already, and say hello, from now on. */
+  open(): void {
+    this.timers = [setInterval(this.hello, HELLO_EVERY), setInterval(this.look, LOOK_EVERY)];
+    this.onHeap();
+    this.onTick();
+    this.onHost();
+  }
+
+  /** Send a question; `heard` gets everything that becomes of it. Returns its `rid`. */
+  ask(question: Question, heard: (progress: Progress) => void): string {
+    const rid = `${this.client}-${String(++this.requests)}`;
+    const timer = setTimeout(() => {
+      heard({ op: 'late' });
+    }, ACK_WITHIN);
+    this.pending.set(rid, { heard, timer });
+    this.model.send({ ...question, rid });
+    return rid;
+  }
+
+  /** Whether this view has chosen `rid`. */
+  isOwn(rid: string): boolean {
+    return rid.startsWith(`${this.client}-`);
+  }
+
+  cancel(rid: string): void {
+    this.model.send({ op: 'cancel', rid });
+  }
+
+  setVisible(visible: boolean): void {
+    if (visible !== this.visible) {
+      this.visible = visible;
+      this.aliveAt = Date.now();
+      this.hello();
+    }
+  }
+
+  /** Look no longer, until `open` is called again. What was asked is heard all the same. */
+  rest(): void {
+    if (this.timers.length > 0) {
+      this.timers.forEach(clearInterval);
+      this.timers = [];
+      this.model.send({ op: 'bye', client: this.client });
+    }
+  }
+
+  close(): void {
+    this.rest();
+    this.pending.forEach(({ timer }) => {
+      clearTimeout(timer);
+    });
+    this.pending.clear();
+    this.model.off('change:tick', this.onTick);
+    this.model.off('change:heap', this.onHeap);
+    this.model.off('change:host', this.onHost);
+    this.model.off('msg:custom', this.onAnswer);
+  }
+
+  private readonly hello = (): void => {
+    if (this.timers.length === 0) {
+      return;
+    }
+    const has = this.heap === null ? {} : { boot: this.heap.boot, heap: this.heap.heap };
+    this.model.send({ op: 'hello', client: this.client, visible: this.visible, ...has });
+  };
+
+  private readonly onTick = (): void => {
+    const tick = this.model.get('tick') as Partial<Tick> | undefined;
+    this.foreign = tick?.v !== undefined && tick.v !== PROTOCOL;
+    this.tick = tick?.v === PROTOCOL ? (tick as Tick) : null;
+    this.aliveAt = Date.now();
+    if (this.tick !== null && this.tick.boot !== this.boot) {
+      this.begin(this.tick.boot);
+    }
+    this.changed('tick');
+    this.look();
+  };
+
+  private readonly onHeap = (): void => {
+    const heap = this.model.get('heap') as Partial<Heap> | undefined;
+    const next = heap?.v === PROTOCOL ? (heap as Heap) : null;
+    const isSame = next?.boot === this.heap?.boot && next?.heap === this.heap?.heap;
+    if (!isSame) {
+      this.heap = next;
+      this.changed('heap');
+    }
+  };
+
+  private readonly onHost = (): void => {
+    this.host = (this.model.get('host') as HostState | undefined) ?? { kind: 'ok' };
+    if (this.host.kind !== 'ok' && this.host.kind !== 'disconnected') {
+      this.lose();
+    }
+    this.aliveAt = Date.now();
+    this.changed('host');
+    this.hello();
+  };
+
+  private readonly onAnswer = (answer: Answer): void => {
+    const pending = this.pending.get(answer.rid);
+    if (pending === undefined) {
+      return;
+    }
+    clearTimeout(pending.timer);
+    if (answer.op !== 'ack' && answer.op !== 'queued') {
+      this.pending.delete(answer.rid);
+    }
+    pending.heard(answer);
+  };
+
+  private readonly look = (): void => {
+    const silent = this.visible && this.tick !== null && Date.now() - this.aliveAt > SILENT_AFTER;
+    if (silent !== this.silent) {
+      this.silent = silent;
+      this.changed('silent');
+    }
+  };
+
+  /** Forget what is of an earlier run of the kernel. */
+  private begin(boot: string): void {
+    if (this.boot !== '') {
+      this.lose();
+    }
+    this.boot = boot;
+    if (this.heap !== null && this.heap.boot !== boot) {
+      this.heap = null;
+      this.changed('heap');
+    }
+  }
+
+  private lose(): void {
+    const lost = [...this.pending.values()];
+    this.pending.clear();
+    for (const { heard, timer } of lost) {
+      clearTimeout(timer);
+      heard({ op: 'lost' });
+    }
+    this.changed('lost');
+  }
+}
+
+function randomId(): string {
+  return Array.from(crypto.getRandomValues(new Uint32Array(2)), part => part.toString(36)).join('');
+}

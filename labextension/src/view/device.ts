@@ -1,0 +1,115 @@
+/** One device: the bar of its memory, what each part is, and how it went. */
+
+import { formatBytes, formatColumn } from './bytes';
+import { element, type ItemView, KeyedList, setAttribute, setText, show, slowLabel } from './dom';
+import type { DeviceTick, Mark, Part } from './protocol';
+import { Sparkline } from './sparkline';
+import { deviceName, type Trans } from './words';
+
+export interface DeviceItem {
+  /** The run of the kernel. */
+  boot: string;
+  device: DeviceTick;
+  marks: readonly Mark[];
+  /** Whether there are others, so that each has to be named. */
+  isNamed: boolean;
+}
+
+interface PartItem extends Part {
+  figure: string;
+  share: number;
+}
+
+const COLOURS: Readonly<Record<string, string>> = {
+  allocated: 'used',
+  releasable: 'releasable',
+  cached: 'releasable',
+  stranded: 'stranded',
+  'graph pools': 'kept',
+  pending: 'pending',
+  context: 'context',
+  driver: 'driver',
+  free: 'free'
+};
+
+/** The class that colours a part of the bar. */
+function colour(part: string): string {
+  return `nbguard-c-${COLOURS[part] ?? 'other'}`;
+}
+
+export class DeviceView implements ItemView<DeviceItem> {
+  readonly node = element('section', 'nbguard-section nbguard-device');
+  private readonly title = element('h3', 'nbguard-title nbguard-plain');
+  private readonly bar = element('div', 'nbguard-bar');
+  private readonly key = element('ul', 'nbguard-key');
+  private readonly pieces = new KeyedList<PartItem>(this.bar, part => part.name, piece);
+  private readonly entries = new KeyedList<PartItem>(this.key, part => part.name, entry);
+  private readonly label = slowLabel(this.bar);
+  private readonly spark: Sparkline;
+  private names: string[] = [];
+
+  constructor(private readonly trans: Trans) {
+    this.spark = new Sparkline(trans);
+    this.bar.setAttribute('role', 'img');
+    this.node.append(this.title, this.bar, this.key, this.spark.node);
+  }
+
+  update({ device, marks, isNamed }: DeviceItem): void {
+    show(this.title, isNamed);
+    setText(this.title, deviceName(device));
+    const parts = this.partsOf(device);
+    this.pieces.update(parts);
+    this.entries.update(parts);
+    this.label(this.words(device, parts));
+    this.spark.update(device, marks);
+  }
+
+  /** The parts as shown. One that has been there once stays, at 0: the lines below would jump at every tick otherwise. */
+  private partsOf(device: DeviceTick): PartItem[] {
+    const present = device.parts.filter(part => part.nbytes > 0 || this.names.includes(part.name));
+    const gone = this.names.filter(name => !device.parts.some(part => part.name === name));
+    const order = [...device.parts.map(part => part.name), ...gone];
+    const all: Part[] = [...present, ...gone.map(name => ({ name, nbytes: 0, note: '' }))];
+    all.sort((a, b) => order.indexOf(a.name) - order.indexOf(b.name));
+    this.names = all.map(part => part.name);
+    const figures = formatColumn(all.map(part => part.nbytes));
+    const whole = Math.max(1, device.total ?? 0, all.reduce((sum, part) => sum + part.nbytes, 0));
+    return all.map((part, i) => ({ ...part, figure: figures[i] ?? '', share: Math.max(0, part.nbytes) / whole }));
+  }
+
+  private words(device: DeviceTick, parts: readonly PartItem[]): string {
+    const listed = parts.map(part => `${part.name} ${part.figure}`).join(', ');
+    return device.total === null ? listed : this.trans.__('%1; %2 in all', listed, formatBytes(device.total));
+  }
+}
+
+function piece(): ItemView<PartItem> {
+  const node = element('i');
+  return {
+    node,
+    update: part => {
+      setAttribute(node, 'class', colour(part.name));
+      setAttribute(node, 'title', `${part.name} ${part.figure}`);
+      node.style.width = `${(part.share * 100).toFixed(3)}%`;
+      show(node, part.nbytes > 0);
+    }
+  };
+}
+
+function entry(): ItemView<PartItem> {
+  const swatch = element('i');
+  const name = element('span');
+  const note = element('span', 'nbguard-dim');
+  const figure = element('span', 'nbguard-figure');
+  const node = element('li', '', swatch, element('span', 'nbguard-key-words', name, note), figure);
+  return {
+    node,
+    update: part => {
+      setAttribute(swatch, 'class', colour(part.name));
+      setText(name, part.name);
+      setText(note, part.note);
+      setAttribute(node, 'title', part.note || null);
+      setText(figure, part.figure);
+    }
+  };
+}

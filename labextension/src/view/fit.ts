@@ -1,0 +1,33 @@
+/** The fit that runs: how far it is and what it takes. */
+
+import { element, nameElement, setName, setText, show } from './dom';
+import type { FitTick } from './protocol';
+import { fitCost, fitProgress, fitShare, type Trans } from './words';
+
+export class FitSection {
+  readonly node = element('section', 'nbguard-section');
+  private readonly call = nameElement('div', 'nbguard-code');
+  private readonly progress = element('div');
+  private readonly track = element('div', 'nbguard-progress');
+  private readonly done = element('i');
+  private readonly cost = element('div', 'nbguard-dim');
+
+  constructor(private readonly trans: Trans) {
+    this.track.append(this.done);
+    const title = element('h3', 'nbguard-title', trans.__('Fit'));
+    this.node.append(title, this.call, this.progress, this.track, this.cost);
+  }
+
+  update(fit: FitTick | null): void {
+    show(this.node, fit !== null);
+    if (fit === null) {
+      return;
+    }
+    setName(this.call, fit.label === '' ? fit.call : `${fit.label}.${fit.call}`);
+    setText(this.progress, fitProgress(fit, this.trans));
+    setText(this.cost, fitCost(fit, this.trans));
+    const share = fitShare(fit);
+    show(this.track, share !== null);
+    this.done.style.width = `${((share ?? 0) * 100).toFixed(2)}%`;
+  }
+}

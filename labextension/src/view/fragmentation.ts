@@ -1,0 +1,122 @@
+/** The allocator's segments as strips, and the largest request that would succeed. */
+
+import { formatBytes } from './bytes';
+import { element, type ItemView, KeyedList, setAttribute, setSentence, setText, show } from './dom';
+import type { DeviceHeap, Heap, PieceKind, Strip } from './protocol';
+import type { Trans } from './words';
+
+const PER_LINE = 12;
+const LINES = 4;
+
+interface StripItem {
+  strip: Strip;
+  /** Share of a line. */
+  width: number;
+}
+
+const COLOURS: Readonly<Record<PieceKind, string>> = {
+  allocated: 'used',
+  releasable: 'releasable',
+  stranded: 'stranded',
+  kept: 'kept'
+};
+
+export class FragmentationSection {
+  readonly node = element('section', 'nbguard-section');
+  private readonly list: KeyedList<DeviceHeap & { isNamed: boolean }>;
+
+  constructor(trans: Trans) {
+    const devices = element('div');
+    this.list = new KeyedList(
+      devices,
+      device => device.device,
+      () => deviceView(trans)
+    );
+    this.node.append(element('h3', 'nbguard-title', trans.__('Fragmentation')), devices);
+  }
+
+  update(heap: Heap | null): void {
+    const devices = heap?.devices ?? [];
+    show(this.node, devices.length > 0);
+    this.list.update(devices.map(device => ({ ...device, isNamed: devices.length > 1 })));
+  }
+}
+
+function deviceView(trans: Trans): ItemView<DeviceHeap & { isNamed: boolean }> {
+  const name = element('div', 'nbguard-dim');
+  const strips = element('div', 'nbguard-strips');
+  const largest = element('div');
+  const sentence = element('div', 'nbguard-dim nbguard-wrap');
+  const list = new KeyedList<StripItem & { at: number }>(
+    strips,
+    item => String(item.at),
+    () => stripView(trans)
+  );
+  strips.setAttribute('role', 'img');
+  return {
+    node: element('div', 'nbguard-fragments', name, strips, largest, sentence),
+    update: device => {
+      setText(name, device.device);
+      show(name, device.isNamed);
+      strips.classList.toggle('nbguard-one-line', device.strips.length <= PER_LINE);
+      list.update(placed(device.strips).map((item, at) => ({ ...item, at })));
+      setAttribute(strips, 'aria-label', label(device, trans));
+      setText(largest, largestWords(device, trans));
+      setSentence(sentence, sentenceOf(device, trans));
+      show(sentence, sentence.hasChildNodes());
+    }
+  };
+}
+
+function largestWords(device: DeviceHeap, trans: Trans): string {
+  return device.largest_now === null
+    ? trans.__('The largest request that fits is not known.')
+    : trans.__('Largest request that fits now: %1', formatBytes(device.largest_now));
+}
+
+function sentenceOf(device: DeviceHeap, trans: Trans): string {
+  const { largest_now: now, largest_flushed: flushed } = device;
+  const after = flushed === null || flushed === now ? '' : trans.__('%1 after Empty cache.', formatBytes(flushed));
+  return [after, device.sentence].filter(part => part !== '').join(' ');
+}
+
+/** Strips on so many lines that the small ones can be seen, their widths to one scale. */
+function placed(strips: readonly Strip[]): StripItem[] {
+  const total = strips.reduce((sum, strip) => sum + strip.nbytes, 0);
+  const lines = Math.min(LINES, Math.ceil(strips.length / PER_LINE));
+  return strips.map(strip => ({ strip, width: Math.min(1, (strip.nbytes / Math.max(1, total)) * lines) }));
+}
+
+function stripView(trans: Trans): ItemView<StripItem & { at: number }> {
+  const node = element('b');
+  const pieces = new KeyedList<[PieceKind, number, number]>(node, ([, , at]) => String(at), pieceView);
+  return {
+    node,
+    update: ({ strip, width }) => {
+      node.style.flexBasis = `calc(${(width * 100).toFixed(2)}% - 2px)`;
+      const title = strip.pieces.map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(', ');
+      setAttribute(node, 'title', strip.segments > 1 ? `${trans.__('%1 segments', strip.segments)}: ${title}` : title);
+      pieces.update(strip.pieces.map(([kind, nbytes], at) => [kind, nbytes, at]));
+    }
+  };
+}
+
+function pieceView(): ItemView<[PieceKind, number, number]> {
+  const node = element('i');
+  return {
+    node,
+    update: ([kind, nbytes]) => {
+      setAttribute(node, 'class', `nbguard-c-${COLOURS[kind]}`);
+      node.style.flexGrow = String(nbytes);
+    }
+  };
+}
+
+function label(device: DeviceHeap, trans: Trans): string {
+  const sums = new Map<PieceKind, number>();
+  for (const [kind, nbytes] of device.strips.flatMap(strip => strip.pieces)) {
+    sums.set(kind, (sums.get(kind) ?? 0) + nbytes);
+  }
+  const words = [...sums].map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(', ');
+  return `${trans.__('%1 segments', device.segments)}: ${words}`;
+}

@@ -1,0 +1,95 @@
+/** What the view says where there is nothing to show, and why. */
+
+import type { Connection } from './connection';
+import { button, element, setEnabled, setSentence, setText, show } from './dom';
+import type { Host } from './protocol';
+import type { Trans } from './words';
+
+interface Words {
+  sentence: string;
+  note: string;
+  isLoadable: boolean;
+}
+
+export class Notice {
+  readonly node = element('section', 'nbguard-section nbguard-notice');
+  private readonly sentence = element('p');
+  private readonly load: HTMLButtonElement;
+  private readonly note = element('p', 'nbguard-dim');
+
+  constructor(
+    private readonly trans: Trans,
+    private readonly host: Host
+  ) {
+    this.load = button('nbguard-primary', trans.__('Load nbguard'), () => host.load?.());
+    this.sentence.dir = 'auto';
+    this.node.append(this.sentence, this.load, this.note);
+  }
+
+  /** Show why there is nothing else to show. Returns whether that is so. */
+  update(connection: Connection): boolean {
+    const words = this.words(connection);
+    show(this.node, words !== null);
+    if (words !== null) {
+      setText(this.sentence, words.sentence);
+      setSentence(this.note, words.note);
+      show(this.note, words.note !== '');
+      show(this.load, words.isLoadable && this.host.load !== undefined);
+      setEnabled(this.load, connection.host.kind === 'not_loaded');
+    }
+    return words !== null;
+  }
+
+  private words({ host, foreign, tick }: Connection): Words | null {
+    const { trans } = this;
+    const say = (sentence: string, note = '', isLoadable = false): Words => ({ sentence, note, isLoadable });
+    switch (host.kind) {
+      case 'no_kernel':
+        return say(
+          trans.__('No kernel to look at.'),
+          trans.__('Open a notebook with a Python kernel: its memory is shown here.')
+        );
+      case 'not_loaded':
+        return say(
+          trans.__('nbguard is not loaded in %1.', host.notebook),
+          this.host.load ? trans.__('Runs `%load_ext nbguard` in its kernel.') : trans.__('Run `%load_ext nbguard` in a cell.'),
+          true
+        );
+      case 'loading':
+        return say(
+          trans.__('nbguard is not loaded in %1.', host.notebook),
+          host.waits ? trans.__('It loads when the cell ends.') : trans.__('Loading…'),
+          true
+        );
+      case 'disconnected':
+        return say(
+          trans.__('The connection to the kernel is lost.'),
+          trans.__('Figures come back with it; nothing in the kernel has changed.')
+        );
+      case 'restarting':
+        return say(trans.__('The kernel restarts.'), trans.__('All memory of its devices is free again then.'));
+      case 'dead':
+        return say(trans.__('The kernel has died.'), trans.__('Its memory is free again. Restart the kernel to go on.'));
+      case 'ok':
+        return foreign ? this.otherVersion() : tick === null ? this.waiting() : null;
+    }
+  }
+
+  private otherVersion(): Words {
+    const { trans } = this;
+    return {
+      sentence: trans.__('The kernel has another version of nbguard than this page.'),
+      note: trans.__('Reload the page; if that does not help, upgrade nbguard where JupyterLab runs and in the kernel.'),
+      isLoadable: false
+    };
+  }
+
+  private waiting(): Words {
+    const { trans } = this;
+    return {
+      sentence: trans.__('Waiting for the first data…'),
+      note: trans.__('If this takes longer, the kernel is busy or has been restarted.'),
+      isLoadable: false
+    };
+  }
+}

@@ -1,0 +1,149 @@
+/** The plan on the table: what would be done, step by step, until it is agreed to or given up. */
+
+import { formatBytes, formatColumn } from './bytes';
+import type { Desk } from './desk';
+import { button, element, type ItemView, KeyedList, nameElement } from './dom';
+import { setAttribute, setEnabled, setName, setText, show } from './dom';
+import type { Errand } from './errands';
+import type { PlanRow, PlanView } from './protocol';
+
+interface StepItem extends PlanRow {
+  figure: string;
+}
+
+let panels = 0;
+
+export class PlanPanel {
+  readonly node = element('section', 'nbguard-section nbguard-plan');
+  private readonly title = element('h3', 'nbguard-title nbguard-plain');
+  private readonly revised = element('div', 'nbguard-warning');
+  private readonly rows = element('ul', 'nbguard-steps');
+  private readonly irreversible = element('div', 'nbguard-warning');
+  private readonly refused = element('div', 'nbguard-wrap');
+  private readonly when = element('div', 'nbguard-when nbguard-dim nbguard-wrap');
+  private readonly skipped = element('ul', 'nbguard-dim nbguard-skipped');
+  private readonly confirm: HTMLButtonElement;
+  private readonly cancel: HTMLButtonElement;
+  private readonly steps: KeyedList<StepItem>;
+  private errand: Errand | null = null;
+  private before: Element | null = null;
+
+  constructor(private readonly desk: Desk) {
+    const { trans } = desk;
+    this.confirm = button('nbguard-primary', '', () => {
+      this.act(errand => {
+        desk.errands.confirm(errand);
+      });
+    });
+    this.cancel = button('', trans.__('Cancel'), () => {
+      this.act(errand => {
+        desk.errands.cancel(errand);
+      });
+    });
+    this.steps = new KeyedList<StepItem>(
+      this.rows,
+      row => row.key || row.label,
+      () => this.step()
+    );
+    this.title.id = `nbguard-plan-${String(++panels)}`;
+    this.node.setAttribute('role', 'group');
+    this.node.setAttribute('aria-labelledby', this.title.id);
+    this.node.tabIndex = -1;
+    this.node.hidden = true;
+    setText(this.revised, trans.__('The plan has changed since. Look at it again.'));
+    const scroll = element('div', 'nbguard-plan-scroll');
+    scroll.append(this.revised, this.rows, this.refused, this.skipped);
+    const buttons = element('div', 'nbguard-buttons', this.confirm, this.cancel);
+    this.node.append(this.title, scroll, this.irreversible, this.when, buttons);
+  }
+
+  update(): void {
+    const errand = this.desk.errands.open;
+    const wasOpen = this.errand !== null;
+    this.errand = errand;
+    if (errand?.plan) {
+      this.draw(errand, errand.plan);
+    }
+    const focused = document.activeElement;
+    if (errand !== null && !wasOpen) {
+      this.before = focused;
+      show(this.node, true);
+      this.takeFocus(focused);
+    } else if (errand === null && wasOpen) {
+      const hadFocus = this.node.contains(focused);
+      show(this.node, false);
+      if (hadFocus && this.before instanceof HTMLElement) {
+        this.before.focus({ preventScroll: true });
+      }
+    }
+  }
+
+  /** Focus the panel, but never take the focus from where the reader types by now. */
+  private takeFocus(focused: Element | null): void {
+    if (focused === null || focused === document.body || this.node.closest('.nbguard-view')?.contains(focused)) {
+      this.node.focus({ preventScroll: true });
+    }
+  }
+
+  private act(does: (errand: Errand) => void): void {
+    if (this.errand !== null) {
+      does(this.errand);
+    }
+  }
+
+  private draw(errand: Errand, plan: PlanView): void {
+    const { trans } = this.desk;
+    setText(this.title, plan.title);
+    show(this.revised, errand.isRevised);
+    this.steps.update(withFigures(plan.rows));
+    setText(this.irreversible, plan.irreversible);
+    show(this.irreversible, plan.irreversible !== '');
+    setText(this.refused, plan.refused);
+    show(this.refused, plan.refused !== '');
+    const soon = plan.when === 'now' ? trans.__('Runs now.') : trans.__('Runs when the cell ends.');
+    setText(this.when, plan.why === '' ? soon : `${soon} ${plan.why}`);
+    show(this.when, plan.refused === '');
+    this.skipped.replaceChildren(...plan.skipped.map(note => element('li', '', note)));
+    const isAsked = errand.stage === 'applying' || (plan.token === '' && plan.refused === '');
+    setText(this.confirm, isAsked ? trans.__('working…') : plan.confirm);
+    setEnabled(this.confirm, !isAsked);
+    show(this.confirm, plan.refused === '');
+  }
+
+  private step(): ItemView<StepItem> {
+    let key = '';
+    const box = element('input');
+    box.type = 'checkbox';
+    box.addEventListener('change', () => {
+      this.act(errand => {
+        this.desk.errands.toggle(errand, key, !box.checked);
+      });
+    });
+    const label = nameElement('span', 'nbguard-wrap');
+    const figure = element('span', 'nbguard-figure');
+    const detail = nameElement('small', 'nbguard-dim nbguard-wrap');
+    return {
+      node: element('li', '', element('label', 'nbguard-step', box, label, figure, detail)),
+      update: row => {
+        key = row.key;
+        show(box, key !== '');
+        box.checked = !row.kept;
+        setName(label, row.label);
+        setText(figure, row.figure);
+        setAttribute(figure, 'class', row.kept ? 'nbguard-figure nbguard-dim' : 'nbguard-figure');
+        setName(detail, row.detail);
+        show(detail, row.detail !== '');
+      }
+    };
+  }
+}
+
+/** The rows with their bytes in one unit; those that are left out are not part of the sum. */
+function withFigures(rows: readonly PlanRow[]): StepItem[] {
+  const done = rows.filter(row => !row.kept && row.nbytes !== null);
+  const figures = formatColumn(done.map(row => row.nbytes ?? 0));
+  return rows.map(row => {
+    const alone = row.nbytes === null ? '' : formatBytes(row.nbytes);
+    return { ...row, figure: figures[done.indexOf(row)] ?? alone };
+  });
+}

@@ -1,0 +1,155 @@
+/** The whole view: header, sections that scroll, and below them what is asked, awaited and done. */
+
+import { ActionBar } from './actions';
+import { FindingsSection, OomSection } from './advice';
+import { Connection, type Change } from './connection';
+import type { Desk } from './desk';
+import { DeviceView, type DeviceItem } from './device';
+import { element, KeyedList, setAttribute, setText, show } from './dom';
+import { Errands } from './errands';
+import { ExperimentsSection } from './experiments';
+import { FitSection } from './fit';
+import { FragmentationSection } from './fragmentation';
+import { Header } from './header';
+import { HoldersSection } from './holders';
+import { JobsPanel } from './jobs';
+import { Notice } from './notice';
+import { PlanPanel } from './plan';
+import type { Host, Model, Tick } from './protocol';
+import { ResultPanel } from './result';
+import { watchVisibility } from './visibility';
+import { caveat, english, type Trans } from './words';
+
+export class View {
+  readonly node = element('div', 'nbguard-view');
+  private readonly connection: Connection;
+  private readonly errands: Errands;
+  private readonly header: Header;
+  private readonly notice: Notice;
+  private readonly caveat = element('div', 'nbguard-caveat nbguard-dim');
+  private readonly content = element('div');
+  private readonly dock = element('div', 'nbguard-dock');
+  private readonly devices: KeyedList<DeviceItem>;
+  private readonly fit: FitSection;
+  private readonly experiments: ExperimentsSection;
+  private readonly ofHeap: readonly { readonly node: HTMLElement; update(heap: Connection['heap']): void }[];
+  private readonly ofErrands: readonly { readonly node: HTMLElement; update(): void }[];
+  private readonly actions: ActionBar;
+  private readonly trans: Trans;
+  private unwatch: () => void = () => undefined;
+
+  constructor(model: Model, host: Host) {
+    const trans = host.trans ?? english;
+    this.trans = trans;
+    this.connection = new Connection(model, what => {
+      this.update(what);
+    });
+    const errands = (this.errands = new Errands(
+      this.connection,
+      () => {
+        this.drawHeap();
+        this.drawErrands();
+      },
+      trans.__('The kernel was restarted.')
+    ));
+    const desk: Desk = { trans, connection: this.connection, errands };
+    this.header = new Header(trans);
+    this.notice = new Notice(trans, host);
+    this.fit = new FitSection(trans);
+    const devices = element('div');
+    this.devices = new KeyedList<DeviceItem>(
+      devices,
+      ({ boot, device }) => `${boot} ${device.device}`,
+      () => new DeviceView(trans)
+    );
+    const oom = new OomSection(trans);
+    this.experiments = new ExperimentsSection(desk);
+    const below = [
+      this.experiments,
+      new HoldersSection(desk),
+      new FindingsSection(trans),
+      new FragmentationSection(trans)
+    ];
+    this.ofHeap = [oom, ...below];
+    this.actions = new ActionBar(desk);
+    this.ofErrands = [new JobsPanel(desk), new PlanPanel(desk), new ResultPanel(desk), this.actions];
+    this.content.append(this.caveat, devices, oom.node, this.fit.node, ...below.map(section => section.node));
+    this.dock.append(...this.ofErrands.map(panel => panel.node));
+    const body = element('div', 'nbguard-body', this.notice.node, this.content);
+    this.node.append(this.header.node, body, this.dock);
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', trans.__('GPU memory'));
+    this.node.addEventListener('keydown', event => {
+      if (event.key === 'Escape' && errands.open !== null) {
+        event.stopPropagation();
+        errands.cancel(errands.open);
+      }
+    });
+  }
+
+  /** Ask for the plan to clean what is stale, as a click on its button does. */
+  planCleaning(): void {
+    this.actions.planCleaning();
+  }
+
+  /** Look at the kernel, from now on or again. */
+  open(): void {
+    this.connection.open();
+    this.unwatch = watchVisibility(this.node, visible => {
+      this.connection.setVisible(visible);
+    });
+  }
+
+  /** Look no longer, and ask nothing of the kernel, until it is opened again. A plan that is open stays. */
+  rest(): void {
+    this.unwatch();
+    this.connection.rest();
+  }
+
+  close(): void {
+    this.rest();
+    this.connection.close();
+    this.node.remove();
+  }
+
+  private update(what: Change): void {
+    const { tick, silent } = this.connection;
+    const isEmpty = this.notice.update(this.connection);
+    show(this.content, !isEmpty);
+    show(this.dock, !isEmpty);
+    this.header.update(isEmpty ? null : tick, silent);
+    if (what === 'heap') {
+      this.drawHeap();
+    } else if (what === 'lost') {
+      this.errands.forget();
+    }
+    if (tick !== null) {
+      this.drawTick(tick, silent);
+    }
+    this.drawErrands();
+  }
+
+  private drawTick(tick: Tick, silent: boolean): void {
+    setAttribute(this.node, 'data-tick', String(tick.n));
+    const words = caveat(tick, silent, this.trans);
+    setText(this.caveat, words);
+    show(this.caveat, words !== '');
+    const isNamed = tick.devices.length > 1;
+    this.errands.reconcile(tick.jobs);
+    this.devices.update(tick.devices.map(device => ({ boot: tick.boot, device, marks: tick.marks, isNamed })));
+    this.fit.update(tick.fit);
+    this.experiments.follow(tick.fit);
+  }
+
+  private drawHeap(): void {
+    for (const section of this.ofHeap) {
+      section.update(this.connection.heap);
+    }
+  }
+
+  private drawErrands(): void {
+    for (const panel of this.ofErrands) {
+      panel.update();
+    }
+  }
+}

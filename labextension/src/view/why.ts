@@ -1,0 +1,93 @@
+/** The ways in which something is kept alive, under its row, each with the line that cuts it. */
+
+import { formatBytes } from './bytes';
+import { codeLine } from './code';
+import type { Progress } from './connection';
+import type { Desk } from './desk';
+import { element, nameElement, setName, setText, show } from './dom';
+import type { WhyView } from './protocol';
+import { cell, join } from './words';
+
+export class WhyPanel {
+  readonly node = element('div', 'nbguard-why');
+  private rid = '';
+  private readonly note = element('div', 'nbguard-dim');
+  private readonly body = element('div');
+
+  constructor(private readonly desk: Desk) {
+    this.node.hidden = true;
+    this.node.setAttribute('role', 'group');
+    this.node.append(this.note, this.body);
+  }
+
+  get isOpen(): boolean {
+    return !this.node.hidden;
+  }
+
+  /** Ask for the ways of row `id` of heap `heap`; until the answer is there, an earlier one stays. */
+  open(heap: number, id: number): void {
+    show(this.node, true);
+    setText(this.note, this.body.childElementCount ? '' : this.desk.trans.__('working…'));
+    const rid = this.desk.connection.ask({ op: 'why', heap, id }, progress => {
+      if (this.rid === rid) {
+        this.hear(progress);
+      }
+    });
+    this.rid = rid;
+  }
+
+  close(): void {
+    this.rid = '';
+    show(this.node, false);
+    this.body.replaceChildren();
+  }
+
+  private hear(progress: Progress): void {
+    const { trans } = this.desk;
+    switch (progress.op) {
+      case 'late':
+        setText(this.note, trans.__('runs when the cell ends'));
+        break;
+      case 'queued':
+        setText(this.note, `${trans.__('runs when the cell ends')}: ${progress.why}`);
+        break;
+      case 'refused':
+        setText(this.note, progress.why);
+        break;
+      case 'lost':
+        setText(this.note, trans.__('The kernel was restarted.'));
+        break;
+      case 'why':
+        setText(this.note, '');
+        this.body.replaceChildren(this.ways(progress.why));
+        break;
+      default:
+        break;
+    }
+  }
+
+  private ways(why: WhyView): HTMLElement {
+    const { trans } = this.desk;
+    const list = element('ol', 'nbguard-ways');
+    for (const [path, number, stale, cut] of why.paths) {
+      const name = nameElement('div', 'nbguard-code nbguard-path');
+      setName(name, path);
+      const item = element('li', '', name);
+      const facts = element('div', 'nbguard-dim', number === null ? '' : cell(number));
+      if (stale) {
+        facts.append(' ', element('span', 'nbguard-chip nbguard-warn', trans.__('stale')));
+      }
+      if (facts.hasChildNodes()) {
+        item.append(facts);
+      }
+      if (cut !== '') {
+        item.append(codeLine(cut, trans));
+      }
+      list.append(item);
+    }
+    for (const [words, nbytes] of why.more) {
+      list.append(element('li', 'nbguard-dim', nbytes > 0 ? join([words, formatBytes(nbytes)]) : words));
+    }
+    return list;
+  }
+}

@@ -1,0 +1,385 @@
+// @vitest-environment jsdom
+
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+
+import type { HostState } from '../src/view/protocol';
+import { FakeModel, outcome, plan, scene, why, type Scene } from './model';
+import { control, headings, isShown, open } from './page';
+
+vi.setConfig({ testTimeout: 30_000 });
+
+let model: FakeModel;
+let root: HTMLElement;
+let close: () => void;
+
+function show(name: Scene = 'training'): void {
+  model = new FakeModel(scene(name));
+  ({ root, close } = open(model));
+}
+
+function askForPlan(): void {
+  const clean = control(root, 'Clean stale');
+  clean.focus();
+  clean.click();
+  model.say('plan', { op: 'ack' });
+  model.say('plan', { op: 'plan', plan });
+}
+
+beforeEach(() => {
+  vi.useFakeTimers();
+});
+
+afterEach(() => {
+  close();
+  vi.useRealTimers();
+});
+
+describe('what is shown', () => {
+  it('has its sections under the names that others look for', () => {
+    show();
+    expect(root.getAttribute('role')).toBe('region');
+    expect(root.getAttribute('aria-label')).toBe('GPU memory');
+    expect(root.dataset.tick).toBe('960');
+    expect(headings(root)).toEqual(['Fit', 'Experiments', 'Held by', 'Findings', 'Fragmentation']);
+    expect(root.textContent).toContain('learn.fit_one_cycle');
+    expect(root.textContent).toContain('epoch 2 of 5 · batch 118 of 240 · loss 0.4120');
+    const { tick } = scene('training');
+    model.set({ tick: { ...tick, fit: { ...tick.fit, loss: -2.967 } } });
+    expect(root.textContent).toContain('loss −2.967');
+    expect(root.querySelector('.nbguard-status')?.textContent).toBe('training');
+    expect(control(root, 'Clean stale · 3.67 GiB')).toBeTruthy();
+    expect(control(root, 'why losses')).toBeTruthy();
+  });
+
+  it('says what to do after running out of memory', () => {
+    show('oom');
+    expect(headings(root)).toContain('Out of memory');
+    expect(root.querySelector('.nbguard-oom')?.textContent).toContain('It asked cuda:0 for 6.00 GiB');
+    expect(root.querySelector('.nbguard-oom')?.textContent).toContain('+3.67 GiB');
+  });
+
+  it('shows names of any kind as text', () => {
+    show('hostile');
+    const label = scene('hostile').heap.holders[0]?.label;
+    expect(root.textContent).toContain(label);
+    expect(root.querySelectorAll('img, script, b[onclick]')).toHaveLength(0);
+    for (const name of root.querySelectorAll<HTMLElement>('.nbguard-name')) {
+      expect(name.dir).toBe('auto');
+      expect(name.textContent.length).toBeLessThanOrEqual(201);
+      expect(name.title.length).toBeLessThanOrEqual(501);
+    }
+  });
+
+  it('lists a few of many, all of them on request, and those that match', () => {
+    show('many');
+    const rows = (): number => root.querySelectorAll('tbody').length;
+    const { holders } = scene('many').heap;
+    expect(rows()).toBe(10);
+    control(root, 'show').click();
+    expect(rows()).toBe(Math.min(110, holders.length));
+    const filter = control(root, 'Filter') as HTMLInputElement;
+    filter.value = holders[3]?.label ?? '';
+    filter.dispatchEvent(new Event('input'));
+    expect(rows()).toBeLessThan(10);
+    expect(root.querySelector('tbody')?.textContent).toContain(holders[3]?.label);
+    filter.value = 'no such name';
+    filter.dispatchEvent(new Event('input'));
+    expect(root.textContent).toContain('Nothing matches.');
+  });
+
+  it('sorts by name, cell and bytes, and the other way round', () => {
+    show();
+    const names = (): string[] => [...root.querySelectorAll('tbody th')].map(node => node.textContent);
+    const byBytes = names();
+    expect(root.querySelector('table')?.firstElementChild?.tagName).toBe('THEAD');
+    control(root, 'Name').click();
+    expect(names()).toEqual([...byBytes].sort((a, b) => a.localeCompare(b)));
+    expect(root.querySelector('th[aria-sort]')?.getAttribute('aria-sort')).toBe('ascending');
+    control(root, 'Name').click();
+    expect(names()).toEqual([...byBytes].sort((a, b) => b.localeCompare(a)));
+    expect(root.querySelector('th[aria-sort]')?.getAttribute('aria-sort')).toBe('descending');
+    control(root, 'Cell').click();
+    expect(names()[0]).toBe('learn');
+  });
+});
+
+describe('ticks', () => {
+  it('change texts in place and add nothing, however many come', () => {
+    show();
+    const nodes = (): Node[] => [...root.querySelectorAll('*')];
+    const before = nodes();
+    const { tick } = scene('training');
+    for (let n = 1; n <= 600; n++) {
+      const parts = (tick.devices[0]?.parts ?? []).map(part => ({ ...part, nbytes: part.nbytes + n }));
+      const devices = tick.devices.map(device => ({ ...device, parts }));
+      model.set({ tick: { ...tick, n: tick.n + n, devices, fit: tick.fit && { ...tick.fit, batch: (n % 239) + 1 } } });
+    }
+    expect(root.dataset.tick).toBe('1560');
+    expect(root.textContent).toContain('batch 123 of 240');
+    expect(nodes()).toEqual(before);
+  });
+
+  it('are not read out: pictures get a new label every 10 s, and only results are live', () => {
+    show();
+    const bar = root.querySelector('.nbguard-bar');
+    const { tick } = scene('training');
+    const label = bar?.getAttribute('aria-label');
+    expect(label).toContain('allocated 10.41 GiB');
+    const devices = tick.devices.map(device => ({ ...device, parts: [{ name: 'allocated', nbytes: 1, note: '' }] }));
+    model.set({ tick: { ...tick, devices } });
+    expect(bar?.getAttribute('aria-label')).toBe(label);
+    vi.advanceTimersByTime(10_000);
+    model.set({ tick: { ...tick, devices } });
+    expect(bar?.getAttribute('aria-label')).not.toBe(label);
+    const live = [...root.querySelectorAll('[aria-live], [role=status], [role=alert]')];
+    expect(live.map(node => node.className)).toEqual(['nbguard-result']);
+  });
+
+  it('keep a part of the bar that comes and goes', () => {
+    show();
+    const { tick } = scene('training');
+    const lines = root.querySelectorAll('.nbguard-key li').length;
+    const devices = tick.devices.map(device => {
+      const parts = device.parts.filter(part => part.name !== 'stranded');
+      return { ...device, parts: parts.map(part => (part.name === 'releasable' ? { ...part, nbytes: 0 } : part)) };
+    });
+    model.set({ tick: { ...tick, devices } });
+    expect(root.querySelectorAll('.nbguard-key li')).toHaveLength(lines);
+    model.set({ tick: { ...tick, boot: 'another', devices } });
+    expect(root.querySelectorAll('.nbguard-key li')).toHaveLength(lines - 2);
+  });
+
+  it('say which experiment trains before a heap does', () => {
+    show('idle');
+    const chip = root.querySelector('.nbguard-rows .nbguard-chip');
+    const { tick } = scene('idle');
+    expect(chip?.textContent).toBe('live');
+    model.set({ tick: { ...tick, fit: scene('training').tick.fit } });
+    expect(chip?.textContent).toBe('training');
+    model.set({ tick });
+    expect(chip?.textContent).toBe('live');
+  });
+
+  it('that do not come are spoken of', () => {
+    show();
+    vi.advanceTimersByTime(3000);
+    expect(root.querySelector('.nbguard-status')?.textContent).toBe('kernel not responding');
+    model.set({ tick: scene('training').tick });
+    expect(root.querySelector('.nbguard-status')?.textContent).toBe('training');
+  });
+});
+
+describe('a new heap', () => {
+  it('keeps the rows that stay, and the focus in them', () => {
+    show();
+    const ask = control(root, 'why losses');
+    const row = ask.closest('tbody');
+    ask.focus();
+    const { heap } = scene('training');
+    const holders = heap.holders.map(each => ({ ...each, nbytes: each.label === 'losses' ? 9 : each.id }));
+    model.set({ heap: { ...heap, heap: 8, holders } });
+    expect(root.querySelector('tbody')).toBe(row);
+    expect(control(root, 'why losses')).toBe(ask);
+    expect(document.activeElement).toBe(ask);
+  });
+
+  it('has what is open explained again, by the new ids', () => {
+    show();
+    control(root, 'why losses').click();
+    model.say('why', { op: 'why', why });
+    expect(root.textContent).toContain('losses → [0] → grad_fn');
+    const { heap } = scene('training');
+    model.set({ heap: { ...heap, heap: 8, holders: heap.holders.map(each => ({ ...each, id: each.id + 50 })) } });
+    const id = heap.holders.find(each => each.label === 'losses')?.id ?? -1;
+    expect(model.last('why')).toMatchObject({ heap: 8, id: id + 50 });
+    control(root, 'why losses').click();
+    expect(root.textContent).not.toContain('losses → [0] → grad_fn');
+  });
+});
+
+describe('a plan', () => {
+  it('takes the focus, and gives it back when it is given up', () => {
+    show();
+    askForPlan();
+    expect(headings(root)).toContain('Clean stale: the plan');
+    expect((document.activeElement as HTMLElement).getAttribute('aria-labelledby')).toBeTruthy();
+    document.activeElement?.dispatchEvent(new KeyboardEvent('keydown', { key: 'Escape', bubbles: true }));
+    expect(headings(root)).not.toContain('Clean stale: the plan');
+    expect(document.activeElement).toBe(control(root, 'Clean stale'));
+    expect(model.all('apply')).toHaveLength(0);
+  });
+
+  it('leaves the focus where the reader types by now', () => {
+    show();
+    const editor = document.createElement('textarea');
+    document.body.append(editor);
+    control(root, 'Clean stale').click();
+    editor.focus();
+    model.say('plan', { op: 'plan', plan });
+    expect(headings(root)).toContain('Clean stale: the plan');
+    expect(document.activeElement).toBe(editor);
+    editor.remove();
+  });
+
+  it('is made anew without what is unticked, and is applied as shown', () => {
+    show();
+    askForPlan();
+    const boxes = [...root.querySelectorAll<HTMLInputElement>('input[type=checkbox]')].filter(isShown);
+    expect(boxes.map(box => box.checked)).toEqual([true, true]);
+    boxes[1]?.click();
+    expect(model.last('plan')).toMatchObject({ keep: ['Out[9]'] });
+    expect(control(root, 'working…').getAttribute('aria-disabled')).toBe('true');
+    const rows = plan.rows.map(row => ({ ...row, kept: row.key === 'Out[9]' }));
+    model.say('plan', { op: 'plan', plan: { ...plan, token: 'token-2', confirm: 'Free 3.07 GiB', rows } });
+    control(root, 'Free 3.07 GiB').click();
+    expect(model.last('apply')).toMatchObject({ token: 'token-2' });
+    model.say('apply', { op: 'done', outcome });
+    expect(headings(root)).toContain('Just done');
+    expect(root.querySelector('[aria-live]')?.textContent).toContain('Freed 3.05 GiB of 3.67 GiB promised. undo');
+    expect(root.querySelector('[aria-live]')?.textContent).toContain('Out[9]: a thread runs with it');
+    control(root, 'undo').click();
+    expect(model.last('plan')).toMatchObject({ action: 'unpark', names: ['emb'] });
+    control(root, 'Dismiss').click();
+    expect(headings(root)).not.toContain('Just done');
+  });
+
+  it('is gone with the kernel that made it, as is what that has done', () => {
+    show();
+    askForPlan();
+    model.set({ host: { kind: 'restarting' }, tick: {}, heap: {} });
+    const { tick, heap } = scene('stale');
+    model.set({ host: { kind: 'ok' }, tick: { ...tick, boot: 'next' }, heap: { ...heap, boot: 'next' } });
+    expect(headings(root)).not.toContain('Clean stale: the plan');
+
+    askForPlan();
+    control(root, plan.confirm).click();
+    model.say('apply', { op: 'done', outcome });
+    expect(headings(root)).toContain('Just done');
+    model.set({ tick: { ...tick, boot: 'one more' } });
+    expect(headings(root)).not.toContain('Just done');
+  });
+
+  it('says what cannot be undone, and why there is nothing to apply', () => {
+    show();
+    control(root, 'release… losses').click();
+    expect(model.last('plan')).toMatchObject({ action: 'release', heap: 7 });
+    const irreversible = 'losses is deleted: this cannot be undone';
+    model.say('plan', { op: 'plan', plan: { ...plan, irreversible, when: 'cell_end' } });
+    expect(root.querySelector('.nbguard-plan')?.textContent).toContain(irreversible);
+    expect(root.querySelector('.nbguard-plan')?.textContent).toContain('Runs when the cell ends.');
+    control(root, 'Cancel').click();
+    control(root, 'park losses').click();
+    model.say('plan', { op: 'plan', plan: { ...plan, token: '', refused: 'It is parked already.' } });
+    expect(root.querySelector('.nbguard-plan')?.textContent).toContain('It is parked already.');
+    expect(() => control(root, plan.confirm)).toThrow();
+  });
+});
+
+describe('what waits', () => {
+  it('says "working…", then that it runs when the cell ends, and can be cancelled', () => {
+    show();
+    control(root, 'Empty cache').click();
+    expect(control(root, 'Empty cache: working…').getAttribute('aria-disabled')).toBe('true');
+    vi.advanceTimersByTime(1000);
+    expect(root.querySelector('.nbguard-jobs')?.textContent).toContain('runs when the cell ends');
+    control(root, 'Cancel Empty cache').click();
+    expect(model.all('cancel')).toHaveLength(1);
+    expect(control(root, 'Empty cache').getAttribute('aria-disabled')).toBeNull();
+  });
+
+  it('shows what the kernel says it waits for, and jobs of other views', () => {
+    show();
+    askForPlan();
+    control(root, plan.confirm).click();
+    model.say('apply', { op: 'queued', why: 'In[15] uses learn' });
+    const { tick } = scene('training');
+    model.set({ tick: { ...tick, jobs: [{ rid: 'x', title: 'Park emb', phase: 'queued', why: 'In[15] runs' }] } });
+    const jobs = root.querySelector('.nbguard-jobs')?.textContent;
+    expect(jobs).toContain('Clean stale: the planruns when the cell ends: In[15] uses learn');
+    expect(jobs).toContain('Park embruns when the cell ends: In[15] runs');
+    control(root, 'Cancel Park emb').click();
+    expect(model.last('cancel')).toMatchObject({ rid: 'x' });
+  });
+
+  it('is refused in words', () => {
+    show();
+    control(root, 'release… losses').click();
+    model.say('plan', { op: 'refused', why: 'a fit runs on it' });
+    expect(headings(root)).toContain('Not done');
+    expect(root.querySelector('[aria-live]')?.textContent).toContain('Release losses: a fit runs on it');
+  });
+});
+
+describe('the menu', () => {
+  it('is worked by keys', () => {
+    show();
+    const key = (name: string): void => {
+      document.activeElement?.dispatchEvent(new KeyboardEvent('keydown', { key: name, bubbles: true }));
+    };
+    const more = control(root, 'More actions');
+    more.focus();
+    more.click();
+    expect(more.getAttribute('aria-expanded')).toBe('true');
+    expect(document.activeElement?.textContent).toBe('Stop workers');
+    key('ArrowDown');
+    expect(document.activeElement?.textContent).toBe('Refresh');
+    key('ArrowDown');
+    expect(document.activeElement?.textContent).toBe('Stop workers');
+    key('Escape');
+    expect(document.activeElement).toBe(more);
+    key('ArrowDown');
+    (document.activeElement as HTMLElement).click();
+    expect(model.last('plan')).toMatchObject({ action: 'stop_workers' });
+    expect(more.getAttribute('aria-expanded')).toBe('false');
+  });
+});
+
+describe('nothing to show', () => {
+  const states: [HostState, string][] = [
+    [{ kind: 'no_kernel' }, 'No kernel to look at.'],
+    [{ kind: 'not_loaded', notebook: 'a.ipynb' }, 'nbguard is not loaded in a.ipynb.'],
+    [{ kind: 'disconnected' }, 'The connection to the kernel is lost.'],
+    [{ kind: 'restarting' }, 'The kernel restarts.'],
+    [{ kind: 'dead' }, 'The kernel has died.']
+  ];
+
+  it.each(states)('$kind is said in words', (host, words) => {
+    model = new FakeModel({ ...scene('idle'), host });
+    ({ root, close } = open(model));
+    expect(root.textContent).toContain(words);
+    expect(headings(root)).toEqual([]);
+    model.set({ host: { kind: 'ok' } });
+    expect(headings(root)).toContain('Held by');
+  });
+
+  it('offers to load nbguard where the host can', () => {
+    const load = vi.fn();
+    model = new FakeModel({ tick: {}, heap: {}, host: { kind: 'not_loaded', notebook: 'a.ipynb' } });
+    ({ root, close } = open(model, { load }));
+    control(root, 'Load nbguard').click();
+    expect(load).toHaveBeenCalledOnce();
+    model.set({ host: { kind: 'loading', notebook: 'a.ipynb', waits: true } });
+    expect(root.textContent).toContain('It loads when the cell ends.');
+    control(root, 'Load nbguard').click();
+    expect(load).toHaveBeenCalledOnce();
+    model.set({ host: { kind: 'not_loaded', notebook: 'a.ipynb' } });
+    expect(root.textContent).toContain('%load_ext nbguard');
+  });
+
+  it('waits for the first data; says that there is no PyTorch, no GPU', () => {
+    model = new FakeModel();
+    ({ root, close } = open(model));
+    expect(root.textContent).toContain('Waiting for the first data…');
+    const { tick } = scene('idle');
+    model.set({ tick: { ...tick, tracked: '', devices: [] } });
+    expect(root.textContent).toContain('PyTorch is not imported yet.');
+    model.set({ tick: { ...tick, tracked: 'cpu' } });
+    expect(root.textContent).toContain('No GPU in this process: CPU tensors are tracked.');
+  });
+
+  it('speaks the language of the host', () => {
+    model = new FakeModel({ tick: {}, heap: {}, host: { kind: 'not_loaded', notebook: 'a.ipynb' } });
+    ({ root, close } = open(model, { trans: { __: (text, ...args) => `«${text}|${args.join()}»` } }));
+    expect(root.textContent).toContain('«nbguard is not loaded in %1.|a.ipynb»');
+  });
+});

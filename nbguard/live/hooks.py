@@ -1,0 +1,152 @@
+"""Hooks around the user's cells: one pair of IPython callbacks for all listeners of nbguard.
+
+A cell is what the user ran and IPython numbered. Not counted: what a comm message runs (a widget's callback: IPython fires only
+`pre_execute` and `post_execute` for it, or the request it belongs to is no `execute_request`), silent requests and those that
+leave no history (inspectors, `user_expressions`), cells inside cells, and cells of other threads (subshells) than the one in
+which nbguard was loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class CellFact:
+    """One of the user's cells that has ended.
+
+    `raised`: an error was shown, its own or one that ended inside of it (`%%capture`, `%run`, the repr of a result).
+    """
+
+    number: int
+    raised: bool
+
+
+class Listener(Protocol):
+    """What wants to know of cells. `name` is what the user knows it as, `rank` its place among the others."""
+
+    name: str
+    rank: int
+
+    def before(self) -> None:
+        """Do what is to be done before a cell."""
+
+    def after(self, cell: CellFact) -> None:
+        """Do what is to be done after a cell."""
+
+
+class Hooks:
+    """Calls listeners before and after the user's cells. IPython knows of it only while there are any.
+
+    A listener that fails is reported in one line and taken off; the user's cell never notices. An interrupt that falls into
+    a listener counts as one of the cell: the cells queued behind it are not run.
+    """
+
+    def __init__(self, shell: Any, report: Callable[[str], None]) -> None:
+        self._shell = shell
+        self._report = report
+        self._listeners: tuple[Listener, ...] = ()
+        self._open: list[Any] = []
+        self._told: tuple[Listener, ...] = ()
+        self._former_error = 0
+        self._thread = threading.get_ident()
+
+    @property
+    def listeners(self) -> tuple[Listener, ...]:
+        """Return the listeners in the order in which they are called."""
+        return self._listeners
+
+    def add(self, listener: Listener) -> None:
+        """Call `listener` from the next cell on."""
+        if not self._listeners:
+            self._shell.events.register("pre_run_cell", self._before_cell)
+            self._shell.events.register("post_run_cell", self._after_cell)
+        self._listeners = tuple(sorted((*self._listeners, listener), key=lambda each: each.rank))
+
+    def remove(self, listener: Listener) -> None:
+        """Take a listener off, if it is there."""
+        if listener not in self._listeners:
+            return
+        self._listeners = tuple(each for each in self._listeners if each is not listener)
+        if not self._listeners:
+            self._shell.events.unregister("pre_run_cell", self._before_cell)
+            self._shell.events.unregister("post_run_cell", self._after_cell)
+            self._open.clear()
+
+    def _before_cell(self, info: Any) -> None:
+        if threading.get_ident() != self._thread or not _is_users(info, self._shell):
+            return
+        if self._open and cells_on_stack() < 2:
+            self._open.clear()  # the end of an earlier cell was never told
+        self._open.append(info)
+        if len(self._open) == 1:
+            self._told = self._listeners
+            self._former_error = _shown_error()
+            self._call(lambda listener: listener.before(), "before a cell")
+
+    def _after_cell(self, result: Any) -> None:
+        info = getattr(result, "info", None)
+        if not any(each is info for each in self._open):
+            return
+        while self._open.pop() is not info:
+            pass
+        if self._open:  # it ran inside another cell
+            return
+        raised = result.error_before_exec is not None or result.error_in_exec is not None
+        cell = CellFact(result.execution_count, raised or _shown_error() not in (0, self._former_error))
+        if self._call(lambda listener: listener.after(cell), f"after In[{cell.number}]") and not raised:
+            result.error_in_exec = KeyboardInterrupt()
+
+    def _call(self, act: Callable[[Listener], None], when: str) -> bool:
+        """Call the listeners of this cell; return whether the user interrupted one. What they raise ends here."""
+        for listener in self._listeners:
+            if listener not in self._told:  # put up by this cell: its beginning was not told
+                continue
+            failed = ""
+            try:
+                act(listener)
+            except KeyboardInterrupt:
+                return True
+            except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
+                failed = f"{type(error).__name__} at {_place(error)}"
+            if failed:
+                self.remove(listener)
+                with suppress(Exception):  # nowhere to show it
+                    self._report(f"nbguard: {listener.name} failed {when} and is off now ({failed}): please report it")
+        return False
+
+
+def _is_users(info: Any, shell: Any) -> bool:
+    """Say whether an execution is a cell that the user ran."""
+    if info.silent or not info.store_history:
+        return False
+    parent = getattr(shell, "parent_header", None)  # of ipykernel; a terminal has none
+    kind = parent.get("header", {}).get("msg_type", "execute_request") if type(parent) is dict else "execute_request"
+    return bool(kind == "execute_request")
+
+
+def cells_on_stack() -> int:
+    """Return how many cells this is called from: two from a cell inside a cell, as `%rerun` makes it."""
+    depth, frame = 0, sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        depth += frame.f_code.co_name == "run_cell_async" and frame.f_globals.get("__name__") == "IPython.core.interactiveshell"
+    return depth
+
+
+def _shown_error() -> int:
+    """Return the id of the error that was shown last, or 0. It lives until another one is shown, whose id thus differs."""
+    error = sys.__dict__.get("last_value")
+    return 0 if error is None else id(error)
+
+
+def _place(error: Exception) -> str:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    return "?" if where is None else f"{where.tb_frame.f_globals.get('__name__')}:{where.tb_lineno}"

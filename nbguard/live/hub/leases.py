@@ -1,0 +1,90 @@
+"""Who looks at the moment: each view says so every few seconds, and is forgotten if it does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+LEASE = 15.0
+"""Seconds for which a view is taken to look, after it has said so."""
+
+_SEEN, _HIDDEN = 0.25, 1.0
+"""Seconds between two ticks while somebody sees them, and while all views are hidden."""
+
+_MOST = 100
+"""Views that are kept count of. More than a user has; a program that makes up names gets no further."""
+
+
+class Way(Protocol):
+    """A way by which messages get to views: the comm of all panels, or that of one widget."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message to the views at the other end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    way: Way
+    until: float
+    visible: bool
+
+
+class Leases:
+    """The views that look, by the names that they have given themselves. Safe to use from any thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._leases: dict[str, _Lease] = {}
+
+    def renew(self, client: str, way: Way, *, visible: bool) -> None:
+        """Note that a view looks from now on for `LEASE` seconds, by way of `way`."""
+        with self._lock:
+            self._drop_old()
+            if client in self._leases or len(self._leases) < _MOST:
+                self._leases[client] = _Lease(way, self._clock() + LEASE, visible)
+
+    def end(self, client: str) -> None:
+        """Forget a view."""
+        with self._lock:
+            self._leases.pop(client, None)
+
+    def end_way(self, way: Way) -> None:
+        """Forget all views at the end of a way that is no more."""
+        with self._lock:
+            self._leases = {client: lease for client, lease in self._leases.items() if lease.way is not way}
+
+    def clear(self) -> None:
+        """Forget everybody."""
+        with self._lock:
+            self._leases.clear()
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """Return the ways to everybody who looks, each once."""
+        with self._lock:
+            self._drop_old()
+            return tuple({id(lease.way): lease.way for lease in self._leases.values()}.values())
+
+    @property
+    def count(self) -> int:
+        """Return how many views look."""
+        with self._lock:
+            self._drop_old()
+            return len(self._leases)
+
+    @property
+    def interval(self) -> float | None:
+        """Return the seconds between two ticks; None if nobody looks."""
+        with self._lock:
+            self._drop_old()
+            if not self._leases:
+                return None
+            return _SEEN if any(lease.visible for lease in self._leases.values()) else _HIDDEN
+
+    def _drop_old(self) -> None:
+        now = self._clock()
+        self._leases = {client: lease for client, lease in self._leases.items() if lease.until > now}

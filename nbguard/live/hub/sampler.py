@@ -1,0 +1,85 @@
+"""The thread that ticks while somebody looks. It ends by itself when nobody does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+_COSTLY = 0.002
+"""Seconds of processor time that half of the last `_WINDOW` ticks may take more than: else ticks become half as many."""
+_WINDOW = 20
+_SLOWEST = 8
+
+
+class Sampler:
+    """Calls `tick` every `interval()` seconds, in a thread of its own, until `interval()` is None.
+
+    A tick that costs too much makes itself rare: its processor time is what it takes from a training cell.
+    """
+
+    def __init__(self, tick: Callable[[], None], interval: Callable[[], float | None]) -> None:
+        self._tick = tick
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._silence = threading.Lock()  # held until somebody wakes the thread: to wait for it costs less than a condition
+        self._silence.acquire()
+        self._thread: threading.Thread | None = None
+        self._costs: deque[float] = deque(maxlen=_WINDOW)
+        self._slowness = 1
+
+    def wake(self) -> None:
+        """Tick at once, and go on: somebody has begun to look, or there is something new to say."""
+        with self._lock:
+            self._break_silence()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="nbguard sampler", daemon=True)
+                self._thread.start()
+
+    def end(self, timeout: float = 2.0) -> None:
+        """See the thread end, as it does once `interval()` is None; wait no longer than `timeout` seconds."""
+        with self._lock:
+            thread = self._thread
+            self._break_silence()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    @property
+    def slowness(self) -> int:
+        """Return by what factor ticks are rarer than asked for, because they cost too much."""
+        return self._slowness
+
+    def _run(self) -> None:
+        interval = self._wait(0.0)
+        while interval is not None:
+            start = time.thread_time()
+            self._tick()
+            self._weigh(time.thread_time() - start)
+            interval = self._wait(interval)
+
+    def _wait(self, interval: float) -> float | None:
+        """Wait until the next tick is due; return the seconds after it. If there is to be none, the sampler has no thread."""
+        self._silence.acquire(timeout=interval * self._slowness)
+        with self._lock:
+            self._silence.acquire(blocking=False)
+            found = self._interval()
+            if found is None:
+                self._thread = None
+            return found
+
+    def _break_silence(self) -> None:
+        if self._silence.locked():
+            self._silence.release()
+
+    def _weigh(self, seconds: float) -> None:
+        self._costs.append(seconds)
+        if len(self._costs) < _WINDOW:
+            return
+        usual = sorted(self._costs)[_WINDOW // 2]
+        if usual > _COSTLY and self._slowness < _SLOWEST:
+            self._slowness *= 2
+            self._costs.clear()
+        elif usual < _COSTLY / 2 and self._slowness > 1:
+            self._slowness //= 2
+            self._costs.clear()

@@ -1,0 +1,115 @@
+"""One Jupyter server and one Chromium for all tests of a worker; each test has its own notebooks, kernels and pages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
+
+from tests.fake_cuda.plugin import fake_settings
+from tests.kernels import FASTAI, Zygote
+from tests.ui.cells import STOP_FILE
+from tests.ui.chromium import launch
+from tests.ui.pages import App, Notebook, Tab
+from tests.ui.servers import ROOT, Forks, Server
+
+expect.set_options(timeout=30_000)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, fastai_zygote: Zygote) -> Iterator[Server]:
+    """A server at the root of its host. Its kernels: `fastai` has made fastai's imports, `python3` none."""
+    assert (ROOT / "nbguard" / "labextension" / "package.json").exists(), "the extension is not built: npm run build:prod"
+    yield from _serve(tmp_path_factory.mktemp("server"), "/", fastai_zygote)
+
+
+@pytest.fixture(scope="session")
+def prefixed_server(tmp_path_factory: pytest.TempPathFactory, fastai_zygote: Zygote) -> Iterator[Server]:
+    """A server under a path, as JupyterHub gives to its users."""
+    yield from _serve(tmp_path_factory.mktemp("prefixed"), "/user/ana/", fastai_zygote)
+
+
+def _serve(folder: Path, base_url: str, zygote: Zygote) -> Iterator[Server]:
+    server, forks = Server(folder / "server", base_url), Forks(zygote, folder)
+    server.add_kernelspec("fastai", forks)
+    yield server
+    server.stop()
+    forks.stop()
+
+
+@pytest.fixture(scope="session")
+def fake_cuda_server(
+    server: Server, fake_cuda_zygote: Callable[[str], Zygote], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    """The server, with kernels named `fake-cuda` besides: on a device of 8 GiB that is not there."""
+    env = fake_settings(bytes=8 << 30, context=448 << 20)
+    forks = Forks(fake_cuda_zygote(FASTAI), tmp_path_factory.mktemp("fake-cuda"), env)
+    server.add_kernelspec("fake-cuda", forks)
+    yield server
+    forks.stop()
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Ends with the last test of this folder: while it runs, a worker cannot run other code on asyncio."""
+    with sync_playwright() as playwright:
+        browser = launch(playwright)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def context(browser: Browser) -> BrowserContext:
+    """What tabs share: their cache, above all."""
+    return browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+
+
+class Desk:
+    """Notebooks and tabs of one test."""
+
+    def __init__(self, context: BrowserContext) -> None:
+        self._context = context
+        self._notebooks: list[Notebook] = []
+        self._tabs: list[Tab] = []
+
+    def notebook(self, server: Server, cells: list[str], kernelspec: str = "fastai", name: str = "") -> Notebook:
+        """Return a new notebook with a running kernel."""
+        name = name or f"notebook-{len(list(server.notebooks.iterdir()))}.ipynb"
+        self._notebooks.append(Notebook.make(server, name, cells, kernelspec))
+        return self._notebooks[-1]
+
+    def open(self, notebook: Notebook, app: App = "lab") -> Tab:
+        """Return a new tab that shows a notebook; its kernel is connected."""
+        self._tabs.append(Tab(self._context, notebook, app))
+        return self._tabs[-1]
+
+    def close(self) -> list[str]:
+        """Close everything and return the errors that the pages' consoles have shown."""
+        for tab in self._tabs:
+            tab.page.close()
+        for notebook in self._notebooks:
+            notebook.kernel.stop()
+            notebook.file(STOP_FILE).unlink(missing_ok=True)
+        for server in {id(notebook.server): notebook.server for notebook in self._notebooks}.values():
+            server.end_kernels()
+            server.reset_settings()
+        return [error for tab in self._tabs for error in tab.errors]
+
+
+@pytest.fixture
+def desk(context: BrowserContext) -> Iterator[Desk]:
+    """A desk for the test. No page may have shown an error."""
+    desk = Desk(context)
+    yield desk
+    assert desk.close() == []
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder for screenshots: NBGUARD_PICTURES, where the environment has it."""
+    folder = Path(os.environ.get("NBGUARD_PICTURES") or tmp_path_factory.mktemp("pictures"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

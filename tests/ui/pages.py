@@ -1,0 +1,246 @@
+"""A notebook on a server, and the browser tabs that show it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jupyter_client import BlockingKernelClient
+from playwright.sync_api import BrowserContext, Locator, Page
+
+from tests.kernels import Kernel, wait_until
+from tests.ui.servers import Server
+
+App = Literal["lab", "notebook"]
+_ADDRESS: dict[App, str] = {"lab": "lab/tree/{}?reset", "notebook": "notebooks/{}"}
+_RECORDER = Path(__file__).with_name("recorder.js").read_text()
+
+_IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+
+_CONNECTED = """async () => {
+  const context = jupyterapp.shell.currentWidget.sessionContext;
+  await context.ready;
+  while (context.session?.kernel?.connectionStatus !== 'connected') await new Promise(done => setTimeout(done, 20));
+}"""
+
+_NAME = "(one.getAttribute('aria-label') || one.textContent || one.tagName).trim().replace(/\\s+/g, ' ')"
+_CAN_BE_PRESSED = "one.checkVisibility({ visibilityProperty: true }) && !one.disabled"
+_NAMES = f"view => [...view.querySelectorAll('button')].filter(one => {_CAN_BE_PRESSED}).map(one => {_NAME})"
+_FOCUSED = f"view => {{ const one = document.activeElement; return one !== view && view.contains(one) ? {_NAME} : ''; }}"
+
+# What JupyterLab and Notebook say themselves, with no extension installed.
+_THEIRS = {
+    "lab": re.compile(r"^Comm not found for comm id [0-9a-f-]{36}$"),
+    "notebook": re.compile(r"reading 'schema'|Command 'filebrowser:open-path' not registered"),
+}
+
+
+class ServersKernel(Kernel):
+    """A kernel that a server has started, spoken to directly: what the notebook's page does not see."""
+
+    def __init__(self, connection: Path) -> None:
+        self.client = BlockingKernelClient(connection_file=str(connection))
+        self.client.load_connection_file()
+        self.client.start_channels()
+        self._wait_until_heard()
+
+    def offers_subshells(self) -> bool:
+        """Say whether this ipykernel has subshells. Not while a cell runs: without them it would answer at its end."""
+        return "kernel subshells" in self.client.kernel_info(reply=True, timeout=60)["content"].get("supported_features", [])
+
+    def subshells(self) -> list[str]:
+        """Return the ids of the kernel's subshells; where it has none to offer, an empty list."""
+        if not self.offers_subshells():
+            return []  # it would not answer
+        message = self.client.session.msg("list_subshell_request", {})
+        self.client.control_channel.send(message)
+        while True:
+            reply = self.client.get_control_msg(timeout=60)
+            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                return list(reply["content"].get("subshell_id", []))
+
+    def threads(self) -> list[str]:
+        """Return the names of the Python threads that run."""
+        names: list[str] = self.value("sorted(t.name for t in __import__('threading').enumerate())")
+        return names
+
+    def resting_threads(self) -> list[str]:
+        """Return the same as soon as nbguard's worker, which ends when it has nothing to do, is not among them."""
+        names: list[str] = []
+
+        def rests() -> bool:
+            names[:] = self.threads()  # this is a cell too: what waits beside it is the worker's to do
+            return "nbguard worker" not in names
+
+        wait_until(rests, "the worker to end")
+        return names
+
+    def stop(self) -> None:
+        """Hang up. The kernel is its server's."""
+        self.client.stop_channels()
+
+
+@dataclass
+class Notebook:
+    """A notebook file with a session of its own on a server."""
+
+    server: Server
+    name: str
+    session: str
+    id: str
+    kernel: ServersKernel
+
+    @classmethod
+    def make(cls, server: Server, name: str, cells: list[str], kernelspec: str) -> Notebook:
+        """Write the file and start its kernel."""
+        import nbformat  # here: see `pytest_collection_modifyitems`
+
+        kernel = {"name": kernelspec, "display_name": kernelspec, "language": "python"}
+        document = nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell(cell) for cell in cells], metadata={"kernelspec": kernel}
+        )
+        nbformat.write(document, server.notebooks / name)
+        request = {"path": name, "name": name, "type": "notebook", "kernel": {"name": kernelspec}}
+        session = server.ask("POST", "api/sessions", request)
+        number = session["kernel"]["id"]
+        wait_until(server.connection_file(number).exists, "the kernel's connection file")
+        return cls(server, name, session["id"], number, ServersKernel(server.connection_file(number)))
+
+    def file(self, name: str) -> Path:
+        """Return a file beside the notebook."""
+        return self.server.notebooks / name
+
+
+class Tab:
+    """A browser tab with a notebook open."""
+
+    def __init__(self, context: BrowserContext, notebook: Notebook, app: App) -> None:
+        self.notebook = notebook
+        self.errors: list[str] = []
+        self.app = app
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.page.add_init_script(_RECORDER)
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+        self.page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
+        self.page.goto(notebook.server.url + _ADDRESS[app].format(notebook.name))
+        self.wait_until_connected()
+
+    def _note(self, error: str) -> None:
+        if not _THEIRS[self.app].search(error):
+            self.errors.append(error)
+
+    def wait_until_connected(self) -> None:
+        """Return when the notebook is shown and its kernel connected."""
+        self.page.locator(f"{_IN_FRONT} .jp-Cell").first.wait_for()
+        self.page.evaluate(_CONNECTED)
+
+    def reload(self) -> None:
+        """Load the page again and return when the notebook's kernel is there."""
+        self.page.reload()
+        self.wait_until_connected()
+
+    # --- the notebook ----------------------------------------------------------------------------------------------------
+
+    def cell(self, number: int) -> Locator:
+        return self.page.locator(f"{_IN_FRONT} .jp-CodeCell").nth(number)
+
+    def prompt(self, number: int) -> str:
+        return self.cell(number).locator(".jp-InputPrompt").inner_text().strip()
+
+    def start(self, number: int) -> None:
+        """Run a cell by keyboard, and return when it runs or has run."""
+        before = self.prompt(number)
+        self.cell(number).locator(".cm-content").click()
+        self.page.keyboard.press("Control+Enter")
+        wait_until(lambda: self.prompt(number) != before, f"cell {number} to start")
+
+    def run(self, number: int) -> None:
+        """Run a cell by keyboard to its end."""
+        self.start(number)
+        self.wait_for_end(number)
+
+    def wait_for_end(self, number: int, within: float = 60) -> None:
+        wait_until(lambda: "*" not in self.prompt(number), f"cell {number} to end", within)
+
+    def show(self, notebook: Notebook) -> None:
+        """Open another notebook in this tab, or bring it to the front."""
+        self.page.evaluate("path => jupyterapp.commands.execute('docmanager:open', { path })", notebook.name)
+        self.wait_until_connected()
+
+    def set_theme(self, theme: str) -> None:
+        self.page.evaluate("theme => jupyterapp.commands.execute('apputils:change-theme', { theme })", theme)
+        wait_until(lambda: self.page.locator(f'body[data-jp-theme-name="{theme}"]').count(), theme)
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
+
+    # --- the panel -------------------------------------------------------------------------------------------------------
+
+    @property
+    def panel(self) -> Locator:
+        """Return the panel's view; the same view in an output cell is not it."""
+        return self.page.locator(".nbguard-view:not(.jp-OutputArea *)")
+
+    def button(self, name: str | re.Pattern[str]) -> Locator:
+        return self.panel.get_by_role("button", name=name, exact=isinstance(name, str))
+
+    def heading(self, name: str | re.Pattern[str]) -> Locator:
+        return self.panel.get_by_role("heading", name=name, level=3)
+
+    def part(self, heading: str | re.Pattern[str]) -> Locator:
+        """Return the part of the panel under a heading."""
+        return self.panel.locator("section", has=self.page.get_by_role("heading", name=heading, level=3))
+
+    def show_panel(self) -> None:
+        """Open the panel, if it is not, by the command of the palette and the menu."""
+        if not self.panel.is_visible():
+            self.page.evaluate("() => jupyterapp.commands.execute('nbguard:toggle-panel')")
+        self.panel.wait_for()
+
+    def hide_panel(self) -> None:
+        if self.panel.is_visible():
+            self.page.evaluate("() => jupyterapp.commands.execute('nbguard:toggle-panel')")
+        self.panel.wait_for(state="hidden")
+
+    def names(self) -> list[str]:
+        """Return the accessible names of the panel's buttons that can be pressed now."""
+        return [name for name in self.page.evaluate(_NAMES, self.panel.element_handle()) if name]
+
+    def focused(self) -> str:
+        """Return the accessible name of what has the focus in the panel; empty: the focus is elsewhere."""
+        found: str = self.page.evaluate(_FOCUSED, self.panel.element_handle())
+        return found
+
+    def wait_for_ticks(self, count: int = 1) -> None:
+        """Return when the panel has drawn so many more ticks than now."""
+        first = self.tick()
+        wait_until(lambda: self.tick() >= first + count, "ticks")
+
+    def tick(self) -> int:
+        """Return the number of the last tick that was drawn; -1 before the first."""
+        number = self.panel.get_attribute("data-tick") if self.panel.count() else None
+        return int(number) if number else -1
+
+    def times(self, selector: str = ".nbguard-view", seconds: float = 3) -> list[float]:
+        """Return when, in milliseconds, ticks were drawn in the seconds that follow."""
+        found: list[float] = self.page.evaluate("([selector, ms]) => recorder.ticks(selector, ms)", [selector, seconds * 1000])
+        return found
+
+    @contextmanager
+    def asked(self) -> Iterator[Callable[[str], float]]:
+        """Within: `after(op)` waits for an answer and says how many milliseconds after the last click it arrived."""
+        self.page.evaluate("() => recorder.reset()")
+
+        def after(op: str) -> float:
+            found: float = self.page.evaluate("op => recorder.after(op)", op)
+            return found
+
+        yield after
+
+    def frames(self) -> list[dict[str, Any]]:
+        """Return nbguard's messages since the last reset: op, time and size."""
+        return json.loads(self.page.evaluate("() => JSON.stringify(recorder.frames)"))  # type: ignore[no-any-return]

@@ -1,0 +1,120 @@
+"""The panel for everybody: by keyboard alone, with nothing serious found by axe, with names that would be more than text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.thorough import left_out_by_ci
+from tests.ui.axe import serious_findings
+from tests.ui.cells import LOAD
+from tests.ui.conftest import Desk
+from tests.ui.pages import Tab
+from tests.ui.servers import Server
+from tests.ui.test_clean import after_the_accidents
+
+HOSTILE = {
+    "markup": "<img src=x onerror=\"document.title='harmed'\">",
+    "script": "</script><script>document.title='harmed'</script>",
+    "backwards": "\u202eevil\u202c שלום",
+    "emoji": "👩🏽‍🚀🔥",
+    "long": "n" * 10_000,
+}
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_axe(desk: Desk, server: Server, theme: str) -> None:
+    tab = after_the_accidents(desk, server)
+    tab.set_theme(theme)
+    assert serious_findings(tab.page) == [], "holders"
+    tab.button("why losses").click()
+    expect(tab.panel).to_contain_text("%reset_gpu losses", use_inner_text=True)
+    assert serious_findings(tab.page) == [], "why"
+    tab.button(re.compile("^Clean stale")).click()
+    expect(tab.heading("Clean stale: the plan")).to_be_visible()
+    assert serious_findings(tab.page) == [], "plan"
+    tab.button(re.compile("^Free ")).click()
+    expect(tab.heading("Just done")).to_be_visible()
+    assert serious_findings(tab.page) == [], "outcome"
+    server.ask("POST", f"api/kernels/{tab.notebook.id}/restart")
+    expect(tab.panel).to_contain_text("not loaded", use_inner_text=True)
+    assert serious_findings(tab.page) == [], "not loaded"
+
+
+@left_out_by_ci
+def test_what_ticks_is_not_announced(desk: Desk, server: Server) -> None:
+    """What stands in a live region stays as it is while nothing happens; what a click gave is in one."""
+    tab = after_the_accidents(desk, server)
+    live = ":is([aria-live=polite], [aria-live=assertive], [role=status], [role=alert])"
+    spoken = f"() => [...document.querySelectorAll('.nbguard-view {live}')].map(one => one.textContent)"
+    before = tab.page.evaluate(spoken)
+    tab.wait_for_ticks(6)
+    assert tab.page.evaluate(spoken) == before
+    tab.button(re.compile("^Clean stale")).click()
+    tab.button(re.compile("^Free ")).click()
+    expect(tab.heading("Just done")).to_be_visible()
+    assert any("reed" in text for text in tab.page.evaluate(spoken)), "the outcome is not announced"
+
+
+def test_keyboard_only(desk: Desk, server: Server) -> None:
+    tab = after_the_accidents(desk, server)
+    reached = walk(tab)
+    buttons = {name for name in tab.names() if name}
+    assert buttons <= set(reached), buttons - set(reached)
+    focus(tab, re.compile("^Clean stale"))
+    tab.page.keyboard.press("Enter")
+    expect(tab.heading("Clean stale: the plan")).to_be_visible()
+    tab.page.keyboard.press("Escape")
+    expect(tab.heading("Clean stale: the plan")).to_be_hidden()
+    assert tab.focused().startswith("Clean stale"), "the focus is lost"
+    tab.page.keyboard.press("Enter")
+    expect(tab.heading("Clean stale: the plan")).to_be_visible()
+    focus(tab, re.compile("^Free "))
+    tab.page.keyboard.press("Enter")
+    expect(tab.heading("Just done")).to_be_visible()
+    focus(tab, re.compile("^More actions"))
+    tab.page.keyboard.press("Enter")
+    expect(tab.panel.get_by_role("menuitem", name="Stop workers")).to_be_visible()
+    tab.page.keyboard.press("Escape")
+    expect(tab.panel.get_by_role("menuitem", name="Stop workers")).to_be_hidden()
+
+
+def walk(tab: Tab) -> list[str]:
+    """Return the names of what Tab reaches in the panel, from its start to its end."""
+    tab.page.evaluate("() => { const view = document.querySelector('.nbguard-view'); view.tabIndex = -1; view.focus(); }")
+    names = []
+    for _ in range(200):
+        tab.page.keyboard.press("Tab")
+        if not tab.focused():
+            return names
+        names.append(tab.focused())
+    raise AssertionError(f"Tab does not leave the panel: {names[-5:]}")
+
+
+def focus(tab: Tab, name: re.Pattern[str]) -> None:
+    """Press Tab until a button of this name has the focus."""
+    for _ in range(200):
+        if name.search(tab.focused()):
+            return
+        tab.page.keyboard.press("Tab")
+        if not tab.focused():
+            tab.page.evaluate("() => document.querySelector('.nbguard-view').focus()")
+    raise AssertionError(f"Tab does not reach {name.pattern}")
+
+
+def test_hostile_names(desk: Desk, server: Server) -> None:
+    notebook = desk.notebook(server, [])
+    notebook.kernel.run(LOAD).ok()
+    notebook.kernel.run(f"import torch; held = {{name: torch.ones(1 << 20) for name in {list(HOSTILE.values())!r}}}").ok()
+    notebook.kernel.run("\n".join(f"globals()[{name!r}] = held.pop({name!r})" for name in HOSTILE.values())).ok()
+    tab = desk.open(notebook)
+    tab.wait_for_ticks(2)
+    for name in HOSTILE.values():
+        expect(tab.panel).to_contain_text(name[:40], use_inner_text=True)
+    assert tab.page.title() != "harmed"
+    assert tab.panel.locator("img, script").count() == 0
+    assert tab.page.evaluate(
+        "() => document.querySelector('.nbguard-view').scrollWidth <= document.querySelector('.nbguard-view').clientWidth"
+    )

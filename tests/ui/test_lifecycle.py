@@ -1,0 +1,155 @@
+"""Reloads, restarts, deaths, several notebooks and tabs: the panel shows what is, and leaves nothing behind in the kernel."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from tests.kernels import wait_until
+from tests.thorough import left_out_by_ci
+from tests.ui.cells import BUSY, LOAD, STOP_FILE
+from tests.ui.conftest import Desk
+from tests.ui.pages import Notebook, Tab
+from tests.ui.servers import Server
+
+HOLD = "import torch; {} = torch.ones({} << 18)"
+"""A tensor of so many MiB under a name."""
+DIE = "import os; os._exit(1)"
+
+
+def holding(desk: Desk, server: Server, name: str, cells: list[str] | None = None) -> Notebook:
+    """Return a notebook with nbguard loaded and 8 MiB held under a name."""
+    notebook = desk.notebook(server, cells or [])
+    notebook.kernel.run(LOAD).ok()
+    notebook.kernel.run(HOLD.format(name, 8)).ok()
+    return notebook
+
+
+def expect_holder(tab: Tab, name: str) -> None:
+    expect(tab.button(f"why {name}")).to_be_visible()
+
+
+@left_out_by_ci
+def test_reload_idle(desk: Desk, server: Server) -> None:
+    notebook = holding(desk, server, "weights")
+    tab = desk.open(notebook)
+    expect_holder(tab, "weights")
+    threads = notebook.kernel.resting_threads()
+    for _ in range(2):
+        tab.reload()
+        expect_holder(tab, "weights")
+        tab.wait_for_ticks(2)
+    assert notebook.kernel.resting_threads() == threads
+    assert notebook.kernel.subshells() == []
+
+
+def test_reload_while_a_cell_runs(desk: Desk, server: Server) -> None:
+    notebook = holding(desk, server, "weights", [BUSY])
+    tab = desk.open(notebook)
+    tab.wait_for_ticks()
+    threads = notebook.kernel.resting_threads()
+    tab.start(0)
+    tab.page.reload()
+    expect_holder(tab, "weights")
+    tab.wait_for_ticks(2)
+    with tab.asked() as after:
+        tab.button("Empty cache").click()
+        after("ack")
+    notebook.file(STOP_FILE).touch()
+    assert notebook.kernel.resting_threads() == threads
+
+
+def test_restart(desk: Desk, server: Server) -> None:
+    notebook = holding(desk, server, "weights", [LOAD, HOLD.format("later", 4)])
+    tab = desk.open(notebook)
+    expect_holder(tab, "weights")
+    server.ask("POST", f"api/kernels/{notebook.id}/restart")
+    expect(tab.panel).to_contain_text("not loaded", use_inner_text=True)
+    expect(tab.button("why weights")).to_be_hidden()
+    tab.run(0)
+    tab.run(1)
+    expect_holder(tab, "later")
+
+
+@left_out_by_ci
+def test_death(desk: Desk, server: Server) -> None:
+    """The server starts a kernel that has died again: without nbguard, and without what it held."""
+    notebook = holding(desk, server, "weights", [DIE])
+    tab = desk.open(notebook)
+    expect_holder(tab, "weights")
+    tab.start(0)
+    expect(tab.button("why weights")).to_be_hidden()
+    expect(tab.panel).to_contain_text("not loaded", use_inner_text=True, timeout=60_000)
+
+
+@left_out_by_ci
+def test_load_by_button(desk: Desk, server: Server) -> None:
+    notebook = desk.notebook(server, [HOLD.format("weights", 8), BUSY])
+    tab = desk.open(notebook)
+    tab.show_panel()
+    expect(tab.panel).to_contain_text("not loaded", use_inner_text=True)
+    tab.start(1)
+    tab.button("Load nbguard").click()
+    expect(tab.panel).to_contain_text("It loads when the cell ends.", use_inner_text=True)
+    notebook.file(STOP_FILE).touch()
+    tab.wait_for_ticks()
+    tab.run(0)
+    expect_holder(tab, "weights")
+    assert notebook.kernel.value("get_ipython().execution_count") == 3, "loading took a number from the user's cells"
+
+
+def test_two_notebooks(desk: Desk, server: Server) -> None:
+    first, second = holding(desk, server, "alpha"), holding(desk, server, "beta")
+    tab = desk.open(first)
+    expect_holder(tab, "alpha")
+    tab.show(second)
+    expect_holder(tab, "beta")
+    expect(tab.button("why alpha")).to_be_hidden()
+    tab.show(first)
+    expect_holder(tab, "alpha")
+    tab.wait_for_ticks(2)
+
+
+@left_out_by_ci
+def test_notebook_closed(desk: Desk, server: Server) -> None:
+    notebook = holding(desk, server, "weights")
+    tab = desk.open(notebook)
+    tab.wait_for_ticks()
+    tab.page.evaluate("() => jupyterapp.shell.currentWidget.dispose()")
+    expect(tab.panel).to_contain_text("No kernel to look at", use_inner_text=True)
+
+
+@left_out_by_ci
+def test_two_tabs_on_one_kernel(desk: Desk, server: Server) -> None:
+    notebook = holding(desk, server, "weights")
+    one, other = desk.open(notebook), desk.open(notebook)
+    for tab in (one, other):
+        expect_holder(tab, "weights")
+        tab.wait_for_ticks(2)
+    one.button("Empty cache").click()
+    expect(one.heading(re.compile("plan"))).to_be_visible()
+    other.wait_for_ticks(2)
+    expect(other.heading(re.compile("plan"))).to_be_hidden()
+    one.page.close()
+    other.wait_for_ticks(4)
+    threads = notebook.kernel.threads()
+    assert len(threads) == len(set(threads)), threads
+
+
+def test_nobody_looks(desk: Desk, server: Server) -> None:
+    """Without a view the kernel is as it was: its sampler has ended."""
+    notebook = holding(desk, server, "weights")
+    before = notebook.kernel.resting_threads()
+    tab = desk.open(notebook)
+    tab.wait_for_ticks(2)
+    assert notebook.kernel.resting_threads() != before
+    tab.hide_panel()
+    wait_until(lambda: notebook.kernel.threads() == before, "the sampler to end", within=60)
+
+
+def test_server_under_a_prefix(desk: Desk, prefixed_server: Server) -> None:
+    notebook = holding(desk, prefixed_server, "weights")
+    tab = desk.open(notebook)
+    expect_holder(tab, "weights")
+    tab.wait_for_ticks(2)

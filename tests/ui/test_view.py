@@ -1,0 +1,106 @@
+"""The view on a page of its own: all scenes, by axe; more than a notebook has, drawn fast, in a page that does not grow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, CDPSession, Page, expect
+
+from tests.ui.axe import serious_findings
+from tests.ui.servers import ROOT
+
+DATA = ROOT / "tests" / "data" / "sidebar"
+VIEW = ROOT / "nbguard" / "live" / "static"
+
+DRAWN_MS = 100
+MESSAGE_BYTES = 64_000
+TEN_MINUTES = 2_400
+"""Ticks, four per second."""
+GROWTH = 0.25
+"""How much larger, as a share, the page's heap may be afterwards: what is compiled and cached meanwhile is in it."""
+
+_HOST = Path(__file__).with_name("host.js").read_text()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """An empty page with the view in it; `host` feeds it."""
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.set_content("<!doctype html><title>view</title><main style='width: 320px'></main>")
+    page.add_style_tag(content=(VIEW / "widget.css").read_text())
+    page.evaluate(_HOST)
+    page.evaluate("code => host.show(code)", (VIEW / "widget.js").read_text())
+    yield page
+    page.close()
+    assert errors == []
+
+
+def fixture(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
+    return found
+
+
+def feed(page: Page, state: dict[str, Any]) -> float:
+    """Give the view a heap and a tick, and return the milliseconds until they were painted."""
+    found: float = page.evaluate("state => host.feed(state)", state)
+    return found
+
+
+@pytest.mark.parametrize("scene", ["idle", "stale", "training", "parked", "oom", "hostile"])
+def test_scene(page: Page, scene: str) -> None:
+    feed(page, fixture(scene))
+    assert serious_findings(page) == []
+    assert page.title() == "view", "a name has become code"
+    assert page.locator(".nbguard-view").locator("img, script, iframe").count() == 0
+    for room in (240, 320, 600):
+        assert width(page, room) <= room
+
+
+def test_a_silent_kernel_fits_into_a_narrow_panel(page: Page) -> None:
+    feed(page, fixture("training"))
+    expect(page.locator(".nbguard-view")).to_contain_text("kernel not responding")
+    assert serious_findings(page) == []
+    assert width(page, 240) <= 240
+
+
+def width(page: Page, room: int) -> int:
+    """Return how wide, in pixels, the view is drawn where it has so much room."""
+    found: int = page.evaluate(
+        "room => { const main = document.querySelector('main'); main.style.width = `${room}px`;"
+        " return Math.max(main.scrollWidth, ...[...main.children].map(one => one.scrollWidth)); }",
+        room,
+    )
+    return found
+
+
+def test_a_thousand_holders_and_two_thousand_segments(page: Page) -> None:
+    state = fixture("many")
+    assert sum(len(json.dumps(state[part])) for part in ("tick", "heap")) < MESSAGE_BYTES
+    times = [feed(page, state) for _ in range(5)]
+    assert page.locator(".nbguard-view").get_attribute("data-tick") == str(state["tick"]["n"] + 4)
+    assert min(times[1:]) < DRAWN_MS, times
+
+
+def test_ten_minutes_of_ticks(page: Page) -> None:
+    state = fixture("many")
+    page.evaluate("([state, ticks]) => host.run(state, ticks)", [state, 200])
+    cdp = page.context.new_cdp_session(page)
+    before = in_use(cdp)
+    page.evaluate("([state, ticks]) => host.run(state, ticks)", [state, TEN_MINUTES])
+    after = in_use(cdp)
+    assert after["nodes"] <= before["nodes"] * (1 + GROWTH), (before, after)
+    assert after["bytes"] <= before["bytes"] * (1 + GROWTH), (before, after)
+
+
+def in_use(cdp: CDPSession) -> dict[str, float]:
+    """Return what the page holds after a collection: bytes of JavaScript, and nodes of the document."""
+    cdp.send("Performance.enable")
+    cdp.send("HeapProfiler.collectGarbage")
+    metrics = {one["name"]: one["value"] for one in cdp.send("Performance.getMetrics")["metrics"]}
+    return {"bytes": metrics["JSHeapUsedSize"], "nodes": metrics["Nodes"]}
