@@ -1,10 +1,11 @@
-# Each target sets up what it needs and reuses what is there. Everything lands in .venv, node_modules, dist and
-# nbguard/labextension. Needs Python >= 3.10 and make; the rest is fetched. Another Python: make distclean test PYTHON=python3.12
+# Each target sets up what it needs and reuses what is there. Everything lands in .venv, node_modules, dist, nbguard/labextension
+# and nbguard/live/static. Needs Python >= 3.10 and make; the rest is fetched. Another Python: make distclean test PYTHON=python3.12
 
 PYTHON ?= python3
 
-# Debian packages that the tests need (gcc for the fake CUDA device). Installed by `make test` where missing.
-APT_PACKAGES := gcc libc6-dev
+# Debian packages that the tests need: gcc for the fake CUDA device, a browser with letters for the sidebar. Installed by
+# `make test` where missing.
+APT_PACKAGES := gcc libc6-dev chromium fonts-dejavu-core
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,9 +16,12 @@ SHELL := /bin/bash
 VENV := .venv
 STAMPS := $(VENV)/.stamps
 NOTEBOOK := notebooks/01_between_experiments.ipynb
-JS_SOURCES := $(shell find labextension -type f -not -path 'labextension/lib/*') package.json
+JS_SOURCES := $(shell find labextension -type f -not -path 'labextension/lib/*' -not -path 'labextension/tests/*') package.json
 JS_PACKAGES := node_modules/.package-lock.json
 LABEXTENSION := nbguard/labextension/static/style.js
+
+# Tests start hundreds of processes: each would compile nbguard anew where this is set.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Runs a command with the programs of .venv in front: jupyter-builder, and node where the system's is missing or too old.
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
@@ -30,7 +34,7 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help demo lab test lint bench gpu-day build clean distclean
+.PHONY: help demo lab test lint bench gpu-day build clean distclean debian-packages
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -44,12 +48,10 @@ lab: $(STAMPS)/extra-demo ## open the example notebook in JupyterLab
 	@$(IN_VENV) $(VENV)/bin/jupyter lab $$([ "$$(id -u)" != 0 ] || echo --allow-root) $(NOTEBOOK) \
 	  || $(call stop,JupyterLab did not start. To start afresh: make distclean lab)
 
-test: $(STAMPS)/extra-test ## run the tests; make test ARGS='-k release' for some of them
-	@missing=; for name in $(APT_PACKAGES); do dpkg -s "$$name" >/dev/null 2>&1 || missing+=" $$name"; done; \
-	  if [ -n "$$missing" ]; then $(call say,Debian packages:$$missing); \
-	  { $(APT_INSTALL) $$missing; } || $(call stop,Install by hand: $$missing. Then run make test again.); fi
+test: $(STAMPS)/extra-test $(JS_PACKAGES) debian-packages ## run the tests; make test ARGS='-k release' for some of them
+	@$(if $(filter-out --%,$(ARGS)),,$(call say,tests of the browser's side); $(IN_VENV) npm test --silent || $(call stop,Tests of TypeScript failed. Again: npm test))
 	@$(call say,tests)
-	@$(IN_VENV) $(VENV)/bin/python -m pytest --numprocesses auto $(ARGS) || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
+	@$(IN_VENV) $(VENV)/bin/python -m pytest --numprocesses auto --dist worksteal $(ARGS) || $(call stop,Tests failed. The last one again: make test ARGS='--lf -x')
 
 lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, of Python and TypeScript
 	@$(call say,ruff)
@@ -66,12 +68,19 @@ lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, 
 	@! grep -n '"resolved"' package-lock.json \
 	  || $(call stop,package-lock.json names registry hosts. Run: rm package-lock.json && npm install)
 
-bench: $(STAMPS)/extra-test ## time nbguard beside its peers, in one run (installs them beside, not into .venv)
+bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in one run (installs them beside, not into .venv)
 	@$(call say,peers for the benchmark)
-	@$(PIP) --quiet --upgrade --target build/peers --no-deps pytorch_memlab calmsize objgraph || $(call stop,$(REGISTRIES))
+	@$(PIP) --quiet --upgrade --target build/peers --no-deps pytorch_memlab calmsize objgraph rustworkx fastxtend jupyterlab-nvdashboard || $(call stop,$(REGISTRIES))
 	@$(call say,benchmarks)
 	@PYTHONPATH=build/peers $(VENV)/bin/python -W ignore tests/benchmarks/census.py
+	@PYTHONPATH=build/peers $(VENV)/bin/python tests/benchmarks/ownership.py
 	@$(VENV)/bin/python tests/benchmarks/startup.py
+	@$(VENV)/bin/python -W ignore tests/benchmarks/cells.py
+	@$(VENV)/bin/python tests/benchmarks/replay.py
+	@$(VENV)/bin/python tests/benchmarks/recording.py
+	@$(VENV)/bin/python tests/benchmarks/simulate.py
+	@PYTHONPATH=build/peers $(VENV)/bin/python -W ignore tests/benchmarks/profile_overhead.py
+	@$(VENV)/bin/python -m tests.benchmarks.sidebar
 
 gpu-day: $(STAMPS)/extra-test ## all that wants a real GPU: tests, recordings, figures; DRY=1 rehearses it on the fake device
 	@$(call say,GPU day)
@@ -85,7 +94,7 @@ build: $(LABEXTENSION) ## wheel and sdist into dist/
 	  || $(call stop,The build failed. To start afresh: make distclean build)
 
 clean: ## remove what was built; keep .venv and node_modules
-	rm -rf build dist labextension/lib nbguard/labextension .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist labextension/lib nbguard/labextension nbguard/live/static .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find nbguard tests notebooks -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv and node_modules too
@@ -100,6 +109,11 @@ $(STAMPS)/venv:
 	  $(PYTHON) -m venv $(VENV) || { { $(APT_INSTALL) $(notdir $(PYTHON))-venv && $(PYTHON) -m venv $(VENV); } \
 	  || $(call stop,Install Debian's $(notdir $(PYTHON))-venv (or your system's venv module). Then run the same command again.); }; }
 	@mkdir -p $(STAMPS) && touch $@
+
+debian-packages:
+	@missing=; for name in $(APT_PACKAGES); do dpkg -s "$$name" >/dev/null 2>&1 || missing+=" $$name"; done; \
+	  if [ -n "$$missing" ]; then $(call say,Debian packages:$$missing); \
+	  { $(APT_INSTALL) $$missing; } || $(call stop,Install by hand: $$missing. Then run the same command again.); fi
 
 $(STAMPS)/tools: constraints.txt | $(STAMPS)/venv
 	@$(call say,build tools)
@@ -121,8 +135,9 @@ $(JS_PACKAGES): package.json package-lock.json | $(STAMPS)/venv
 
 $(LABEXTENSION): $(JS_SOURCES) $(JS_PACKAGES) | $(STAMPS)/tools
 	@$(NODE)
-	@$(call say,the JupyterLab extension)
+	@$(call say,the JupyterLab extension and the widget)
 	@$(IN_VENV) npm run --silent build:prod || $(call stop,The extension did not build. To start afresh: make distclean build)
+	@wc -c nbguard/labextension/static/*.js nbguard/live/static/*
 	@touch $@
 
 # nbguard as an editable install with one of the extras of pyproject.toml.

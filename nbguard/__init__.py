@@ -1,7 +1,11 @@
 """nbguard keeps GPU memory healthy between the experiments of a notebook.
 
 `%load_ext nbguard` gives `%gpumem` (who holds the memory, and why) and `%reset_gpu` (say what a cleanup would give back,
-then do it). The same from Python: `report`, `why`, `plan`, `release`. Importing nbguard imports neither torch nor IPython.
+then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `memory_map`; of
+recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`, `snapshot_map`; of
+this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`. `%%profile_fit`, in Python
+`profile_fit` and `FitMonitor`, says where a fit's time and memory go. `Sidebar` is a widget that shows who holds the memory,
+live. Importing nbguard imports neither torch nor IPython.
 """
 
 from __future__ import annotations
@@ -11,21 +15,83 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbguard.api import plan, release, report, why
-    from nbguard.errors import NbguardError, NoTorchError, TargetError
+    from nbguard.actions.record import record
+    from nbguard.actions.saved import snapshot_diff, snapshot_map, snapshot_report
+    from nbguard.actions.snapshot import live_snapshot, save_snapshot
+    from nbguard.actions.whatif import whatif_report
+    from nbguard.allocator.read import load_snapshot
+    from nbguard.allocator.replay import replay
+    from nbguard.allocator.whatif import what_if
+    from nbguard.api import end_zombies, memory_map, oom, park, plan, release, report, unpark, why, zombies
+    from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
+    from nbguard.live.monitor import FitMonitor as FitMonitor
+    from nbguard.live.profile import profile_fit
+    from nbguard.live.session import history
+    from nbguard.live.widget import Sidebar as Sidebar
+    from nbguard.predict.simulate import simulate
 
 __version__ = "0.1.0"
-__all__ = ["NbguardError", "NoTorchError", "TargetError", "plan", "release", "report", "why"]
+_ERRORS = ("NbguardError", "NoTorchError", "ParkedError", "SettingsError", "SnapshotError", "StoppedAtNaN", "TargetError")
+_API = ("end_zombies", "memory_map", "oom", "park", "plan", "release", "report", "unpark", "why", "zombies")
+_HOMES = {
+    "FitMonitor": "nbguard.live.monitor",
+    "Sidebar": "nbguard.live.widget",
+    "history": "nbguard.live.session",
+    "live_snapshot": "nbguard.actions.snapshot",
+    "load_snapshot": "nbguard.allocator.read",
+    "profile_fit": "nbguard.live.profile",
+    "record": "nbguard.actions.record",
+    "replay": "nbguard.allocator.replay",
+    "save_snapshot": "nbguard.actions.snapshot",
+    "snapshot_diff": "nbguard.actions.saved",
+    "snapshot_map": "nbguard.actions.saved",
+    "snapshot_report": "nbguard.actions.saved",
+    "simulate": "nbguard.predict.simulate",
+    "what_if": "nbguard.allocator.whatif",
+    "whatif_report": "nbguard.actions.whatif",
+    **dict.fromkeys(_API, "nbguard.api"),
+    **dict.fromkeys(_ERRORS, "nbguard.errors"),
+}
+__all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, nor widgets
+    "NbguardError",
+    "NoTorchError",
+    "ParkedError",
+    "SettingsError",
+    "SnapshotError",
+    "StoppedAtNaN",
+    "TargetError",
+    "end_zombies",
+    "history",
+    "live_snapshot",
+    "load_snapshot",
+    "memory_map",
+    "oom",
+    "park",
+    "plan",
+    "profile_fit",
+    "record",
+    "release",
+    "replay",
+    "report",
+    "save_snapshot",
+    "simulate",
+    "snapshot_diff",
+    "snapshot_map",
+    "snapshot_report",
+    "unpark",
+    "what_if",
+    "whatif_report",
+    "why",
+    "zombies",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("plan", "release", "report", "why"):
-        import nbguard.api as home
-    elif name in ("NbguardError", "NoTorchError", "TargetError"):
-        import nbguard.errors as home  # type: ignore[no-redef]
-    else:
+    if name not in _HOMES:
         raise AttributeError(f"module 'nbguard' has no attribute {name!r}")
-    return getattr(home, name)
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

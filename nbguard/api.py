@@ -1,22 +1,30 @@
-"""nbguard from Python: the same as the magics, for scripts, notebooks and ranks. `report`, `why`, `plan`, `release`."""
+"""nbguard from Python: the same as the magics, for scripts, notebooks and ranks. Each function returns plain frozen data."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from nbguard.actions.release import apply, uncover
+from nbguard.actions.processes import end_orphans, find_zombies
+from nbguard.actions.release import apply, bring_back, uncover
 from nbguard.core.cleanup import plan_cleanup
 from nbguard.core.facts import Graph
+from nbguard.core.memory_map import MemoryMap, build_map
+from nbguard.core.oom import OomCard, build_card
+from nbguard.core.parking import Unparked, plan_parking
 from nbguard.core.plan import Outcome, Plan, Request
+from nbguard.core.processes import Zombies
 from nbguard.core.report import Report, build_report
 from nbguard.core.why import Why, explain
-from nbguard.errors import TargetError
+from nbguard.errors import NbguardError, TargetError
 from nbguard.probes.describe import describe
 from nbguard.probes.kinds import Kinds
 from nbguard.probes.look import Look, Notebook, look
+from nbguard.probes.parked import fixed_storages
 from nbguard.probes.targets import lookup, output_label, parse_target, resolve_targets
+from nbguard.units import parse_bytes
 
 
 def report(namespace: dict[str, Any] | None = None) -> Report:
@@ -31,6 +39,41 @@ def report(namespace: dict[str, Any] | None = None) -> Report:
     return build_report(look(Notebook.current(namespace)).facts)
 
 
+def oom(namespace: dict[str, Any] | None = None) -> OomCard | None:
+    """Return the card on the last error, or on the one being handled; None if it did not run out of memory.
+
+    Raises:
+        NoTorchError: PyTorch is not imported yet.
+    """
+    return build_card(look(Notebook.current(namespace)).facts)
+
+
+def memory_map(request: int | str | None = None, namespace: dict[str, Any] | None = None) -> MemoryMap:
+    """Return the map of the device memory of this process: segments and blocks, who holds them, what pins free memory.
+
+    Args:
+        request: bytes, or a size such as `2GiB`: also say what a request of so much in one piece needs.
+        namespace: as in `report`.
+
+    Raises:
+        NbguardError: `request` is no size.
+        NoTorchError: PyTorch is not imported yet.
+    """
+    nbytes = _nbytes(request)
+    return build_map(look(Notebook.current(namespace)).facts, nbytes)
+
+
+def _nbytes(size: int | str | None) -> int | None:
+    """Return a size in bytes; raise NbguardError if it is none, or not above 0."""
+    try:
+        found = parse_bytes(size) if isinstance(size, str) else size
+    except ValueError as error:
+        raise NbguardError(str(error)) from None
+    if found is not None and found <= 0:
+        raise NbguardError(f"a request of {found} bytes cannot be; write it as 2GiB or 512MiB")
+    return found
+
+
 def why(name: str, namespace: dict[str, Any] | None = None) -> Why:
     """Return the reference paths that keep `name` (whatever `del` accepts, or `Out[3]`), or the memory behind it, alive.
 
@@ -38,7 +81,11 @@ def why(name: str, namespace: dict[str, Any] | None = None) -> Why:
         TargetError: there is no such thing, or it leads to no device memory.
         NoTorchError: PyTorch is not imported yet.
     """
-    notebook = Notebook.current(namespace)
+    return why_in(Notebook.current(namespace), name)
+
+
+def why_in(notebook: Notebook, name: str) -> Why:
+    """Return what `why` does, of a notebook that is at hand already."""
     target = parse_target(name)
     label = output_label(target, notebook.out)
     value = notebook.out[int(label[4:-1])] if label else lookup(target, notebook.namespace)
@@ -55,14 +102,32 @@ def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:
     raise TargetError(f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain (%gpumem lists what does)")
 
 
-def plan(*targets: str, keep: Iterable[str] = (), everything: bool = False, namespace: dict[str, Any] | None = None) -> Plan:
+def plan(
+    *targets: str,
+    keep: Iterable[str] = (),
+    everything: bool = False,
+    errors: bool = False,
+    compiled: bool = False,
+    workers: bool = False,
+    hard: bool = False,
+    namespace: dict[str, Any] | None = None,
+) -> Plan:
     """Return what `release` with the same arguments would do, with the bytes it promises. Touches nothing."""
     notebook = Notebook.current(namespace)
-    return _plan(notebook, _request(notebook, targets, keep, everything))[0]
+    request = _request(notebook, targets, keep, everything, errors=errors, compiled=compiled, workers=workers, hard=hard)
+    return _plan(notebook, request)[0]
 
 
 def release(
-    *targets: str, keep: Iterable[str] = (), everything: bool = False, namespace: dict[str, Any] | None = None
+    *targets: str,
+    keep: Iterable[str] = (),
+    everything: bool = False,
+    errors: bool = False,
+    compiled: bool = False,
+    workers: bool = False,
+    hard: bool = False,
+    orphans: bool = False,
+    namespace: dict[str, Any] | None = None,
 ) -> Outcome:
     """Free what is stale, or just `targets`, and return what really came back.
 
@@ -70,6 +135,13 @@ def release(
         targets: what to free, each as one would write it after `del`; the names are deleted. None: all that is stale.
         keep: names (with `everything`) or displayed results (`Out[3]`) that must stay.
         everything: free every name that leads to device memory.
+        errors: also what exceptions hold in their frames that a variable, a future or a task of yours keeps; they stay.
+        compiled: also what torch.compile has compiled (`torch._dynamo.reset()`): live models compile again at their next call.
+        workers: also end the worker processes of DataLoaders that no running code uses (with targets: of what they lead to),
+            and give unused pinned host memory back.
+        hard: also clear what libraries make anew, list the processes on the GPUs, and say whether only a restart would help.
+            Implies `workers`.
+        orphans: with `hard`, end what a dead program left on the GPUs, as `end_zombies` does.
         namespace: as in `report`.
 
     Raises:
@@ -77,20 +149,89 @@ def release(
         NoTorchError: PyTorch is not imported yet.
     """
     notebook = Notebook.current(namespace)
-    request = _request(notebook, targets, keep, everything)
+    request = _request(notebook, targets, keep, everything, errors=errors, compiled=compiled, workers=workers, hard=hard)
     uncovered = uncover()
     planned, seen = _plan(notebook, request)
-    return apply(planned, notebook, seen, uncovered)
+    outcome = apply(planned, notebook, seen, uncovered)
+    return replace(outcome, zombies=_zombies_too(orphans)) if hard else outcome
 
 
-def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], everything: bool) -> Request:
+def park(*names: str, dry_run: bool = False, namespace: dict[str, Any] | None = None) -> Outcome | Plan:
+    """Move what `names` lead to out of the device's memory, in place: every name stays valid, `unpark` brings it back.
+
+    To host memory; on a machine without an accelerator to a file. What a Learner needs that is not named stays. Calling a
+    parked model raises ParkedError.
+
+    Args:
+        names: each as one would write it after `del`: a Learner, a model, a list of batches.
+        dry_run: return the plan and touch nothing.
+        namespace: as in `report`.
+
+    Raises:
+        TargetError: a name does not exist, leads to nothing that could be parked, or is in use by code that runs now.
+        NoTorchError: PyTorch is not imported yet.
+    """
+    notebook = Notebook.current(namespace)
+    targets = resolve_targets(names, notebook.namespace, notebook.out, notebook.hidden)
+    seen = look(notebook, tensors=True)
+    planned = plan_parking(seen.facts, targets, fixed_storages(seen.witness))
+    return planned if dry_run else apply(planned, notebook, seen)
+
+
+def unpark(*names: str) -> Unparked:
+    """Bring back what was parked under `names`, bit by bit as it was; everything that is parked, without names.
+
+    Raises:
+        TargetError: nothing is parked under one of the names.
+        NbguardError: the device has no room for it; nothing has been moved.
+    """
+    return bring_back(names)
+
+
+def release_error(namespace: dict[str, Any] | None = None) -> Outcome | None:
+    """Free what only the last error holds, and what its fit has left on its Learner; nothing else that is stale.
+
+    None, with nothing touched, if there is no such memory, or while a fit runs (in another thread).
+    """
+    notebook = Notebook.current(namespace)
+    planned, seen = _plan(notebook, Request(only_error=True))
+    held = any(action.nbytes for action in planned.actions if action.kind != "collect")
+    if not held or any(learner.is_running for learner in seen.facts.learners):
+        return None
+    return apply(planned, notebook, seen)
+
+
+def _zombies_too(orphans: bool) -> Zombies:
+    """Return what `zombies` or `end_zombies` does; an interrupt must not cost the report on the cleanup before."""
+    try:
+        return end_zombies() if orphans else zombies()
+    except KeyboardInterrupt:
+        return Zombies(unavailable="interrupted before the processes on the GPUs were listed", interrupted=True)
+
+
+def zombies(*pids: int) -> Zombies:
+    """Return every other process on the GPUs (or those with these pids), judged: an orphan that may be ended, or why not."""
+    return find_zombies(pids)
+
+
+def end_zombies(*pids: int) -> Zombies:
+    """End the orphans that `zombies` with the same arguments lists, and return what became of each.
+
+    Only processes of this user whose parent has died and that make no sense without it; each is looked at once more, by pid
+    and start, before it gets its signal: SIGTERM, and SIGKILL if it does not listen.
+    """
+    return end_orphans(find_zombies(pids))
+
+
+def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], everything: bool, **consent: bool) -> Request:
     """Return what is asked for, each name looked up; raise TargetError for one that does not exist."""
     keep = tuple(keep)
     for name in keep:
         if not output_label(parse_target(name), notebook.out):
             lookup(ast.parse(name, mode="eval").body, notebook.namespace)
     found = resolve_targets(targets, notebook.namespace, notebook.out, notebook.hidden)
-    return Request(found, keep, everything)
+    consent["workers"] |= consent["hard"]
+    return Request(found, keep, everything, **consent)
 
 
 def _plan(notebook: Notebook, request: Request) -> tuple[Plan, Look]:

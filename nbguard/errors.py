@@ -18,3 +18,42 @@ class NoTorchError(NbguardError, RuntimeError):
         super().__init__(
             "PyTorch is not imported in this kernel yet: there is no memory to look at. Import torch, then run it again."
         )
+
+
+class OldHeapError(NbguardError):
+    """A sidebar asked about rows of a list that is no longer true; nothing has been touched."""
+
+    def __init__(self) -> None:
+        super().__init__("this list is older than the memory: it is fresh now, please look again")
+
+
+class ParkedError(NbguardError, RuntimeError):
+    """A parked model was called. Its tensors are in host memory until `%reset_gpu --unpark` brings them back."""
+
+
+class StoppedAtNaN(NbguardError, ArithmeticError):  # noqa: N818 - what happened, in a word
+    """A fit was stopped before values that are NaN or infinite reached the parameters; the message says where from."""
+
+
+class SettingsError(NbguardError, ValueError):
+    """A string of allocator settings cannot be used; the message names the key."""
+
+
+class SnapshotError(NbguardError, ValueError):
+    """A file is no memory snapshot that can be read; the message says what is wrong with it."""
+
+
+class ModelError(NbguardError, ValueError):
+    """The allocator model was asked for something that no program can do, such as freeing an address twice."""
+
+
+class SimulatedOutOfMemoryError(NbguardError, RuntimeError):
+    """The modelled device has no room for a request, after everything the allocator tries was tried.
+
+    `size` is the rounded request and `free` what the device had left, both in bytes.
+    """
+
+    def __init__(self, size: int, free: int | None) -> None:
+        super().__init__(f"out of memory on the modelled device: {size} bytes asked for, {free} bytes free on it")
+        self.size = size
+        self.free = free

@@ -22,6 +22,8 @@ def make_graph(
     storages: Mapping[str, int | Sequence[str]] | None = None,
     kinds: Mapping[str, str] | None = None,
     device: str = "cpu",
+    types: Mapping[str, str] | None = None,
+    whats: Mapping[str, str] | None = None,
 ) -> Graph:
     """Return a graph of named nodes.
 
@@ -32,8 +34,10 @@ def make_graph(
         storages: per node, the bytes of a storage of its own, or the names of nodes whose storage it shares.
         kinds: per node, its kind (`object` if not given).
         device: the device of all storages.
+        types: per node, the name of its type (its kind if not given).
+        whats: per root, what it is.
     """
-    edges, storages, kinds = edges or {}, storages or {}, kinds or {}
+    edges, storages, kinds, types, whats = edges or {}, storages or {}, kinds or {}, types or {}, whats or {}
     names = list(dict.fromkeys([n for found in roots.values() for n in found] + [*edges] + [*storages] + _targets(edges)))
     number = {name: at for at, name in enumerate(names)}
     own = [name for name, what in storages.items() if isinstance(what, int)]
@@ -45,8 +49,12 @@ def make_graph(
         out = edges.get(name, {})
         children, labels = tuple(number[child] for child in out.values()), tuple(out)
         kind = kinds.get(name, "object")
-        nodes.append(Node(kind, kind, _FIRST_REF + number[name], children, labels, held))  # type: ignore[arg-type]
-    found = tuple(Root(_root_kind(label), label, tuple(number[n] for n in entries)) for label, entries in roots.items())
+        node = Node(kind, types.get(name, kind), _FIRST_REF + number[name], children, labels, held)  # type: ignore[arg-type]
+        nodes.append(node)
+    found = tuple(
+        Root(_root_kind(label), label, tuple(number[n] for n in entries), None, whats.get(label, ""))
+        for label, entries in roots.items()
+    )
     return Graph(found, tuple(nodes), facts)
 
 

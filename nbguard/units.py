@@ -1,7 +1,8 @@
-"""Bytes as people read them: KiB, MiB and GiB, with columns that re-add to their total."""
+"""Bytes and durations as people read them, with columns that re-add to their total."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 KiB = 1024
@@ -9,6 +10,10 @@ MiB = 1024 * KiB
 GiB = 1024 * MiB
 
 _UNITS = ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"))
+_SECOND = 10**9
+_TIME_UNITS = ((_SECOND, "s"), (10**6, "ms"), (10**3, "µs"))
+_CLOCK = 100 * _SECOND
+"""From here on durations read as on a clock: in hours, minutes and seconds."""
 
 
 def unit_of(nbytes: int) -> tuple[int, str]:
@@ -27,17 +32,77 @@ def format_bytes(nbytes: int | None) -> str:
     return f"{nbytes} B" if size == 1 else f"{nbytes / size:.2f} {name}"
 
 
+def parse_bytes(text: str) -> int:
+    """Return the bytes that a size such as `16GiB`, `512 MiB` or `80g` means; units are powers of 1024.
+
+    Raises:
+        ValueError: it is no size.
+    """
+    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    if found is None:
+        raise ValueError(f"{text!r} is no size; write it as 16GiB or 512MiB")
+    return int(float(found[1]) * KiB ** ("", "k", "m", "g", "t").index(found[2].lower()))
+
+
 def format_column(values: Sequence[int], unit: tuple[int, str] | None = None) -> list[str]:
     """Return `values` (bytes) as numbers with one unit, rounded so that they re-add to their rounded total.
 
-    Each value is rounded down to hundredths; the hundredths that are missing go to the largest remainders.
     Rounding each value by itself would leave a reader who re-adds the column a few hundredths short.
     """
     size, name = unit or unit_of(max(values, default=0))
     if size == 1:
         return [f"{value} {name}" for value in values]
-    hundredths = [divmod(value * 100, size) for value in values]
-    missing = (sum(values) * 200 + size) // (2 * size) - sum(whole for whole, _ in hundredths)
-    by_remainder = sorted(range(len(values)), key=lambda i: (-hundredths[i][1], i))
+    return [f"{hundredths / 100:.2f} {name}" for hundredths in re_adding(values, 100, size)]
+
+
+def re_adding(values: Sequence[int], parts: int, whole: int) -> list[int]:
+    """Return `values` times `parts` / `whole`, rounded so that they re-add to their rounded sum.
+
+    Each is rounded down; what is then missing goes to the largest remainders, one each.
+    """
+    found = [divmod(value * parts, whole) for value in values]
+    missing = (sum(values) * parts * 2 + whole) // (2 * whole) - sum(floor for floor, _ in found)
+    by_remainder = sorted(range(len(values)), key=lambda i: (-found[i][1], i))
     rounded_up = set(by_remainder[:missing])
-    return [f"{(whole + (i in rounded_up)) / 100:.2f} {name}" for i, (whole, _) in enumerate(hundredths)]
+    return [floor + (i in rounded_up) for i, (floor, _) in enumerate(found)]
+
+
+def format_time(ns: float, of: int | None = None) -> str:
+    """Return nanoseconds to three digits: '12.8 ms', '1.25 s', '3 min 12 s'; with `of` as in a column whose total that is."""
+    if ns < 0:
+        return f"-{format_time(-ns, of)}"
+    ns = round(ns)
+    digits = 3 if of is None else 4
+    step = _time_step(ns if of is None else of, digits)
+    rounded = (2 * ns + step) // (2 * step) * step
+    return _time(rounded, rounded if of is None else of, digits)
+
+
+def format_times(values: Sequence[int]) -> list[str]:
+    """Return `values` (nanoseconds) with one unit, rounded so that they re-add to their rounded total."""
+    total = sum(values)
+    step = time_step(total)
+    return [format_time(rounded * step, total) for rounded in re_adding(values, 1, step)]
+
+
+def time_step(total: int) -> int:
+    """Return the nanoseconds to whose multiples a column with this total is rounded: four digits, a second at most."""
+    return _time_step(total, 4)
+
+
+def _time_step(ns: int, digits: int) -> int:
+    return int(10 ** min(9, max(0, len(str(ns)) - digits)))
+
+
+def _time(ns: int, of: int, digits: int) -> str:
+    """Return nanoseconds in the unit of `of`, with so many digits as this has."""
+    step = _time_step(of, digits)
+    if of >= _CLOCK:
+        minutes, rest = divmod(ns, 60 * _SECOND)
+        hours, minutes = divmod(minutes, 60)
+        tenths = "" if step == _SECOND else f".{rest % _SECOND // (_SECOND // 10)}"
+        seconds = f"{rest // _SECOND:02}{tenths} s" if hours or minutes else f"{rest // _SECOND}{tenths} s"
+        return f"{hours} h {minutes:02} min {seconds}" if hours else f"{minutes} min {seconds}" if minutes else seconds
+    size, name = next((unit for unit in _TIME_UNITS if of >= unit[0]), (1, "ns"))
+    decimals = len(str(size)) - len(str(step))
+    return f"{ns / size:.{max(0, decimals)}f} {name}"

@@ -18,7 +18,7 @@ from nbconvert import HTMLExporter
 HERE = Path(__file__).resolve().parent
 NOTEBOOK = HERE / "01_between_experiments.ipynb"
 OUTPUT = HERE.parent / "build" / "demo"
-_MAGICS = ("%gpumem", "%reset_gpu")
+_MAGICS = ("%gpumem", "%reset_gpu", "%%profile_fit")
 
 
 def run(notebook: Path = NOTEBOOK, output: Path = OUTPUT) -> Path:
@@ -48,10 +48,10 @@ def run(notebook: Path = NOTEBOOK, output: Path = OUTPUT) -> Path:
 
 def _show(cell: Any, **_: Any) -> None:
     """Print a cell's magic and what it showed, or the first line of other code, so that progress is seen."""
-    source = cell.source.strip()
-    shown = source.splitlines()[-1]
-    if not shown.startswith(_MAGICS):
-        print(f"In [{cell.execution_count}]: {source.splitlines()[0][:90]}", flush=True)
+    lines = cell.source.strip().splitlines()
+    shown = next((line for line in (lines[0], lines[-1]) if line.startswith(_MAGICS)), None)
+    if shown is None:
+        print(f"In [{cell.execution_count}]: {lines[0][:90]}", flush=True)
         return
     print(f"\nIn [{cell.execution_count}]: {shown}")
     for output in cell.outputs:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
-from tests.kernels import Kernel, Zygote
+from tests.kernels import FASTAI, Kernel, Zygote
+from tests.thorough import MORE
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: tests run beside each other as it is
 
 pytest_plugins = ["tests.fake_cuda.plugin"]
+
+# The same examples every time, however slow the machine.
+settings.register_profile("same", derandomize=True, deadline=None, max_examples=200 * MORE)
+settings.load_profile("same")
 
 
 @pytest.fixture(scope="session")
 def fastai_zygote() -> Iterator[Zygote]:
-    zygote = Zygote(fastai=True)
+    zygote = Zygote(FASTAI)
     yield zygote
     zygote.stop()
 
 
 @pytest.fixture(scope="session")
 def plain_zygote() -> Iterator[Zygote]:
-    zygote = Zygote(fastai=False)
+    zygote = Zygote()
     yield zygote
     zygote.stop()
 
@@ -39,6 +48,11 @@ def plain_kernel(plain_zygote: Zygote) -> Iterator[Kernel]:
     kernel = Kernel(plain_zygote)
     yield kernel
     kernel.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What looks at this process goes first: a look takes the longer, the more other tests have imported."""
+    items.sort(key=lambda item: item.path.parent.name not in ("actions", "probes"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

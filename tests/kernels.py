@@ -1,15 +1,18 @@
-"""Real IPython kernels for tests: one process that has imported fastai is forked for each, so a kernel starts in a second."""
+"""Real IPython kernels, and programs, for tests: forked from a process that has made the imports, they start at once."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import queue
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +20,11 @@ from typing import Any
 from jupyter_client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 
-# Runs in the parent of the kernels: reads a request per line, forks, and becomes an ordinary kernel in the child.
+# Runs in the parent: reads a request per line, forks, and becomes an ordinary kernel in the child, or runs a program there.
 _ZYGOTE = """
-import gc, json, os, signal, sys, warnings
+import gc, json, os, signal, sys, traceback, types, warnings
 warnings.filterwarnings("ignore")
-if "--fastai" in sys.argv:
-    from fastai.basics import *
-    from fastai.callback.all import *
-    import pandas, matplotlib.pyplot, matplotlib_inline.backend_inline
+exec(sys.argv[1])
 import ipykernel.ipkernel, ipykernel.zmqshell, IPython.core.completer, jedi
 from ipykernel.kernelapp import IPKernelApp
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -37,22 +37,37 @@ for line in sys.stdin:
         os.setsid()
         os.chdir(request["cwd"])
         sys.path.insert(0, request["cwd"])
-        log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0); os.dup2(log, 1); os.dup2(log, 2)
-        os.environ.update(request["env"], IPYTHONDIR=request["cwd"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, file in enumerate(request["outputs"], start=1):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        os.environ.update(request["env"])
         try:
-            IPKernelApp.launch_instance(["-f", request["connection"], "--HistoryManager.hist_file=:memory:"])
+            if "program" in request:
+                main = sys.modules["__main__"] = types.ModuleType("__main__")
+                exec(request["program"], main.__dict__)
+            else:
+                IPKernelApp.launch_instance(["-f", request["connection"], "--HistoryManager.hist_file=:memory:"])
+        except BaseException:
+            traceback.print_exc()
         finally:
-            os._exit(0)
+            sys.stdout.flush(); sys.stderr.flush()
+            os._exit(0)  # not by way of the interpreter's end, where autograd's threads now and then abort PyTorch 2.13
     print(pid, flush=True)
+"""
+
+TORCH = "import torch, torch._dynamo"  # the first optimizer would import the latter: two seconds
+FASTAI = """
+from fastai.basics import *
+from fastai.callback.all import *
+import pandas, matplotlib.pyplot, matplotlib_inline.backend_inline
 """
 
 
 class Zygote:
-    """A process that forks kernels. With `fastai`, they have it imported already; `env` is the environment of all of them."""
+    """A process that forks kernels and programs. They have made `imports` already; `env` is the environment of all of them."""
 
-    def __init__(self, *, fastai: bool, env: Mapping[str, str] | None = None) -> None:
-        argv = [sys.executable, "-c", _ZYGOTE, *(["--fastai"] if fastai else [])]
+    def __init__(self, imports: str = "", env: Mapping[str, str] | None = None) -> None:
+        argv = [sys.executable, "-c", _ZYGOTE, imports]
         env = {**(os.environ if env is None else env), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         self._process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         assert self._ask() == "ready", "the kernels' parent did not start"
@@ -62,11 +77,25 @@ class Zygote:
         return self._process.stdout.readline().strip()
 
     def fork(self, **request: object) -> int:
-        """Return the pid of a new kernel process."""
+        """Return the pid of a new process: a kernel for a `connection`, or what runs a `program`."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return int(self._ask())
+
+    def run(self, program: str, env: Mapping[str, str], timeout: float) -> tuple[str, str]:
+        """Run a program in a process of its own, here in this folder, and return what it printed to stdout and to stderr."""
+        with tempfile.TemporaryDirectory(prefix="nbguard-run-") as folder:
+            outputs = [Path(folder, name) for name in ("stdout", "stderr")]
+            cwd = str(Path.cwd())
+            pid = self.fork(program=program, cwd=cwd, outputs=[str(file) for file in outputs], env=dict(env))
+            try:
+                assert is_gone(pid, timeout), f"still running after {timeout:.0f} s"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+            stdout, stderr = (file.read_text() if file.exists() else "" for file in outputs)
+            return stdout, stderr
 
     def stop(self) -> None:
         """End the parent; kernels that run go on."""
@@ -75,14 +104,37 @@ class Zygote:
         self._process.wait(timeout=20)
 
 
+def is_gone(pid: int, within: float) -> bool:
+    """Say whether a process that a zygote has forked is gone, within so many seconds: nobody needs to wait for it."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def wait_until(act: Callable[[], object], what: str, within: float = 20) -> None:
+    """Return as soon as `act` says something true; fail after so many seconds."""
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        if act():
+            return
+        time.sleep(0.03)
+    raise AssertionError(f"waited {within:.0f} s for {what}")
+
+
 @dataclass
 class Cell:
-    """What running a cell gave: printed text, displayed bundles, and the error's name and message."""
+    """What running a cell gave: printed text, displayed bundles, and the error's name, message and traceback."""
 
     stdout: str = ""
     stderr: str = ""
     bundles: list[dict[str, Any]] = field(default_factory=list)
     error: tuple[str, str] | None = None
+    traceback: str = ""
 
     @property
     def text(self) -> str:
@@ -103,11 +155,25 @@ class Kernel:
         self.cwd = Path(self._folder.name)
         # sockets in the folder, not ports: two kernels never ask for the same one
         connection, _ = write_connection_file(str(self.cwd / "connection.json"), transport="ipc", ip=str(self.cwd / "socket"))
-        self.pid = zygote.fork(connection=connection, cwd=self._folder.name, log=str(self.cwd / "log"), env=dict(env or {}))
+        self.pid = zygote.fork(
+            connection=connection,
+            cwd=self._folder.name,
+            outputs=[str(self.cwd / "log")] * 2,
+            env={**(env or {}), "IPYTHONDIR": self._folder.name},
+        )
         self.client = BlockingKernelClient(connection_file=connection)
         self.client.load_connection_file()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self._wait_until_heard()
+
+    def _wait_until_heard(self) -> None:
+        """Return when the kernel answers and what it prints arrives. The client's own `wait_for_ready` takes 0.2 s more."""
+        for _ in range(100):
+            self.client.kernel_info(reply=True, timeout=60)
+            with contextlib.suppress(queue.Empty):
+                self.client.get_iopub_msg(timeout=0.2)
+                return
+        raise AssertionError("what the kernel prints does not arrive")
 
     def run(self, code: str, *, timeout: float = 90, inputs: Iterable[str] = (), stop_on_error: bool = True) -> Cell:
         """Run a cell to its end and return what it gave; `inputs` answer what it asks (`%debug`)."""
@@ -123,6 +189,7 @@ class Kernel:
                 cell.bundles.append(content["data"])
             elif kind == "error":
                 cell.error = (content["ename"], content["evalue"])
+                cell.traceback = re.sub("\x1b\\[[0-9;]*m", "", "\n".join(content["traceback"]))
 
         def answer(message: dict[str, Any]) -> None:
             self.client.input(answers.pop(0) if answers else "q")
@@ -149,8 +216,9 @@ class Kernel:
         return eval(found["data"]["text/plain"], {})
 
     def stop(self) -> None:
-        """Kill the kernel and what it started."""
+        """Kill the kernel and what it started, and see it gone: what it held, on a shared device say, is free then."""
         self.client.stop_channels()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+            is_gone(self.pid, within=10)
         self._folder.cleanup()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -45,6 +46,31 @@ def test_the_wheel_carries_the_prebuilt_extension_where_jupyter_looks(wheel: zip
     entry = manifest["jupyterlab"]["_build"]["load"]
     assert f"{extension}/{entry}" in wheel.namelist()
     assert json.loads(wheel.read(f"{extension}/install.json"))["packageName"] == "nbguard"
+    settings = json.loads(wheel.read(f"{extension}/schemas/nbguard/plugin.json"))["properties"]
+    assert {name: each["default"] for name, each in settings.items()} == {
+        "side": "right",
+        "openOnData": True,
+        "channel": "control",
+    }
+
+
+def test_the_browser_gets_no_more_than_it_must(wheel: zipfile.ZipFile) -> None:
+    """The view is in both: in JupyterLab's extension, which brings nothing of JupyterLab, and in the widget."""
+    sizes = {info.filename: info.file_size for info in wheel.infolist()}
+    extension = {name: size for name, size in sizes.items() if "labextensions/nbguard/static" in name and name.endswith(".js")}
+    widget = [sizes[f"nbguard/live/static/widget.{kind}"] for kind in ("js", "css")]
+
+    assert 30_000 < sum(extension.values()) < 100_000
+    assert 20_000 < sum(widget) < 100_000
+
+
+def test_the_widget_fetches_nothing(wheel: zipfile.ZipFile) -> None:
+    for name in ("widget.js", "widget.css"):
+        text = wheel.read(f"nbguard/live/static/{name}").decode()
+        addresses = set(re.findall(r"(?:https?:)?//[a-z][^\s\"'`)]*", text))
+        assert addresses <= {"http://www.w3.org/2000/svg"}
+        assert "@import" not in text
+        assert not re.search(r"\bimport\s*[({\"'*]", text)
 
 
 def test_the_wheel_is_typed_light_and_without_what_only_developers_need(wheel: zipfile.ZipFile) -> None:
@@ -57,7 +83,7 @@ def test_the_wheel_is_typed_light_and_without_what_only_developers_need(wheel: z
     unwanted = ("tests/", "notebooks/", "nbguard/labextension")
     assert not [name for name in names if "node_modules" in name or name.startswith(unwanted)]
     assert not [line for line in needed if "torch" in line or "fastai" in line or "pynvml" in line]
-    assert sum(info.file_size for info in wheel.infolist()) < 1_000_000
+    assert sum(info.compress_size for info in wheel.infolist()) < 1_000_000
 
 
 def test_jupyter_sees_the_extension() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.units import GiB, KiB, MiB, format_bytes, format_column, unit_of
+from nbguard.units import GiB, KiB, MiB, format_bytes, format_column, format_time, format_times, re_adding, unit_of
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,63 @@ def test_a_figure_is_off_by_less_than_a_hundredth(values: list[int]) -> None:
 
     for value, figure in zip(values, format_column(values), strict=True):
         assert abs(float(figure.split()[0]) - value / size) <= 0.01 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        (0, "0 ns"),
+        (512, "512 ns"),
+        (999.9, "1.00 µs"),
+        (-8.1e6, "-8.10 ms"),
+        (1_000, "1.00 µs"),
+        (12_800, "12.8 µs"),
+        (12_800_000, "12.8 ms"),
+        (999_400_000, "999 ms"),
+        (999_960_000, "1.00 s"),
+        (1_250_000_000, "1.25 s"),
+        (99_940_000_000, "99.9 s"),
+        (99_960_000_000, "1 min 40 s"),
+        (192_000_000_000, "3 min 12 s"),
+        (7_387_000_000_000, "2 h 03 min 07 s"),
+    ],
+)
+def test_a_time_reads_with_its_unit(ns: float, text: str) -> None:
+    assert format_time(ns) == text
+
+
+def test_a_column_of_times_has_one_unit_and_four_digits() -> None:
+    assert format_times([38_412_345_678, 912_345_001, 0]) == ["38.41 s", "0.91 s", "0.00 s"]
+    assert format_times([41_200_000_000, 72_340_000_000]) == ["41.2 s", "1 min 12.3 s"]
+    assert format_times([9_999_600, 400]) == ["10.00 ms", "0.00 ms"]
+    assert format_time(912_345_001, of=39 * 10**9) == "0.91 s"
+    assert format_times([]) == []
+
+
+_SECONDS = {"h": 3600, "min": 60, "s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+
+
+def seconds(figure: str) -> float:
+    """Return a duration as written, in seconds."""
+    words = figure.split()
+    return sum(float(number) * _SECONDS[unit] for number, unit in zip(words[::2], words[1::2], strict=True))
+
+
+@given(st.lists(st.integers(0, 10**14), min_size=1, max_size=30))
+def test_times_as_shown_re_add_to_their_total_as_shown(values: list[int]) -> None:
+    total = sum(values)
+    assert sum(map(seconds, format_times(values))) == pytest.approx(seconds(format_time(total, total)), rel=1e-9, abs=1e-12)
+
+
+@given(st.integers(0, 10**14))
+def test_a_time_as_shown_is_off_by_less_than_its_last_digit(ns: int) -> None:
+    assert seconds(format_time(ns)) == pytest.approx(ns / 10**9, rel=0.0051, abs=1e-12)
+
+
+@given(st.lists(st.integers(0, 10**14), min_size=1, max_size=30), st.integers(1, 2000))
+def test_shares_add_up_to_the_whole(values: list[int], parts: int) -> None:
+    whole = sum(values) or 1
+    shares = re_adding(values, parts, whole)
+
+    assert sum(shares) == (parts if sum(values) else 0)
+    assert all(abs(share - value * parts / whole) <= 1 for share, value in zip(shares, values, strict=True))

@@ -9,28 +9,26 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from nbguard.actions.gains import Gains
 from nbguard.actions.interrupts import Interrupts
-from nbguard.actions.registries import forget
-from nbguard.actions.standins import StandIns
-from nbguard.actions.tracebacks import release_objects, release_variables
+from nbguard.actions.park import unpark
+from nbguard.actions.steps import STEPS, Step, park_storages
 from nbguard.core.facts import Facts
 from nbguard.core.gradients import idle_gradients, zero_grad
 from nbguard.core.ownership import holders, reach_of_roots, storages_of
+from nbguard.core.parking import Unparked
 from nbguard.core.plan import Action, Outcome, Plan
+from nbguard.core.verdict import verdict
 from nbguard.errors import NbguardError
-from nbguard.probes.heap import Witness
-from nbguard.probes.learners import LEFTOVERS
+from nbguard.probes.cuda import lasting_error
 from nbguard.probes.look import Look, Notebook, look
-from nbguard.probes.namespace import output_places
-from nbguard.probes.tracebacks import error_parts, traced_frames
 
 _ONE_AT_A_TIME = threading.Lock()
-_PASSES = 5
-"""Cycles behind what the collector cannot see through (an object array, a DataFrame) take one more pass for each of them."""
 
 
 def uncover() -> int:
@@ -38,8 +36,7 @@ def uncover() -> int:
 
     Return the bytes that this alone gave back, where the device's allocator counts them.
     """
-    if gc.get_freeze_count():
-        gc.unfreeze()
+    gc.unfreeze()
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return 0
@@ -48,44 +45,65 @@ def uncover() -> int:
     return before - (_counted("memory_allocated") or 0)
 
 
+def bring_back(names: Sequence[str]) -> Unparked:
+    """Bring back what is parked under `names` (everything, without names), while no other cleanup runs."""
+    with Interrupts() as interrupts, _alone():
+        return unpark(names, lambda: interrupts.happened)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keep others out. To be entered inside of `Interrupts`: one that came right after the lock was taken would keep it."""
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise NbguardError("another cleanup is running: wait for it to end, then try again")
+    try:
+        yield
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
 def apply(plan: Plan, notebook: Notebook, seen: Look, uncovered: int = 0) -> Outcome:
     """Carry out `plan`, made from what `seen` found in `notebook`, and return what it really gave back.
 
     `uncovered` bytes have been given back before the look.
     """
-    if not _ONE_AT_A_TIME.acquire(blocking=False):
-        raise NbguardError("another cleanup is running: wait for it to end, then try again")
-    try:
-        outcome = _apply(plan, notebook, seen)
+    with Interrupts() as interrupts, _alone():
+        outcome = _apply(plan, notebook, seen, interrupts)
         return replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered)
-    finally:
-        _ONE_AT_A_TIME.release()
 
 
-def _apply(plan: Plan, notebook: Notebook, seen: Look) -> Outcome:
+def _apply(plan: Plan, notebook: Notebook, seen: Look, interrupts: Interrupts) -> Outcome:
     reserved_before = _counted("memory_reserved")
     done: list[Action] = []
     undone: list[tuple[str, str]] = []
-    with Interrupts() as interrupts:
-        for action in plan.actions:
-            if interrupts.happened:
-                undone.append((action.label, "interrupted"))
-                continue
-            reason = _step(_Step(action, notebook, seen.witness, plan.storages), interrupts)
-            if reason:
-                undone.append((action.label, reason))
-            else:
-                done.append(action)
-        return _measure(plan, notebook, seen, done, undone, reserved_before, interrupts.happened)
+    gains = Gains()
+    for action in plan.actions:
+        if interrupts.happened:
+            undone.append((action.label, "interrupted"))
+            continue
+        reason = _step(Step(action, notebook, seen.witness, plan.storages, interrupts, gains))
+        if reason:
+            undone.append((action.label, reason))
+        else:
+            done.append(action)
+    outcome = _measure(plan, notebook, seen, done, undone, reserved_before, interrupts.happened)
+    return replace(
+        outcome,
+        realised=outcome.realised + gains.device,
+        before=outcome.before + gains.device,
+        host=gains.host if plan.request.workers else None,
+    )
 
 
-def _step(step: _Step, interrupts: Interrupts) -> str:
+def _step(step: Step) -> str:
     """Carry out one action; return why it could not be done, or an empty string."""
     try:
-        with interrupts.allowed():
-            _STEPS[step.action.kind](step)
+        if step.action.kind == "park":  # whatever half-moved means must not exist: it stops by itself, between storages
+            return park_storages(step)
+        with step.interrupts.allowed():
+            STEPS[step.action.kind](step)
     except KeyboardInterrupt:
-        interrupts.happened = True
+        step.interrupts.happened = True
         return "interrupted while it ran"
     except Exception as error:  # noqa: BLE001 - `del` runs the user's own code; whatever it raises is the answer
         text = error.args[0] if error.args and type(error.args[0]) is str else ""
@@ -121,6 +139,7 @@ def _measure(
         _survivors(plan, seen.facts, expired, after),
         _left(after),
         interrupted,
+        verdict=verdict(after, lasting_error()) if plan.request.hard else None,
     )
 
 
@@ -150,101 +169,3 @@ def _counted(counter: str) -> int | None:
     if not torch.cuda.is_initialized():
         return None
     return sum(int(getattr(torch.cuda, counter)(index)) for index in range(torch.cuda.device_count()))
-
-
-@dataclass(frozen=True)
-class _Step:
-    """What a step needs: its action, the notebook, weak references to what the plan has seen, and what it promised."""
-
-    action: Action
-    notebook: Notebook
-    witness: Witness
-    promised: frozenset[int]
-
-
-def _delete(step: _Step) -> None:
-    (text,) = step.action.names
-    code = compile(f"del {text}", "<%reset_gpu>", "exec")
-    exec(code, {}, step.notebook.namespace)  # noqa: S102 - `del` as the user would; not as globals: exec adds to those
-
-
-def _forget_output(step: _Step) -> None:
-    """Take a displayed object out of every place where IPython keeps it; other results stay where they are."""
-    refs = set(step.action.refs)
-    for number in [number for number, value in step.notebook.out.items() if id(value) in refs]:
-        aliases = [
-            (space, name)
-            for space, name in output_places(step.notebook.shell)
-            if name == f"_{number}" and id(space[name]) in refs
-        ]
-        del step.notebook.out[number]
-        for space, name in aliases:
-            del space[name]
-    empty = {"result": None}
-    for space, name in [(space, name) for space, name in output_places(step.notebook.shell) if id(space[name]) in refs]:
-        space[name] = empty.get(name, "")
-
-
-def _release_error(step: _Step) -> None:
-    pairs = set(zip(step.action.refs[::2], step.action.refs[1::2], strict=True))
-    found = error_parts(step.notebook.shell)
-    stand_ins = StandIns()
-    release_variables(found.frames, pairs, stand_ins)
-    release_objects(found.errors, pairs, stand_ins)
-
-
-def _forget_copy(step: _Step) -> None:
-    forget(step.notebook.shell, step.action.names[0], set(step.action.refs))
-
-
-def _forget_debugger(_: _Step) -> None:
-    for frame in traced_frames():
-        frame.f_trace = None
-
-
-def _clear_leftovers(step: _Step) -> None:
-    for ref in step.action.refs:
-        known = step.witness.objects.get(ref)
-        learner = None if known is None else known()
-        if learner is not None:
-            for name in step.action.names:
-                if name in LEFTOVERS:
-                    learner.__dict__[name] = LEFTOVERS[name]
-                else:  # an attribute of one of its callbacks
-                    callback, _, attribute = name.partition(".")
-                    learner.__dict__[callback].__dict__.pop(attribute, None)
-
-
-def _collect(step: _Step) -> None:
-    debug = gc.get_debug()
-    gc.set_debug(debug & ~gc.DEBUG_SAVEALL)  # else what is collected would be kept in gc.garbage
-    try:
-        for _ in range(_PASSES):
-            gc.collect()
-            if step.promised <= step.witness.expired():
-                break
-    finally:
-        gc.set_debug(debug)
-    _empty_cache()
-
-
-def _empty_cache() -> None:
-    """Give the allocator's free segments back to the device, on whichever accelerator is in use."""
-    torch: Any = sys.modules["torch"]
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-    elif getattr(torch, "accelerator", None) is not None and torch.accelerator.is_available():
-        module: Any = getattr(torch, str(torch.accelerator.current_accelerator().type), None)
-        if hasattr(module, "empty_cache"):
-            module.empty_cache()
-
-
-_STEPS: dict[str, Callable[[_Step], None]] = {
-    "del": _delete,
-    "out": _forget_output,
-    "error": _release_error,
-    "debugger": _forget_debugger,
-    "leftovers": _clear_leftovers,
-    "cache": _forget_copy,
-    "collect": _collect,
-}

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbguard.actions.standins import StandIns
+from nbguard.probes.attributes import attributes_of
 from nbguard.probes.frames import OPTIMIZED, running_frames
 from nbguard.probes.kinds import module_namespaces
-from nbguard.probes.labels import attributes_of
 
 
 def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[int, int]], stand_ins: StandIns) -> None:
@@ -22,16 +22,21 @@ def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[i
     """
     running = {id(frame) for _, frame in running_frames()}
     modules = {id(namespace) for namespace in module_namespaces().values()}
+    by_owner = _by_owner(wanted)
     for key, frame in frames.items():
-        ids = {obj for owner, obj in wanted if owner == key}
+        ids = by_owner.get(key)
         if ids and key not in running and id(frame.f_locals) not in modules:  # a cell's namespace is the user's own
             _replace(frame, ids, stand_ins)
+            for function in [ref for ref in gc.get_referents(frame) if type(ref) is types.FunctionType]:
+                if function.__code__ is frame.f_code:
+                    _empty(function, ids, stand_ins)
 
 
 def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]], stand_ins: StandIns) -> None:
     """Put a stand-in in place of what exceptions hold themselves, where it is wanted: their attributes."""
+    by_owner = _by_owner(wanted)
     for key, error in errors.items():
-        ids = {obj for owner, obj in wanted if owner == key}
+        ids = by_owner.get(key)
         if not ids:
             continue
         if isinstance(error, AttributeError) and id(error.obj) in ids:
@@ -39,6 +44,14 @@ def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, 
         attributes = attributes_of(error) or {}
         for name in [name for name, value in attributes.items() if id(value) in ids]:
             attributes[name] = stand_ins.of(attributes[name])
+
+
+def _by_owner(wanted: set[tuple[int, int]]) -> dict[int, set[int]]:
+    """Return what is wanted of each owner: a RecursionError has a thousand frames."""
+    found: dict[int, set[int]] = {}
+    for owner, obj in wanted:
+        found.setdefault(owner, set()).add(obj)
+    return found
 
 
 def _replace(frame: types.FrameType, ids: set[int], stand_ins: StandIns) -> None:
@@ -56,6 +69,16 @@ def _replace(frame: types.FrameType, ids: set[int], stand_ins: StandIns) -> None
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
         if sys.getrefcount(mapping) <= 3:
             mapping.clear()
+
+
+def _empty(function: types.FunctionType, ids: set[int], stand_ins: StandIns) -> None:
+    """Let go of what a function keeps that only finished frames keep."""
+    if id(function.__defaults__) in ids:
+        function.__defaults__ = None
+    if id(function.__kwdefaults__) in ids:
+        function.__kwdefaults__ = None
+    for name in [name for name, value in function.__dict__.items() if id(value) in ids]:
+        function.__dict__[name] = stand_ins.of(function.__dict__[name])
 
 
 def _cells(frame: types.FrameType) -> dict[str, int]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from nbguard.core.facts import DeviceFacts, PoolId
+from nbguard.core.facts import AllocatorStats, DeviceFacts, PoolId
 from nbguard.core.fragmentation import fragmentation
 
 NOT_OURS = frozenset({"others", "others and contexts", "driver", "free"})
 """Names of the parts that are not this process's."""
+
+_RELEASABLE = "an empty cache gives it back"
+_STRANDED = "free, but between live blocks"
+_PENDING = "freed, waiting for another stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +28,46 @@ class Part:
 def parts_of(device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId]) -> tuple[Part, ...]:
     """Return the parts of `device`; `allocated` is what its holders hold, `in_use` the private pools that something keeps."""
     if device.allocator is None:
-        return (Part("allocated", allocated),)
+        return (Part("allocated", allocated), *_rest(device, pid, 0))
     if device.segments is None:
-        cached = max(0, device.allocator.reserved - allocated)
-        return (Part("allocated", allocated), Part("cached", cached, "reserved and free"))
+        is_expandable = "expandable_segments:True" in device.settings
+        cache = _by_counters(device.allocator, allocated, is_expandable)
+        return (Part("allocated", allocated), *cache, *_rest(device, pid, device.allocator.reserved))
     found = fragmentation(device.segments, in_use=in_use)
     parts = [
         Part("allocated", found.allocated),
-        Part("releasable", found.releasable, "an empty cache gives it back"),
-        Part("stranded", found.stranded, "free, but between live blocks"),
+        Part("releasable", found.releasable, _RELEASABLE),
+        Part("stranded", found.stranded, _STRANDED),
     ]
     if found.kept:
         parts.append(Part("graph pools", found.kept, "free, but kept for CUDA graphs and MemPools"))
     if found.pending:
-        parts.append(Part("pending", found.pending, "freed, waiting for another stream"))
-    if device.total is not None and device.free is not None:
-        outside = max(0, device.total - device.free - found.reserved)
-        parts += _outside(device, pid, outside, found.reserved)
-        parts.append(Part("free", device.total - found.reserved - outside))
-    return tuple(parts)
+        parts.append(Part("pending", found.pending, _PENDING))
+    return (*parts, *_rest(device, pid, found.reserved))
+
+
+def _by_counters(stats: AllocatorStats, allocated: int, is_expandable: bool) -> list[Part]:
+    """Return the parts of what is reserved and not `allocated`, as far as counters tell them apart.
+
+    PyTorch counts nothing in expandable segments as split: there a part of what seems releasable is stranded.
+    """
+    if stats.active is None or stats.inactive_split is None:
+        return [Part("cached", max(0, stats.reserved - allocated), "reserved and free")]
+    releasable, pending = stats.reserved - stats.active - stats.inactive_split, stats.active - allocated
+    at_most, at_least = ("at most; ", "at least; ") if is_expandable else ("", "")
+    parts = [
+        Part("releasable", releasable, f"{at_most}{_RELEASABLE}"),
+        Part("stranded", stats.inactive_split, f"{at_least}{_STRANDED}"),
+    ]
+    return [*parts, Part("pending", pending, _PENDING)] if pending else parts
+
+
+def _rest(device: DeviceFacts, pid: int, reserved: int) -> list[Part]:
+    """Return the parts outside of what our allocator has `reserved`; none where the device's size is not known."""
+    if device.total is None or device.free is None:
+        return []
+    outside = max(0, device.total - device.free - reserved)
+    return [*_outside(device, pid, outside, reserved), Part("free", device.total - reserved - outside)]
 
 
 def _outside(device: DeviceFacts, pid: int, outside: int, reserved: int) -> list[Part]:

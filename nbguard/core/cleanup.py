@@ -6,92 +6,78 @@ touched. What a user-reachable name leads to is *live*: a plan may remove other 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Set
+from dataclasses import replace
 
+from nbguard.core.consented import clear_workspaces, drop_compiled, end_workers, give_pinned_memory_back, release_kept_errors
+from nbguard.core.draft import Draft
 from nbguard.core.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
-from nbguard.core.last_error import parts_of_error, shell_of
-from nbguard.core.ownership import STALE_KINDS, Edge, nbytes_of, reach, reach_of_roots, storages_of
+from nbguard.core.last_error import released, shell_of, variables_of_error
+from nbguard.core.leftovers import clear_leftovers
+from nbguard.core.ownership import leading_to, nbytes_of, reach, reach_of_roots
 from nbguard.core.plan import Action, ActionKind, Plan, Request, Target
-from nbguard.core.pools import pools_in_use, returnable
-
-_HARMLESS = frozenset({"loss_grad", "progress.pbar", "progress.mbar"})
-_LOSS = 1024
-"""A fit that ended well leaves these too: the bare number of the loss, bars over a loader still in use. Not worth a word
-unless more bytes than this come back."""
-
-
-@dataclass
-class _Draft:
-    """A plan in the making: references gone so far, and what is still reached without them."""
-
-    facts: Facts
-    gone: set[int] = field(default_factory=set)
-    cut: set[Edge] = field(default_factory=set)
-    actions: list[Action] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    alive: set[int] = field(default_factory=set)
-
-    @property
-    def graph(self) -> Graph:
-        return self.facts.graph
-
-    def __post_init__(self) -> None:
-        self.alive = self.reached_storages()
-
-    def reached_storages(self, and_cut: Set[Edge] = frozenset()) -> set[int]:
-        """Return the storages that are still reached, also without the references in `and_cut`."""
-        return storages_of(self.graph, self.reached(and_cut))
-
-    def reached(self, and_cut: Set[Edge] = frozenset()) -> set[int]:
-        """Return the nodes that are still reached, also without the references in `and_cut`."""
-        left = (number for number in range(len(self.graph.roots)) if number not in self.gone)
-        return reach_of_roots(self.graph, left, self.cut | and_cut)
-
-    def live(self, blocked: Collection[int] = ()) -> set[int]:
-        """Return the nodes that the user's own roots reach, after what was given up so far, not through `blocked`."""
-        roots = (root for n, root in enumerate(self.graph.roots) if root.kind not in STALE_KINDS and n not in self.gone)
-        return reach(self.graph, (node for root in roots for node in root.nodes), self.cut, blocked)
-
-    def add(self, action: Action, gone: Iterable[int] = (), cut: Iterable[Edge] = ()) -> None:
-        """Append `action`, with the bytes that only it gives back."""
-        self.gone.update(gone)
-        self.cut.update(cut)
-        alive = self.reached_storages()
-        nbytes = action.nbytes if action.nbytes is None else nbytes_of(self.graph, self.alive - alive)
-        self.alive = alive
-        self.actions.append(Action(action.kind, action.label, nbytes, action.detail, action.refs, action.names))
+from nbguard.core.pools import given_back, pools_in_use
+from nbguard.core.workspaces import Workspaces
 
 
 def plan_cleanup(facts: Facts, request: Request) -> Plan:
     """Return what `request` would do to the process that `facts` describe, with the bytes it promises."""
-    draft = _Draft(facts)
-    before = set(draft.alive)
+    draft = Draft(facts)
+    if request.only_workers:
+        end_workers(draft, None)
+        give_pinned_memory_back(draft)
+        return _settled(draft, request)
     given_up: set[int] | None = None
     if request.everything:
-        request = Request(_everything(facts.graph, request.keep), request.keep, everything=True)
+        request = replace(request, targets=_everything(facts.graph, request.keep))
     if request.targets:
         given_up = _give_up(draft, request.targets)
-    if given_up is None:
-        _clear_leftovers(draft)
+    if given_up is None and not request.while_busy:
+        clear_leftovers(draft, variables_of_error(facts.graph) if request.only_error else None)
     _note_what_is_hidden(draft)
-    live = draft.live() | _kept_out(draft, request, given_up)
-    _drop_out(draft, live)
-    _release_error(draft, live, given_up, request)
-    _drop_caches(draft, live, given_up)
+    if request.workers:
+        end_workers(draft, given_up)
+    if request.only_error:
+        _release_error(draft, draft.live() | _reached_by(facts.graph, "out", "cache"), None, request)
+    else:
+        live = draft.live() | _kept_out(draft, request, given_up)
+        _drop_out(draft, live)
+        _release_error(draft, live, given_up, request)
+        if not request.while_busy:
+            _drop_caches(draft, live, given_up)
+    if request.errors:
+        release_kept_errors(draft)
+    if request.compiled:
+        drop_compiled(draft)
+    workspaces = clear_workspaces(draft) if request.hard else Workspaces()
     _collect(draft)
-    storages = frozenset(before - draft.alive)
+    if request.workers:
+        give_pinned_memory_back(draft)
+    return _settled(draft, request, workspaces)
+
+
+def _settled(draft: Draft, request: Request, workspaces: Workspaces | None = None) -> Plan:
+    """Return the plan that the steps so far make, with its bytes."""
+    facts, settled = draft.facts, draft.settle()
+    workspaces = workspaces or Workspaces()
+    in_use = pools_in_use(facts, settled.alive)
     return Plan(
         request,
-        tuple(draft.actions),
-        storages,
-        nbytes_of(facts.graph, storages),
-        _reserved(draft, storages),
+        settled.actions,
+        settled.storages,
+        nbytes_of(facts.graph, settled.storages) + workspaces.nbytes,
+        given_back(facts, settled.storages, in_use, workspaces.addresses),
         tuple(draft.skipped),
+        in_use,
     )
 
 
-def _note_what_is_hidden(draft: _Draft) -> None:
+def _reached_by(graph: Graph, *kinds: str) -> set[int]:
+    """Return the nodes that roots of these kinds lead to."""
+    return reach_of_roots(graph, (number for number, root in enumerate(graph.roots) if root.kind in kinds))
+
+
+def _note_what_is_hidden(draft: Draft) -> None:
     """Say what a plan cannot see; a cleanup first makes it seen."""
     if draft.facts.frozen_objects:
         draft.skipped.append(f"gc.freeze() hides {draft.facts.frozen_objects:,} objects: %reset_gpu unfreezes them, then looks")
@@ -109,12 +95,15 @@ def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
     )
 
 
-def _give_up(draft: _Draft, targets: Iterable[Target]) -> set[int]:
+def _give_up(draft: Draft, targets: Iterable[Target]) -> set[int]:
     """Take the references that the targets name out of the graph; return all nodes that they led to."""
     graph, given_up = draft.graph, set[int]()
     by_ref = {node.ref: number for number, node in enumerate(graph.nodes)}
+    by_label: dict[str, set[int]] = {}
+    for number, root in enumerate(graph.roots):
+        by_label.setdefault(root.label, set()).add(number)
     for target in targets:
-        gone = {n for n, root in enumerate(graph.roots) if target.root and root.label == target.root}
+        gone = by_label.get(target.root, set()) if target.root else set()
         value = by_ref.get(target.value)
         cut = {(by_ref[c], value) for c in target.containers if c in by_ref} if value is not None else set()
         entries = {node for root in gone for node in graph.roots[root].nodes} | {child for _, child in cut}
@@ -124,7 +113,7 @@ def _give_up(draft: _Draft, targets: Iterable[Target]) -> set[int]:
                 "left as it is"
             )
             continue
-        given_up |= reach(graph, entries)
+        given_up |= reach(graph, entries, blocked=given_up)
         kind: ActionKind = "out" if any(graph.roots[root].kind == "out" for root in gone) else "del"
         refs = tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes) if kind == "out" else ()
         label = f"{target.text} forgotten" if kind == "out" else f"del {target.text}"
@@ -132,19 +121,20 @@ def _give_up(draft: _Draft, targets: Iterable[Target]) -> set[int]:
     return given_up
 
 
-def _kept_out(draft: _Draft, request: Request, given_up: set[int] | None) -> set[int]:
+def _kept_out(draft: Draft, request: Request, given_up: set[int] | None) -> set[int]:
     """Return the nodes that displayed results reach which stay in `Out`: the user may have no other name for them."""
     live = draft.live()
+    asked_for = set() if given_up is None else leading_to(draft.graph, given_up, draft.cut, live)
     kept: set[int] = set()
     for number, root in enumerate(draft.graph.roots):
         if root.kind == "out" and number not in draft.gone:
-            reached = reach(draft.graph, root.nodes)
-            if root.label in request.keep or not _may_drop(draft.graph, root.nodes, reached, live, given_up):
-                kept |= reached
+            may_go = (given_up is None or asked_for & {*root.nodes}) and _may_drop(draft, root.nodes, live, given_up)
+            if root.label in request.keep or not may_go:
+                kept |= draft.below(root.nodes, blocked=kept)
     return kept
 
 
-def _may_drop(graph: Graph, entries: tuple[int, ...], reached: set[int], live: set[int], given_up: set[int] | None) -> bool:
+def _may_drop(draft: Draft, entries: tuple[int, ...], live: set[int], given_up: set[int] | None) -> bool:
     """Say whether a displayed result may be forgotten.
 
     By what it reaches, not by its type: it must lead to an experiment (or to what was given up) that no name needs, and to
@@ -152,113 +142,70 @@ def _may_drop(graph: Graph, entries: tuple[int, ...], reached: set[int], live: s
     """
     if live.issuperset(entries):
         return False
-    stale = reached - live
-    if given_up is not None and not stale & given_up:
-        return False
     if given_up is not None and given_up.issuperset(entries):
         return True
-    experiments = {node for node in reached if graph.nodes[node].kind in EXPERIMENT_KINDS}
-    if not experiments & stale:
-        return False
-    part_of_them = reach(graph, experiments)
-    return not any(graph.nodes[node].kind in ("tensor", "data") for node in stale - part_of_them)
+    graph = draft.graph
+    on_the_way, experiments = set[int](), set[int]()
+    todo = [node for node in entries if node not in live]
+    while todo:
+        node = todo.pop()
+        if graph.nodes[node].kind in EXPERIMENT_KINDS:
+            experiments.add(node)
+        elif node not in on_the_way:
+            on_the_way.add(node)
+            todo += [child for child in graph.nodes[node].children if child not in live and (node, child) not in draft.cut]
+    loose = {node for node in on_the_way if graph.nodes[node].kind in ("tensor", "data")}
+    return bool(experiments) and (not loose or loose <= draft.below(experiments, blocked=live))
 
 
-def _drop_out(draft: _Draft, live: set[int]) -> None:
+def _drop_out(draft: Draft, live: set[int]) -> None:
     graph = draft.graph
     for number, root in enumerate(graph.roots):
-        if root.kind != "out" or number in draft.gone or live.issuperset(reach(graph, root.nodes)):
+        if root.kind != "out" or number in draft.gone or live.issuperset(root.nodes):
             continue
         refs = tuple(graph.nodes[node].ref for node in root.nodes)
         draft.add(Action("out", f"{root.label}: {root.what} forgotten", 0, refs=refs, names=(root.label,)), {number})
 
 
-def _drop_caches(draft: _Draft, live: set[int], given_up: set[int] | None) -> None:
+def _drop_caches(draft: Draft, live: set[int], given_up: set[int] | None) -> None:
     """Let go of copies that only their owner's cache still holds: of a script's globals, of what `%store` wrote, of figures."""
     graph = draft.graph
+    leading = _leading_to_memory(draft, live, given_up) if any(root.kind == "cache" for root in graph.roots) else set()
     for number, root in enumerate(graph.roots):
-        if root.kind == "cache" and any(_leads_to(graph, node, live, given_up) for node in root.nodes if node not in live):
+        if root.kind == "cache" and not leading.isdisjoint(root.nodes):
             refs = tuple(graph.nodes[node].ref for node in root.nodes)
             draft.add(Action("cache", f"{root.label} forgotten", 0, root.what, refs, (root.label,)), {number})
 
 
-def _release_error(draft: _Draft, live: set[int], given_up: set[int] | None, request: Request) -> None:
+def _release_error(draft: Draft, live: set[int], given_up: set[int] | None, request: Request) -> None:
     """Release what the frames of the last error hold, variable by variable; the frames stay, so `%tb` and `%debug` do."""
     graph = draft.graph
     for number, root in enumerate(graph.roots):
         if root.kind != "error" or root.label in request.keep:
             continue
-        reached = reach(graph, root.nodes, draft.cut) - live
+        reached = draft.below(root.nodes) - live
         if root.label == DEBUGGER:
-            if given_up is None or reached & given_up:
+            if not request.only_error and (given_up is None or reached & given_up):
                 draft.add(Action("debugger", f"{DEBUGGER}: {root.what} forgotten", 0), {number})
             continue
         shell = shell_of(graph, root.nodes) & reached
-        cut: set[Edge] = set()
-        refs: list[int] = []
-        names: list[str] = []
-        owners: set[int] = set()
-        for owner in sorted(shell):
-            for child, label, edges in parts_of_error(graph, owner):
-                if child in live or child in shell or not _leads_to(graph, child, live | shell, given_up):
-                    continue
-                cut |= edges
-                refs += [graph.nodes[owner].ref, graph.nodes[child].ref]
-                names.append(label)
-                owners.add(owner)
-        if cut:
-            s = "s" if len(names) > 1 else ""
-            label = f"last error: {len(names)} variable{s} of {len(owners)} frame{'s' if len(owners) > 1 else ''} released"
-            draft.add(
-                Action("error", label, 0, "%tb and %debug still work, with stand-ins", tuple(refs), tuple(names)),
-                cut=cut,
-            )
+        found = released(graph, shell, _leading_to_memory(draft, live | shell, given_up))
+        if found.cut:
+            count, frames = len(found.names), len(found.owners)
+            s = "s" if count > 1 else ""
+            label = f"last error: {count} variable{s} of {frames} frame{'s' if frames > 1 else ''} released"
+            detail = "%tb and %debug still work, with stand-ins"
+            draft.add(Action("error", label, 0, detail, found.refs, found.names), cut=found.cut)
 
 
-def _leads_to(graph: Graph, start: int, blocked: Set[int], given_up: set[int] | None) -> bool:
-    """Say whether `start` leads to memory or an experiment that is not live (and, with targets, was given up)."""
-    for node in reach(graph, (start,), blocked=blocked):
-        fact = graph.nodes[node]
-        if (fact.storages or fact.kind in EXPERIMENT_KINDS) and (given_up is None or node in given_up):
-            return True
-    return False
+def _leading_to_memory(draft: Draft, blocked: Set[int], given_up: set[int] | None) -> set[int]:
+    """Return the nodes that lead to memory or an experiment, given up where there are targets, not through `blocked`."""
+    nodes = draft.graph.nodes
+    goals = (n for n, node in enumerate(nodes) if node.storages or node.kind in EXPERIMENT_KINDS)
+    return leading_to(draft.graph, (n for n in goals if given_up is None or n in given_up), draft.cut, blocked)
 
 
-def _clear_leftovers(draft: _Draft) -> None:
-    """Drop what an interrupted fit left on a Learner that is kept and idle: the batch, the prediction, the graph.
-
-    A Learner that only an exception of the user's leads to stays as the exception left it.
-    """
-    graph = draft.graph
-    live = draft.live(blocked={n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")})
-    for learner in draft.facts.learners:
-        if learner.node not in live or learner.is_running or not learner.leftovers:
-            continue
-        cut = {edge for name in learner.leftovers for edge in _attribute_edges(graph, learner.node, name)}
-        freed = nbytes_of(graph, draft.alive - draft.reached_storages(cut))
-        if cut and (freed >= _LOSS or not _HARMLESS.issuperset(learner.leftovers)):
-            label = f"{learner.summary}: {', '.join(learner.leftovers)} of its last batch cleared"
-            draft.add(Action("leftovers", label, 0, refs=(graph.nodes[learner.node].ref,), names=learner.leftovers), cut=cut)
-
-
-def _attribute_edges(graph: Graph, owner: int, name: str) -> set[Edge]:
-    """Return the references that go when the attribute `name` of the node `owner` (`xb`, `progress.pbar`) is removed."""
-    first, _, rest = name.partition(".")
-    places = {owner, *(child for child, label in graph.nodes[owner].references if not label)}
-    edges = {(place, child) for place in places for child, label in graph.nodes[place].references if label == f".{first}"}
-    return {edge for _, child in edges for edge in _attribute_edges(graph, child, rest)} if rest else edges
-
-
-def _collect(draft: _Draft) -> None:
+def _collect(draft: Draft) -> None:
     garbage = {n for n, root in enumerate(draft.graph.roots) if root.kind == "garbage"}
     what = ", ".join(draft.graph.roots[n].what for n in sorted(garbage))
     draft.add(Action("collect", "unreachable cycles collected", 0, what), garbage)
-
-
-def _reserved(draft: _Draft, storages: Set[int]) -> int | None:
-    """Return the bytes `empty_cache` will give back to the devices once `storages` are free, or None without segments."""
-    devices = [device for device in draft.facts.devices if device.segments is not None]
-    if not devices:
-        return None
-    in_use = pools_in_use(draft.facts, draft.reached())
-    return sum(returnable(draft.facts, device, storages, in_use) for device in devices)

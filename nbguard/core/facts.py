@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from nbguard.core.oom_facts import OomFact
+from nbguard.core.processes import WorkersFact
+
 RootKind = Literal["name", "module", "frame", "out", "error", "cache", "garbage", "library"]
 """Where references start. The first three are the user's own; `out`, `error`, `cache` and `garbage` are what a cleanup may
 let go; `library` is what other code holds on to."""
@@ -33,6 +36,9 @@ NodeKind = Literal[
 DEBUGGER = "ended debugger"
 """Label of the root that stands for a debugger whose session has ended and that running frames still know."""
 
+IN_THREAD = " in thread "
+"""How the label of a running function says that it runs in another thread than the one that looks."""
+
 EXPERIMENT_KINDS: frozenset[str] = frozenset({"learner", "model", "optimizer", "loader", "iterator"})
 KEPT_KINDS: frozenset[str] = EXPERIMENT_KINDS | {"pool"}
 """What a graph knows of even where it leads to no storage; a `pool` is a CUDAGraph or MemPool."""
@@ -54,13 +60,15 @@ class Unavailable:
 class Block:
     """A piece of a segment. `state` as torch spells it: active_allocated, active_pending_free, inactive.
 
-    `requested` is what was asked for, before rounding; 0 where this torch does not say.
+    `requested` is what was asked for, before rounding; 0 where this torch does not say. `site` is the line that allocated it,
+    in words, where the allocator's history is recorded.
     """
 
     address: int
     size: int
     state: str
     requested: int = 0
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +94,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class AllocatorStats:
-    """Counters of the caching allocator on one device, in bytes, as `torch.cuda.memory_stats` defines them."""
+    """Counters of the caching allocator on one device, in bytes, as `torch.cuda.memory_stats` defines them.
+
+    `active` and `inactive_split` are None where nobody asked for them: segments tell more.
+    """
 
     allocated: int
     reserved: int
     peak_allocated: int | None = None
     peak_reserved: int | None = None
+    active: int | None = None
+    inactive_split: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +130,7 @@ class DeviceFacts:
     """One device as this process sees it. `allocator` is None until torch has used the device.
 
     `workspace` is the size of the workspaces that torch keeps for cuBLAS; `has_context` is False for a device that this
-    process has not opened.
+    process has not opened. `limit` is what torch may reserve (its memory fraction); None where torch does not tell.
     """
 
     device: str
@@ -130,14 +143,7 @@ class DeviceFacts:
     settings: str = ""
     workspace: int | None = None
     has_context: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class OomFact:
-    """The last error, where it is torch's out of memory: what was asked for, in bytes as far as its text tells."""
-
-    device: str
-    requested: int
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +229,21 @@ class PoolFact:
 
 
 @dataclass(frozen=True, slots=True)
+class ParkedFact:
+    """What was moved to host memory under one name (`--park learn`): bytes, and how many tensors share them."""
+
+    label: str
+    device: str
+    nbytes: int
+    tensors: int
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything one look at the process found."""
+    """Everything one look at the process found. `changed`: another thread allocated or freed while it was made.
+
+    `has_compiled`: torch.compile has been used in this process.
+    """
 
     tracked: str
     devices: tuple[DeviceFacts, ...] = ()
@@ -237,3 +256,7 @@ class Facts:
     pools: tuple[PoolFact, ...] = ()
     pinned: PinnedFacts | None = None
     oom: OomFact | None = None
+    parked: tuple[ParkedFact, ...] = ()
+    changed: bool = False
+    has_compiled: bool = False
+    workers: tuple[WorkersFact, ...] = ()

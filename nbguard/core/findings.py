@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
+from functools import reduce
+from operator import or_
 
+from nbguard.core.consented import held_by_errors, kept_errors, words_on_kept_error
 from nbguard.core.facts import Facts, Root, Segment
 from nbguard.core.finding import Finding
 from nbguard.core.fragmentation import by_pool, fragmentation
 from nbguard.core.gradients import idle_gradients, zero_grad
 from nbguard.core.oom import out_of_memory
-from nbguard.core.ownership import Holder, holders, nbytes_of, reach, storages_of
+from nbguard.core.owners import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.core.ownership import Holder, holders, reach
+from nbguard.core.parking import parked_findings
+from nbguard.core.pins import Held, HolderPins, pins_of_holders, units
 from nbguard.core.plan import Plan
 from nbguard.core.pools import pools_in_use
+from nbguard.core.workers import idle_workers
 from nbguard.units import format_bytes
 
 _WORTH_SAYING = 0.05
 """Share of the bytes held below which a finding is not worth a line."""
 
+_WORTH_NAMING = 0.3
+"""Share of the stranded bytes that one holder must strand by itself to be named."""
+
 
 def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
     """Return what stands out in `facts`; `plan` is what a default cleanup would do."""
     rows = holders(facts.graph)
+    errors = kept_errors(facts.graph)
     rules = (
-        out_of_memory(facts, plan, rows),
+        out_of_memory(facts, plan),
         _stale(plan),
+        parked_findings(facts),
         _graphs(facts, rows),
-        _handles(facts),
+        _handles(facts, rows, errors),
+        _kept_errors(facts, errors),
         _kept_output(facts, rows, plan),
-        _workers(facts),
-        _stranded(facts),
+        idle_workers(facts),
+        _stranded(facts, plan),
         _gradients(facts),
         _outside(facts),
         _autocast(facts),
@@ -51,30 +64,32 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
     graph = facts.graph
     nodes = {n for n, node in enumerate(graph.nodes) if node.kind == "graph"}
     total = sum(storage.nbytes for storage in graph.storages)
-    for holder in rows:
-        if holder.kind != "name" or not nodes:
+    named = [holder for holder in rows if holder.kind == "name"] if nodes else []
+    entries = [[node for root in holder.roots for node in graph.roots[root].nodes] for holder in named]
+    without = owners_of_nodes(graph, entries, blocked=nodes)
+    kept = [0] * len(named)
+    whole = owners_of_storages(graph, owners_of_nodes(graph, entries))
+    for storage, all_of_it, apart in zip(graph.storages, whole, owners_of_storages(graph, without), strict=True):
+        for number in bits_of(all_of_it & ~apart):
+            kept[number] += storage.nbytes
+    with_graph = {n for n, node in enumerate(graph.nodes) if node.kind == "tensor" and not nodes.isdisjoint(node.children)}
+    for number, holder in enumerate(named):
+        if kept[number] <= _WORTH_SAYING * total or graph.nodes[min(entries[number])].kind == "learner":
             continue
-        entries = {node for root in holder.roots for node in graph.roots[root].nodes}
-        if graph.nodes[min(entries)].kind == "learner":
-            continue
-        all_of_it = reach(graph, entries)
-        without = reach(graph, entries, blocked=nodes)
-        kept = nbytes_of(graph, storages_of(graph, all_of_it) - storages_of(graph, without))
-        with_graph = {n for n in all_of_it if graph.nodes[n].kind == "tensor" and nodes.intersection(graph.nodes[n].children)}
-        heads = with_graph & without
+        heads = {n for n in with_graph if without[n] >> number & 1}
         heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
-        if heads and kept > _WORTH_SAYING * total:
+        if heads:
             many = f"{len(heads)} autograd graphs" if len(heads) > 1 else "an autograd graph"
             label = holder.label
             yield Finding(
                 "graph",
-                f"{label} keeps {many} alive ({format_bytes(kept)}): append `loss.item()` or `t.detach()`, "
+                f"{label} keeps {many} alive ({format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
                 f"or see `%gpumem why {_first(label)}`",
                 f"%gpumem why {_first(label)}",
             )
 
 
-def _handles(facts: Facts) -> Iterator[Finding]:
+def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[int]]) -> Iterator[Finding]:
     """Name variables that are no experiment themselves but keep one alive: a bound method, a partial, an exception."""
     graph = facts.graph
     learners_named = {
@@ -85,24 +100,32 @@ def _handles(facts: Facts) -> Iterator[Finding]:
         if graph.nodes[node].kind == "learner"
     }
     named = reach(graph, learners_named)
-    for root in graph.roots:
-        if root.kind != "name" or not _is_handle(facts, root):
-            continue
-        reached = reach(graph, root.nodes)
-        learners = {n for n in reached if graph.nodes[n].kind in ("learner", "model")}
-        held = nbytes_of(graph, storages_of(graph, reached))
-        if held and learners and not named >= learners:
-            yield Finding(
-                "handle",
-                f"{root.label} ({root.what}) keeps an experiment of {format_bytes(held)} alive: "
-                f"`%reset_gpu {root.label}` lets it go",
-                f"%reset_gpu {root.label}",
-            )
+    held = {root: holder.reaches for holder in rows if not holder.is_shared for root in holder.roots}
+    handles = [n for n, root in enumerate(graph.roots) if held.get(n) and root.label not in errors and _is_handle(facts, root)]
+    owners = owners_of_nodes(graph, [graph.roots[n].nodes for n in handles])
+    unnamed = (n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named)
+    of_unnamed = reduce(or_, (owners[n] for n in unnamed), 0)
+    for root, nbytes in ((graph.roots[handles[number]], held[handles[number]]) for number in bits_of(of_unnamed)):
+        yield Finding(
+            "handle",
+            f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive: "
+            f"`%reset_gpu {root.label}` lets it go",
+            f"%reset_gpu {root.label}",
+        )
+
+
+def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Finding]:
+    """Name variables, futures and tasks whose exception holds memory that nothing else needs."""
+    total = sum(storage.nbytes for storage in facts.graph.storages)
+    for label, nodes in errors.items():
+        nbytes = held_by_errors(facts.graph, nodes)
+        if nbytes > _WORTH_SAYING * total:
+            yield Finding("kept_error", words_on_kept_error(label, nbytes), "%reset_gpu --errors")
 
 
 def _is_handle(facts: Facts, root: Root) -> bool:
     kinds = {facts.graph.nodes[node].kind for node in root.nodes}
-    return kinds <= {"object", "traceback", "code", "cell"} and not root.what.startswith(("list", "dict", "tuple", "set"))
+    return kinds <= {"object", "code", "cell"} and not root.what.startswith(("list", "dict", "tuple", "set"))
 
 
 def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator[Finding]:
@@ -119,30 +142,33 @@ def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator
             )
 
 
-def _workers(facts: Facts) -> Iterator[Finding]:
-    graph = facts.graph
-    for root in graph.roots:
-        kinds = {graph.nodes[node].kind for node in root.nodes}
-        if root.kind == "name" and kinds == {"iterator"} and "worker" in root.what:
-            count = root.what.rpartition("· ")[2]
-            yield Finding(
-                "workers",
-                f"{root.label} keeps {count} running: `%reset_gpu {root.label}` ends them",
-                f"%reset_gpu {root.label}",
-            )
-
-
-def _stranded(facts: Facts) -> Iterator[Finding]:
+def _stranded(facts: Facts, plan: Plan) -> Iterator[Finding]:
     for device in facts.devices:
         if device.segments:
-            found = fragmentation(device.segments, in_use=pools_in_use(facts))
+            in_use = pools_in_use(facts)
+            found = fragmentation(device.segments, in_use=in_use)
             if found.stranded > _WORTH_SAYING * found.reserved and found.stranded > 20 * 1024**2:
+                held = Held.of(facts.graph, device, plan.storages)
+                rows = pins_of_holders(facts.graph, tuple(units(device.segments, in_use)), held)
+                how, command = _unpin(rows, found.stranded)
                 yield Finding(
                     "fragmentation",
                     f"{format_bytes(found.stranded)} of {device.device} is free but stranded between live blocks (largest free "
-                    f"piece {format_bytes(_largest_free(device.segments))}): `%reset_gpu` frees what is stale among them",
-                    "%reset_gpu",
+                    f"piece {format_bytes(_largest_free(device.segments))}){how}; `%gpumem map` shows where",
+                    command,
                 )
+
+
+def _unpin(rows: tuple[HolderPins, ...], stranded: int) -> tuple[str, str]:
+    """Return who strands most of it by itself, with what letting it go gives back, in words and as a command."""
+    for row in rows:
+        if (row.stale or row.kind == "name") and row.stranded_alone > _WORTH_NAMING * stranded:
+            command = "%reset_gpu" if row.stale else f"%reset_gpu {row.label.replace(' = ', ' ')}"
+            share = "all" if row.stranded_alone == stranded else format_bytes(row.stranded_alone)
+            s, least = "s" if row.blocks > 1 else "", "at least " if row.stale else ""
+            pinned = f", {share} of it pinned by {row.label} ({row.blocks} tensor{s}, {format_bytes(row.nbytes)})"
+            return f"{pinned}: `{command}` gives {least}{format_bytes(row.gives_back)} back to the device", command
+    return ": `%reset_gpu` frees what is stale among them", "%reset_gpu"
 
 
 def _largest_free(segments: tuple[Segment, ...]) -> int:
@@ -152,7 +178,11 @@ def _largest_free(segments: tuple[Segment, ...]) -> int:
 
 def _outside(facts: Facts) -> Iterator[Finding]:
     count = sum(not storage.nbytes for storage in facts.graph.storages)
-    if count:
+    if facts.changed:
+        yield Finding(
+            "changed", "another thread allocated or freed during this report: its rows are of slightly different times", ""
+        )
+    elif count:
         yield Finding(
             "outside",
             f"{count} tensor{'s lie' if count > 1 else ' lies'} outside PyTorch's allocator (another process's or library's): "

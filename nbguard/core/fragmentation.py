@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from nbguard.core.facts import Block, PoolId, Segment
@@ -57,29 +57,48 @@ def fragmentation(segments: Iterable[Segment], freed: Collection[int] = (), in_u
     reserved = allocated = pending = releasable = kept = largest = 0
     for segment in segments:
         reserved += segment.total_size
-        for run in _free_runs(segment, freed):
+        for run in free_runs(segment, freed):
             largest = max(largest, run[1])
             if segment.pool in in_use:
                 kept += run[1]
             else:
-                releasable += _returnable(segment, *run)
+                releasable += returnable_part(segment, *run)[1]
         for block in segment.blocks:
-            if not _is_free(block, freed):
+            if not is_free(block, freed):
                 allocated += block.size if block.state == "active_allocated" else 0
                 pending += block.size if block.state != "active_allocated" else 0
     stranded = reserved - allocated - pending - releasable - kept
     return Fragmentation(reserved, allocated, pending, releasable, stranded, kept, largest)
 
 
-def _is_free(block: Block, freed: Collection[int]) -> bool:
+def stranded_pages(segments: Iterable[Segment]) -> int:
+    """Return the bytes of whole pages that lie in free blocks between live ones, wherever page borders fall.
+
+    So much of what is stranded, at least, an expandable segment with its blocks in the same places would give back.
+    """
+    found = 0
+    for segment in segments:
+        page = EXPANDABLE_PAGE["small" if segment.is_small else "large"]
+        runs = (size for _, size in free_runs(segment) if size != segment.total_size)
+        found += sum(max(0, (size - page + 1) // page) * page for size in runs)
+    return found
+
+
+def unit_pages(segment: Segment) -> int:
+    """Return the bytes in which a segment goes back to the device: all of it, or one page of an expandable one."""
+    return EXPANDABLE_PAGE["small" if segment.is_small else "large"] if segment.is_expandable else segment.total_size
+
+
+def is_free(block: Block, freed: Collection[int]) -> bool:
+    """Return whether a block is free, or would be with those at the addresses `freed`."""
     return block.state == "inactive" or block.address in freed
 
 
-def _free_runs(segment: Segment, freed: Collection[int]) -> Iterable[tuple[int, int]]:
+def free_runs(segment: Segment, freed: Collection[int] = ()) -> Iterator[tuple[int, int]]:
     """Yield (address, size) of each stretch of free blocks; neighbours that are free merge."""
     start = size = 0
     for block in segment.blocks:
-        if _is_free(block, freed):
+        if is_free(block, freed):
             start = start if size else block.address
             size += block.size
         elif size:
@@ -89,9 +108,8 @@ def _free_runs(segment: Segment, freed: Collection[int]) -> Iterable[tuple[int, 
         yield start, size
 
 
-def _returnable(segment: Segment, start: int, size: int) -> int:
-    if not segment.is_expandable:
-        return size if size == segment.total_size else 0
-    page = EXPANDABLE_PAGE["small" if segment.is_small else "large"]
+def returnable_part(segment: Segment, start: int, size: int) -> tuple[int, int]:
+    """Return (address, size) of what `empty_cache` gives back of a stretch of free blocks; size 0 for nothing."""
+    page = unit_pages(segment)
     first, last = -(-(start - segment.address) // page), (start + size - segment.address) // page
-    return max(0, last - first) * page
+    return segment.address + first * page, max(0, last - first) * page

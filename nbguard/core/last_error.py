@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
 
-from nbguard.core.facts import Graph
-from nbguard.core.ownership import FUNCTION, Edge
+from nbguard.core.facts import DEBUGGER, Graph
+from nbguard.core.ownership import DEFAULT, FUNCTION, Edge
 
 
 def shell_of(graph: Graph, entries: Iterable[int]) -> set[int]:
@@ -27,21 +28,66 @@ def shell_of(graph: Graph, entries: Iterable[int]) -> set[int]:
     return found
 
 
+def variables_of_error(graph: Graph) -> set[int]:
+    """Return the nodes that variables of the last error's frames are: among them the Learner whose fit has failed."""
+    entries = [node for root in graph.roots if root.kind == "error" and root.label != DEBUGGER for node in root.nodes]
+    return {child for owner in shell_of(graph, entries) for child, _, _ in parts_of_error(graph, owner)}
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Parts of an error that give way to stand-ins: references that go, (owner, object) refs in turn, names, owners."""
+
+    cut: set[Edge]
+    refs: tuple[int, ...]
+    names: tuple[str, ...]
+    owners: set[int]
+
+
+def released(graph: Graph, shell: Iterable[int], wanted: Set[int], done: Set[Edge] = frozenset()) -> Released:
+    """Return what goes of the exceptions and frames `shell`: their parts among `wanted`, but those that are `done` already."""
+    cut, refs, names, owners = set[Edge](), list[int](), list[str](), set[int]()
+    for owner in sorted(shell):
+        for child, label, edges in parts_of_error(graph, owner):
+            if child in wanted and not edges <= done:
+                cut |= edges
+                refs += [graph.nodes[owner].ref, graph.nodes[child].ref]
+                names.append(label)
+                owners.add(owner)
+    return Released(cut, tuple(refs), tuple(names), owners)
+
+
 def parts_of_error(graph: Graph, owner: int) -> Iterable[tuple[int, str, set[Edge]]]:
     """Return what a part of an error holds, one by one, with the references that go when it is replaced.
 
-    Of a frame its variables; of an exception `AttributeError.obj` and the attributes that somebody has put on it. Its
-    arguments stay: they are its message.
+    Of a frame its variables, and the defaults and attributes of the function that it ran, which it keeps (where anything
+    else has that function, these are live); of an exception `AttributeError.obj` and the attributes that somebody has put on
+    it. Its arguments stay: they are its message.
     """
     fact = graph.nodes[owner]
     if fact.kind == "frame":
         variables = [each for each in _variables(graph, owner) if each[1] not in ("", FUNCTION)]
-        return [(child, label, _release_edges(graph, owner, child)) for child, label in variables]
+        found = [(child, label, _release_edges(graph, owner, child)) for child, label in variables]
+        return found + _parts_of_function(graph, owner)
     if fact.kind == "locals":
         return []
     found = [(child, label, {(owner, child)}) for child, label in fact.references if label == ".obj"]
-    attributes = [child for child, label in fact.references if not label and graph.nodes[child].type_name == "dict"]
-    return found + [(child, label, {(place, child)}) for place in attributes for child, label in graph.nodes[place].references]
+    return found + _attributes(graph, owner)
+
+
+def _parts_of_function(graph: Graph, frame: int) -> list[tuple[int, str, set[Edge]]]:
+    found: list[tuple[int, str, set[Edge]]] = []
+    for function, label in graph.nodes[frame].references:
+        if label in ("", FUNCTION) and graph.nodes[function].type_name == "function":
+            found += [(part, DEFAULT, {(function, part)}) for part, step in graph.nodes[function].references if step == DEFAULT]
+            found += _attributes(graph, function)
+    return found
+
+
+def _attributes(graph: Graph, owner: int) -> list[tuple[int, str, set[Edge]]]:
+    """Return the attributes of a node as parts of it."""
+    spaces = [child for child, label in graph.nodes[owner].references if not label and graph.nodes[child].type_name == "dict"]
+    return [(child, label, {(space, child)}) for space in spaces for child, label in graph.nodes[space].references]
 
 
 def _variables(graph: Graph, frame: int) -> Iterable[tuple[int, str]]:

@@ -8,18 +8,22 @@ So `learn`, displayed once and still named, is `learn`; `Out[7]` is a holder onl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
 from nbguard.core.facts import EXPERIMENT_KINDS, Graph, Root
+from nbguard.core.owners import bits_of, owners_of_nodes, owners_of_storages
 
 Edge = tuple[int, int]
 """(parent node, child node): one reference that a cleanup would remove."""
 
 FUNCTION = " → its function"
 """How the step from a finished frame to the function that it ran is written, where a variable has the function too. No
-cleanup can remove this reference."""
+cleanup can remove this reference; what the function keeps can go."""
+
+DEFAULT = " → default "
+"""How the step from a function to the defaults of its arguments is written."""
 
 KEY = " → key "
 """How the step from a dict to one of its keys is written."""
@@ -38,6 +42,29 @@ def reach(graph: Graph, starts: Iterable[int], cut: Set[Edge] = frozenset(), blo
             if child not in seen and child not in blocked and (parent, child) not in cut:
                 seen.add(child)
                 todo.append(child)
+    return seen
+
+
+def leading_to(graph: Graph, goals: Iterable[int], cut: Set[Edge] = frozenset(), blocked: Collection[int] = ()) -> set[int]:
+    """Return the nodes that lead to any of `goals`, these included, without the references in `cut`, not through `blocked`."""
+    parents: dict[int, list[int]] = {}
+    for parent, node in enumerate(graph.nodes):
+        if parent not in blocked:
+            for child in node.children:
+                if (parent, child) not in cut:
+                    parents.setdefault(child, []).append(parent)
+    return upwards(parents, (goal for goal in goals if goal not in blocked))
+
+
+def upwards(parents: Mapping[int, Iterable[int]], starts: Iterable[int]) -> set[int]:
+    """Return `starts` and all that stands above them; `parents` says what refers to each."""
+    seen = set(starts)
+    todo = list(seen)
+    while todo:
+        for parent in parents.get(todo.pop(), ()):
+            if parent not in seen:
+                seen.add(parent)
+                todo.append(parent)
     return seen
 
 
@@ -61,10 +88,23 @@ def shortest_path(graph: Graph, root: Root, goals: Collection[int], blocked: Col
 
     A way through the keys of a dict is taken only if there is no other: `learn.model` says more than a key of `learn.opt`.
     """
-    return _search(graph, root, goals, blocked, keys=False) or _search(graph, root, goals, blocked, keys=True)
+    without = next(_search(graph, root, goals, blocked, keys=False), ())
+    return without or next(_search(graph, root, goals, blocked, keys=True), ())
 
 
-def _search(graph: Graph, root: Root, goals: Collection[int], blocked: Collection[int], keys: bool) -> tuple[int, ...]:
+def shortest_paths(
+    graph: Graph, root: Root, goals: Collection[int], blocked: Collection[int] = ()
+) -> dict[int, tuple[int, ...]]:
+    """Return the way from `root` to each of `goals` that it leads to, as `shortest_path` finds them, in one search."""
+    found = {path[-1]: path for path in _search(graph, root, goals, blocked, keys=False)}
+    if len(found) < len(goals):
+        found = {path[-1]: path for path in _search(graph, root, goals, blocked, keys=True)} | found
+    return found
+
+
+def _search(
+    graph: Graph, root: Root, goals: Collection[int], blocked: Collection[int], keys: bool
+) -> Iterator[tuple[int, ...]]:
     """Search breadth first by written steps: a step without a label (an object's attribute dict) counts nothing."""
     above: dict[int, int | None] = {node: None for node in root.nodes if node not in blocked}
     steps = dict.fromkeys(above, 0)
@@ -79,7 +119,7 @@ def _search(graph: Graph, root: Root, goals: Collection[int], blocked: Collectio
             path = [node]
             while (up := above[path[-1]]) is not None:
                 path.append(up)
-            return tuple(reversed(path))
+            yield tuple(reversed(path))
         for child, label in graph.nodes[node].references:
             known = steps.get(child)
             here = steps[node] + bool(label)
@@ -87,7 +127,6 @@ def _search(graph: Graph, root: Root, goals: Collection[int], blocked: Collectio
                 continue
             steps[child], above[child] = here, node
             (todo.append if label else todo.appendleft)(child)
-    return ()
 
 
 def path_text(graph: Graph, root: Root, path: Iterable[int], shorten: int = 0) -> str:
@@ -133,33 +172,35 @@ class Holder:
 def holders(graph: Graph, device: str | None = None) -> tuple[Holder, ...]:
     """Return every holder of bytes on `device` (None: all), largest first; their `retained` bytes re-add to the total.
 
-    Names of one and the same object form one holder (`learn = best`).
+    Names of one and the same object form one holder (`learn = best`). All are found in one pass, see `owners`.
     """
-    wanted = {i for i, storage in enumerate(graph.storages) if device in (None, storage.device)}
+    return tuple(row for row, _ in holdings(graph, device))
+
+
+def holdings(graph: Graph, device: str | None = None) -> tuple[tuple[Holder, frozenset[int]], ...]:
+    """Return every holder as `holders` does, each with the storages that its `retained` bytes are."""
     groups = _alias_groups(graph)
-    reached = [storages_of(graph, reach_of_roots(graph, group)) & wanted for group in groups]
-    owners: dict[int, list[int]] = {}
-    for number, group in enumerate(groups):
-        stale = graph.roots[group[0]].kind in STALE_KINDS
-        for storage in reached[number]:
-            have = owners.setdefault(storage, [])
-            if not stale or all(graph.roots[groups[other][0]].kind in STALE_KINDS for other in have):
-                have.append(number)
-    by_owners: dict[tuple[int, ...], set[int]] = {}
-    for storage, who in owners.items():
-        by_owners.setdefault(tuple(who), set()).add(storage)
+    users = (1 << sum(graph.roots[group[0]].kind not in STALE_KINDS for group in groups)) - 1
+    entries = [[node for root in group for node in graph.roots[root].nodes] for group in groups]
+    owned: dict[int, set[int]] = {}
+    for storage, mask in enumerate(owners_of_storages(graph, owners_of_nodes(graph, entries))):
+        if mask and device in (None, graph.storages[storage].device):
+            owned.setdefault(mask, set()).add(storage)
+    reaches = dict.fromkeys((number for mask in owned for number in bits_of(mask)), 0)
+    by_owners: dict[int, set[int]] = {}
+    for mask, storages in owned.items():
+        nbytes = nbytes_of(graph, storages)
+        for number in bits_of(mask):
+            reaches[number] += nbytes
+        by_owners.setdefault(mask & users or mask, set()).update(storages)
+    by_who = {tuple(bits_of(mask)): storages for mask, storages in by_owners.items()}
+    by_who |= {(n,): set() for n in reaches if users >> n & 1 and (n,) not in by_who}
     rows = [
-        _holder(graph, groups, who, exclusive, reached)
-        for who, exclusive in by_owners.items()
-        if nbytes_of(graph, exclusive) or len(who) == 1
+        (_holder(graph, groups, who, exclusive, reaches[who[0]]), frozenset(exclusive))
+        for who, exclusive in by_who.items()
+        if len(who) == 1 or nbytes_of(graph, exclusive)
     ]
-    alone = {who[0] for who in by_owners if len(who) == 1}
-    rows += [
-        _holder(graph, groups, (number,), set(), reached)
-        for number, storages in enumerate(reached)
-        if storages and number not in alone and graph.roots[groups[number][0]].kind not in STALE_KINDS
-    ]
-    return tuple(sorted(rows, key=lambda row: (-row.retained, -row.reaches, row.label)))
+    return tuple(sorted(rows, key=lambda row: (-row[0].retained, -row[0].reaches, row[0].label)))
 
 
 def _alias_groups(graph: Graph) -> list[tuple[int, ...]]:
@@ -177,9 +218,7 @@ def _rank(graph: Graph, group: tuple[int, ...]) -> int:
     return 0 if "learner" in kinds else 1 if kinds & EXPERIMENT_KINDS else 2
 
 
-def _holder(
-    graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], exclusive: set[int], reached: list[set[int]]
-) -> Holder:
+def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], exclusive: set[int], reaches: int) -> Holder:
     roots = tuple(root for number in who for root in groups[number])
     first = graph.roots[roots[0]]
     stale = first.kind in STALE_KINDS
@@ -193,6 +232,4 @@ def _holder(
     if exclusive and first.kind in ("error", "library"):
         goals = {node for node, fact in enumerate(graph.nodes) if exclusive.intersection(fact.storages)}
         path = path_text(graph, first, shortest_path(graph, first, goals), shorten=5)
-    return Holder(
-        labels[0], first.kind, retained, nbytes_of(graph, reached[who[0]]), first.cell, first.what, stale, roots, path
-    )
+    return Holder(labels[0], first.kind, retained, reaches, first.cell, first.what, stale, roots, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from nbguard.core.facts import DeviceFacts, Facts, Graph, PoolFact, PoolId
@@ -23,11 +23,30 @@ def pools_in_use(facts: Facts, alive: Set[int] | None = None) -> frozenset[PoolI
     return frozenset(pool.pool for pool in facts.pools if alive is None or not alive.isdisjoint(pool.keepers))
 
 
-def returnable(facts: Facts, device: DeviceFacts, storages: Iterable[int], in_use: Collection[PoolId]) -> int:
-    """Return the bytes that `empty_cache` gives back to `device` once `storages` are free."""
+def returnable(
+    facts: Facts,
+    device: DeviceFacts,
+    storages: Iterable[int],
+    in_use: Collection[PoolId],
+    blocks: Set[int] = frozenset(),
+) -> int:
+    """Return the bytes that `empty_cache` gives back to `device` once `storages` and the `blocks` there are free."""
     gone = (facts.graph.storages[number] for number in storages)
-    freed = {storage.address for storage in gone if storage.device == device.device}
+    freed = {storage.address for storage in gone if storage.device == device.device} | blocks
     return fragmentation(device.segments or (), freed, in_use).releasable
+
+
+def given_back(
+    facts: Facts, storages: Iterable[int], in_use: Collection[PoolId], blocks: Mapping[str, Set[int]] | None = None
+) -> int | None:
+    """Return the bytes that `empty_cache` gives back to all devices once `storages` are free; None without segments.
+
+    `in_use` are the private pools that something keeps in use then, `blocks` addresses by device that are free then, too.
+    """
+    devices = [device for device in facts.devices if device.segments is not None]
+    gone, also = set(storages), blocks or {}
+    found = (returnable(facts, device, gone, in_use, also.get(device.device, frozenset())) for device in devices)
+    return sum(found) if devices else None
 
 
 def pools_of(facts: Facts, device: DeviceFacts) -> tuple[Pool, ...]:

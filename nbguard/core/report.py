@@ -9,10 +9,10 @@ from nbguard.core.cleanup import plan_cleanup
 from nbguard.core.facts import DeviceFacts, Facts, PinnedFacts, Unavailable
 from nbguard.core.finding import Finding
 from nbguard.core.findings import find
-from nbguard.core.ownership import Holder, holders
-from nbguard.core.plan import Request
+from nbguard.core.ownership import Holder
+from nbguard.core.plan import Plan, Request
 from nbguard.core.pools import Pool, pools_in_use, pools_of
-from nbguard.core.remainder import unheld
+from nbguard.core.remainder import all_holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class Report:
         """Return the report's first line where no accelerator is tracked, else an empty string."""
         if self.tracked == "cpu":
             return "No GPU in this process: CPU tensors are tracked instead"
+        if self.tracked == "simulated":
+            return "Simulated device: a model of PyTorch's allocator, fed by your code on the CPU"
         return ""
 
     def only(self, device: str) -> Report:
@@ -64,13 +66,12 @@ class Report:
 def build_report(facts: Facts) -> Report:
     """Return the report on `facts`."""
     plan = plan_cleanup(facts, Request())
-    devices = tuple(_device(facts, device) for device in facts.devices)
+    devices = tuple(_device(facts, device, plan) for device in facts.devices)
     return Report(facts.tracked, devices, find(facts, plan), facts.unavailable, plan.promised, facts.pinned)
 
 
-def _device(facts: Facts, device: DeviceFacts) -> DeviceReport:
-    rows = holders(facts.graph, device.device)
-    rows = tuple(sorted((*rows, *unheld(facts.graph, device)), key=lambda row: -row.retained))
+def _device(facts: Facts, device: DeviceFacts, plan: Plan) -> DeviceReport:
+    rows = all_holders(facts.graph, device, plan.storages)
     allocated = sum(row.retained for row in rows)
     storages = sum(storage.device == device.device for storage in facts.graph.storages)
     parts = parts_of(device, allocated, facts.pid, pools_in_use(facts))

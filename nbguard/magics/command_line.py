@@ -7,7 +7,7 @@ import dis
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
@@ -15,12 +15,8 @@ from IPython.display import display
 
 from nbguard.errors import NbguardError
 
-if TYPE_CHECKING:
-    from nbguard.core.plan import Outcome, Plan
-    from nbguard.core.report import Report
-    from nbguard.core.why import Why
+Result = TypeVar("Result")
 
-Result = TypeVar("Result", "Report", "Why", "Plan | Outcome")
 
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
@@ -50,13 +46,22 @@ def split(line: str) -> list[str]:
     return [found for found in (*words, word) if found]
 
 
-def parser(prog: str, description: str) -> MagicArgumentParser:
-    """Return a parser whose errors are one line; the options that every magic has are in it."""
+def parser(prog: str, description: str, *, as_json: bool = True) -> MagicArgumentParser:
+    """Return a parser whose errors are one line; the options that every magic has are in it (`--json` if `as_json`)."""
     found: MagicArgumentParser = MagicArgumentParser(prog, description=description, add_help=False)  # type: ignore[no-untyped-call]
     found.allow_abbrev = False  # a mistyped option must not become another one
-    found.add_argument("--json", action="store_true", help="the result as JSON, bytes as integers")
-    found.add_argument("-o", metavar="NAME", dest="output", help="also put the result object into the variable NAME")
+    if as_json:
+        found.add_argument("--json", action="store_true", help="the result as JSON, bytes as integers")
+    found.add_argument(
+        "-o", metavar="NAME", dest="output", type=_variable, help="also put the result object into the variable NAME"
+    )
     return found
+
+
+def _variable(name: str) -> str:
+    if not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{name} is no name of a variable: write it as in  -o report")
+    return name
 
 
 def with_options(options: MagicArgumentParser) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -112,13 +117,16 @@ def show(shell: Any, options: argparse.Namespace, result: Result, **details: Any
     """
     from nbguard.render.bundle import json_bundle, mimebundle
 
-    if options.output:
-        if not options.output.isidentifier():
-            raise UsageError(f"-o {options.output}: give the name of a variable, as in  -o report")
-        shell.user_ns[options.output] = result
+    keep(shell, options, result)
     bundle = json_bundle(result) if options.json else mimebundle(result, **details)
     display(bundle, raw=True)  # type: ignore[no-untyped-call]
     return result if _is_assigned() else None
+
+
+def keep(shell: Any, options: argparse.Namespace, result: object) -> None:
+    """Keep the result where `-o` says, if it does."""
+    if options.output:
+        shell.user_ns[options.output] = result
 
 
 def _is_assigned() -> bool:

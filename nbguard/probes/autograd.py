@@ -2,12 +2,16 @@
 
 Saved tensors are identified by storage by the caller: unpacking makes a new Python tensor at every access. A saved tensor
 with hooks of the user's (offloading, checkpointing) is not unpacked, as that would run them: what it packed is looked at.
+torch 2.4, at least, does not say which has hooks. There nothing is unpacked while anything is checkpointed: that would run the
+forward pass again, and the user's backward pass would then fail. Other hooks do run there.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+from functools import partial
+from operator import is_
 from typing import Any
 
 _SPARSE = ("_indices", "_values", "crow_indices", "col_indices", "values")
@@ -29,6 +33,7 @@ class Autograd:
         self.strided = torch.strided
         self.tensor_base = base
         self.saved_names: dict[type, tuple[str, ...]] = {}
+        self._may_unpack = hasattr(torch._C._autograd.SavedTensor, "unpack_hook") or not _is_checkpointing()
 
     def tensor_referents(self, tensor: Any) -> list[Any]:
         """Return what a tensor refers to: its Python attributes, its graph, its base, a leaf's gradient, sparse parts."""
@@ -90,6 +95,8 @@ class Autograd:
     def _saved(self, node: Any, name: str) -> list[Any]:
         if name == "variable":
             return [node.variable]
+        if not self._may_unpack:
+            return []
         raw = getattr(node, "_raw" + name if name.startswith("_") else "_raw_" + name, None)
         packed = list(raw) if isinstance(raw, (tuple, list)) else [] if raw is None else [raw]
         hooked = [saved for saved in packed if getattr(saved, "unpack_hook", None) is not None]
@@ -101,3 +108,9 @@ class Autograd:
             for v in (value if type(value) in (tuple, list) else (value,))
             if type(v) not in (int, float, bool, str, type(None))
         ]
+
+
+def _is_checkpointing() -> bool:
+    """Say whether a graph waits for its backward pass with nothing saved but how to compute it again."""
+    placeholder = getattr(sys.modules.get("torch.utils.checkpoint"), "_Holder", None)
+    return any(map(partial(is_, placeholder), map(type, gc.get_objects())))

@@ -14,7 +14,7 @@ from nbguard.probes.kinds import name_of
 from nbguard.probes.labels import Labels
 from nbguard.probes.roots import LiveRoot
 
-_NODE_KIND = {"array": "data", "class": "code", "storage": "tensor", "context": "object"}
+_NODE_KIND = {"array": "data", "part of an array": "data", "class": "code", "storage": "tensor", "context": "object"}
 _ALWAYS_LABELLED = frozenset({"learner", "frame", "locals", "traceback"})  # a cleanup goes by these labels
 _LABEL_ALL = 30_000
 """Up to so many objects each step gets its label; beyond, only those on a shortest path from a root: writing the label of an
@@ -35,7 +35,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
         obj, kind = walk.objects[old], walk.kind[old]
         children = [child for child in dict.fromkeys(walk.children[old]) if child in new]
         texts = [""] * len(children)
-        if labelled is None or old in labelled or kind in _ALWAYS_LABELLED:
+        if children and (labelled is None or old in labelled or kind in _ALWAYS_LABELLED):
             texts = labels.of(obj, kind, [walk.objects[child] for child in children])
         numbers, held = tuple(new[child] for child in children), tuple(walk.holds.get(old, ()))
         nodes.append(Node(_node_kind(obj, kind), name_of(type(obj)), id(obj), numbers, tuple(texts), held))

@@ -7,8 +7,8 @@ import sys
 import types
 from typing import Any
 
+from nbguard.probes.attributes import attributes_of
 from nbguard.probes.kinds import Kinds, name_of
-from nbguard.probes.labels import attributes_of
 from nbguard.probes.learners import learner_summary
 from nbguard.probes.loaders import worker_count
 

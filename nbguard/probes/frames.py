@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from nbguard.core.facts import IN_THREAD
 from nbguard.probes.roots import LiveRoot
 
 OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals, others a namespace that is the real thing
@@ -49,6 +50,13 @@ def frame_locals(frame: types.FrameType) -> dict[str, Any]:
     return found
 
 
+def frame_of(code: types.CodeType | None, frame: types.FrameType | None) -> types.FrameType | None:
+    """Return the first that runs this code, of `frame` and those that led to it."""
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame
+
+
 def attached_locals(frame: types.FrameType) -> int | None:
     """Return the id of the dict of variables that a finished frame keeps, if any.
 
@@ -63,12 +71,22 @@ def attached_locals(frame: types.FrameType) -> int | None:
 
 
 def running_frames() -> Iterator[tuple[int, types.FrameType]]:
-    """Yield (thread, frame) of everything that runs now, each thread from its innermost frame outwards."""
-    for ident, top in list(sys._current_frames().items()):
-        frame: types.FrameType | None = top
+    """Yield (thread, frame) of everything that runs now, each thread from its innermost frame outwards.
+
+    All are taken at once: while the caller looks at one, other threads go on, and the way out of a generator's frame ends there
+    once the generator rests. Nothing here may still have a frame at the end: from Python 3.13 on this function's own would keep
+    itself, and with it all that the functions which called it know, until the next collection.
+    """
+    tops = sys._current_frames()
+    found = []
+    for ident in list(tops):
+        frame: types.FrameType | None = tops.pop(ident)
         while frame is not None:
-            yield ident, frame
+            found.append((ident, frame))
             frame = frame.f_back
+    found.reverse()
+    while found:
+        yield found.pop()
 
 
 def running_roots() -> list[LiveRoot]:
@@ -77,7 +95,7 @@ def running_roots() -> list[LiveRoot]:
     found = []
     for ident, frame in running_frames():
         if _is_of_interest(frame):
-            where = "" if ident == threading.get_ident() else f" in thread {names.get(ident, ident)}"
+            where = "" if ident == threading.get_ident() else f"{IN_THREAD}{names.get(ident, ident)}"
             values = tuple(frame_locals(frame).values())
             found.append(LiveRoot("frame", f"running {frame.f_code.co_name}(){where}", values, what="in use"))
     return found

@@ -10,13 +10,14 @@ import contextlib
 import gc
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
 from nbguard.core.facts import KEPT_KINDS, StorageFact
-from nbguard.probes.kinds import LEAF, Kinds, module_namespaces
+from nbguard.core.ownership import upwards
+from nbguard.probes.kinds import LEAF, Kinds, module_namespaces, never_asked
 from nbguard.probes.referents import Referents
 
 _CANDIDATES = KEPT_KINDS | {"tensor"}
@@ -24,10 +25,14 @@ _CANDIDATES = KEPT_KINDS | {"tensor"}
 
 @dataclass
 class Witness:
-    """Weak references by which one can tell later what is gone: storages by number, experiments by the id they had."""
+    """Weak references by which one can tell later what is gone: storages by number, experiments by the id they had.
+
+    `tensors`, where asked for, are those met on each storage; None stands for another thing that shares it.
+    """
 
     storages: list[Any] = field(default_factory=list)
     objects: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    tensors: dict[int, list[weakref.ref[Any] | None]] | None = None
 
     def note(self, obj: Any) -> None:
         """Remember an experiment weakly, by its id."""
@@ -45,7 +50,7 @@ class Walk:
     def __init__(self, tracked: str, stop: Iterable[int], kinds: Kinds) -> None:
         self.tracked = tracked
         self.stop = {id(namespace) for namespace in module_namespaces().values()}
-        self.stop.update(stop)
+        self.stop.update(stop, [id(never_asked())])
         self.kinds = kinds
         self.referents = Referents(kinds, "torch" in sys.modules)
         self.objects: list[Any] = []
@@ -56,6 +61,11 @@ class Walk:
         self.storages: list[StorageFact] = []
         self.holds: dict[int, list[int]] = {}
         self.witness = Witness()
+        self.parked: Collection[int] = ()  # addresses of storages that do not count
+        self.only_stale = range(0)  # what only roots lead to that a cleanup may take away
+        self.entries: dict[int, int | None] = {}  # what stale roots refer to directly, and how often, where that is known
+        self.places: set[int] = set()  # ids of what holds these entries for the roots
+        self.shell: dict[int, str] = {}  # ids of the shell's attributes: how it is written
 
     def add(self, obj: Any) -> int | None:
         """Number `obj`; None if it is never looked into."""
@@ -120,27 +130,26 @@ class Walk:
             return
         if not address or not nbytes:
             return
+        if address in self.parked:
+            return
         key = (device, address)
         if key not in self.storage_keys:
             self.storage_keys[key] = len(self.storages)
             self.storages.append(StorageFact(device, nbytes, address))
             self.witness.storages.append(_weak_storage(storage))
         self.holds.setdefault(at, []).append(self.storage_keys[key])
+        if self.witness.tensors is not None:
+            ref = weakref.ref(obj) if kind == "tensor" else None
+            self.witness.tensors.setdefault(self.storage_keys[key], []).append(ref)
 
-    def leading_to(self, goals: Iterable[int], first: int = 0) -> set[int]:
-        """Return the objects from number `first` on from which a way leads to one of `goals`, these included."""
+    def leading_to(self, goals: Iterable[int], first: int = 0, blocked: Collection[int] = ()) -> set[int]:
+        """Return the objects from number `first` on from which a way leads to one of `goals`, not through `blocked`."""
         parents: dict[int, list[int]] = {}
         for parent in range(first, len(self.children)):
-            for child in self.children[parent]:
-                parents.setdefault(child, []).append(parent)
-        seen = set(goals)
-        todo = list(seen)
-        while todo:
-            for parent in parents.get(todo.pop(), ()):
-                if parent not in seen:
-                    seen.add(parent)
-                    todo.append(parent)
-        return seen
+            if parent not in blocked:
+                for child in self.children[parent]:
+                    parents.setdefault(child, []).append(parent)
+        return upwards(parents, goals)
 
     def unreached(self) -> list[Any]:
         """Return tensors and experiments that gc tracks and no root has led to, in one pass over the heap."""

@@ -8,29 +8,25 @@ from __future__ import annotations
 import contextvars
 import sys
 import types
-import weakref
 from typing import Any, Final
 
 LEAF: Final = "leaf"
-"""Kind of what is never looked into: atoms, modules, weak references, library classes."""
+"""Kind of what is never looked into: atoms, library classes. A module leads nowhere: the walk stops at its globals."""
 
 _HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: what lacks it cannot be asked for its referents
 _mro = type.__dict__["__mro__"].__get__
 _flags = type.__dict__["__flags__"].__get__
 _namespace = type.__dict__["__dict__"].__get__
 _name = type.__dict__["__name__"].__get__
+_module_namespace = _namespace(types.ModuleType)["__dict__"].__get__
 
 _BUILTIN: dict[type, str] = {
-    types.ModuleType: LEAF,
     types.CodeType: LEAF,
     types.GetSetDescriptorType: LEAF,
     types.MemberDescriptorType: LEAF,
     types.WrapperDescriptorType: LEAF,
     types.MethodDescriptorType: LEAF,
     types.ClassMethodDescriptorType: LEAF,
-    weakref.ReferenceType: LEAF,
-    weakref.ProxyType: LEAF,
-    weakref.CallableProxyType: LEAF,
     types.FrameType: "frame",
     types.TracebackType: "traceback",
     BaseException: "traceback",
@@ -58,6 +54,9 @@ _LIBRARY = (
     ("torch.cuda.graphs", "CUDAGraph", "pool"),
     ("torch.cuda.memory", "MemPool", "pool"),
     ("numpy", "ndarray", "array"),
+    ("numpy", "flatiter", "part of an array"),
+    ("numpy", "nditer", "part of an array"),
+    ("numpy", "void", "part of an array"),
     ("pandas.core.generic", "NDFrame", "data"),
 )
 
@@ -78,9 +77,24 @@ def name_of(cls: type) -> str:
     return str(_name(cls))
 
 
+def module_namespace(module: object) -> dict[str, Any] | None:
+    """Return a module's globals, without going through a class of its own (lazy modules have one); None for what is none."""
+    return _module_namespace(module) if types.ModuleType in mro_of(type(module)) else None
+
+
 def module_namespaces() -> dict[str, dict[str, Any]]:
-    """Return the globals of every loaded module, by the module's name. What is no plain module is left out."""
-    return {name: module.__dict__ for name, module in list(sys.modules.items()) if type(module) is types.ModuleType}
+    """Return the globals of every loaded module, by the module's name."""
+    found = ((name, module_namespace(module)) for name, module in list(sys.modules.items()))
+    return {name: namespace for name, namespace in found if namespace is not None}
+
+
+def never_asked() -> Any:
+    """Return the module that `gc.get_referents` must not be asked about: asyncio's own; None if it is not loaded.
+
+    CPython 3.12.0 to 3.12.5 hands out what that module has freed: the process hangs in its next garbage collection
+    (github.com/python/cpython/issues/122695).
+    """
+    return sys.modules.get("_asyncio")
 
 
 class Kinds:

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import types
 from typing import Any
 
-from nbguard.core.ownership import FUNCTION, KEY
+from nbguard.core.ownership import DEFAULT, FUNCTION, KEY
+from nbguard.probes.attributes import TRANSPARENT, Writer, attributes_of, hiding_names, key_text
 from nbguard.probes.autograd import Autograd
 from nbguard.probes.frames import frame_locals
 from nbguard.probes.kinds import mro_of, name_of, namespace_of
 
-_TRANSPARENT = frozenset({"_modules", "_parameters", "_buffers"})
 _SEQUENCES = (list, tuple)
-_ATOMS = (str, int, bool, float, bytes, type(None))
 
 
-def attributes_of(obj: Any) -> dict[str, Any] | None:
-    """Return an instance's attribute dict, or None. Reads the slot itself, so no property or `__getattr__` runs."""
-    for cls in mro_of(type(obj)):
-        slot = namespace_of(cls).get("__dict__")
-        if type(slot) in (types.GetSetDescriptorType, types.MemberDescriptorType):  # the latter: SimpleNamespace
-            found = slot.__get__(obj)
-            return found if type(found) is dict else None
-    return None
-
-
-def key_text(key: object) -> str:
-    """Return a dict key as text: atoms as written, anything else by its type (its repr would be the user's code)."""
-    if type(key) in _ATOMS:
-        text = repr(key)
-        return text if len(text) <= 40 else text[:37] + "…'"
-    if type(key) is tuple and all(type(part) in _ATOMS for part in key):
-        return repr(key)
-    return f"<{name_of(type(key))}>"
-
-
-def _attribute_labels(values: dict[str, Any]) -> dict[int, str]:
-    return {id(value): "" if name in _TRANSPARENT else f".{name}" for name, value in list(values.items()) if type(name) is str}
-
-
-def _dict_labels(mapping: dict[Any, Any], as_attributes: bool) -> dict[int, str]:
+def _dict_labels(mapping: dict[Any, Any], writer: Writer | None) -> dict[int, str]:
     labels: dict[int, str] = {}
-    for key, value in list(dict.items(mapping)):
-        if as_attributes and type(key) is str:
-            label = "" if key in _TRANSPARENT else f"[{key}]" if key.isdigit() else f".{key}"
+    for position, (key, value) in enumerate(list(dict.items(mapping))):
+        if writer is not None and type(key) is str:
+            label = writer.label(key, position)
         else:
             label = f"[{key_text(key)}]"
             labels.setdefault(id(key), f"{KEY}{key_text(key)}")
@@ -55,7 +32,7 @@ def _function_labels(function: types.FunctionType) -> dict[int, str]:
     cells = function.__closure__ or ()
     names = function.__code__.co_freevars
     labels = {id(cell): f" → closure {name}" for name, cell in zip(names, cells, strict=False)}
-    return labels | {id(function.__defaults__): " → default ", id(function.__kwdefaults__): " → default "}
+    return labels | {id(function.__defaults__): DEFAULT, id(function.__kwdefaults__): DEFAULT}
 
 
 def _frame_labels(frame: types.FrameType) -> dict[int, str]:
@@ -75,9 +52,10 @@ class Labels:
     """Labels of the steps from objects to their referents. Remembers which dicts are attributes of something."""
 
     def __init__(self, autograd: Autograd | None) -> None:
-        self._attribute_dicts: set[int] = set()
+        self._writers: dict[int, Writer] = {}
         self._autograd = autograd
         self._slots: dict[type, list[tuple[str, Any]]] = {}
+        self._hiding: dict[type, frozenset[str]] = {}
 
     def of(self, obj: Any, kind: str, children: list[Any]) -> list[str]:
         """Return the label of each child of `obj`, in order."""
@@ -86,8 +64,10 @@ class Labels:
 
     def _known(self, obj: Any, kind: str) -> dict[int, str]:
         cls = type(obj)
+        if cls is dict:
+            return _dict_labels(obj, self._writers.get(id(obj)))
         if dict in mro_of(cls):
-            return _dict_labels(obj, id(obj) in self._attribute_dicts)
+            return self._attribute_labels(obj) | _dict_labels(obj, self._writers.get(id(obj)))
         if cls in _SEQUENCES:
             return {id(item): f"[{i}]" for i, item in reversed(list(enumerate(obj)))}
         if cls is types.FunctionType:
@@ -95,19 +75,30 @@ class Labels:
         if kind == "frame":
             return _frame_labels(obj)
         if kind == "class":
+            self._writers.update((id(space), Writer("__dict__")) for space in gc.get_referents(namespace_of(obj)))
             return {id(value): f".{name}" for name, value in namespace_of(obj).items()}
-        if kind in ("graph", "cell", "array") or cls is types.TracebackType:
+        if kind in ("graph", "cell", "array", "part of an array") or cls is types.TracebackType:
             return {}
-        known = self._slot_labels(obj)
-        attributes = attributes_of(obj)
-        if attributes is not None:
-            known |= _attribute_labels(attributes)
-            known[id(attributes)] = ""
-            self._attribute_dicts.add(id(attributes))
-            self._attribute_dicts.update(id(attributes.get(name)) for name in _TRANSPARENT)
+        known = self._slot_labels(obj) | self._attribute_labels(obj)
         if kind == "tensor" and self._autograd is not None:
             known |= self._autograd.labels(obj)
         return known
+
+    def _attribute_labels(self, obj: Any) -> dict[int, str]:
+        """Return how an object's attributes are written, and note how the dicts that hold them write theirs."""
+        attributes = attributes_of(obj)
+        if attributes is None:
+            return {}
+        cls = type(obj)
+        if cls not in self._hiding:
+            self._hiding[cls] = hiding_names(cls)
+        writer = Writer("__dict__", self._hiding[cls])
+        self._writers[id(attributes)] = writer
+        for name in TRANSPARENT:
+            if name in attributes:
+                self._writers[id(attributes[name])] = Writer.of_parts(name, cls)
+        known = {id(value): writer.label(name) for name, value in list(attributes.items()) if type(name) is str}
+        return known | {id(attributes): ""}
 
     def _slot_labels(self, obj: Any) -> dict[int, str]:
         cls = type(obj)
@@ -117,12 +108,13 @@ class Labels:
             slots = self._slots[cls] = [
                 (n, s) for space in spaces for n, s in space.items() if type(s) is types.MemberDescriptorType
             ]
-        labels = {}
+        labels: dict[int, str] = {}
+        seen: set[str] = set()
         for name, slot in slots:
-            try:
-                labels[id(slot.__get__(obj))] = f".{name}"
-            except AttributeError:  # a slot without a value
-                continue
+            label = f" → {name}" if name in seen else f".{name}"  # of two slots of that name an attribute gives the first
+            with contextlib.suppress(AttributeError):  # a slot without a value
+                labels.setdefault(id(slot.__get__(obj)), label)
+            seen.add(name)
         return labels
 
     def _label(self, obj: Any, kind: str, known: dict[int, str], child: Any) -> str:
@@ -136,7 +128,7 @@ class Labels:
                 return " → …"
         if type(child) is types.FrameType:
             return f" → {child.f_code.co_name}" if kind == "traceback" else ""
-        if kind in ("graph", "traceback", "cell", "array", "frame") or type(child) in (
+        if kind in ("graph", "traceback", "cell", "array", "part of an array", "frame") or type(child) in (
             types.FrameType,
             types.TracebackType,
         ):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nbguard.core.facts import LearnerFact
+from nbguard.probes.attributes import attributes_of
 from nbguard.probes.frames import running_fit_owners
 from nbguard.probes.kinds import name_of
-from nbguard.probes.labels import attributes_of
 from nbguard.probes.loaders import worker_count
 
 LEFTOVERS = {"dl": None, "xb": (None,), "yb": (None,), "pred": None, "loss": None, "loss_grad": None}

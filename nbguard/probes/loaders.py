@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbguard.probes.labels import attributes_of
+from nbguard.probes.attributes import attribute_of
 
 
 def worker_count(obj: Any) -> int:
@@ -12,12 +12,11 @@ def worker_count(obj: Any) -> int:
 
     fastai's own loader reports 1 always; the truth is in the torch loader behind it (`fake_l`).
     """
-    found = attributes_of(obj) or {}
-    if type(loaders := found.get("loaders")) is list and loaders:
+    if type(loaders := attribute_of(obj, "loaders")) is list and loaders:
         return worker_count(loaders[0])
-    if "fake_l" in found:
-        return worker_count(found["fake_l"])
-    if type(workers := found.get("_workers")) is list:
+    if (behind := attribute_of(obj, "fake_l")) is not None:
+        return worker_count(behind)
+    if type(workers := attribute_of(obj, "_workers")) is list:
         return len(workers)
-    count = found.get("num_workers", 0)
+    count = attribute_of(obj, "num_workers")
     return count if type(count) is int else 0

@@ -5,24 +5,31 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
 from nbguard.core.facts import DeviceFacts, Facts, StorageFact
+from nbguard.core.ownership import STALE_KINDS
 from nbguard.errors import NoTorchError
 from nbguard.probes.compact import compact
-from nbguard.probes.cuda import device_facts, is_autocast_on, pinned_facts, tracked_device
+from nbguard.probes.compiled import has_compiled
+from nbguard.probes.cuda import allocations, device_facts, is_autocast_on, pinned_facts, tracked_device
 from nbguard.probes.frames import running_roots
 from nbguard.probes.heap import Walk, Witness
 from nbguard.probes.kinds import Kinds
 from nbguard.probes.learners import learner_facts
 from nbguard.probes.namespace import Cells, module_roots, output_places, output_roots, user_roots
+from nbguard.probes.oom_error import oom_fact
 from nbguard.probes.orphans import orphan_roots
+from nbguard.probes.parked import parked_addresses, parked_facts
 from nbguard.probes.pools import pool_facts
 from nbguard.probes.registries import registry_roots
 from nbguard.probes.roots import LiveRoot
-from nbguard.probes.tracebacks import error_roots, oom_fact
+from nbguard.probes.still import held_still
+from nbguard.probes.tracebacks import error_roots
+from nbguard.probes.workers import workers_facts
 
 _WORTH_A_CLIMB = 0.01
 """Share of the bytes found that must be unexplained before holders in libraries are searched for (promise: 99 % named)."""
@@ -30,10 +37,15 @@ _WORTH_A_CLIMB = 0.01
 
 @dataclass(frozen=True)
 class Notebook:
-    """Where names live: an IPython shell, or, in a script, just a namespace."""
+    """Where names live: an IPython shell, or, in a script, just a namespace.
+
+    `is_running`: code of the user's runs in another thread while this one looks. What no root leads to may be in its hands
+    for a moment then: it counts as held, and is not followed up, which would go on for as long as it runs.
+    """
 
     shell: Any
     namespace: dict[str, Any]
+    is_running: bool = False
 
     @classmethod
     def current(cls, namespace: dict[str, Any] | None = None) -> Notebook:
@@ -62,6 +74,11 @@ class Notebook:
         """Return the sources of the session's cells, by number."""
         found: list[str] = self.namespace.get("In", []) if self.shell is not None else []
         return found
+
+    def shell_attributes(self) -> dict[int, str]:
+        """Return the ids of the dicts that hold the shell's attributes, each with how one writes the shell."""
+        spaces = [] if self.shell is None else [self.shell.__dict__, self.shell.__dict__.get("_trait_values")]
+        return {id(space): "get_ipython()" for space in spaces if space is not None}
 
     def internals(self) -> set[int]:
         """Return the ids of objects that are IPython's machinery: the walk stops there, else it would find everything."""
@@ -92,30 +109,45 @@ class Look:
     witness: Witness
 
 
-def look(notebook: Notebook) -> Look:
-    """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing."""
+def look(notebook: Notebook, *, tensors: bool = False) -> Look:
+    """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing.
+
+    With `tensors`, the witness knows each tensor too, weakly: what a parking needs to find them again.
+    """
     if "torch" not in sys.modules:
         raise NoTorchError
+    with held_still():
+        return _undisturbed_look(notebook, tensors)
+
+
+def _undisturbed_look(notebook: Notebook, tensors: bool) -> Look:
     torch: Any = sys.modules["torch"]
     collects = gc.isenabled()
     gc.disable()  # what the walk allocates must not start a collection: that would change what is being looked at
     try:
         with torch._C.DisableTorchFunctionSubclass():  # reading a tensor subclass's attributes must not run its code
-            return _look(notebook)
+            return _look(notebook, tensors)
     finally:
         if collects:
             gc.enable()
 
 
-def _look(notebook: Notebook) -> Look:
+def _look(notebook: Notebook, tensors: bool) -> Look:
     tracked = tracked_device()
+    before = allocations(tracked)
     devices, missing = device_facts(tracked)
     kinds = Kinds()
     walk = Walk(tracked, notebook.internals(), kinds)
-    roots = [(root, _entries(walk, root)) for root in _roots(notebook, walk, kinds)]
-    walk.run()
+    walk.witness.tensors = {} if tensors else None
+    walk.parked = parked_addresses() if tracked == "cpu" else ()
+    roots = _walk_from(_roots(notebook, walk, kinds), walk)
+    _count_entries(roots, walk, notebook)
+    walk.shell = notebook.shell_attributes()
+    changed = allocations(tracked) != before  # another thread trains: what it has now is nearer to what the walk has seen
+    if changed:
+        devices, missing = device_facts(tracked)
     threshold = int(_WORTH_A_CLIMB * sum(storage.nbytes for storage in walk.storages))
-    roots += orphan_roots(walk, threshold)
+    roots += orphan_roots(walk, None if notebook.is_running else threshold)
     graph = compact(walk, roots, _block_sizes(devices))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
     facts = Facts(
@@ -129,9 +161,19 @@ def _look(notebook: Notebook) -> Look:
         is_autocast_on(tracked),
         pool_facts(_of_kind("pool", walk, numbers)),
         pinned_facts() if tracked == "cuda" else None,
-        oom_fact(notebook.shell),
+        oom_fact(notebook.shell, notebook.inputs),
+        parked_facts(),
+        changed,
+        has_compiled(),
+        workers_facts(walk, _of_kind("iterator", walk, numbers), numbers, _made_here(roots, notebook)),
     )
     return Look(facts, walk.witness)
+
+
+def _made_here(roots: list[tuple[LiveRoot, list[int]]], notebook: Notebook) -> set[int]:
+    """Return the ids of what refers to the roots' objects by our looking, or is a place where IPython keeps a result."""
+    places = () if notebook.shell is None else output_places(notebook.shell)
+    return {id(root.objects) for root, _ in roots} | {id(space) for space, _ in places}
 
 
 def _of_kind(kind: str, walk: Walk, numbers: dict[int, int]) -> list[tuple[int, Any]]:
@@ -156,6 +198,28 @@ def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
 
 def _place_label(name: str) -> str:
     return "last result" if name == "result" else name
+
+
+def _walk_from(roots: list[LiveRoot], walk: Walk) -> list[tuple[LiveRoot, list[int]]]:
+    """Walk from the user's own roots, then from the stale ones; return each with the numbers of its objects."""
+    found = []
+    for stale in (False, True):
+        first = len(walk.objects)
+        found += [(root, _entries(walk, root)) for root in roots if (root.kind in STALE_KINDS) is stale]
+        walk.run()
+    walk.only_stale = range(first, len(walk.objects))
+    return found
+
+
+def _count_entries(roots: list[tuple[LiveRoot, list[int]]], walk: Walk, notebook: Notebook) -> None:
+    """Note what stale roots refer to, each with the number of its references from there; only those of `Out` are known."""
+    spaces = [] if notebook.shell is None else [notebook.out, *(space for space, _ in output_places(notebook.shell))]
+    places = {id(place): place for place in [*spaces, *(root.objects for root, _ in roots)]}
+    known = Counter(map(id, gc.get_referents(*places.values())))
+    for root, entries in roots:
+        if root.kind in STALE_KINDS:
+            walk.entries.update((n, known[id(walk.objects[n])] if root.kind == "out" else None) for n in entries)
+    walk.places = set(places)
 
 
 def _entries(walk: Walk, root: LiveRoot) -> list[int]:

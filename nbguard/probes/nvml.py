@@ -45,11 +45,50 @@ class NvmlReader:
             return None
         try:
             handle, is_mig = self._handle(properties, index)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            return NvmlFacts(int(memory.total), int(memory.used), self._processes(handle), is_mig)
+            return self._readings(handle, is_mig)
         except nvml.NVMLError as error:
             self.reason = f"the NVIDIA driver refused a reading ({error}): other processes' memory is not known"
             return None
+
+    def utilization(self, properties: Any, index: int) -> float | None:
+        """Return the share, from 0 to 1, of the driver's last moments in which torch's device `index` ran some kernel."""
+        nvml = self._nvml
+        if nvml is None:
+            return None
+        try:
+            handle, _ = self._handle(properties, index)
+            return int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+        except nvml.NVMLError:  # e.g. of a MIG slice
+            return None
+
+    def at(self, index: int) -> tuple[str, NvmlFacts] | None:
+        """Return the name and the readings of the driver's own device `index`; None if it does not answer."""
+        nvml = self._nvml
+        if nvml is None:
+            return None
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            name = nvml.nvmlDeviceGetName(handle)
+            return name if type(name) is str else name.decode(), self._readings(handle, is_mig=False)
+        except nvml.NVMLError:
+            return None
+
+    def _readings(self, handle: Any, is_mig: bool) -> NvmlFacts:
+        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        return NvmlFacts(int(memory.total), int(memory.used), self._processes(handle), is_mig)
+
+    def everybody(self) -> dict[int, list[tuple[str, int | None]]]:
+        """Return who is on which of the machine's GPUs: by pid, (device as the driver counts it, bytes or None)."""
+        nvml, found = self._nvml, dict[int, list[tuple[str, int | None]]]()
+        if nvml is None:
+            return found
+        try:
+            for index in range(nvml.nvmlDeviceGetCount()):
+                for process in self._processes(nvml.nvmlDeviceGetHandleByIndex(index)) or ():
+                    found.setdefault(process.pid, []).append((f"GPU {index}", process.used))
+        except nvml.NVMLError as error:
+            self.reason = f"the NVIDIA driver refused a reading ({error}): it does not say who is on the GPUs"
+        return found
 
     def _handle(self, properties: Any, index: int) -> tuple[Any, bool]:
         """Return the driver's handle, and whether it is a MIG slice.

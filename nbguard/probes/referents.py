@@ -11,7 +11,7 @@ from itertools import compress
 from typing import Any
 
 from nbguard.probes.autograd import Autograd
-from nbguard.probes.kinds import LEAF, Kinds, namespace_of
+from nbguard.probes.kinds import LEAF, Kinds, module_namespace, mro_of, namespace_of
 
 _BULK = 64
 """Containers with at least so many references are first asked, in one go, whether they hold anything but plain data."""
@@ -41,7 +41,8 @@ class Referents:
         self._user_modules: dict[object, bool] = {"__main__": True}
         self._libraries = library_paths()
         self._expand: dict[str, Callable[[Any], list[Any]]] = {
-            "array": self._array,
+            "array": _array,
+            "part of an array": _part_of_an_array,
             "storage": lambda _: [],
             "context": _context_value,
         }
@@ -76,9 +77,7 @@ class Referents:
 
     def is_users_module(self, module: object) -> bool:
         """Say whether a module is the user's own: a file outside the installed libraries."""
-        if type(module) is not types.ModuleType:
-            return False
-        path = module.__dict__.get("__file__")
+        path = (module_namespace(module) or {}).get("__file__")
         return type(path) is str and not path.startswith(self._libraries)
 
     def _all_plain(self, found: list[Any]) -> bool:
@@ -113,15 +112,27 @@ class Referents:
             known = self._plain[cls] = kind in _SKIPPED or simple
         return known
 
-    def _array(self, array: Any) -> list[Any]:
-        """Return an array's base and, of an object array, its elements. numpy keeps both out of gc's sight."""
-        numpy: Any = sys.modules["numpy"]
-        base = numpy.ndarray.__dict__["base"].__get__(array)
-        dtype = numpy.ndarray.__dict__["dtype"].__get__(array)
-        found = [] if base is None else [base]
-        if base is None and dtype.kind == "O":
-            found.append(numpy.ndarray.tolist(array))
-        return found if numpy.ndarray is type(array) else found + gc.get_referents(array)
+
+def _array(array: Any) -> list[Any]:
+    """Return an array's base and, where it holds objects, its elements. numpy keeps both out of gc's sight."""
+    numpy: Any = sys.modules["numpy"]
+    base = numpy.ndarray.__dict__["base"].__get__(array)
+    found = [] if base is None else [base]
+    if base is None and numpy.ndarray.__dict__["dtype"].__get__(array).hasobject:
+        found.append(numpy.ndarray.tolist(array))
+    return found if numpy.ndarray is type(array) else found + gc.get_referents(array)
+
+
+def _part_of_an_array(part: Any) -> list[Any]:
+    """Return the arrays behind a record of one (`table[3]`) or an iterator over some."""
+    numpy: Any = sys.modules["numpy"]
+    for cls, name in ((numpy.void, "base"), (numpy.flatiter, "base"), (numpy.nditer, "operands")):
+        if cls in mro_of(type(part)):
+            try:
+                return [cls.__dict__[name].__get__(part)]
+            except ValueError:  # an iterator that has been closed
+                return []
+    return []
 
 
 def _context_value(variable: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nbguard.probes.kinds import name_of, namespace_of
+from nbguard.probes.kinds import module_namespace, name_of, namespace_of
 from nbguard.probes.roots import LiveRoot
 
 GARBAGE = "gc.garbage"
@@ -72,9 +72,10 @@ def _figures() -> Iterator[LiveRoot]:
 
 def _scripts(shell: Any) -> Iterator[LiveRoot]:
     for path, module in list(getattr(shell, "_main_mod_cache", {}).items()):
-        if type(module) is types.ModuleType:
+        namespace = module_namespace(module)
+        if namespace is not None:
             what = "globals of a script that has run"
-            yield LiveRoot("cache", f"%run {Path(path).name}", (module.__dict__,), what=what)
+            yield LiveRoot("cache", f"%run {Path(path).name}", (namespace,), what=what)
 
 
 def _stored(shell: Any) -> Iterator[LiveRoot]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from nbguard.core.plan import Target
 from nbguard.errors import TargetError
+from nbguard.probes.attributes import attributes_of
 from nbguard.probes.kinds import mro_of, name_of, namespace_of
-from nbguard.probes.labels import attributes_of
 
 _MISSING: Any = object()
 

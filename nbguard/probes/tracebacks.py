@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import gc
 import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nbguard.core.facts import DEBUGGER, OomFact
+from nbguard.core.facts import DEBUGGER
 from nbguard.probes.kinds import module_namespaces
 from nbguard.probes.roots import LiveRoot
-from nbguard.units import GiB, KiB, MiB
+from nbguard.probes.still import held_still
 
 LABEL = "last error"
 PDB_VARIABLES = "__pdb_convenience_variables"
@@ -47,20 +47,6 @@ def error_roots(shell: Any) -> list[LiveRoot]:
         return found
     what = type(error).__name__ if error is not None else "traceback"
     return [*found, LiveRoot("error", LABEL, objects, _cell_of(error, shell), what)]
-
-
-def oom_fact(shell: Any) -> OomFact | None:
-    """Return what the last error asked for, if it is torch's out of memory."""
-    errors = (value for value in error_holders(shell) if isinstance(value, BaseException))
-    error = next(errors, None)
-    if error is None or all(cls.__name__ != "OutOfMemoryError" for cls in type(error).__mro__):
-        return None
-    text = error.args[0] if error.args and type(error.args[0]) is str else ""
-    asked, where = re.search(r"Tried to allocate ([\d.]+) (GiB|MiB|KiB|bytes)", text), re.search(r"\bGPU (\d+)", text)
-    if asked is None or where is None:
-        return None
-    unit = {"GiB": GiB, "MiB": MiB, "KiB": KiB, "bytes": 1}[asked[2]]
-    return OomFact(f"cuda:{where[1]}", round(float(asked[1]) * unit))
 
 
 def traced_frames() -> list[types.FrameType]:
@@ -118,4 +104,18 @@ def error_parts(shell: Any) -> ErrorParts:
         elif isinstance(value, BaseException):
             found.errors[id(value)] = value
             todo += [value.__traceback__, value.__context__, value.__cause__, *getattr(value, "exceptions", ())]
+    return found
+
+
+def parts_by_id(ids: set[int]) -> ErrorParts:
+    """Return the frames and exceptions with these ids, if they still live."""
+    found = ErrorParts({}, {})
+    with held_still():
+        for obj in gc.get_objects():
+            if id(obj) in ids:
+                if type(obj) is types.FrameType:
+                    found.frames[id(obj)] = obj
+                elif BaseException in type(obj).__mro__:
+                    found.errors[id(obj)] = obj
+        obj = None  # before the main thread goes on: it may be one of its tensors
     return found

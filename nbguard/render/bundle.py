@@ -2,29 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from nbguard.core.fit.report import FitReport
+from nbguard.core.ledger import History
+from nbguard.core.memory_map import MemoryMap
+from nbguard.core.oom import OomCard
+from nbguard.core.parking import Unparked
 from nbguard.core.plan import Outcome, Plan
+from nbguard.core.processes import Zombies
+from nbguard.core.recording import Recording
 from nbguard.core.report import Report
+from nbguard.core.saved import Diff, Saved
+from nbguard.core.simulation import SimulationState
+from nbguard.core.switches import Switches
 from nbguard.core.why import Why
-from nbguard.render.html import outcome_html, plan_html, report_html, why_html
-from nbguard.render.payload import payload, to_json
-from nbguard.render.text import outcome_text, plan_text, report_text, why_text
+from nbguard.core.written import Written
+from nbguard.render.fit import fit_html, fit_text
+from nbguard.render.history import history_html, history_text
+from nbguard.render.html import outcome_html, plan_html, report_html, unparked_html, why_html, zombies_html
+from nbguard.render.ledger import switches_html, switches_text
+from nbguard.render.map import map_html, map_text
+from nbguard.render.oom import oom_html, oom_text
+from nbguard.render.payload import SCHEMA, payload, to_json
+from nbguard.render.saved import (
+    diff_html,
+    diff_text,
+    recording_html,
+    recording_text,
+    saved_html,
+    saved_text,
+    written_html,
+    written_text,
+)
+from nbguard.render.simulate import state_html, state_text
+from nbguard.render.text import outcome_text, plan_text, report_text, unparked_text, why_text, zombies_text
+from nbguard.render.whatif import WhatIfs, whatifs_html, whatifs_json, whatifs_text
+
+_Renderer = Callable[..., str]
+_RENDERERS: dict[type, tuple[_Renderer, _Renderer]] = {
+    Report: (report_text, report_html),
+    Plan: (plan_text, plan_html),
+    Outcome: (outcome_text, outcome_html),
+    Unparked: (unparked_text, unparked_html),
+    OomCard: (oom_text, oom_html),
+    Zombies: (zombies_text, zombies_html),
+    Why: (why_text, why_html),
+    History: (history_text, history_html),
+    MemoryMap: (map_text, map_html),
+    SimulationState: (state_text, state_html),
+    Switches: (switches_text, switches_html),
+    Recording: (recording_text, recording_html),
+    Written: (written_text, written_html),
+    Saved: (saved_text, saved_html),
+    Diff: (diff_text, diff_html),
+    WhatIfs: (whatifs_text, whatifs_html),
+    FitReport: (fit_text, fit_html),
+}
 
 
-def mimebundle(result: Report | Plan | Outcome | Why, limit: int = 12) -> dict[str, Any]:
-    """Return `result` as {'text/plain': ..., 'text/html': ...}."""
-    match result:
-        case Report():
-            return {"text/plain": report_text(result, limit), "text/html": report_html(result, limit)}
-        case Plan():
-            return {"text/plain": plan_text(result), "text/html": plan_html(result)}
-        case Outcome():
-            return {"text/plain": outcome_text(result), "text/html": outcome_html(result)}
-        case Why():
-            return {"text/plain": why_text(result), "text/html": why_html(result)}
+def mimebundle(result: Any, **details: int) -> dict[str, Any]:
+    """Return `result` as {'text/plain': ..., 'text/html': ...}; `limit=12`: rows of a report, a history or a map."""
+    text, html = _RENDERERS[type(result)]
+    return {"text/plain": text(result, **details), "text/html": html(result, **details)}
 
 
-def json_bundle(result: Report | Plan | Outcome | Why) -> dict[str, Any]:
+def json_bundle(result: Any) -> dict[str, Any]:
     """Return `result` as {'text/plain': JSON text, 'application/json': data}."""
-    return {"text/plain": to_json(result), "application/json": payload(result)}
+    data = payload(result) if type(result) is not WhatIfs else {"schema": SCHEMA, "kind": "whatif", **whatifs_json(result)}
+    return {"text/plain": to_json(data), "application/json": data}

@@ -25,6 +25,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def to_json(result: Any) -> str:
-    """Return `payload` as JSON text."""
-    return json.dumps(payload(result), indent=1, ensure_ascii=False)
+def to_json(data: dict[str, Any]) -> str:
+    """Return plain data, as from `payload`, as JSON text."""
+    return json.dumps(data, indent=1, ensure_ascii=False)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from nbguard.core.facts import PinnedFacts
 from nbguard.core.ownership import Holder
-from nbguard.core.plan import Outcome, Plan
+from nbguard.core.parking import Unparked
+from nbguard.core.plan import Action, Outcome, Plan
 from nbguard.core.report import DeviceReport
 from nbguard.units import format_bytes, format_column, unit_of
 
@@ -33,7 +34,7 @@ def holder_rows(device: DeviceReport, limit: int) -> tuple[list[Row], str]:
     unit = unit_of(device.allocated)
     rest_bytes = sum(holder.retained for holder in rest)
     figures = format_column([*(holder.retained for holder in shown), rest_bytes], unit)
-    rows = [_row(holder, figure, unit) for holder, figure in zip(shown, figures, strict=False)]
+    rows = [row_of(holder, figure, unit) for holder, figure in zip(shown, figures, strict=False)]
     if rest:
         names = ", ".join(holder.label for holder in rest[:4]) + (", …" if len(rest) > 4 else "")
         what = f"{names}: reach only what others hold too" if not rest_bytes else f"{names} (-n shows more)"
@@ -76,17 +77,19 @@ def pinned_line(pinned: PinnedFacts) -> str:
     )
 
 
-def _row(holder: Holder, figure: str, unit: tuple[int, str]) -> Row:
+def row_of(holder: Holder, figure: str, unit: tuple[int, str]) -> Row:
+    """Return a holder's row: `figure` is what it frees, `unit` that of the column."""
     name = holder.path if holder.stale and holder.path else holder.label
     reaches = "" if holder.is_shared or not holder.roots else format_column([holder.reaches], unit)[0]
     since = f"In[{holder.cell}]" if holder.cell is not None else ""
-    return Row(name, figure, reaches, since, holder.what, holder.stale, _command(holder))
+    return Row(name, figure, reaches, since, holder.what, holder.stale, command_of(holder.label, holder.kind, holder.stale))
 
 
-def _command(holder: Holder) -> str:
-    if holder.stale:
+def command_of(label: str, kind: str, stale: bool) -> str:
+    """Return the line that lets a holder go; empty where there is none."""
+    if stale:
         return "%reset_gpu"
-    return f"%reset_gpu {holder.label.partition(' = ')[0]}" if holder.kind == "name" else ""
+    return f"%reset_gpu {label.partition(' = ')[0]}" if kind in ("name", "out") else ""
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
@@ -94,31 +97,50 @@ def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
     known = [action.nbytes or 0 for action in plan.actions]
     figures = format_column(known, unit_of(plan.promised))
     return [
-        (action.label, "measured after" if action.nbytes is None else figure, action.detail)
+        (action.label, _figure(action, figure), action.detail)
         for action, figure in zip(plan.actions, figures, strict=True)
         if action.nbytes != 0 or action.kind != "collect"
     ]
 
 
+_OF_THE_HOST = frozenset({"workers", "pinned"})
+
+
+def _figure(action: Action, figure: str) -> str:
+    """Return a step's bytes as shown; what is about host memory says that in its detail."""
+    if action.nbytes is None:
+        return "measured after"
+    return figure if action.nbytes or action.kind not in _OF_THE_HOST else ""
+
+
 def plan_summary(plan: Plan) -> str:
     """Return the sentence under a plan that has not been carried out."""
-    if not plan.actions or (not plan.promised and all(action.kind == "collect" for action in plan.actions)):
+    later = " · afterwards it lists the processes on the GPUs and says whether only a restart would help"
+    later = later if plan.request.hard else ""
+    if not plan.promised and all(action.kind == "collect" for action in plan.actions):
         cache = f", but {format_bytes(plan.reserved)} of free cache would go back to the device" if plan.reserved else ""
-        return f"nothing is stale: there is nothing to free{cache}"
+        return f"nothing is stale: there is nothing to free{cache}{later}"
     back = f" · {format_bytes(plan.reserved)} would go back to the device" if plan.reserved is not None else ""
-    return f"would free {format_bytes(plan.promised)}{back} · nothing has been touched"
+    host = sum(action.host for action in plan.actions)
+    besides = f" · {format_bytes(host)} of host memory" if host else ""
+    return f"would free {format_bytes(plan.promised)}{back}{besides} · nothing has been touched{later}"
 
 
 def outcome_summary(outcome: Outcome) -> str:
     """Return the sentence under a plan that has been carried out: realised against promised, before and after."""
     if not outcome.plan.promised and not outcome.realised and not outcome.extra:
-        return f"nothing was stale: nothing had to be freed{_given_back(outcome)}"
+        return f"nothing was stale: nothing had to be freed{_given_back(outcome)}{_host(outcome)}"
     promised = format_bytes(outcome.plan.promised)
     text = f"freed {format_bytes(outcome.realised)} of {promised} promised"
     if outcome.extra:
         text += f", and {format_bytes(outcome.extra)} more"
     text += f" · held {format_bytes(outcome.before)} → {format_bytes(outcome.after)}"
-    return text + _given_back(outcome, always=True)
+    return text + _given_back(outcome, always=True) + _host(outcome)
+
+
+def _host(outcome: Outcome) -> str:
+    """Return the bytes of host memory that came back, where that was asked for."""
+    return f" · {format_bytes(outcome.host)} of host memory given back" if outcome.host else ""
 
 
 def _given_back(outcome: Outcome, *, always: bool = False) -> str:
@@ -149,3 +171,15 @@ def notes(outcome: Outcome) -> Iterator[str]:
         yield f"still alive: {format_bytes(nbytes)} promised, held by {holder}: %gpumem why shows the path"
     if outcome.interrupted:
         yield "interrupted: run %reset_gpu again to finish"
+
+
+def unparked_lines(found: Unparked) -> Iterator[str]:
+    """Yield what `--unpark` did, then what is still parked, one sentence each."""
+    names = ", ".join(found.names)
+    if found.nbytes:
+        are = "is" if len(found.names) == 1 else "are"
+        where = " and ".join(found.devices)
+        s = "s" if found.tensors != 1 else ""
+        yield f"{names} {are} back on {where}: {format_bytes(found.nbytes)}, {found.tensors} tensor{s}"
+    for name, nbytes, why in found.left:
+        yield f"{format_bytes(nbytes)} of {name} is still parked ({why}): %reset_gpu --unpark {name} tries again"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from nbguard.core.parking import Unparked
 from nbguard.core.plan import Outcome, Plan
+from nbguard.core.processes import Zombies
 from nbguard.core.report import DeviceReport, Report
 from nbguard.core.why import Why
 from nbguard.render.rows import (
@@ -17,7 +19,10 @@ from nbguard.render.rows import (
     plan_rows,
     plan_summary,
     pool_table,
+    unparked_lines,
 )
+from nbguard.render.tree import branches
+from nbguard.render.zombies import verdict_head, verdict_rows, zombie_rows, zombies_summary
 from nbguard.units import format_bytes, format_column, unit_of
 
 _WIDTH = 72
@@ -58,7 +63,7 @@ def _device(device: DeviceReport, limit: int) -> Iterator[str]:
         figures = format_column([part.nbytes for part in device.parts], unit)
         yield "  " + "   ".join(f"{part.name} {figure}" for part, figure in zip(device.parts, figures, strict=True))
     rows, total = holder_rows(device, limit)
-    yield from ["", *_table(rows, total)] if rows else ["  nothing is held here"]
+    yield from ["", *holder_lines(rows, total)] if rows else ["  nothing is held here"]
     pools = pool_table(device)
     yield from ["", *_aligned(pools)] if pools else []
 
@@ -83,7 +88,8 @@ def _bar(device: DeviceReport) -> str:
     return text[:_WIDTH].ljust(_WIDTH)
 
 
-def _table(rows: list[Row], total: str) -> Iterator[str]:
+def holder_lines(rows: list[Row], total: str) -> Iterator[str]:
+    """Yield holders as an aligned table with its total."""
     head = Row("held by", "frees now", "reaches", "since", "what")
     lines = (head, *rows)
     name = max(len(_clip(row.name)) for row in lines)
@@ -115,7 +121,18 @@ def outcome_text(outcome: Outcome) -> str:
     left = list(left_rows(outcome))
     if left:
         lines.append("  left alone: " + " · ".join(left))
-    return "\n".join(lines)
+    if outcome.verdict is not None:
+        lines += [f"  {verdict_head(outcome.verdict)}", *(f"  {line}" for line in _steps(verdict_rows(outcome.verdict)))]
+        lines.append(f"  {outcome.verdict.reason}")
+    if outcome.zombies is not None:
+        lines.append(zombies_text(outcome.zombies))
+    return "\n".join(line.replace("`", "") for line in lines)
+
+
+def zombies_text(zombies: Zombies) -> str:
+    """Return the processes on the GPUs as text."""
+    lines = [*_steps(zombie_rows(zombies)), *(f"  {sentence}" for sentence in zombies_summary(zombies))]
+    return "\n".join(lines).replace("`", "")
 
 
 def _steps(rows: Iterable[tuple[str, str, str]]) -> list[str]:
@@ -125,14 +142,17 @@ def _steps(rows: Iterable[tuple[str, str, str]]) -> list[str]:
     return [f"  {what:<{width}}  {figure:>{figures}}  {detail}".rstrip() for what, figure, detail in found]
 
 
+def unparked_text(found: Unparked) -> str:
+    """Return what `--unpark` did as text."""
+    return "\n".join(f"  {line}" for line in unparked_lines(found))
+
+
 def why_text(why: Why) -> str:
     """Return the paths that keep something alive as text."""
-    lines = [f"{why.name}  {why.what}  reaches {format_bytes(why.nbytes)}"]
-    for path in why.paths:
-        cell = f"  In[{path.cell}]" if path.cell is not None else ""
-        mark = "  stale" if path.stale else ""
-        memory = "  (its memory)" if path.storages_only else ""
-        lines.append(f"  ├ {path.text}{cell}{mark}{memory}")
-        if path.release:
-            lines.append(f"  │   {path.release}")
-    return "\n".join(lines if why.paths else [*lines, "  nothing of yours leads to it"])
+    head = f"{why.name}  {why.what}  reaches {format_bytes(why.nbytes)}"
+    if not why.paths:
+        return f"{head}\n  nothing of yours leads to it"
+    rows = [(f"{line.rails}{line.text}", line.cell, line.mark, line.release) for line in branches(why)]
+    widths = [max(len(row[place]) for row in rows) for place in range(4)]
+    shown = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True) if width).rstrip() for row in rows]
+    return "\n".join([head, *(f"  {line}" for line in shown)])

@@ -1,13 +1,18 @@
-"""How long naming every holder of a large heap takes, beside three other ways to look at the same heap, in one run.
+"""How long naming every holder takes, beside other ways to look at the same heap, in one run.
 
-    python tests/benchmarks/census.py [--rounds 5]
+    python tests/benchmarks/census.py [--rounds 5] [--scene NAME]
 
-The heap: fastai, pandas and matplotlib loaded, four Learners, a DataFrame, and plain records up to a million objects that
-Python's gc tracks. Compared:
+Scenes, each with fastai, pandas and matplotlib loaded:
+  objects        plain records up to a million objects that Python's gc tracks, four Learners, a table, a figure; 10 names
+  tensors        10,000 tensors in lists and dicts, 10 names
+  graph          an autograd graph of 2,000 nodes, kept by a loss and a list of activations
+Compared:
   one pass       a type-cached pass over gc.get_objects(): the least that finding the tensors costs (they stay unexplained)
+  nbguard        the report, and the plan of %reset_gpu (--dry-run)
   MemReporter    pytorch_memlab's: a flat list of tensors with the names of parameters, without holders
   objgraph       find_backref_chain, which names a holder, for a sample of the same tensors, scaled to all of them
-Both are installed for the benchmark only (make bench does it). Prints medians and ratios; it never fails by time.
+The last two are installed for the benchmark only (make bench does it). The ways take turns, so that a busy machine slows all of
+them; medians and the median of each round's ratio are printed. It never fails by time.
 """
 
 from __future__ import annotations
@@ -27,15 +32,20 @@ import pandas as pd
 import torch
 from fastai.vision.all import CrossEntropyLossFlat, DataLoaders, Learner, nn
 
+from nbguard.core.cleanup import plan_cleanup
+from nbguard.core.plan import Request
 from nbguard.core.report import build_report
 from nbguard.probes.look import Notebook, look
 
 _OBJECTS = 1_000_000
 
 
-def build_heap() -> dict[str, object]:
-    """Return the names of the heap: four trained-size Learners, tables, a figure, and records up to a million objects."""
-    names: dict[str, object] = {"learners": [_learner() for _ in range(4)]}
+def objects() -> dict[str, object]:
+    """Return ten names: four Learners, a handle on one, tables, a figure, and records up to a million objects."""
+    names: dict[str, object] = {f"learn{n}": _learner() for n in range(4)}
+    names["model"] = names["learn0"].model  # type: ignore[attr-defined]
+    names["losses"] = [torch.rand(()) for _ in range(100)]
+    names["x"] = torch.rand(64, 3, 32, 32)
     names["frame"] = pd.DataFrame(np.random.default_rng(0).random((200_000, 20)))
     names["figure"] = matplotlib.pyplot.figure()
     records: list[dict[str, object]] = []
@@ -44,6 +54,25 @@ def build_heap() -> dict[str, object]:
     names["records"] = records
     gc.collect()
     return names
+
+
+def tensors() -> dict[str, object]:
+    """Return ten names of 10,000 tensors: lists and dicts of them, one with views of the others'."""
+    names: dict[str, object] = {f"runs{n}": [torch.rand(10) for _ in range(1000)] for n in range(7)}
+    names["by_step"] = {n: {"loss": torch.rand(()), "out": torch.rand(4)} for n in range(1000)}
+    names["views"] = [t[1:] for t in names["runs0"]]  # type: ignore[attr-defined]
+    names["one"] = torch.rand(3)
+    return names
+
+
+def graph() -> dict[str, object]:
+    """Return two names that keep an autograd graph of 2,000 nodes."""
+    weight = torch.rand(100, requires_grad=True)
+    kept, x = [], weight
+    for n in range(1000):
+        x = (x * 1.001).sin()
+        kept += [x] if n % 100 == 0 else []
+    return {"loss": x.sum(), "kept": kept}
 
 
 def _learner() -> Learner:
@@ -72,6 +101,11 @@ def holder_report(names: dict[str, object]) -> int:
     return len(build_report(look(Notebook(None, names)).facts).devices[0].holders)
 
 
+def dry_run(names: dict[str, object]) -> int:
+    """Plan a cleanup."""
+    return plan_cleanup(look(Notebook(None, names)).facts, Request()).promised
+
+
 def mem_reporter() -> int:
     """Collect and print pytorch_memlab's flat list (into nowhere)."""
     from pytorch_memlab import MemReporter
@@ -92,39 +126,56 @@ def backref_chains(sample: list[torch.Tensor]) -> int:
     return found
 
 
-def median(rounds: int, call: Callable[[], object]) -> float:
-    """Return the median time of `rounds` calls, in seconds."""
-    times = []
+def in_turns(rounds: int, ways: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
+    """Return the seconds that each way took, round by round."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        started = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+        for name, call in ways.items():
+            started = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - started)
+    return times
+
+
+def compare(title: str, names: dict[str, object], rounds: int) -> None:
+    """Time each way on the heap as it is, in turns, and print figures and ratios."""
+    globals()["heap"] = names  # objgraph climbs to a module
+    found = [obj for obj in gc.get_objects() if issubclass(type(obj), torch.Tensor)]
+    count, sample = len(found), found[:: max(1, len(found) // 10)][:10]
+    del found
+    print(f"{title}: {len(gc.get_objects()):,} objects, {count:,} tensors, {rounds} rounds", flush=True)
+    report = "nbguard, every holder"
+    ways: dict[str, Callable[[], object]] = {
+        "one type-cached pass": one_pass,
+        report: lambda: holder_report(names),
+        "nbguard, plan of a cleanup": lambda: dry_run(names),
+    }
+    if importlib.util.find_spec("pytorch_memlab"):
+        ways["MemReporter, flat list"] = mem_reporter
+    times = in_turns(rounds, ways)
+    if importlib.util.find_spec("objgraph"):
+        (seconds,) = in_turns(1, {"objgraph": lambda: backref_chains(sample)})["objgraph"]
+        times[f"objgraph, {count:,} holders"] = [seconds / len(sample) * count] * rounds
+    for name, seconds_each in times.items():
+        ratios = [ours / theirs for ours, theirs in zip(times[report], seconds_each, strict=True)]
+        line = f"nbguard's report takes {statistics.median(ratios):>9.4f} times that"
+        print(
+            f"  {name:<28} {statistics.median(seconds_each) * 1000:>12,.1f} ms   {'' if name == report else line}", flush=True
+        )
 
 
 def main() -> None:
-    """Build the heap, time each way in turn, and print figures and ratios."""
+    """Build each scene, compare, and take it down again."""
+    scenes: dict[str, Callable[[], dict[str, object]]] = {"tensors": tensors, "graph": graph, "objects": objects}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    names = build_heap()
-    globals()["heap"] = names  # objgraph climbs to a module
-    tensors = [obj for obj in gc.get_objects() if issubclass(type(obj), torch.Tensor)]
-    count, sample = len(tensors), tensors[:: max(1, len(tensors) // 10)][:10]
-    del tensors
-    print(f"{len(gc.get_objects()):,} objects, {count:,} tensors; median of {rounds} rounds", flush=True)
-    figures = {
-        "one type-cached pass": median(rounds, one_pass),
-        "nbguard, every holder": median(rounds, lambda: holder_report(names)),
-    }
-    if importlib.util.find_spec("pytorch_memlab"):
-        figures["MemReporter, flat list"] = median(rounds, mem_reporter)
-    if importlib.util.find_spec("objgraph"):
-        figures[f"objgraph, {count:,} holders"] = median(1, lambda: backref_chains(sample)) / len(sample) * count
-    ours = figures["nbguard, every holder"]
-    for name, seconds in figures.items():
-        ratios = f"nbguard / this {ours / seconds:>9.4f}   this / nbguard {seconds / ours:>10.2f}"
-        print(f"  {name:<28} {seconds * 1000:>12,.1f} ms   {ratios}")
+    parser.add_argument("--scene", choices=scenes, action="append")
+    options = parser.parse_args()
+    gc.collect()
+    for title in options.scene or scenes:
+        compare(title, scenes[title](), options.rounds)
+        globals().pop("heap")
+        gc.collect()
 
 
 if __name__ == "__main__":

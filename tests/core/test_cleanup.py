@@ -179,3 +179,94 @@ def test_bytes_back_to_the_device_are_whole_segments() -> None:
 
     assert _plan(make_facts(graph, device=make_cuda_device([alone], 1000, 900))).reserved == 100
     assert _plan(make_facts(graph, device=make_cuda_device([shared], 1000, 900))).reserved == 0
+
+
+def _after_a_failed_fit() -> Facts:
+    """A Learner whose fit has failed, another with leftovers of an earlier one, a displayed Learner, a loose cycle."""
+    graph = make_graph(
+        {"learn": ["l"], "other": ["o"], "Out[3]": ["shown"], "last error": ["e"], "unreachable cycles": ["c"]},
+        {
+            "l": {".model": "m", ".pred": "p"},
+            "o": {".pred": "q"},
+            "e": {" → fit": "f"},
+            "f": {" → self": "l", " → batch": "x", " → shown": "shown"},
+        },
+        {"m": 100, "p": 20, "q": 3000, "x": 40_000, "shown": 500_000, "c": 6_000_000},
+        {"l": "learner", "o": "learner", "shown": "learner", "e": "traceback", "f": "frame", "x": "tensor", "c": "learner"},
+    )
+    nodes = [n for n, node in enumerate(graph.nodes) if node.kind == "learner"][:2]
+    learners = [LearnerFact(node, is_running=False, summary="Learner", leftovers=("pred",)) for node in nodes]
+    return make_facts(graph, learners)
+
+
+def test_after_a_failed_cell_only_what_its_error_holds_and_left_on_its_learner_goes() -> None:
+    plan = plan_cleanup(_after_a_failed_fit(), Request(only_error=True))
+
+    assert [(action.kind, action.nbytes) for action in plan.actions] == [
+        ("leftovers", 20),
+        ("error", 40_000),
+        ("collect", 6_000_000),
+    ]
+    (error,) = [action for action in plan.actions if action.kind == "error"]
+    assert error.names == (" → batch",)
+
+
+def test_a_full_cleanup_of_the_same_takes_the_rest_too() -> None:
+    plan = plan_cleanup(_after_a_failed_fit(), Request())
+
+    assert plan.promised == 20 + 3000 + 40_000 + 500_000 + 6_000_000
+
+
+def test_a_displayed_result_that_leads_to_a_target_only_by_the_reference_that_goes_stays() -> None:
+    """`runs` is displayed with something else: after `del runs['a']` it no longer leads to what is to go."""
+    graph = make_graph(
+        {"runs": ["d"], "Out[1]": ["t"]},
+        {"d": {"['a']": "x"}, "t": {"[0]": "d", "[1]": "y"}},
+        {"x": 9, "y": 5},
+        {"x": "model", "y": "learner"},
+    )
+    target = Target("runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
+
+    plan = _plan(make_facts(graph), target)
+
+    assert [action.kind for action in plan.actions] == ["del", "collect"]
+    assert plan.promised == 9
+
+
+def test_a_displayed_container_of_a_target_does_not_keep_it_in_the_last_error() -> None:
+    graph = make_graph(
+        {"runs": ["d"], "Out[1]": ["d"], "last error": ["e"]},
+        {"d": {"['a']": "x"}, "e": {" → f": "f"}, "f": {" → run": "x"}},
+        {"x": 9},
+        {"x": "model", "e": "traceback", "f": "frame"},
+    )
+    target = Target("runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
+
+    assert _plan(make_facts(graph), target).promised == 9
+
+
+def test_leftovers_of_a_fit_that_ended_well_go_if_they_hold_something_of_their_own() -> None:
+    """The bars' loader replaced since: bytes come back. Still in use, by the Learner or by another's bars: none would."""
+    edges = {
+        "l": {".dls": "d", ".progress": "p"},
+        "p": {".pbar": "old"},
+        "m": {".dls": "d", ".progress": "q"},
+        "q": {".pbar": "d"},
+    }
+    kinds = {"l": "learner", "m": "learner", "d": "loader", "old": "loader"}
+    graph = make_graph({"learn": ["l"], "other": ["m"]}, edges, {"d": 5000, "old": 4000}, kinds)
+    learners = [LearnerFact(n, False, name, ("progress.pbar",)) for n, name in ((0, "one"), (1, "two"))]
+
+    plan = _plan(make_facts(graph, learners))
+
+    assert [(action.kind, action.nbytes) for action in plan.actions] == [("leftovers", 4000), ("collect", 0)]
+
+
+def test_leftovers_that_two_learners_share_go_with_both() -> None:
+    """A batch that two interrupted fits hold comes back by the second of them."""
+    edges = {"l": {".xb": "x"}, "m": {".xb": "x"}}
+    graph = make_graph({"learn": ["l"], "other": ["m"]}, edges, {"x": 5000}, {"l": "learner", "m": "learner", "x": "tensor"})
+    learners = [LearnerFact(n, False, name, ("xb",)) for n, name in ((0, "one"), (1, "two"))]
+
+    assert _steps(_plan(make_facts(graph, learners))) == [("leftovers", 5000)]
+    assert _plan(make_facts(graph, learners)).promised == 5000

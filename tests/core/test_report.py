@@ -188,5 +188,79 @@ def test_why_lists_each_root_with_its_shortest_path_and_the_line_that_cuts_it() 
         ("runs['a']", "%reset_gpu runs['a']", False),
         ("zmod.STATE[0]", "zmod.STATE[0] = None", False),
         ("Out[3]", "%reset_gpu Out[3]", False),
-        ("opt.params", "%reset_gpu opt", True),
+        ("opt.params", "%reset_gpu opt.params", True),
+    ]
+
+
+def test_why_cuts_where_least_is_lost() -> None:
+    graph = make_graph(
+        {
+            "f": ["f"],
+            "pair": ["t"],
+            "losses": ["list"],
+            "zmod.score": ["c"],
+            "signal handler SIGUSR1": ["h"],
+            "running fit()": ["l"],
+        },
+        {
+            "f": {" → closure learn": "cell"},
+            "cell": {"": "l"},
+            "t": {"[0]": "l"},
+            "list": {"[3]": "loss"},
+            "loss": {" → graph": "g"},
+            "g": {"": "l"},
+            "c": {"['learn']": "l"},
+            "h": {" → closure learn": "l"},
+            "l": {".model": "m"},
+        },
+        {"m": 10},
+        {"l": "learner"},
+        types={"t": "tuple", "c": "_lru_cache_wrapper"},
+        whats={"signal handler SIGUSR1": "ended by signal.signal(signal.SIGUSR1, signal.SIG_DFL)"},
+    )
+    node = next(number for number, node in enumerate(graph.nodes) if node.kind == "learner")
+
+    releases = {path.steps[0]: path.release for path in explain(make_facts(graph), "learn", node, "Learner").paths}
+
+    assert releases == {
+        "f": "%reset_gpu f",
+        "pair": "%reset_gpu pair",
+        "losses": "%reset_gpu losses[3]",
+        "zmod.score": "zmod.score.cache_clear()",
+        "signal handler SIGUSR1": "signal.signal(signal.SIGUSR1, signal.SIG_DFL)",
+        "running fit()": "wait until it ends",
+    }
+
+
+def test_why_shows_each_way_of_a_root_and_counts_the_rest() -> None:
+    graph = make_graph(
+        {"runs": ["d"], "last error": ["e"]},
+        {"d": {f"[{n}]": f"x{n}" for n in range(2)}, "e": {f" → f{n}": f"f{n}" for n in range(9)}}
+        | {f"x{n}": {".learn": "l"} for n in range(2)}
+        | {f"f{n}": {" → self": "l"} for n in range(9)}
+        | {"l": {".cb": "cb", ".model": "m"}, "cb": {".learn": "l"}},
+        {"m": 10},
+        {"l": "learner"},
+    )
+    node = next(number for number, node in enumerate(graph.nodes) if node.kind == "learner")
+
+    why = explain(make_facts(graph), "learn", node, "Learner")
+
+    assert [path.text for path in why.paths if not path.stale] == ["runs[0].learn", "runs[1].learn"]  # not by its own callback
+    assert [path.release for path in why.paths if not path.stale] == ["%reset_gpu runs[0].learn", "%reset_gpu runs[1].learn"]
+    assert sum(path.stale for path in why.paths) == 4
+    assert why.more == (("last error", 5),)
+
+
+def test_a_displayed_tensor_that_a_cleanup_keeps_is_not_called_stale() -> None:
+    graph = make_graph(
+        {"Out[1]": ["t"], "Out[2]": ["l"]}, {"l": {".model": "m"}}, {"t": 10, "m": 20}, {"t": "tensor", "l": "learner"}
+    )
+
+    (device,) = build_report(make_facts(graph)).devices
+    rows, _ = holder_rows(device, 12)
+
+    assert [(row.name, row.stale, row.command) for row in rows] == [
+        ("Out[2]", True, "%reset_gpu"),
+        ("Out[1]", False, "%reset_gpu Out[1]"),
     ]

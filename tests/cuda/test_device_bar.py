@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cuda.conftest import Notebook, counters, holders, parts, report
+from tests.fake_cuda.launch import environment
 from tests.kernels import Kernel
 
 MIB = 1024**2
@@ -64,6 +67,11 @@ def test_a_kernel_that_has_not_used_cuda_gets_no_context(notebook: Notebook, tmp
     watcher.run("import pynvml; pynvml.nvmlInit(); h = pynvml.nvmlDeviceGetHandleByIndex(0); x = mib(1)").ok()
 
     text = kernel.run("%gpumem").ok().text
+    (device,) = report(kernel)["devices"]
+    found = parts(device)
+    assert device["name"] == watcher.value("pynvml.nvmlDeviceGetName(h)")
+    assert found["others"] == watcher.value("pynvml.nvmlDeviceGetComputeRunningProcesses(h)[0].usedGpuMemory") > MIB
+    assert sum(found.values()) == device["total"]
     kernel.run("%reset_gpu").ok()
     kernel.run("cpu = torch.ones(5); %gpumem why cpu")
     kernel.run("%reset_gpu cpu")
@@ -71,6 +79,23 @@ def test_a_kernel_that_has_not_used_cuda_gets_no_context(notebook: Notebook, tmp
     assert "CUDA is not initialised in this kernel yet" in text
     assert not kernel.value("torch.cuda.is_initialized()")
     assert watcher.value("[p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(h)]") == [watcher.pid]
+
+
+def test_looking_leaves_cuda_usable_in_processes_forked_later(fake_cuda_library: Path) -> None:
+    """As `notebook_launcher` starts its ranks: CUDA's own count of its devices would already be too much."""
+    code = """
+import os, torch, nbguard
+assert nbguard.report().tracked == "cuda"
+pid = os.fork()
+if not pid:
+    os._exit(torch.cuda._is_in_bad_fork())
+assert os.waitpid(pid, 0)[1] == 0, "CUDA cannot be used after a fork"
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(folder=fake_cuda_library), check=False, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_initialised_is_not_opened(notebook: Notebook, tmp_path: Path) -> None:
@@ -200,3 +225,31 @@ def test_looking_neither_waits_nor_resets_nor_empties(notebook: Notebook) -> Non
 
     assert kernel.value(state) == before == (60 * MIB, before[1], False)
     assert kernel.value("fake.fake_cuda_launches()") == launches
+
+
+def test_what_python_does_not_hold_is_named_by_the_line_that_allocated_it(notebook: Notebook) -> None:
+    """Saved for backward by C++ alone: with history recorded the report says where it was made."""
+    kernel = notebook()
+    kernel.run("x = mib(1); torch.cuda.memory._record_memory_history(stacks='python')").ok()
+    kernel.run("def hide(n):\n    return torch._C._cuda_cudaCachingAllocator_raw_alloc(n * 2**20, 0)\nkept = hide(6)").ok()
+
+    device = report(kernel)["devices"][0]
+
+    assert holders(device)["allocated at In[4], line 2 in hide()"] == 6 * 2**20
+    assert sum(holders(device).values()) == counters(kernel)[0]
+
+
+def test_a_report_while_another_thread_allocates_says_so_and_re_adds(notebook: Notebook) -> None:
+    kernel = notebook()
+    kernel.run(
+        "import threading\nstop = threading.Event()\n"
+        "def churn():\n    while not stop.is_set(): kept = [mib(1) for _ in range(5)]\n"
+        "junk = [[str(n)] for n in range(300_000)]; worker = threading.Thread(target=churn); worker.start()"
+    ).ok()
+
+    found = report(kernel)
+    kernel.run("stop.set(); worker.join()").ok()
+
+    device = found["devices"][0]
+    assert [finding["kind"] for finding in found["findings"] if finding["kind"] in ("changed", "outside")] == ["changed"]
+    assert sum(holders(device).values()) == device["allocated"]

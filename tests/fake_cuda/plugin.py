@@ -6,8 +6,6 @@ the CPU unnoticed nor touch a real GPU.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 
 from tests.fake_cuda.build import CannotBuildError, library
 from tests.fake_cuda.launch import DEVICE_NAME, environment
-from tests.kernels import Kernel, Zygote
+from tests.kernels import FASTAI, TORCH, Kernel, Zygote
 
 _SETTINGS = {"bytes": "BYTES", "context": "CONTEXT_BYTES", **{name: name.upper() for name in ("arch", "devices", "events")}}
 _SETTINGS |= {name: name.upper() for name in ("mig", "nvml", "state")}
@@ -31,11 +29,11 @@ del _c, _t, _name
 """
 """Asserts the device's name without opening a context: what answers as the driver is the fake, and PyTorch has found it."""
 
+_END = "it has run to its end"
 _LAST_CHECK = f"""
-import os as _os, sys as _sys, torch as _t
+import torch as _t
 assert not _t.cuda.is_initialized() or _t.cuda.get_device_name().startswith("{DEVICE_NAME}"), "not the fake device"
-_sys.stdout.flush(); _sys.stderr.flush()
-_os._exit(0)  # not by way of the interpreter's end, where autograd's threads now and then abort PyTorch 2.13
+print("{_END}")
 """
 
 
@@ -66,34 +64,15 @@ def fake_cuda_library(pytestconfig: pytest.Config) -> Path:
         pytest.skip(f"no fake CUDA device: {error}")
 
 
-@pytest.fixture
-def fake_cuda_run(fake_cuda_library: Path) -> Callable[..., str]:
-    """`fake_cuda_run(code, **settings)` runs code in a process of its own and returns what it printed; it must succeed."""
-
-    def run(code: str, *, conf: str = "", timeout: float = 120, **settings: object) -> str:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", CHECK + code + _LAST_CHECK],
-            env=environment(fake_settings(conf, **settings), fake_cuda_library),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-4000:] or done.stdout[-4000:]
-        return done.stdout
-
-    return run
-
-
 @pytest.fixture(scope="session")
-def fake_cuda_zygote(fake_cuda_library: Path) -> Iterator[Callable[[bool], Zygote]]:
-    """The parents of kernels on the fake device, with fastai imported and without; each starts on first use."""
-    started: dict[bool, Zygote] = {}
+def fake_cuda_zygote(fake_cuda_library: Path) -> Iterator[Callable[[str], Zygote]]:
+    """The parents of kernels on the fake device, one for each set of imports; each starts on first use."""
+    started: dict[str, Zygote] = {}
 
-    def get(fastai: bool) -> Zygote:
-        if fastai not in started:
-            started[fastai] = Zygote(fastai=fastai, env=environment(folder=fake_cuda_library))
-        return started[fastai]
+    def get(imports: str) -> Zygote:
+        if imports not in started:
+            started[imports] = Zygote(imports, environment(folder=fake_cuda_library))
+        return started[imports]
 
     yield get
     for zygote in started.values():
@@ -101,12 +80,31 @@ def fake_cuda_zygote(fake_cuda_library: Path) -> Iterator[Callable[[bool], Zygot
 
 
 @pytest.fixture
-def fake_cuda_kernel(fake_cuda_zygote: Callable[[bool], Zygote]) -> Iterator[Callable[..., Kernel]]:
-    """`fake_cuda_kernel(fastai=True, **settings)` returns a fresh kernel on the fake device; CUDA is not initialised in it."""
+def fake_cuda_run(fake_cuda_zygote: Callable[[str], Zygote]) -> Callable[..., str]:
+    """`fake_cuda_run(code, **settings)` runs code in a process of its own and returns what it printed; it must succeed.
+
+    PyTorch is imported in it, and not initialised.
+    """
+
+    def run(code: str, *, conf: str = "", timeout: float = 120, **settings: object) -> str:
+        out, errors = fake_cuda_zygote(TORCH).run(CHECK + code + _LAST_CHECK, fake_settings(conf, **settings), timeout)
+        printed, end, _ = out.rpartition(f"{_END}\n")
+        assert end, errors[-4000:] or out[-4000:]
+        return printed
+
+    return run
+
+
+@pytest.fixture
+def fake_cuda_kernel(fake_cuda_zygote: Callable[[str], Zygote]) -> Iterator[Callable[..., Kernel]]:
+    """`fake_cuda_kernel(fastai=True, **settings)` returns a fresh kernel on the fake device; CUDA is not initialised in it.
+
+    PyTorch is imported in it, fastai if asked for.
+    """
     started: list[Kernel] = []
 
     def start(*, fastai: bool = True, conf: str = "", **settings: object) -> Kernel:
-        kernel = Kernel(fake_cuda_zygote(fastai), env=fake_settings(conf, **settings))
+        kernel = Kernel(fake_cuda_zygote(FASTAI if fastai else TORCH), env=fake_settings(conf, **settings))
         started.append(kernel)
         kernel.run_silently(CHECK)
         return kernel

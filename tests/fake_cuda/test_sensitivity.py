@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda import test_cleanup, test_device_bar, test_pools
+from tests.cuda import test_cleanup, test_device_bar, test_hard, test_pools
 from tests.cuda.conftest import Notebook, notebook
 from tests.kernels import Kernel
 
@@ -42,7 +42,7 @@ Walk._note_storage = note_each
         lambda notebook, folder: test_cleanup.test_views_are_counted_once(notebook),
     ),
     "the cache is not emptied": (
-        "import nbguard.actions.release as release; release._empty_cache = lambda: None",
+        "import nbguard.actions.steps as steps; steps.empty_cache = lambda: None",
         lambda notebook, folder: test_cleanup.test_promise_is_kept_under_every_allocator(notebook, _ORDINARY),
     ),
     "the driver is asked by torch's number of a device": (
@@ -55,26 +55,38 @@ NvmlReader._handle = lambda self, properties, index: (self._nvml.nvmlDeviceGetHa
     "the counters of device 0 are taken for every device": (
         """
 import nbguard.probes.cuda as cuda
-snapshot = cuda._segments
-cuda._segments = lambda torch: {index: snapshot(torch).get(0, ()) for index in (0, 1)}
+snapshot = cuda.segments_by_device
+cuda.segments_by_device = lambda: {index: snapshot().get(0, ()) for index in (0, 1)}
 """,
         lambda notebook, folder: test_device_bar.test_two_devices(notebook, folder),
     ),
     "looking opens a context": (
-        "import torch, nbguard.probes.cuda as cuda; cuda._has_context = lambda *args: True",
+        "import torch, nbguard.probes.cuda as cuda; cuda.is_opened = lambda *args: True",
         lambda notebook, folder: test_device_bar.test_initialised_is_not_opened(notebook, folder),
     ),
     "looking waits for the device": (
         """
 import torch, nbguard.probes.cuda as cuda
-segments = cuda._segments
-cuda._segments = lambda torch: (torch.cuda.synchronize(), segments(torch))[1]
+segments = cuda.segments_by_device
+cuda.segments_by_device = lambda: (torch.cuda.synchronize(), segments())[1]
 """,
         lambda notebook, folder: test_device_bar.test_looking_neither_waits_nor_resets_nor_empties(notebook),
     ),
     "a graph's pool is taken for ordinary memory": (
         "import nbguard.probes.look as look; look.pool_facts = lambda keepers: ()",
         lambda notebook, folder: test_pools.test_a_mem_pool_is_kept_by_its_object(notebook),
+    ),
+    "workers are said to have ended": (
+        "import nbguard.actions.steps as steps; steps.end_workers = lambda *args: None",
+        lambda notebook, folder: test_hard.test_pinned_memory_and_a_pinning_loader_go_with_their_workers(notebook),
+    ),
+    "workspaces that a CUDA graph may use are cleared": (
+        """
+import nbguard.core.consented as consented
+from nbguard.core.workspaces import Workspaces
+consented.clearable_workspaces = lambda facts: Workspaces(1)
+""",
+        lambda notebook, folder: test_hard.test_workspaces_stay_where_a_graph_may_have_recorded_them(notebook),
     ),
 }
 

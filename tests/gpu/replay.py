@@ -9,8 +9,10 @@ import sys
 import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import SimpleNamespace
 
+from nbguard.allocator.replay import replay
+from nbguard.allocator.schema import parse_snapshot
+from nbguard.allocator.snapshot import Beside
 from nbguard.core.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.core.fragmentation import Fragmentation, fragmentation
 from nbguard.core.report import DeviceReport, build_report
@@ -20,9 +22,7 @@ from tests.gpu.recording import LARGEST_SET, SCHEMA, Json, load_all, unpacked
 
 def segments(recording: Json) -> tuple[Segment, ...]:
     """Return the segments as nbguard reads them from torch."""
-    snapshot = unpacked(recording)["segments"]
-    torch = SimpleNamespace(cuda=SimpleNamespace(memory_snapshot=lambda include_traces=True: snapshot))
-    return cuda._segments(torch).get(0, ())
+    return cuda.read_segments(unpacked(recording)["segments"]).get(0, ())
 
 
 def device_facts(recording: Json) -> DeviceFacts:
@@ -122,6 +122,16 @@ def check_trace(recording: Json) -> None:
     assert reserved == _current(recording["memory_stats"], "reserved")
 
 
+def check_model(recording: Json) -> None:
+    """The model of the allocator does what was recorded, event by event, and ends with the same blocks."""
+    device = recording["device"]
+    facts = Beside(device["versions"]["torch"], recording["settings"], (device["capacity"],))
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": recording["settings"]} | recording["allocator_settings"]
+    for found in replay(parse_snapshot(unpacked(recording) | {"allocator_settings": settings}, LARGEST_SET * 100, facts)):
+        assert found.first_difference is None
+        assert found.is_final_equal
+
+
 def check_facts(recording: Json) -> None:
     """What a model of the allocator must be told is there."""
     assert recording["schema"] == SCHEMA
@@ -144,6 +154,7 @@ CHECKS: tuple[Callable[[Json], None], ...] = (
     check_report,
     check_context,
     check_trace,
+    check_model,
 )
 
 

@@ -139,7 +139,7 @@ def test_dry_run_touches_nothing_and_promises_what_is_freed(notebook: Kernel) ->
         ("%gpumem --device 7", "no device 7 here; there is: cpu"),
         ("%gpumem -n many", "invalid int value"),
         ("%gpumem -n 0", "1 or more"),
-        ("%gpumem -o 3x", "give the name of a variable"),
+        ("%gpumem -o 3x", "3x is no name of a variable: write it as in  -o report"),
     ],
 )
 def test_bad_input_is_one_line_and_loses_nothing(shared_notebook: Kernel, line: str, message: str) -> None:

@@ -6,7 +6,6 @@ import re
 import runpy
 from pathlib import Path
 
-import nbformat
 import pytest
 
 _FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
@@ -33,8 +32,27 @@ def test_the_demo_runs_and_frees_what_it_promises(tmp_path: Path, capsys: pytest
         assert holder in text
 
 
+@pytest.mark.slow
+def test_the_profile_names_what_is_slow_and_shows_what_a_change_has_brought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = runpy.run_path(str(_FOLDER / "run_demo.py"))
+
+    demo["run"](_FOLDER / "02_profile_a_fit.ipynb", tmp_path)
+
+    waiting, tuned, quick, leaking = re.split(r"In \[\d+\]: %%profile_fit", capsys.readouterr().out)[1:]
+    assert "data-bound" in waiting
+    assert "blurred (In[2], line 12) is the slowest transform" in waiting
+    assert "ms a batch with 2 workers" in tuned or re.search(r"\b2 +\d", tuned)
+    assert "blurred" not in quick.partition("compared")[0]
+    assert re.search(r"compared +step .* → .* \(−\d\d %", quick)
+    assert re.search(r"losses keeps (the|\d+) autograd graph", leaking)  # by its growth, or where that is noisy by a count
+
+
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.ipynb")), ids=lambda path: path.name)
 def test_notebooks_are_committed_without_outputs(path: Path) -> None:
+    import nbformat  # here: see `pytest_collection_modifyitems`
+
     cells = nbformat.read(path, as_version=4).cells
 
     assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in cells)

@@ -129,7 +129,7 @@ def test_segments_of_every_schema_are_read(monkeypatch: pytest.MonkeyPatch, new:
 
     monkeypatch.setattr(torch.cuda, "memory_snapshot", with_option if new else without_option)
 
-    (segment,) = cuda._segments(torch)[1]
+    (segment,) = cuda.segments_by_device()[1]
 
     assert [block.address for block in segment.blocks] == [4096, 4608, 6144]
     assert (segment.is_expandable, segment.is_private) == (new, new)

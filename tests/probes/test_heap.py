@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import nbguard
@@ -75,6 +78,27 @@ def test_saved_tensors_with_hooks_of_the_users_are_not_unpacked() -> None:
 
     assert unpacked == []
     assert _bytes(facts, "y") >= 1200
+
+
+@pytest.mark.parametrize("says_who_has_hooks", [True, False])
+def test_a_checkpointed_forward_pass_is_not_run_again(monkeypatch: pytest.MonkeyPatch, says_who_has_hooks: bool) -> None:
+    if not says_who_has_hooks:  # as torch 2.4
+        monkeypatch.delattr(torch._C._autograd.SavedTensor, "unpack_hook", raising=False)
+    calls = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x.exp().sin()
+
+    x = torch.ones(300, requires_grad=True)
+    loss = torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False).sum()
+
+    facts = _look(loss=loss)
+
+    assert _bytes(facts, "loss") >= 4
+    assert len(calls) == 1
+    loss.backward()
+    assert x.grad is not None
 
 
 def test_gradients_views_sparse_parts_and_object_arrays_are_found() -> None:
@@ -175,6 +199,30 @@ def test_an_int_a_string_and_a_module_are_no_holders() -> None:
     facts = _look(n=3, s="text", m=torch, f=len)
 
     assert not {root.label for root in facts.graph.roots} & {"n", "s", "m", "f"}
+
+
+class _Own(types.ModuleType):
+    """A module with a class of its own, as lazily loaded ones have: whatever is not there yet is loaded, and that fails."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise OSError(name)
+
+
+def test_modules_with_a_class_of_their_own_are_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, loose, library = _Own("mine"), _Own("loose"), _Own(_LIBRARY)
+    loaded.__dict__.update(__file__="/home/me/mine.py", x=torch.ones(10))
+    loose.__dict__["y"] = torch.ones(20)
+    library.__dict__["z"] = torch.ones(30)
+    monkeypatch.setitem(sys.modules, "mine", loaded)
+    monkeypatch.setitem(sys.modules, _LIBRARY, library)
+
+    names = {"mine": loaded, "loose": loose}
+    del loaded, loose, library
+    report = nbguard.report(names)
+
+    held = {holder.label: (holder.kind, holder.retained) for holder in report.devices[0].holders if holder.retained}
+    assert held == {"mine.x": ("module", 40), "loose": ("name", 80), f"{_LIBRARY}.z": ("library", 120)}
+    assert [path.text for path in nbguard.why("loose.y", names).paths] == ["loose.y"]
 
 
 def test_release_by_name_deletes_the_name_and_measures() -> None:
@@ -318,3 +366,62 @@ def test_a_long_chain_of_finished_frames_is_followed_to_its_end() -> None:
 
     assert outcome.plan.promised >= 40_400
     assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
+
+
+_LIBRARY = "library_of_this_test"
+_BOXES: list[list[Any]] = []
+
+
+def _pass_on(event: str, args: tuple[Any, ...]) -> None:
+    """Do what another thread may: put a tensor into a list while its holders are asked for, and take it out again."""
+    for box in _BOXES:
+        if event == "gc.get_referrers":
+            box.append(sys.modules[_LIBRARY].tensor)
+        elif event == "gc.get_referents" and any(obj is box for obj in args[0]):
+            box.clear()
+
+
+def test_a_holder_that_lets_go_while_it_is_asked_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    library: Any = types.ModuleType(_LIBRARY)
+    library.tensor = torch.ones(10**6)
+    monkeypatch.setitem(sys.modules, _LIBRARY, library)
+    sys.addaudithook(_pass_on)  # for good: without boxes it does nothing
+    _BOXES.append([])
+    try:
+        facts = _look(box=_BOXES[0])
+    finally:
+        _BOXES.clear()
+
+    labels = [root.label for root in facts.graph.roots if root.kind == "library"]
+    assert f"{_LIBRARY}.tensor" in labels
+    assert "a list that you hold" not in labels
+
+
+_ASKED_OF_ASYNCIO: list[bool] = []
+_IS_NOTED = [False]
+
+
+def _note_whom(event: str, args: tuple[Any, ...]) -> None:
+    if _IS_NOTED[0] and event == "gc.get_referents":
+        _ASKED_OF_ASYNCIO.append(any(obj is sys.modules["_asyncio"] for obj in args[0]))
+
+
+@pytest.mark.parametrize("held", [1, 20])
+def test_asyncios_module_is_never_asked(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    """CPython 3.12.0 to 3.12.5 would hang: a process of its own could show that, on such a Python only."""
+    import _asyncio
+
+    library: Any = types.ModuleType(_LIBRARY)
+    library.tensors = [[torch.ones(10**5)] for _ in range(held)]
+    monkeypatch.setitem(sys.modules, _LIBRARY, library)
+    sys.addaudithook(_note_whom)  # for good: it does nothing unless it is told to
+    _IS_NOTED[0] = True
+    try:
+        facts = _look(mine=_asyncio)
+    finally:
+        _IS_NOTED[0] = False
+
+    assert f"{_LIBRARY}.tensors" in [root.label for root in facts.graph.roots if root.kind == "library"]
+    assert _ASKED_OF_ASYNCIO
+    assert not any(_ASKED_OF_ASYNCIO)
+    _ASKED_OF_ASYNCIO.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from nbguard.core.cleanup import plan_cleanup
 from nbguard.core.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact, Root
+from nbguard.core.oom import OomCard, build_card
+from nbguard.core.oom_facts import CodeLine, HostFacts, OomFact, OomNote
 from nbguard.core.plan import Action, Outcome, Plan, Request
 from nbguard.core.report import build_report
 from nbguard.core.why import explain
@@ -25,8 +28,6 @@ MiB = 1024**2
 
 def _afternoon() -> Facts:
     """The state of an afternoon: a Learner in use, an error, a displayed Learner, losses with graphs."""
-    from dataclasses import replace
-
     nvml = NvmlFacts(79 * GiB, 16 * GiB, (ProcessFact(1, 13 * GiB), ProcessFact(8, GiB), ProcessFact(9, 2 * GiB)))
     graph = make_graph(
         {"learn": ["l"], "losses": ["list"], "Out[9]": ["o"], "last error": ["e"]},
@@ -98,8 +99,70 @@ def test_outcome(request: pytest.FixtureRequest) -> None:
 
 
 def test_why(request: pytest.FixtureRequest) -> None:
+    graph = make_graph(
+        {"learn": ["l"], "go": ["m"], "runs": ["d"], "last error": ["e"], "weights": ["w"]},
+        {
+            "l": {".model": "net"},
+            "net": {"[0].weight": "w"},
+            "m": {".__self__": "l"},
+            "d": {"['a']": "r0", "['b <i>']": "r1"},
+            "r0": {".learn": "l"},
+            "r1": {".learn": "l"},
+            "e": {f" → {name}": name for name in ("fit", "_do_epoch", "_with_events", "one_batch", "_backward", "<lambda>")},
+        }
+        | {name: {" → self": "l"} for name in ("fit", "_do_epoch", "_with_events", "one_batch", "_backward", "<lambda>")},
+        {"w": 97 * 2**20},
+        {"l": "learner"},
+    )
+    cells = {"learn": 5, "go": 6, "runs": 7, "last error": 9}
+    graph = replace(graph, roots=tuple(replace(root, cell=cells.get(root.label)) for root in graph.roots))
+
+    bundle = mimebundle(explain(make_facts(graph), "learn", 0, "Learner · Net · Adam"))
+
+    _golden("why.txt", bundle["text/plain"], request)
+    assert "<i>" not in bundle["text/html"]
+
+
+def _oom() -> OomCard:
+    """That afternoon, had the fit that failed asked for 66 GiB."""
+    from dataclasses import replace
+
     facts = _afternoon()
-    _golden("why.txt", mimebundle(explain(facts, "losses", 1, "list of 118"))["text/plain"], request)
+    learner = next(node.ref for node in facts.graph.nodes if node.kind == "learner")
+    asked = 66 * GiB
+    line = CodeLine(3, 8, "return self.head(self.body(x).relu())")
+    note = OomNote("cuda:0", asked, 79 * GiB, 62 * GiB, None, 10 * GiB, 13 * GiB, 11 * GiB, 13 * GiB, 3 * GiB, GiB, 2 * GiB)
+    fact = OomFact("cuda:0", asked, cell=12, line=line, uses=("learn",), learner=learner, batch_size=256, note=note)
+    card = build_card(replace(facts, oom=fact))
+    assert card is not None
+    return card
+
+
+def _host_oom(name: str = "RuntimeError") -> OomCard:
+    from dataclasses import replace
+
+    host = HostFacts(24 * GiB, 17 * GiB, 16 * GiB, 9 * GiB, shm_total=64 * MiB, shm_free=0)
+    fact = OomFact("cpu", 64 * GiB, kind="host", error=name, shown=name, line=CodeLine(None, 3, name), host=host)
+    graph = make_graph({name: ["x"], "b": ["y"]}, storages={"x": 3 * GiB, "y": 2 * GiB})
+    card = build_card(replace(make_facts(graph), oom=fact))
+    assert card is not None
+    return card
+
+
+def test_oom(request: pytest.FixtureRequest) -> None:
+    _golden("oom.txt", mimebundle(_oom())["text/plain"] + "\n\n" + mimebundle(_host_oom())["text/plain"], request)
+
+
+@pytest.mark.parametrize("card", [_oom(), _host_oom()], ids=["device", "host"])
+def test_the_card_in_html_says_the_same_as_in_text(card: OomCard) -> None:
+    bundle = mimebundle(card)
+    words = " ".join(" ".join(_parsed(bundle["text/html"]).words).split())
+
+    for line in bundle["text/plain"].splitlines():
+        for figure in [word for word in line.replace("GiB", "").split() if word.replace(".", "").isdigit() and "." in word]:
+            assert figure in words
+    for fix in card.fixes:
+        assert all(command in words for command in fix.commands)
 
 
 class _Words(HTMLParser):
@@ -146,7 +209,7 @@ def test_html_escapes_every_name(name: str) -> None:
     plan = Plan(Request(), (action,), promised=3, skipped=(name,))
     outcome = Outcome(plan, (action,), ((name, name),), 3, 0, 3, 0, survivors=((name, 1),), left=((name, 1, name),))
 
-    for result in (build_report(facts), plan, outcome, explain(facts, name, 0, name)):
+    for result in (build_report(facts), plan, outcome, explain(facts, name, 0, name), _host_oom(name)):
         assert not _parsed(mimebundle(result)["text/html"]).tags & {"script", "img"}
 
 

@@ -1,6 +1,6 @@
 """Random notebooks: cells of the zoo one after another in one kernel, then a cleanup. What a name leads to stays, bit by bit.
 
-A notebook is a seed. By hand, many of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_fuzz.py
+A notebook is a seed. By hand, many of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_fuzz.py; NBGUARD_FUZZ_FROM=300: from there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tests.kernels import Kernel
 from tests.zoo.cases import CASES, PRELUDE
 from tests.zoo.more_cases import MORE_CASES
 
-_NOTEBOOKS = int(os.environ.get("NBGUARD_FUZZ", "6"))
+_FIRST = int(os.environ.get("NBGUARD_FUZZ_FROM", "0"))
+_NOTEBOOKS = range(_FIRST, _FIRST + int(os.environ.get("NBGUARD_FUZZ", "6")))
 _CASES = [case for case in (*CASES, *MORE_CASES) if not case.inputs and case.name != "c: recursion"]  # that one takes 20 s
 
 # In the kernel, and written apart from nbguard's own walk: what each of the user's names leads to, tensor by tensor.
@@ -55,7 +56,7 @@ builtins._checksums = _checksums; del _checksums
 """
 
 
-@pytest.mark.parametrize("seed", range(_NOTEBOOKS))
+@pytest.mark.parametrize("seed", _NOTEBOOKS)
 def test_nothing_that_a_name_leads_to_changes(kernel: Kernel, seed: int) -> None:
     dice = random.Random(seed)
     cases = dice.sample(_CASES, 5)

@@ -1,23 +1,26 @@
-"""Every case of the zoo in a real kernel, with nbguard loaded before the state is built and only for the cleanup."""
+"""Every case of the zoo in a real kernel, with nbguard loaded before the state is built or only for the cleanup.
+
+Both for each of CASES in a thorough run only (`tests/thorough.py`).
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.kernels import Kernel
+from tests.thorough import half_in_ci, spread
 from tests.zoo.cases import CASES, PRELUDE, Case
 from tests.zoo.judge import build, judge
 from tests.zoo.more_cases import MORE_CASES
 
 
-@pytest.mark.parametrize("loaded_first", [True, False], ids=["loaded before", "loaded for the cleanup"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(kernel: Kernel, case: Case, loaded_first: bool) -> None:
-    _run(kernel, case, loaded_first)
+def test_loaded_before(kernel: Kernel, case: Case) -> None:
+    _run(kernel, case, loaded_first=True)
 
 
-@pytest.mark.parametrize("case", MORE_CASES, ids=lambda case: case.name)
-def test_more(kernel: Kernel, case: Case) -> None:
+@pytest.mark.parametrize("case", [*spread(CASES, 4), *half_in_ci(MORE_CASES)], ids=lambda case: case.name)
+def test_loaded_for_the_cleanup(kernel: Kernel, case: Case) -> None:
     _run(kernel, case, loaded_first=False)
 
 

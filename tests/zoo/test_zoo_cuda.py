@@ -2,6 +2,7 @@
 
 All of CASES, and those of MORE_CASES in which the device has a part: they build on it themselves, or run threads (each of
 which makes CUDA take a workspace). The others are the same experiments on the device, held in yet another way by Python.
+Every third of them, but for a thorough run (`tests/thorough.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.kernels import Kernel
+from tests.thorough import spread
 from tests.zoo.cases import CASES, PRELUDE, Case
 from tests.zoo.judge import build, judge
 from tests.zoo.more_cases import MORE_CASES
@@ -45,7 +47,10 @@ def _concerns_the_device(case: Case) -> bool:
     return case_on_cuda(case) != case or any("hread" in cell for cell in case.cells)
 
 
-@pytest.mark.parametrize("case", [*CASES, *filter(_concerns_the_device, MORE_CASES)], ids=lambda case: case.name)
+_ON_THE_DEVICE = [*CASES, *filter(_concerns_the_device, MORE_CASES)]
+
+
+@pytest.mark.parametrize("case", spread(_ON_THE_DEVICE, 3), ids=lambda case: case.name)
 def test_case(fake_cuda_kernel: Callable[..., Kernel], case: Case) -> None:
     case, kernel = case_on_cuda(case), fake_cuda_kernel()
     kernel.run(on_cuda(PRELUDE)).ok()

@@ -1,0 +1,151 @@
+"""Processes, as plain data: the workers behind DataLoader iterators, and what else is on the device.
+
+A pid alone names nobody for long: each process is known by its pid and the time it started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process by its pid and when it started (seconds since 1970, as the system says)."""
+
+    pid: int
+    started: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersFact:
+    """The worker processes of one DataLoader iterator that still run.
+
+    `node` is the iterator's (None: the iterator is gone, and its workers were not ended), `loaders` those of the DataLoaders
+    that keep it for their next epoch (persistent workers). `given` is how many batches it has given in this epoch;
+    `is_midway` says that there are more to come. `is_in_use` means that more refers to it than Python shows: the `for` loop
+    that runs over it. `private` and `shared` are bytes of host memory that come back when the processes end; None where the
+    system does not say.
+    """
+
+    node: int | None
+    processes: tuple[Process, ...]
+    loaders: tuple[int, ...] = ()
+    given: int = 0
+    is_midway: bool = False
+    is_in_use: bool = False
+    has_pin_thread: bool = False
+    private: int | None = None
+    shared: int | None = None
+
+    @property
+    def host(self) -> int | None:
+        """Return the bytes of host memory that come back when the workers end; None where they are not known."""
+        return None if self.private is None else self.private + (self.shared or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A running Jupyter kernel of this user: the process, and the connection file it was started with."""
+
+    process: Process
+    connection: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What one must know of this process and machine to judge others.
+
+    `owner` are this process's user ids (real, effective, saved; or the user's name), `kernels` the live kernels known by
+    their commands.
+    """
+
+    pid: int
+    ancestors: frozenset[int]
+    owner: tuple[str, ...]
+    kernels: tuple[Kernel, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process that uses a device, with what it takes to judge it. What the system does not tell is None.
+
+    Attributes:
+        process: pid and start.
+        ancestors: pids from its parent upwards.
+        owner: its user ids, as in `Surroundings`.
+        command: its command line.
+        parent_command: its parent's; None if the parent cannot be read.
+        is_parent_gone: there is no such parent, or a younger process has its pid.
+        is_forked: it runs the program of the process it was forked from (it never called exec).
+        is_session_leader: it leads its session, as a kernel that Jupyter started does.
+        has_clients: somebody is connected to one of its ports.
+        connection: is the connection file that its command names there?
+        is_elsewhere: it runs in another container (another namespace of pids).
+        is_defunct: it has ended, and only its entry is left.
+        devices: (device, bytes) as the driver counts them; bytes are None where it does not say.
+        holds_files: it has the device's files open.
+    """
+
+    process: Process
+    ancestors: tuple[int, ...] = ()
+    owner: tuple[str, ...] | None = None
+    command: tuple[str, ...] = ()
+    parent_command: tuple[str, ...] | None = None
+    is_parent_gone: bool = False
+    is_forked: bool | None = None
+    is_session_leader: bool | None = None
+    has_clients: bool | None = None
+    connection: bool | None = None
+    is_elsewhere: bool | None = None
+    is_defunct: bool = False
+    devices: tuple[tuple[str, int | None], ...] = ()
+    holds_files: bool = False
+
+    @property
+    def used(self) -> int | None:
+        """Return the bytes of all devices that it uses together, or None where the driver does not say."""
+        known = [nbytes for _, nbytes in self.devices if nbytes is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A process on a device, whether it is an orphan that may be ended, and why (not)."""
+
+    found: DeviceProcess
+    is_orphan: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Zombies:
+    """What `%reset_gpu --zombies` says: every process on the devices but this one, judged.
+
+    `ended` and `remaining` (pid, why) tell what became of the orphans, once they were told to end; `unavailable` why
+    processes could not be listed, if so.
+    """
+
+    judged: tuple[Judged, ...] = ()
+    unavailable: str = ""
+    asked: bool = False
+    ended: tuple[int, ...] = ()
+    remaining: tuple[tuple[int, str], ...] = ()
+    interrupted: bool = False
+
+    @property
+    def orphans(self) -> tuple[DeviceProcess, ...]:
+        """Return the processes that may be ended."""
+        return tuple(each.found for each in self.judged if each.is_orphan)
+
+
+def pids_text(pids: Sequence[int]) -> str:
+    """Return pids in words: `pid 12`, `pids 12–15`, `pids 12, 17`."""
+    numbers = sorted(pids)
+    if not numbers:
+        return ""
+    if len(numbers) == 1:
+        return f"pid {numbers[0]}"
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"pids {numbers[0]}–{numbers[-1]}"
+    return f"pids {', '.join(map(str, numbers))}"

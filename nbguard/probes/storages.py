@@ -1,0 +1,224 @@
+"""Births and deaths of the storages behind the tensors that operations use, as they happen, without keeping any alive.
+
+A dispatch mode sees every operation of its thread, those of autograd's backward pass and of optimizers included. A storage
+is born at its first sight: as the output of an operation or, if it is older than that, as an argument. Its death is told by a
+weak reference at the very moment at which PyTorch frees the memory. Views and in-place operations make no storage. A change
+of size (`resize_`, `out=`) is one birth and one death, in the order in which CUDA's `resize_` does it. Gradients that autograd
+would add in place, and with a dispatch mode entered does not, count as if it did.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+
+class Observer(Protocol):
+    """What wants to know of storages."""
+
+    def born(self, nbytes: int, op: Any, *, is_older: bool) -> int:
+        """Take note of a storage that `op` made, or uses first (`is_older`); return a number by which its death is told.
+
+        What this raises takes the operation's place: its result is dropped.
+        """
+
+    def died(self, token: int) -> None:
+        """Take note of a death. Called in any thread, at any time, also in the middle of `born`."""
+
+
+_LIFT = torch.ops.aten.lift_fresh.default
+"""What `torch.tensor(0.0)` ends with, `x[5] = 3` too. Such a single number stays on the host when the rest is on a GPU: the
+step counters of optimizers, values to fill in."""
+
+
+_ADD = torch.ops.aten.add.Tensor
+
+
+class _Seen(weakref.ref[Any]):
+    """A weak reference to a storage that is followed."""
+
+    __slots__ = ("key", "nbytes", "token")
+    key: int
+    nbytes: int
+    token: int
+
+
+def _is_autograds() -> bool:
+    """Say whether autograd's engine itself has called an operation, to add up gradients: no Python code has, but its start."""
+    if torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0:
+        return False
+    caller = sys._getframe(2)
+    return caller.f_code.co_name == "_engine_run_backward" and caller.f_globals.get("__name__") == "torch.autograd.graph"
+
+
+def _is_mutable(op: Any) -> bool:
+    schema = getattr(op, "_schema", None)  # a higher-order operator has none
+    return schema is not None and bool(schema.is_mutable)
+
+
+class StorageMode(TorchDispatchMode):  # type: ignore[misc]
+    """While entered, tells `observer` of the storages of one kind of device that this thread's operations use.
+
+    `unseen` counts tensors without a storage of their own (sparse ones, and wrappers). May be entered again after it was left;
+    deaths are told in between, too.
+    """
+
+    def __init__(self, observer: Observer, device: str = "cpu") -> None:
+        super().__init__()
+        self.unseen = 0
+        self._observer = observer
+        self._device = device
+        self._known: dict[int, _Seen] = {}
+        self._left_out: dict[int, _Seen] = {}
+        self._sum: tuple[_Seen, _Seen, Any] | None = None
+        self._late: BaseException | None = None
+
+    supports_higher_order_operators = True  # else torch refuses them while a mode is entered
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps the method, and its first call imports the whole compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = None
+        self.settle()
+        failed, self._late = self._late, None
+        older = func is not _LIFT
+        failed = failed or self._note(args, func, older) or (self._note(kwargs.values(), func, older) if kwargs else None)
+        if failed is None:
+            try:
+                out = func(*args, **(kwargs or {}))
+            except BaseException:
+                del args, kwargs  # this frame is in the traceback: it must not keep what C++ would have let go
+                raise
+            if func is _ADD and _is_autograds():
+                self._note_sum(args[0], out)
+            failed = self._note((out,), func)
+            if failed is None and _is_mutable(func):  # resize_, set_ and out= change storages of arguments
+                failed = self._note(args, func)
+        if failed is None:
+            return out
+        del args, kwargs, out
+        try:
+            raise failed
+        finally:
+            del failed  # this frame is in its traceback: together they would wait for the garbage collector
+
+    def _note(self, values: Any, op: Any, is_older: bool = False) -> BaseException | None:
+        """Note the storages behind `values`; return what the observer raises, without a traceback, for it holds tensors."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._walk(values, op, is_older)
+
+    def _walk(self, values: Any, op: Any, is_older: bool) -> BaseException | None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                failed = self._tensor(value, op, is_older)
+            elif type(value) in (tuple, list):
+                failed = self._walk(value, op, is_older)
+            else:
+                continue
+            if failed is not None:
+                return failed
+        return None
+
+    def _tensor(self, tensor: Any, op: Any, is_older: bool) -> BaseException | None:
+        try:
+            storage = tensor.untyped_storage()
+            key, nbytes = storage._cdata, storage.nbytes()
+        except (NotImplementedError, RuntimeError):
+            self.unseen += 1
+            return None
+        seen = self._known.get(key)
+        if seen is not None and seen.nbytes == nbytes:
+            return None
+        if seen is None and (not nbytes or storage.device.type != self._device or key in self._left_out):
+            return None  # a fake tensor's storage is on no device, whatever the tensor says
+        if seen is None and op is _LIFT and not tensor.ndim:
+            self._follow(self._left_out, storage, 0, 0)
+            return None
+        try:
+            token = self._observer.born(nbytes, op, is_older=is_older) if nbytes else 0
+        except Exception as error:  # noqa: BLE001 - raised again where no tensor is in sight
+            return error.with_traceback(None)
+        if seen is None:
+            self._follow(self._known, storage, nbytes, token)
+            return None
+        former, seen.nbytes, seen.token = seen.token, nbytes, token
+        self._observer.died(former)
+        return None
+
+    def _note_sum(self, first: Any, total: Any) -> None:
+        """Note the sum of two gradients for later: without a mode, autograd would have added to the first in place.
+
+        It does so where nothing else holds the first one, which then dies as soon as the sum is there: the sum gets its block.
+        If anything else happens before, the sum has a block of its own.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            old, new = self._known.get(first.untyped_storage()._cdata), total.untyped_storage()
+            if old is not None and old.nbytes == new.nbytes() and new._cdata not in self._known:
+                self._follow(self._known, new, old.nbytes, 0)
+                self._sum = (old, self._known[new._cdata], _ADD)
+
+    def settle(self) -> None:
+        """Let a sum of gradients that has not taken over a block have one of its own. The next operation tells a failure."""
+        found, self._sum = self._sum, None
+        if found is not None:
+            _, new, op = found
+            try:
+                new.token = self._observer.born(new.nbytes, op, is_older=False)
+            except Exception as error:  # noqa: BLE001 - raised where no tensor is in sight
+                self._late = error.with_traceback(None)
+
+    def _follow(self, home: dict[int, _Seen], storage: Any, nbytes: int, token: int) -> None:
+        entry = _Seen(storage, self._died)
+        entry.key, entry.nbytes, entry.token = storage._cdata, nbytes, token
+        home[entry.key] = entry
+
+    def _died(self, seen: _Seen) -> None:
+        waiting = self._sum
+        if waiting is not None and waiting[0] is seen:
+            waiting[1].token, seen.token, self._sum = seen.token, 0, None
+        elif waiting is not None:
+            self.settle()
+        if self._known.get(seen.key) is seen:
+            del self._known[seen.key]
+            self._observer.died(seen.token)
+        elif self._left_out.get(seen.key) is seen:
+            del self._left_out[seen.key]
+
+    def leave_out(self, tensors: Any) -> None:
+        """Follow the storages of `tensors` no longer, now and later: to the observer it looks as if they died."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for tensor in tensors:
+                storage = tensor.untyped_storage()
+                known = self._known.pop(storage._cdata, None)
+                if storage._cdata not in self._left_out:
+                    self._follow(self._left_out, storage, 0, 0)
+                if known is not None:
+                    self._observer.died(known.token)
+
+    def places(self) -> dict[int, int]:
+        """Return the numbers of the living storages by the address of their memory."""
+        self.settle()
+        alive = ((seen(), seen.token) for seen in tuple(self._known.values()))
+        return {storage.data_ptr(): token for storage, token in alive if storage is not None}
+
+    @property
+    def is_entered(self) -> bool:
+        """Return whether this thread's operations are seen."""
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
+    def leave(self) -> None:
+        """Leave the mode, wherever it is in the stack of modes; those entered after it stay."""
+        above = []
+        while self.is_entered:
+            if _get_current_dispatch_mode_stack()[-1] is self:
+                self.__exit__(None, None, None)
+                break
+            above.append(_pop_mode())
+        for mode in reversed(above):
+            _push_mode(mode)

@@ -1,0 +1,134 @@
+"""The GPU's share of a profile on the fake device: nothing waits for it, nothing breaks. Its times mean nothing there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Run = Callable[..., str]
+
+FIT = """
+import json, sys, torch
+from torch import nn
+from nbguard.fit.gpu import GpuWatch
+from nbguard.fit.recorder import Recorder
+from nbguard.fit.torch_loop import TorchLoop
+waits = []
+def counted(owner, name):
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *a, **k: (waits.append(name), original(*a, **k))[1])
+counted(torch.cuda, "synchronize")
+for cls in (torch.cuda.Event, torch.cuda.Stream):
+    counted(cls, "synchronize")
+    if hasattr(cls, "wait"):
+        counted(cls, "wait")
+record = torch.cuda.Event.record
+def recorded(event, *args):
+    if torch.cuda.is_current_stream_capturing():
+        waits.append("recorded into a graph")
+    return record(event, *args)
+torch.cuda.Event.record = recorded
+net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+device = WHERE
+net.to(device)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(BATCHES, 8, device=DATA)), batch_size=1)
+recorder = Recorder()
+loop, watch = TorchLoop(recorder), GpuWatch()
+watch.start(recorder); loop.start()
+opt = torch.optim.SGD(net.parameters(), 0.1)
+before = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+for x, in loader:
+    if device == "cuda":
+        x = x.cuda()
+    opt.zero_grad(); net(x).sum().backward(); opt.step()
+started = recorder.clock()
+loop.stop(); watch.stop(); marks = recorder.stop()
+facts = watch.report()
+print(json.dumps(dict(
+    marks=len(watch._marks), phases=dict(facts.phases), busy=facts.busy, used=facts.used, note=facts.note, waits=waits,
+    took=(recorder.clock() - started) / 1e9, failed=recorder.failed, initialised=torch.cuda.is_initialized(),
+    batches=sorted({mark.batch for mark in watch._marks}),
+)))
+"""
+
+
+def fit(
+    run: Run, where: str = "cuda", batches: int = 12, data: str = "cpu", code: str = FIT, **settings: object
+) -> dict[str, Any]:
+    for name, value in {"WHERE": where, "BATCHES": batches, "DATA": data}.items():
+        code = code.replace(name, repr(value))
+    found: dict[str, Any] = json.loads(run(code, **settings))
+    return found
+
+
+@pytest.mark.fakecuda
+def test_events_are_read_and_nothing_waits(fake_cuda_run: Run) -> None:
+    found = fit(fake_cuda_run)
+    assert found["failed"] == []
+    assert found["waits"] == []
+    assert found["batches"] == [*range(2, 14)]  # the last asks in vain
+    assert found["busy"] is not None
+    assert set(found["phases"]) <= {
+        "wait for data",
+        "to device",
+        "forward",
+        "backward",
+        "optimizer step",
+        "zero_grad",
+        "other code",
+    }
+    assert found["used"] == 0.07  # as the fake driver says
+    assert "the driver says 7% on average" in found["note"]
+
+
+@pytest.mark.fakecuda
+def test_a_gpu_that_does_not_come_to_its_events_is_left_after_a_second(fake_cuda_run: Run) -> None:
+    found = fit(fake_cuda_run, data="cuda", events="manual")  # a copy from the host would wait for all of them
+    assert found["failed"] == []
+    assert found["waits"] == []
+    assert (found["marks"], found["busy"]) == (0, None)
+    assert found["note"] == "too few batches were followed on the GPU"
+    assert 1 <= found["took"] < 20
+
+
+@pytest.mark.fakecuda
+def test_later_on_each_eighth_batch_is_followed(fake_cuda_run: Run) -> None:
+    found = fit(fake_cuda_run, batches=70)
+    assert found["batches"] == [*range(2, 33), 40, 48, 56, 64]
+
+
+@pytest.mark.fakecuda
+def test_a_fit_on_the_cpu_opens_no_context(fake_cuda_run: Run) -> None:
+    found = fit(fake_cuda_run, where="cpu")
+    assert (found["initialised"], found["marks"], found["busy"]) == (False, 0, None)
+    assert found["note"] == "the fit did not use a CUDA device"
+
+
+@pytest.mark.fakecuda
+def test_a_recording_of_a_graph_is_not_disturbed(fake_cuda_run: Run) -> None:
+    code = FIT.replace(
+        "for x, in loader:",
+        """
+graphs = []
+for x, in loader:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        net(torch.empty(1, 8, device="cuda"))
+    graphs.append(graph)
+    assert not torch.cuda.is_current_stream_capturing()
+for x, in loader:""",
+    )
+    found = fit(fake_cuda_run, batches=4, code=code)
+    assert found["failed"] == []
+    assert "recorded into a graph" not in found["waits"]  # torch's own capture synchronizes
+    assert found["marks"]
+
+
+@pytest.mark.fakecuda
+def test_a_driver_that_does_not_say_is_no_trouble(fake_cuda_run: Run) -> None:
+    found = fit(fake_cuda_run, mig=1)  # of a slice of a GPU it knows no utilisation
+    assert (found["failed"], found["used"]) == ([], None)
+    assert found["busy"] is not None

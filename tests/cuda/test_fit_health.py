@@ -1,0 +1,126 @@
+"""The health of a fit on the fake CUDA device: values are read late, nothing waits, and what waits is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_PRELUDE = """
+import math, torch
+from torch import nn
+from tests.fit.recording import recording
+from nbguard.fit.amp import AmpWatch
+from nbguard.fit.finite import FiniteWatch
+from nbguard.fit.optimizers import OptimizerWatch
+from nbguard.fit.syncs import SyncWatch
+from nbguard.errors import StoppedAtNaN
+fake = __import__("ctypes").CDLL("libcuda.so.1")
+model = nn.Linear(4, 1).cuda()
+x = torch.ones(2, 4).cuda()
+losses = {loss: torch.tensor(loss).cuda().requires_grad_() for loss in (1.0, 2.0, 3.0, 4.0, math.nan, math.inf)}
+def batch(loss):  # kernels compute nothing: the loss comes from the host. No copy in here, as that would wait
+    model(x)
+    losses[loss].backward()
+"""
+
+
+def test_a_loss_is_read_once_it_has_arrived_and_nobody_waits(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + """
+watch = FiniteWatch()
+with recording(watch):
+    for loss in (1.0, 2.0, math.nan, 3.0):
+        batch(loss)
+        assert watch.facts().losses == 0
+    fake.fake_cuda_complete_events()
+    batch(4.0)
+    found = watch.facts()
+    assert found.losses == 4, found
+    assert (found.first.value, found.first.place.batch, found.first.origin.kind) == ("NaN", 3, "unknown"), found
+""",
+        events="manual",
+    )
+
+
+def test_stop_on_nan_reads_every_batch_and_stops_there(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + """
+watch = FiniteWatch(stop_on_nan=True)
+try:
+    with recording(watch):
+        for loss in (1.0, math.inf, 3.0):
+            batch(loss)
+except StoppedAtNaN as error:
+    assert "the loss is infinite in backward pass 2" in str(error), error
+else:
+    raise AssertionError("not stopped")
+assert watch.facts().losses == 2
+"""
+    )
+
+
+def test_reads_of_a_device_are_timed_and_those_of_the_host_do_not_count(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + """
+from nbguard.core.fit.syncs import sync_findings
+watch = SyncWatch()
+with recording(watch):
+    for loss in (1.0, 2.0, 3.0, 4.0):
+        batch(loss)
+        exec(compile("torch.ones(1).cuda().item()", "train.py", "exec"))
+        exec(compile("torch.ones(1).item()", "host.py", "exec"))
+        exec(compile("torch.cuda.synchronize()", "waits.py", "exec"))
+        exec(compile("torch.ones(1, device='cuda').to('cpu').numpy()", "comes.py", "exec"))
+        exec(compile("torch.ones(1).to('cuda').to(torch.float64).to('cpu', non_blocking=True)", "goes.py", "exec"))
+sites = {site.where: site for site in watch.facts().sites}
+assert sorted(sites) == ["comes.py:1", "train.py:1", "waits.py:1"], sites
+assert all(site.calls == site.batches == 4 and site.waited > 0 for site in sites.values()), sites
+found = sync_findings(watch.facts(), step=1)
+assert [each.severity for each in found] == ["advice"] * 3 and found[0].time > 0, found
+assert [each.severity for each in sync_findings(watch.facts(), step=10**12)] == ["note"] * 3
+"""
+    )
+
+
+def test_gradients_and_scales_are_read_late_too(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + """
+parts = finite, amp, optimizers = FiniteWatch(), AmpWatch(), OptimizerWatch()
+scaler, optimizer = torch.amp.GradScaler("cuda", init_scale=8.0), torch.optim.SGD(model.parameters(), 0.0)
+with recording(*parts):
+    for _ in range(4):
+        loss = model(torch.ones(2, 4).cuda()).mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert finite.facts().gradients == 0 or finite.facts().first is None
+        optimizer.zero_grad()
+(scaler,) = amp.facts().scalers
+assert scaler.updates == 4, scaler
+(one,) = optimizers.facts().optimizers
+assert (one.steps, one.cleared) == (4, 4), one
+"""
+    )
+
+
+def test_fastais_mixed_precision_is_followed(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + """
+from fastai.vision.all import DataLoader, DataLoaders, Learner, MixedPrecision
+items = DataLoader([(torch.ones(4), torch.ones(1))] * 32, bs=4, device="cuda")
+learn = Learner(DataLoaders(items, items, device="cuda"), nn.Linear(4, 1), loss_func=nn.MSELoss(), cbs=MixedPrecision())
+parts = finite, amp, syncs = FiniteWatch(), AmpWatch(), SyncWatch()
+with recording(*parts), learn.no_bar(), learn.no_logging():
+    learn.fit(2)
+facts = amp.facts()
+assert facts.batches == (("float16", 16),), facts
+assert [(s.updates, s.initial, s.is_static) for s in facts.scalers] == [(16, 65536.0, False)], facts
+assert finite.facts().gradients == 0  # the scaler sees to those
+found = {site.own: site.batches for site in syncs.facts().sites}
+assert found == {"Recorder": 16, "GradScaler": 16}, syncs.facts()
+"""
+    )

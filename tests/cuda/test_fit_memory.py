@@ -1,0 +1,202 @@
+"""Memory of fits on a device that counts: the allocator's own figures to the byte, and nothing done to it by reading them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nbguard.core.fit import phases
+from nbguard.units import MiB
+
+pytestmark = pytest.mark.fakecuda
+
+_PRELUDE = """
+import dataclasses, json, torch
+from torch import nn
+from nbguard.fit.memory import MemoryWatch
+from nbguard.fit.recorder import Recorder
+from nbguard.fit.torch_loop import TorchLoop
+
+WIDTH, BATCH = 512, 128
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+    def forward(self, x):
+        torch.empty(32 << 20, dtype=torch.uint8, device=x.device)  # gone before the forward pass ends
+        return self.head(self.body(x).relu())
+
+def train(count=30, keep=lambda x: None, device='cuda', make=torch.optim.Adam):
+    net = Net().to(device)
+    optimizer, criterion = make(net.parameters()), nn.MSELoss()
+    data = torch.utils.data.TensorDataset(torch.randn(count * BATCH, WIDTH), torch.randn(count * BATCH, 1))
+    for x, y in torch.utils.data.DataLoader(data, batch_size=BATCH):
+        x, y = x.to(device), y.to(device)
+        loss = criterion(net(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        keep(x)
+
+def watch(fit, **settings):
+    recorder = Recorder()
+    loop, part = TorchLoop(recorder), MemoryWatch(**settings)
+    loop.start()
+    part.start(recorder)
+    try:
+        fit()
+    finally:
+        part.stop()
+        loop.stop()
+        recorder.stop()
+    assert not recorder.failed, recorder.failed
+    return part.report()
+
+def show(report, **more):
+    print(json.dumps(dataclasses.asdict(report) | more))
+"""
+
+INPUT = 128 * 512 * 4
+PARAMETERS = 512 * 512 * 4 + 2 * 512 * 4 + 512  # in blocks of 512 bytes
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def report(fake_cuda_run: Run) -> Callable[..., dict[str, Any]]:
+    """`report(code, **settings)` runs code after the prelude on the fake device and returns what it `show`s."""
+
+    def run(code: str, **settings: object) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(fake_cuda_run(_PRELUDE + code, **settings).splitlines()[-1])
+        return found
+
+    return run
+
+
+def _named(found: dict[str, Any]) -> dict[str, int]:
+    assert sum(each["nbytes"] for each in found["categories"]) == found["peak"]
+    return {each["name"]: each["nbytes"] for each in found["categories"]}
+
+
+def test_figures_are_the_allocators_own(report: Callable[..., dict[str, Any]]) -> None:
+    found = report(
+        """
+torch.cuda.set_per_process_memory_fraction(0.5)
+held = torch.empty(10 << 20, dtype=torch.uint8, device='cuda')
+start = torch.cuda.memory_allocated()
+report = watch(train)
+cuda = torch.cuda
+show(report, expected=[start, cuda.max_memory_allocated(), cuda.max_memory_reserved(), cuda.memory_allocated()])
+"""
+    )
+
+    assert (found["device"], found["source"], found["capacity"]) == ("cuda:0", "torch.cuda", 4096 * MiB)
+    assert [found[name] for name in ("start", "peak", "peak_reserved", "end")] == found["expected"]
+    named = _named(found)
+    assert named["parameters"] == PARAMETERS
+    assert named["optimizer state"] == 2 * PARAMETERS
+    assert named["inputs"] == INPUT
+    assert named["before the fit"] == 10 * MiB
+    assert found["growth"] is None
+    assert found["peak_phase"] == phases.FORWARD
+    assert [each["phase"] for each in found["phases"] if each["is_exact"]] == [phases.FORWARD]
+
+
+def test_a_peak_that_was_higher_before_the_fit_is_not_taken_for_its_own(report: Callable[..., dict[str, Any]]) -> None:
+    found = report("torch.empty(1 << 30, dtype=torch.uint8, device='cuda'); show(watch(train))")
+
+    assert found["peak"] < 100 * MiB
+    assert "1.00 GiB had been allocated at once before" in found["notes"][0]
+    assert not any(each["is_exact"] for each in found["phases"])
+
+
+def test_a_leak_is_found_to_the_byte_with_its_holder(report: Callable[..., dict[str, Any]]) -> None:
+    found = report(
+        """
+def run():
+    kept = []
+    train(60, kept.append)
+show(watch(run))
+"""
+    )["growth"]
+
+    assert found["per_batch"] == INPUT
+    assert found["holder"] == "running run() → kept"
+
+
+def test_two_recorded_batches_reach_the_counted_peak_and_leave_no_history(report: Callable[..., dict[str, Any]]) -> None:
+    found = report(
+        """
+report = watch(train, deep=True)
+show(report, counted=torch.cuda.max_memory_allocated(), history=torch._C._cuda_isHistoryEnabled())
+"""
+    )
+
+    by_phase = {each["phase"]: each for each in found["phases"]}
+    assert found["peak"] == found["counted"] == by_phase[phases.FORWARD]["peak"]
+    assert all(each["is_exact"] for each in found["phases"])
+    assert by_phase[phases.BACKWARD]["peak"] < found["peak"] - 30 * MiB
+    assert _named(found)["temporaries"] == 32 * MiB
+    assert (found["stacks"][0]["nbytes"], found["stacks"][0]["category"]) == (32 * MiB, "temporaries")
+    assert found["stacks"][0]["site"].endswith("in forward()")
+    assert not found["history"]
+
+
+def test_a_history_that_somebody_else_records_is_left_alone(report: Callable[..., dict[str, Any]]) -> None:
+    found = report(
+        """
+torch.ones(1, device='cuda')
+torch.cuda.memory._record_memory_history(max_entries=1000)
+report = watch(train, deep=True)
+show(report, history=torch._C._cuda_isHistoryEnabled(), entries=len(torch.cuda.memory._snapshot()['device_traces'][0]))
+"""
+    )
+
+    assert "left alone" in found["notes"][0]
+    assert (found["history"], found["entries"]) == (True, 1000)
+
+
+def test_reading_opens_no_context_and_changes_no_counter(fake_cuda_run: Run) -> None:
+    code = """
+on_cpu = watch(lambda: train(device='cpu', make=torch.optim.SGD))  # Adam itself would open the device
+print(on_cpu.source, torch.cuda.is_initialized(), torch._C._cuda_hasPrimaryContext(0))
+def counters(fit):
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    fit()
+    return torch.cuda.memory_stats()
+torch.ones(1, device='cuda')
+counters(train)
+print(counters(train) == counters(lambda: watch(train)))
+"""
+
+    assert fake_cuda_run(_PRELUDE + code).splitlines()[-2:] == ["heap of the process False False", "True"]
+
+
+def test_running_out_of_memory_still_makes_a_report(report: Callable[..., dict[str, Any]]) -> None:
+    found = report(
+        """
+part = []
+class Watch(MemoryWatch):
+    def stop(self):
+        super().stop()
+        part.append(self.report())
+MemoryWatch = Watch
+kept = []
+try:
+    watch(lambda: train(60, lambda x: kept.append(torch.empty(100 << 20, dtype=torch.uint8, device='cuda'))))
+except torch.OutOfMemoryError:
+    show(part[0])
+""",
+        bytes=1 << 30,
+        context=0,
+    )
+
+    assert found["peak"] > 800 * MiB
+    assert found["peak"] <= found["capacity"] == 1024 * MiB
+    assert _named(found)["parameters"] == PARAMETERS

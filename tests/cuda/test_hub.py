@@ -1,0 +1,39 @@
+"""A sidebar beside a running cell, on CUDA: the bytes that a click promises are those that the allocator gives back."""
+
+from __future__ import annotations
+
+from tests.cuda.conftest import Notebook, counters
+from tests.kernel.conftest import held
+from tests.panels import Panel
+
+MIB = 1024**2
+
+
+def test_clicks_keep_their_promise_beside_a_cell(notebook: Notebook) -> None:
+    kernel = notebook()
+    kernel.run("def fails(): lost = mib(26); raise ValueError\nfails()")
+    kernel.run("kept, gone = mib(30), mib(70); del gone").ok()
+    panel = Panel(kernel)
+    panel.hello()
+    try:
+        before = panel.until(lambda tick: tick["devices"])["devices"][0]
+        with held(kernel) as let_go:
+            panel.until(lambda tick: tick["busy"])
+            emptied = panel.apply(panel.plan("empty_cache"))
+            cleaned = panel.apply(panel.plan("clean_stale"))
+            during = panel.until(lambda tick: tick["busy"])["devices"][0]
+            let_go()
+        parked = panel.apply(panel.plan("park", **panel.row("kept")))
+        on_host = counters(kernel)
+        back = panel.apply(panel.plan("unpark", names=parked["undo"]))
+    finally:
+        panel.stop()
+
+    parts = {part["name"]: part["nbytes"] for part in before["parts"]}
+    assert (parts["allocated"], parts["releasable"]) == (56 * MIB, 70 * MIB)
+    assert emptied["realised"] == emptied["promised"] == 70 * MIB
+    assert cleaned["realised"] == cleaned["promised"] == 26 * MIB
+    assert {part["name"]: part["nbytes"] for part in during["parts"]}["allocated"] == 30 * MIB
+    assert parked["realised"] == back["realised"] == 30 * MIB
+    assert on_host == (0, 0)
+    assert counters(kernel)[0] == 30 * MIB

@@ -1,0 +1,57 @@
+"""The card after a cell that ran out of memory, without being asked for."""
+
+from __future__ import annotations
+
+from tests.cuda.conftest import Notebook, counters
+
+MIB = 1024**2
+_TOO_MUCH = "kept = mib(300)\ndef f():\n    batch = mib(400); return mib(700)\nf()"
+
+
+def test_the_card_comes_after_the_error_and_only_then(notebook: Notebook) -> None:
+    kernel = notebook(bytes=1024 * MIB, context=100 * MIB)
+
+    cell = kernel.run(_TOO_MUCH)
+
+    assert cell.error is not None
+    assert cell.error[0] == "OutOfMemoryError"
+    assert len(cell.bundles) == 1
+    assert set(cell.bundles[0]) == {"text/plain", "text/html"}
+    assert "700.00 MiB" in cell.text
+    assert kernel.run("x = 1").ok().bundles == []
+    assert kernel.run("1 / 0").bundles == []
+    assert kernel.run("raise RuntimeError('no memory of mine')").bundles == []
+
+
+def test_before_torch_uses_the_device_nothing_is_opened(notebook: Notebook) -> None:
+    kernel = notebook()
+    kernel.run("x = 1").ok()
+
+    assert kernel.value("(torch.cuda.is_initialized(), torch._C._cuda_hasPrimaryContext(0))") == (False, False)
+
+
+def test_off_takes_it_off_and_on_brings_it_back(notebook: Notebook) -> None:
+    kernel = notebook(bytes=1024 * MIB, context=100 * MIB)
+    callbacks = "{name: len(found) for name, found in get_ipython().events.callbacks.items() if name.endswith('cell')}"
+    assert kernel.value(callbacks) == {"pre_run_cell": 1, "post_run_cell": 1}
+
+    kernel.run("%nbguard off").ok()
+
+    assert kernel.value(callbacks) == {"pre_run_cell": 0, "post_run_cell": 0}
+    assert kernel.run(_TOO_MUCH).bundles == []
+    kernel.run("%nbguard on").ok()
+    assert "700.00 MiB" in kernel.run("f()").text
+
+
+def test_card_cleaning_and_ledger_come_in_this_order(notebook: Notebook) -> None:
+    kernel = notebook(bytes=1024 * MIB, context=100 * MIB)
+    kernel.run("%nbguard on --auto-clean-errors").ok()
+    kernel.run("%gpumem cells on").ok()
+
+    cell = kernel.run(_TOO_MUCH)
+
+    card, released, line = (bundle["text/plain"] for bundle in cell.bundles)
+    assert "700.00 MiB" in card
+    assert released == "released 400.00 MiB that the error in In[5] held (%tb, %debug still work)"
+    assert line.startswith("In[5]  +300.00 MiB → 300.00 MiB · new peak 700.00 MiB")
+    assert counters(kernel) == (300 * MIB, 300 * MIB)

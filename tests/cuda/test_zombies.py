@@ -1,0 +1,192 @@
+"""Real processes on the fake device: the orphans among them are found and ended, verified by pid, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cuda.conftest import Notebook
+from tests.fake_cuda.launch import environment
+from tests.fake_cuda.plugin import fake_settings
+
+MIB = 1 << 20
+CONTEXT = 300 * MIB
+
+OPEN = """
+import ctypes, os, sys, time
+def use_device(name):
+    cuda = ctypes.CDLL('libcuda.so.1')
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0) == 0
+    with open(name + '.tmp', 'w') as file: file.write(str(os.getpid()))
+    os.rename(name + '.tmp', name)
+    time.sleep(600)
+"""
+SPAWNER = (
+    OPEN
+    + """
+import multiprocessing
+if __name__ == '__main__':
+    multiprocessing.get_context('spawn').Process(target=use_device, args=(sys.argv[1],)).start()
+    while not os.path.exists(sys.argv[1]): time.sleep(.02)
+    if 'dies' in sys.argv: os._exit(0)
+    time.sleep(600)
+"""
+)
+PLAIN = OPEN + "use_device(sys.argv[1])"
+DETACHED = """
+import os, subprocess, sys
+if os.fork(): os._exit(0)
+os.setsid()
+subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+os._exit(0)
+"""
+NO_REAL_DEVICE = "import nbguard.probes.processes as probe; probe._MEMORY = '/dev/null/absent'"
+"""On a machine with a GPU, what really is on it is none of these tests' business: they end what they find."""
+
+Start = Callable[..., int]
+
+
+def _wait(done: Callable[[], object], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, code in (("spawner.py", SPAWNER), ("plain.py", PLAIN)):
+        (tmp_path / name).write_text(code)
+    return tmp_path
+
+
+@pytest.fixture
+def start(folder: Path, fake_cuda_library: Path) -> Iterator[Start]:
+    """`start(name, *argv)` runs Python on the device and returns the pid of who opened it, as it wrote into the file `name`."""
+    env = environment(fake_settings(state=folder / "state", context=CONTEXT), fake_cuda_library)
+    known: list[int] = []
+    children: list[subprocess.Popen[bytes]] = []
+
+    def run(name: str, *argv: object, detached: bool = False) -> int:
+        command = [sys.executable, *map(str, argv)]
+        if detached:
+            command = [sys.executable, "-c", DETACHED, *command]
+        children.append(subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        _wait(lambda: (folder / name).exists())
+        known.append(int((folder / name).read_text()))
+        return known[-1]
+
+    yield run
+    for pid in known:
+        if _runs(pid):
+            os.kill(pid, signal.SIGKILL)
+    for child in children:
+        child.kill()
+        child.wait(20)
+
+
+def _kernel(folder: Path, name: str) -> tuple[str, ...]:
+    """Return the arguments of a real kernel that opens the device when it starts, and forks a worker that does, too."""
+    ports = {f"{port}_port": at for at, port in enumerate(("shell", "iopub", "stdin", "control", "hb"), 1)}
+    connection = {"transport": "ipc", "ip": str(folder / f"{name}-socket"), "key": "k", "signature_scheme": "hmac-sha256"}
+    (folder / f"{name}.json").write_text(json.dumps({**connection, **ports, "kernel_name": ""}))
+    forked, itself = (folder / f"{name}-fork", folder / name)
+    code = OPEN.replace("time.sleep(600)", "return")
+    code += f"if not os.fork(): use_device({str(forked)!r}); time.sleep(600)\nuse_device({str(itself)!r})"
+    lines = f"--IPKernelApp.exec_lines={code}"
+    return ("-m", "ipykernel_launcher", "-f", str(folder / f"{name}.json"), lines, "--HistoryManager.hist_file=:memory:")
+
+
+def test_only_orphans_are_ended(notebook: Notebook, start: Start, folder: Path) -> None:
+    kernel = notebook(state=folder / "state", context=CONTEXT, bytes=16384 * MIB)
+    kernel.run(f"x = mib(1)\n{NO_REAL_DEVICE}").ok()
+    orphan = start("orphan", "spawner.py", "orphan", "dies")
+    working = start("working", "spawner.py", "working")
+    plain = start("plain", "plain.py", "plain")
+    nohup = start("nohup", "plain.py", "nohup", detached=True)
+    live = start("live", *_kernel(folder, "live"), detached=True)
+    dying = start("dying", *_kernel(folder, "dying"), detached=True)
+    _wait(lambda: (folder / "dying-fork").exists() and (folder / "live-fork").exists())
+    fork, live_fork = (int((folder / f"{name}-fork").read_text()) for name in ("dying", "live"))
+    os.kill(dying, signal.SIGKILL)
+    kernel.run(f"import subprocess; own = subprocess.Popen([{sys.executable!r}, '{folder}/plain.py', '{folder}/own'])").ok()
+    _wait(lambda: (folder / "own").exists())
+    own = int((folder / "own").read_text())
+    everybody = {orphan, working, plain, nohup, live, live_fork, fork, own}
+    try:
+        listed = kernel.run("%reset_gpu --zombies -o found").ok().text
+        rows = dict(kernel.value("[(each.found.process.pid, (each.is_orphan, each.reason)) for each in found.judged]"))
+        untouched = [pid for pid in everybody if not _runs(pid)]
+        only = kernel.run(f"%reset_gpu --zombies --yes {plain} {live} {nohup}").ok().text
+        still = [pid for pid in everybody if not _runs(pid)]
+        kernel.run("%reset_gpu --zombies --yes -o done").ok()
+        gone = {pid for pid in everybody if not _runs(pid)}
+        again = kernel.run("%reset_gpu --zombies --yes").ok().text
+    finally:
+        for pid in (fork, live_fork, own):
+            if _runs(pid):
+                os.kill(pid, signal.SIGKILL)
+
+    assert set(rows) == everybody
+    assert {pid for pid, (is_orphan, _) in rows.items() if is_orphan} == {orphan, fork}
+    assert rows[orphan][1] == "a multiprocessing worker whose parent has died"
+    assert rows[fork][1] == "forked by a kernel that has died"
+    assert "a live kernel: its connection file is there" in rows[live][1]
+    assert "its parent lives" in rows[live_fork][1] or "of a live kernel" in rows[live_fork][1]
+    assert "a program of its own without a parent" in rows[nohup][1]
+    assert "its parent lives" in rows[working][1]
+    assert "its parent lives" in rows[plain][1]
+    assert "started by this kernel" in rows[own][1]
+    assert "600.00 MiB of device memory" in listed
+    assert untouched == still == []
+    assert "nothing to end" in only
+    assert gone == {orphan, fork}
+    assert kernel.value("(sorted(done.ended), done.remaining)") == (sorted([orphan, fork]), ())
+    assert "nothing to end" in again
+    assert kernel.run("%reset_gpu --hard").ok().text.count("left alone: ") >= 5
+
+
+def test_pids_of_another_namespace_are_not_judged(notebook: Notebook, start: Start, folder: Path) -> None:
+    """Where NVML speaks of the host's pids, they are nobody here, whatever runs under the same number."""
+    kernel = notebook(state=folder / "state", context=CONTEXT, nvml="host-pids")
+    kernel.run(f"x = mib(1)\n{NO_REAL_DEVICE}; probe._FIRST_NAMESPACE = 0").ok()
+    orphan = start("orphan", "spawner.py", "orphan", "dies")
+
+    text = kernel.run("%reset_gpu --zombies --yes").ok().text
+
+    assert _runs(orphan)
+    assert "pids of another namespace" in text
+
+
+def test_a_pid_that_was_given_away_gets_no_signal(notebook: Notebook, start: Start, folder: Path) -> None:
+    """Known by pid and start: a process that has the pid of an orphan by now is another."""
+    kernel = notebook(state=folder / "state", context=CONTEXT)
+    kernel.run(f"x = mib(1)\n{NO_REAL_DEVICE}").ok()
+    orphan = start("orphan", "spawner.py", "orphan", "dies")
+    kernel.run(
+        "from dataclasses import replace\nfrom nbguard.actions.processes import find_zombies, end_orphans\n"
+        "listed = find_zombies()\n"
+        "first = listed.judged[0]\n"
+        "earlier = replace(first.found.process, started=first.found.process.started - 5)\n"
+        "stale = replace(listed, judged=(replace(first, found=replace(first.found, process=earlier)),))\n"
+        "done = end_orphans(stale)"
+    ).ok()
+
+    assert kernel.value("first.found.process.pid") == orphan
+    assert _runs(orphan)

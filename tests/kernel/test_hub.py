@@ -1,0 +1,311 @@
+"""The hub in a real kernel: live while a fit runs, and what a sidebar asks for is done where and when it may be."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.kernel.conftest import held, running, training
+from tests.kernels import Kernel, wait_until
+from tests.panels import Panel
+
+
+def _is_well_under_way(tick: dict[str, Any]) -> bool:
+    return bool(tick["fit"]) and (tick["fit"]["epoch"] or 0) >= 2
+
+
+def test_it_is_live_while_a_fit_runs(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("learn = learner()").ok()
+    panel.heap(lambda heap: any(each["label"] == "learn" for each in heap["experiments"]))
+
+    with training(kernel) as end:
+        first = panel.until(lambda tick: tick["cell"] == 4)
+        tick = panel.until(lambda tick: _is_well_under_way(tick) and tick["fit"]["batches"] == 32)
+        asked = time.monotonic()
+        rid = panel.ask("plan", action="clean_stale")
+        panel.wait("ack", rid=rid)
+        handled = time.monotonic() - asked
+        answer = panel.wait("plan", rid=rid)["plan"]
+        last = panel.until(lambda tick: tick["n"] >= first["n"] + 8)
+        assert panel.calls_itself("busy", "execute_request")  # though it has handled a message meanwhile
+        end().ok()
+
+    times = [each["tick"]["t"] for each in panel.data("tick") if first["n"] <= each["tick"]["n"] <= last["n"]]
+    gap = statistics.median(later - earlier for earlier, later in pairwise(times))
+    print(f"click handled after {handled * 1000:.1f} ms while training; {1 / gap:.1f} ticks a second")
+    assert tick["busy"]
+    assert (tick["fit"]["label"], tick["fit"]["call"], tick["fit"]["batches"]) == ("learn", "fit", 32)
+    assert "In[4]" in [mark["label"] for mark in first["marks"]]
+    assert any(mark["label"].startswith("epoch ") for mark in last["marks"])  # a short one may fall between two ticks
+    assert gap < 1  # of a machine that has other things to do, too
+    assert answer["refused"]  # nothing is stale
+
+
+def test_what_a_cell_had_in_its_hands_is_called_by_its_name_when_it_has_ended(kernel: Kernel, panel: Panel) -> None:
+    kernel.run(
+        "import pathlib\ndef make():\n    made = torch.ones(2**20)\n    pathlib.Path('made').touch()\n"
+        "    while not pathlib.Path('gate').exists(): time.sleep(0.01)\n    return made"
+    ).ok()
+    panel.heap(lambda heap: heap["heap"] > 0)
+
+    with running(kernel, "later = make()") as ended:
+        wait_until((kernel.cwd / "made").exists, "the cell to hold something")
+        panel.wait("ack", rid=panel.ask("refresh"))
+        panel.heap(lambda heap: sum(row["nbytes"] for row in heap["holders"]) >= 4 * 2**20)  # as something of that cell's
+        (kernel.cwd / "gate").touch()
+        ended().ok()
+
+    panel.heap(lambda heap: any(row["label"] == "later" for row in heap["holders"]))
+
+
+def test_the_last_status_is_busy_while_a_cell_runs_and_idle_after_it(kernel: Kernel, panel: Panel) -> None:
+    for _ in range(2):
+        with held(kernel):
+            panel.until(lambda tick: tick["busy"])
+            for _ in range(5):
+                panel.wait("ack", rid=panel.ask("cancel"))
+            assert panel.calls_itself("busy", "execute_request")
+        panel.until(lambda tick: not tick["busy"])
+        assert panel.calls_itself("idle")
+
+
+ACCIDENTS = """
+learn = learner()
+def fails(): raise ValueError("on purpose")
+class Fails(Callback):
+    def after_loss(self):
+        if self.iter == 3: fails()
+"""
+
+
+def test_clean_stale_gives_back_what_it_promised(kernel: Kernel, panel: Panel) -> None:
+    """The accidents of the example notebook: an error in a fit, a displayed Learner, losses with their graphs."""
+    kernel.run(ACCIDENTS).ok()
+    kernel.run("losses = [learn.loss_func(learn.model(x), y) for _ in range(3)]").ok()
+    kernel.run("learner(nn.Linear(64, 4096), nn.Linear(4096, 3))").ok()
+    kernel.run("broken = learner(); broken.fit(1, cbs=Fails())")
+    kernel.run("del broken").ok()
+    kernel.run("alive = weakref.WeakSet(o for o in gc.get_objects() if type(o) is Learner); len(alive)").ok()
+    heap = panel.look()
+
+    plan = panel.plan("clean_stale")
+    outcome = panel.apply(plan)
+    after = panel.heap(lambda found: found["heap"] > heap["heap"])
+
+    assert {row["key"] for row in plan["rows"]} >= {"Out[5]", "last error"}
+    assert outcome["promised"] == outcome["realised"] == plan["promised"] == heap["stale"]
+    assert after["stale"] == 0
+    assert [each["state"] for each in after["experiments"]] == ["live"]
+    assert any(row["label"] == "losses" and "release" in row["can"] for row in after["holders"])
+    assert kernel.value("(len(alive), len(losses))") == (1, 3)
+    kernel.run("learn.fit(1); assert learn.recorder.losses").ok()
+
+
+def test_what_a_cell_may_use_waits_for_its_end(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("spare = torch.zeros(1 << 20); ref = weakref.ref(spare)").ok()
+    wanted = panel.row("spare")
+
+    with held(kernel, "still = ref() is not None") as let_go:
+        panel.until(lambda tick: tick["busy"])
+        plan = panel.plan("release", **wanted)
+        rid = panel.ask("apply", token=plan["token"])
+        queued = panel.wait("queued", rid=rid)
+        job = panel.until(lambda tick: tick["jobs"])["jobs"][0]
+        let_go()
+        outcome = panel.wait("done", rid=rid)["outcome"]
+
+    assert (plan["when"], plan["irreversible"]) == ("cell_end", "spare is deleted: this cannot be undone")
+    assert "when the cell ends" in queued["why"]
+    assert (job["rid"], job["title"], job["phase"], job["why"]) == (rid, "Release spare", "queued", queued["why"])
+    assert outcome["realised"] == plan["promised"] == 4 << 20
+    assert kernel.value("(still, ref() is None, 'spare' in globals())") == (True, True, False)
+    panel.until(lambda tick: not tick["busy"] and not tick["jobs"])
+
+
+def test_what_waits_can_be_cancelled(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("spare = torch.zeros(1 << 20)").ok()
+    wanted = panel.row("spare")
+
+    with held(kernel):
+        panel.until(lambda tick: tick["busy"])
+        rid = panel.ask("apply", token=panel.plan("release", **wanted)["token"])
+        panel.wait("queued", rid=rid)
+        panel.ask("cancel", rid=rid)
+        refused = panel.wait("refused", rid=rid)
+
+    assert refused["why"] == "cancelled before it began: nothing was touched"
+    panel.until(lambda tick: not tick["busy"])
+    assert kernel.value("spare.numel()") == 1 << 20
+
+
+def test_what_is_stale_goes_while_a_fit_runs_and_the_fit_does_not(kernel: Kernel, panel: Panel) -> None:
+    kernel.run(ACCIDENTS).ok()
+    kernel.run("broken = learner(); broken.fit(1, cbs=Fails())")
+    kernel.run("del broken; alive = weakref.WeakSet(o for o in gc.get_objects() if type(o) is Learner)").ok()
+    assert kernel.value("len(alive)") == 2
+
+    with training(kernel) as end:
+        panel.until(_is_well_under_way)
+        plan = panel.plan("clean_stale")
+        outcome = panel.apply(plan)
+        epoch = panel.until(_is_well_under_way)["fit"]["epoch"]
+        panel.until(lambda tick: _is_well_under_way(tick) and tick["fit"]["epoch"] > epoch)  # it goes on
+        end().ok()
+
+    assert plan["when"] == "now"
+    assert outcome["realised"] == outcome["promised"] > 0
+    assert kernel.value("len(alive)") == 1
+
+
+def test_what_stays_beside_a_cell_is_named_and_goes_with_the_next_click(kernel: Kernel, panel: Panel) -> None:
+    """A displayed Learner goes beside the cell. What a fit has left on a Learner that the cell may use does not."""
+    kernel.run(ACCIDENTS).ok()
+    kernel.run("kept = learner(); kept.fit(1, cbs=Fails())")
+    kernel.run("learner()").ok()
+
+    with held(kernel, "still = kept.xb[0] is not None") as let_go:
+        panel.until(lambda tick: tick["busy"])
+        beside = panel.plan("clean_stale")
+        outcome = panel.apply(beside)
+        click = panel.plan("clean_stale")
+        rid = panel.ask("apply", token=click["token"])
+        panel.wait("queued", rid=rid)
+        let_go()
+    rest = panel.wait("done", rid=rid)["outcome"]
+
+    ((label, why),) = outcome["undone"]
+    assert label == click["rows"][0]["label"]
+    assert why == "not while the cell runs, which may use it; Clean stale does it when the cell has ended"
+    assert beside["skipped"] == [f"{label}: {why}"]
+    assert (beside["when"], click["when"]) == ("now", "cell_end")
+    assert rest["promised"] == rest["realised"] > 0
+    assert rest["undone"] == []
+    assert kernel.value("(still, kept.xb[0])") == (True, None)
+
+
+def test_the_learner_that_trains_is_never_touched(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("learn = learner()").ok()
+    wanted = panel.row("learn")
+
+    with training(kernel) as end:
+        panel.until(_is_well_under_way)
+        parking = panel.wait("plan", "refused", rid=panel.ask("plan", action="park", **wanted))
+        release = panel.ask("apply", token=panel.plan("release", **wanted)["token"])
+        queued = panel.wait("queued", rid=release)
+        panel.ask("cancel", rid=release)
+        panel.wait("refused", rid=release)
+        end().ok()
+
+    assert parking["why"] == "a fit is running on learn: park it when the fit has ended"
+    assert "when the cell ends" in queued["why"]
+    assert kernel.value("len(learn.recorder.losses)") > 32
+
+
+def test_parking_is_undone_by_its_names(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("learn = learner(); learn.fit(1); before = [p.clone() for p in learn.model.parameters()]").ok()
+
+    parked = panel.apply(panel.plan("park", **panel.row("learn")))
+    heap = panel.heap(lambda heap: any(each["state"] == "parked" for each in heap["experiments"]))
+    back = panel.apply(panel.plan("unpark", names=parked["undo"]))
+
+    assert parked["undo"] == ["learn"]
+    assert parked["realised"] == parked["promised"] == back["realised"]
+    assert [each["label"] for each in heap["experiments"] if each["state"] == "parked"] == ["learn"]
+    kernel.run("assert all(map(torch.equal, before, learn.model.parameters())); learn.fit(1)").ok()
+
+
+def test_why_names_the_ways(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("learn = learner(); best = [learn]").ok()
+    wanted = panel.row("learn")
+
+    why = panel.wait("why", rid=panel.ask("why", heap=wanted["heap"], id=wanted["ids"][0]))["why"]
+
+    assert why["name"] == "learn"
+    assert {path[0] for path in why["paths"]} >= {"learn", "best[0]"}
+
+
+def test_rows_of_an_older_list_are_refused_and_the_new_list_is_sent(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("first = torch.zeros(1 << 20)").ok()
+    wanted = panel.row("first")
+    kernel.run("first = None; second = torch.zeros(1 << 20)").ok()
+    panel.heap(lambda heap: heap["heap"] > wanted["heap"])
+    heard = len(panel.data("heap"))
+
+    rid = panel.ask("plan", action="release", **wanted)
+    refused = panel.wait("refused", rid=rid)
+
+    assert refused["why"] == "this list is older than the memory: it is fresh now, please look again"
+    assert len(panel.data("heap")) > heard
+    assert kernel.value("second.numel()") == 1 << 20
+
+
+def test_what_was_not_agreed_to_is_not_done(kernel: Kernel, panel: Panel) -> None:
+    """Between a plan and its application the name gets another object, and more becomes stale."""
+    kernel.run("spare = torch.zeros(1 << 20)").ok()
+    release = panel.plan("release", **panel.row("spare"))
+    kernel.run("spare = torch.ones(1 << 21)").ok()
+    kernel.run("learner()").ok()
+    clean = panel.plan("clean_stale")
+    kernel.run("learner()").ok()
+
+    anew = panel.wait("plan", "done", rid=panel.ask("apply", token=release["token"]))
+    more = panel.wait("plan", "done", rid=panel.ask("apply", token=clean["token"]))
+
+    assert anew["op"] == more["op"] == "plan"
+    assert anew["plan"]["promised"] == 8 << 20
+    assert {row["key"] for row in more["plan"]["rows"]} - {row["key"] for row in clean["rows"]} == {"Out[6]"}
+    assert kernel.value("spare.numel()") == 1 << 21
+    assert panel.apply(more["plan"])["realised"] == more["plan"]["promised"]
+    refused = panel.wait("refused", rid=panel.ask("apply", token=clean["token"]))
+    assert refused["why"] == "this plan is no longer known: ask for a new one"
+
+
+def test_the_heap_is_sent_when_it_has_changed(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("kept = torch.zeros(1 << 20)").ok()
+    heap = panel.heap(lambda heap: any(row["label"] == "kept" for row in heap["holders"]))
+    kernel.run("a = 1").ok()
+    time.sleep(0.6)
+    assert panel.heap() == heap
+    kernel.run("other = kept; del kept").ok()  # no byte has moved
+
+    after = panel.heap(lambda found: found["heap"] > heap["heap"])
+
+    assert {row["label"] for row in after["holders"]} >= {"other"}
+    assert after["cell"] == 5
+    panel.until(lambda tick: tick["heap"] == after["heap"])
+
+
+def test_the_heap_is_sent_only_to_who_has_not_got_it(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("kept = torch.zeros(1 << 20)").ok()
+    heap = panel.heap(lambda heap: any(row["label"] == "kept" for row in heap["holders"]))
+
+    def sent(**has: Any) -> int:
+        before, tick = len(panel.data("heap")), panel.data("tick")[-1]["tick"]
+        panel.tell({"op": "hello", "client": "another", "visible": True, **has})
+        panel.until(lambda found: found["n"] > tick["n"] + 1)
+        return len(panel.data("heap")) - before
+
+    assert sent() == 1
+    assert sent(boot=heap["boot"], heap=heap["heap"]) == 0
+    assert sent(boot=heap["boot"], heap=heap["heap"] - 1) == 1
+    assert sent(boot="earlier", heap=heap["heap"]) == 1
+
+
+@pytest.mark.parametrize("kept", ["a plan", "a queued job", "a heap"])
+def test_nothing_of_the_users_is_held(kernel: Kernel, panel: Panel, kept: str) -> None:
+    kernel.run("learn = learner(); ref = weakref.ref(learn)").ok()
+    wanted = panel.row("learn")
+    if kept == "a plan":
+        panel.plan("release", **wanted)
+    if kept != "a queued job":
+        kernel.run("del learn; gc.collect(); gone = ref() is None").ok()
+    else:
+        with held(kernel, "del learn; gc.collect(); gone = ref() is None"):
+            panel.until(lambda tick: tick["busy"])
+            panel.wait("queued", rid=panel.ask("apply", token=panel.plan("release", **wanted)["token"]))
+
+    assert kernel.value("gone")

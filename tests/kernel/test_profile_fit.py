@@ -1,0 +1,192 @@
+"""`%%profile_fit` in a real kernel: the cell runs as without it, whatever it does, and the report comes after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from tests.kernels import Kernel
+
+PRELUDE = """
+import time, torch
+from fastai.basics import *
+data = [(torch.full((4,), float(i)), torch.tensor(i % 2)) for i in range(64)]
+def learner(*cbs):
+    found = Learner(DataLoaders.from_dsets(data, data[:16], bs=8, num_workers=0, device='cpu'), nn.Linear(4, 2),
+                    loss_func=CrossEntropyLossFlat(), cbs=list(cbs))
+    found.remove_cbs([cb for cb in found.cbs if cb.name == 'progress'])
+    return found
+learn = learner()
+before = (torch.nn.Module.__call__, Learner._call_one, torch.autograd.backward)
+"""
+UNTOUCHED = "(torch.nn.Module.__call__, Learner._call_one, torch.autograd.backward) == before"
+
+
+@pytest.fixture
+def notebook(kernel: Kernel) -> Kernel:
+    """A kernel with a Learner at hand and nbguard."""
+    kernel.run(PRELUDE).ok()
+    kernel.run("%load_ext nbguard").ok()
+    return kernel
+
+
+def test_a_cell_runs_as_it_is(notebook: Kernel) -> None:
+    cell = notebook.run("%%profile_fit -o r\nx = 40\nwith learn.no_logging(): learn.fit(2)\nprint('printed')\nx + 2").ok()
+
+    assert (cell.stdout, cell.bundles[0]["text/plain"]) == ("printed\n", "42")
+    assert notebook.value("(x, Out[max(Out)], _)") == (40, 42, 42)
+    assert notebook.value("(r.timing.batches, r.timing.fits, r.ending, r.is_partial)") == (16, 1, "complete", False)
+    assert notebook.value("sum(row.total for row in r.timing.rows) == r.timing.wall")
+    assert notebook.value(UNTOUCHED)
+
+
+def test_the_report_is_shown_once_and_last(notebook: Kernel) -> None:
+    cell = notebook.run("%%profile_fit\nwith learn.no_logging(): learn.fit(1)\n'the result'").ok()
+
+    result, report = (bundle["text/plain"] for bundle in cell.bundles)
+    assert result == "'the result'"
+    assert report.count("where the time went") == 1
+    assert "fastai fit" in report
+
+
+def test_an_error_is_the_users_and_the_report_is_partial(notebook: Kernel) -> None:
+    source = "%%profile_fit -o r\nclass Fails(Callback):\n    def after_pred(self):\n        if self.iter == 4: raise KeyError('mine')\nlearn.add_cb(Fails())\nlearn.fit(1)"
+    cell = notebook.run(source, stop_on_error=False)
+
+    assert cell.error is not None
+    assert cell.error[0] == "KeyError"
+    assert "raise KeyError('mine')" in cell.traceback
+    assert "torch_loop" not in cell.traceback
+    assert notebook.value("(r.ending, r.error, r.timing.batches)") == ("error", "KeyError", 5)
+    assert notebook.value(UNTOUCHED)
+    assert notebook.value("type(__import__('sys').last_value).__name__") == "KeyError"
+
+
+def test_lines_of_errors_are_those_of_the_cell(notebook: Kernel) -> None:
+    cell = notebook.run("%%profile_fit\n\n\n1 / 0", stop_on_error=False)
+
+    assert "----> 4 1 / 0" in "\n".join(cell.traceback).replace("\x1b[0m", "") or "line 4" in cell.traceback
+    assert "torch_loop" not in cell.traceback
+
+
+def test_an_error_stops_the_cells_behind_it(notebook: Kernel) -> None:
+    notebook.client.execute("%%profile_fit\n1 / 0")
+    notebook.client.execute("reached = 1")
+    notebook.run("after = 1", stop_on_error=False)
+
+    assert notebook.value("'reached' in globals()") is False
+
+
+def test_an_interrupt(notebook: Kernel) -> None:
+    def interrupt() -> None:
+        while not (notebook.cwd / "begun").exists():
+            time.sleep(0.02)
+        os.kill(notebook.pid, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    cell = notebook.run(
+        "%%profile_fit -o r\nclass Slow(Callback):\n    def after_batch(self):\n        time.sleep(.02)\n"
+        "        if self.train_iter == 5: Path('begun').touch()\n"
+        "learn.add_cb(Slow())\nwith learn.no_logging(): learn.fit(100)",
+        stop_on_error=False,
+    )
+    thread.join()
+
+    assert cell.error is not None
+    assert cell.error[0] == "KeyboardInterrupt"
+    assert notebook.value("(r.ending, r.timing.batches > 3)") == ("interrupted", True)
+    assert notebook.value(UNTOUCHED)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import asyncio\nawait asyncio.sleep(0)\nwith learn.no_logging(): learn.fit(1)",
+        "%%time\nwith learn.no_logging(): learn.fit(1)",
+        "%time learn.fit(1)",
+        "%%capture\nlearn.fit(1)",
+        "get_ipython().run_cell('1 + 1')\nwith learn.no_logging(): learn.fit(1)",
+        "exec('with learn.no_logging(): learn.fit(1)')",
+        "learn.fit(1);",
+    ],
+)
+def test_whatever_a_cell_may_hold(notebook: Kernel, body: str) -> None:
+    notebook.run(f"%%profile_fit -o r\n{body}").ok()
+
+    assert notebook.value("(r.timing.batches, r.ending)") == (8, "complete")
+
+
+def test_a_cell_that_imports_fastai_itself(plain_kernel: Kernel) -> None:
+    """The first fit is under way when the marks are put in: it is one of the Learner's all the same."""
+    sleeps = "class Sleeps(Callback):\n    def after_step(self): time.sleep(.003)\n"
+    fit = "learn.add_cb(Sleeps())\nwith learn.no_logging(): learn.fit(2)"
+    plain_kernel.run("%load_ext nbguard").ok()
+    plain_kernel.run(f"%%profile_fit -o r\n{PRELUDE}{sleeps}{fit}").ok()
+
+    assert plain_kernel.value("(r.timing.fits, r.timing.batches, [e.batches for e in r.timing.epochs])") == (
+        1,
+        16,
+        [8, 2, 8, 2],
+    )
+    (median,) = plain_kernel.value("[row.median for row in r.timing.rows if row.phase == 'callback Sleeps']")
+    assert 3e6 < median < 9e6
+    assert "nbguard" not in plain_kernel.value("Learner._call_one.__module__ + Sleeps.after_step.__module__")
+    assert not plain_kernel.value("hasattr(Learner._call_one, '__wrapped__') or hasattr(Sleeps.after_step, '__wrapped__')")
+
+
+def test_inside_another_magic(notebook: Kernel) -> None:
+    notebook.run("%%capture out\n%%profile_fit -o r\nwith learn.no_logging(): learn.fit(1)").ok()
+    notebook.run("get_ipython().run_cell_magic('profile_fit', '-o s', 'with learn.no_logging(): learn.fit(1)')").ok()
+
+    assert notebook.value("(r.timing.batches, s.timing.batches)") == (8, 8)
+
+
+def test_the_code_is_kept_as_typed(notebook: Kernel) -> None:
+    source = "%%profile_fit -o r\nwith learn.no_logging(): learn.fit(1)"
+    notebook.run(source).ok()
+
+    history = notebook.value("[line for _, _, line in get_ipython().history_manager.get_range(raw=True)]")
+    assert source in history
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("%%profile_fit --nonsense\nlearn.fit(1)", "unrecognized arguments: --nonsense"),
+        ("%%profile_fit -o 3x\nlearn.fit(1)", "3x is no name of a variable"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_has_run(notebook: Kernel, source: str, says: str) -> None:
+    cell = notebook.run(source, stop_on_error=False)
+
+    assert cell.error is not None
+    assert cell.error[0] == "UsageError"
+    assert says in cell.error[1]
+    assert notebook.value("learn.opt is None")
+    assert notebook.value(UNTOUCHED)
+
+
+def test_the_next_cell_is_not_profiled_and_unloading_takes_all_off(notebook: Kernel) -> None:
+    notebook.run("%%profile_fit -o r\nwith learn.no_logging(): learn.fit(1)").ok()
+    notebook.run("with learn.no_logging(): learn.fit(1)").ok()
+    notebook.run("%%profile_fit\n%unload_ext nbguard").ok()
+
+    assert notebook.value("r.timing.batches") == 8
+    assert notebook.value(UNTOUCHED)
+    assert notebook.value("'profile_fit' in get_ipython().magics_manager.magics['cell']") is False
+    assert notebook.value("len(get_ipython().events.callbacks['post_run_cell'])") == notebook.value(
+        "len([each for each in get_ipython().events.callbacks['post_run_cell'] if 'nbguard' not in (each.__module__ or '')])"
+    )
+    assert notebook.run("%%profile_fit\n1", stop_on_error=False).error is not None
+
+
+def test_help_names_every_option(notebook: Kernel) -> None:
+    text = notebook.run("%%profile_fit?").ok().text + notebook.value("get_ipython().find_cell_magic('profile_fit').__doc__")
+
+    for option in ("--memory", "--tune-workers", "--stop-on-nan"):
+        assert option in text

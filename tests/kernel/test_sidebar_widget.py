@@ -1,0 +1,120 @@
+"""`nbguard.Sidebar` in a real kernel: a client like any other, whose traits say what the hub says and nothing the browser says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.kernels import Kernel
+from tests.panels import Panel
+
+_VIEW = "import pathlib, nbguard, nbguard.live.widget as w; w._STATIC = pathlib.Path('.').absolute()"
+_TOTALS = ("allocated", "reserved", "free", "stale")
+
+
+@pytest.fixture
+def page(plain_kernel: Kernel) -> Iterator[Panel]:
+    """The browser's side of a kernel that has a view to show, and two sidebars, `one` and `two`."""
+    plain_kernel.run("%load_ext nbguard").ok()
+    for name in ("widget.js", "widget.css"):
+        (plain_kernel.cwd / name).write_text(f"/* {name} */")
+    plain_kernel.run(_VIEW).ok()
+    plain_kernel.run("one, two = nbguard.Sidebar(), nbguard.Sidebar()").ok()
+    page = Panel(plain_kernel)
+    yield page
+    page.stop()
+
+
+def _say(page: Panel, kernel: Kernel, widget: str, **content: Any) -> None:
+    page.tell({"method": "custom", "content": content}, channel="shell", comm=kernel.value(f"{widget}.model_id"))
+
+
+def _wait(kernel: Kernel, expression: str, within: float = 20.0) -> Any:
+    until = time.monotonic() + within
+    while not (found := kernel.value(expression)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert found, expression
+    return found
+
+
+def test_each_widget_is_a_client(plain_kernel: Kernel, page: Panel) -> None:
+    _say(page, plain_kernel, "one", op="hello", client="first", visible=True)
+    _wait(plain_kernel, "one.tick.get('n', 0) >= 2 and 'holders' in one.heap")
+    assert plain_kernel.value("two.tick") == {}
+    _say(page, plain_kernel, "two", op="hello", client="second", visible=True)
+    _wait(plain_kernel, "two.tick == one.tick and bool(two.tick)")
+    _say(page, plain_kernel, "one", op="plan", action="empty_cache", rid="r1")
+    refused = page.widget(plain_kernel.value("one.model_id"), "refused", "r1")
+    plain_kernel.run("one.close()").ok()
+    last = plain_kernel.value("one.tick['n']")
+    _wait(plain_kernel, f"two.tick['n'] > {last} + 2")
+    closed = plain_kernel.value("one.tick['n']")
+    plain_kernel.run("two.close()").ok()
+
+    assert refused["why"].startswith("PyTorch is not imported")
+    assert closed == last
+    _wait(plain_kernel, "not [t.name for t in __import__('threading').enumerate() if t.name.startswith('nbguard')]")
+
+
+def test_the_browser_sets_nothing(plain_kernel: Kernel, page: Panel) -> None:
+    comm = plain_kernel.value("one.model_id")
+    state = dict.fromkeys((*_TOTALS, "_esm", "layout"), 7) | {"tick": {"n": 99}, "heap": 1}
+    page.heard.clear()
+    page.tell({"method": "update", "state": state}, channel="shell", comm=comm)
+    for garbled in (None, 7, {}, {"method": "custom"}, {"method": "update", "state": 3}, {"method": [1]}):
+        page.tell(garbled, channel="shell", comm=comm)
+
+    assert plain_kernel.value("(one.allocated, one.reserved, one.free, one.stale, one.tick, one.heap)") == (0, 0, 0, 0, {}, {})
+    assert plain_kernel.value("one._esm") == "/* widget.js */"
+    page.catch_up()
+    told = [
+        m["content"]["data"]["state"] for _, m in page.heard if m["msg_type"] == "comm_msg" and m["content"]["comm_id"] == comm
+    ]
+    assert len(told) == 1
+    assert told[0]["allocated"] == 0  # the browser is told what is true
+    assert "Traceback" not in (plain_kernel.cwd / "log").read_text()
+    assert not [m for _, m in page.heard if m["msg_type"] in ("error", "stream")]
+
+
+def test_totals_add_up_what_the_tick_says(plain_kernel: Kernel, page: Panel) -> None:
+    parts = [("allocated", 5), ("releasable", 3), ("stranded", 2), ("pending", 1), ("context", 50), ("others", 60), ("free", 7)]
+    devices = [{"parts": [{"name": name, "nbytes": nbytes} for name, nbytes in parts]}] * 2
+    plain_kernel.run(f"one.send({{'op': 'tick', 'tick': {{'devices': {devices!r}}}}})").ok()
+    plain_kernel.run("one.send({'op': 'heap', 'heap': {'stale': 4}})").ok()
+
+    assert plain_kernel.value("(one.allocated, one.reserved, one.free, one.stale)") == (10, 22, 14, 4)
+
+
+def test_it_is_shown_without_a_wall_of_text(plain_kernel: Kernel, page: Panel) -> None:
+    for code in ("one", "%nbguard sidebar"):
+        bundle = plain_kernel.run(code).ok().bundles[0]
+        assert set(bundle) == {"text/plain", "application/vnd.jupyter.widget-view+json"}
+        assert len(bundle["text/plain"]) < 120
+
+
+def test_a_widget_of_an_unloaded_extension_says_so(plain_kernel: Kernel, page: Panel) -> None:
+    plain_kernel.run("%unload_ext nbguard").ok()
+    _say(page, plain_kernel, "one", op="plan", action="empty_cache", rid="r1")
+
+    assert "%load_ext nbguard" in page.widget(plain_kernel.value("one.model_id"), "refused", "r1")["why"]
+    assert plain_kernel.value("'_nbguard_live' in get_ipython().__dict__") is False
+
+
+def test_an_install_without_the_view_says_what_to_do(plain_kernel: Kernel) -> None:
+    plain_kernel.run("%load_ext nbguard").ok()
+    plain_kernel.run(_VIEW).ok()
+
+    cell = plain_kernel.run("%nbguard sidebar")
+
+    assert cell.error is not None
+    assert cell.error[1].startswith("%nbguard sidebar: this install has no built view: `make build`")
+
+
+def test_outside_of_a_kernel_it_says_so() -> None:
+    import nbguard
+
+    with pytest.raises(nbguard.NbguardError, match="this is no ipykernel"):
+        nbguard.Sidebar()

@@ -1,0 +1,141 @@
+"""`%gpumem simulate` in a real kernel: what the cells that follow do to the simulated device, and that it ends clean."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.kernel.conftest import held
+from tests.kernels import Kernel
+from tests.panels import Panel
+
+_MODES = "__import__('torch.utils._python_dispatch').utils._python_dispatch._get_current_dispatch_mode_stack()"
+
+
+@pytest.fixture
+def notebook(kernel: Kernel) -> Kernel:
+    kernel.run("import torch").ok()
+    kernel.run("%load_ext nbguard").ok()
+    return kernel
+
+
+def test_the_cells_that_follow_say_what_they_did(notebook: Kernel) -> None:
+    on = notebook.run("%gpumem simulate 1GiB --context 100MiB --settings expandable_segments:True").ok().text
+    assert on.startswith(
+        "from the next cell on your code runs on a simulated device of 1.00 GiB (%gpumem simulate off ends it)"
+    )
+    assert "settings: expandable_segments:True · CUDA context 100.00 MiB" in on
+    assert "assumed: not simulated: workspaces of cuBLAS" in on
+
+    made = notebook.run("a = torch.ones(1 << 20)").ok()
+    assert made.text == "In[4]  simulated 1.00 GiB: allocated +4.00 MiB → 4.00 MiB · reserved 20.00 MiB"
+    assert notebook.run("x = 1").ok().text == ""
+    gone = notebook.run("del a; b = torch.ones(5); del b").ok().text
+    assert gone.startswith("In[6]  simulated 1.00 GiB: allocated −4.00 MiB → 0 B · reserved 22.00 MiB")
+
+    off = notebook.run("%gpumem simulate off").ok().text
+    assert off.startswith("off: cells run without simulation again. It ended as a simulated device of 1.00 GiB")
+    assert "allocated 0 B (peak 4.00 MiB)" in off
+    assert notebook.run("a = torch.ones(1 << 20)").ok().text == ""
+    assert notebook.value(f"len({_MODES})") == 0
+
+
+def test_the_sidebar_shows_the_simulated_device_while_a_cell_runs_on_it(notebook: Kernel) -> None:
+    notebook.run("%gpumem simulate 1GiB --context 100MiB").ok()
+    panel = Panel(notebook)
+    panel.hello()
+    try:
+        with held(notebook, before="a = torch.ones(1 << 20); b = torch.ones(1 << 20); del b"):
+            tick = panel.until(lambda tick: tick["busy"] and _parts(tick).get("allocated") == 4 << 20)
+            with_it = panel.until(lambda tick: True)
+        notebook.run("%gpumem simulate off").ok()
+        after = panel.until(lambda tick: tick["tracked"] == "cpu")
+    finally:
+        panel.stop()
+
+    assert (tick["tracked"], [each["device"] for each in tick["devices"]]) == ("simulated", ["simulated:0"])
+    assert tick["devices"][0]["name"].startswith("simulated device")
+    assert _parts(tick)["context"] == 100 << 20
+    assert sum(_parts(tick).values()) == tick["devices"][0]["total"] == 1 << 30
+    assert with_it["devices"][0]["peak"] == 8 << 20
+    assert [each["device"] for each in after["devices"]] == ["cpu"]
+
+
+def _parts(tick: dict[str, Any]) -> dict[str, int]:
+    return {part["name"]: part["nbytes"] for device in tick["devices"] for part in device["parts"]}
+
+
+def test_the_report_shows_the_simulated_device_with_its_holders(notebook: Kernel) -> None:
+    before = notebook.run("old = torch.ones(1 << 20)\n%gpumem").ok().text
+    assert "simulated" not in before
+    notebook.run("%gpumem simulate 2GiB").ok()
+    notebook.run("net = torch.nn.Linear(1000, 1000); a = torch.ones(7 << 20)").ok()
+
+    report = json.loads(notebook.run("%gpumem --json").ok().text)
+    text = notebook.run("%gpumem").ok().text
+
+    (device,) = report["devices"]
+    assert (report["tracked"], device["device"], device["total"]) == ("simulated", "simulated:0", 2 << 30)
+    held = {row["label"]: row["retained"] for row in device["holders"] if row["retained"]}
+    assert held == {"a": 28 << 20, "net": 4000256 + 4096}
+    assert sum(part["nbytes"] for part in device["parts"]) == 2 << 30
+    assert text.startswith("Simulated device: a model of PyTorch's allocator, fed by your code on the CPU\nsimulated:0  ")
+    assert "○ assumed: " in text
+    notebook.run("%gpumem simulate off").ok()
+    assert "simulated" not in notebook.run("%gpumem").ok().text
+
+
+def test_running_out_of_memory_shows_the_card_of_the_simulated_device(notebook: Kernel) -> None:
+    notebook.run("%gpumem simulate 200MiB").ok()
+    notebook.run("kept = torch.ones(30 << 20)").ok()
+
+    failed = notebook.run("more = torch.ones(25 << 20)")
+
+    assert failed.error is not None
+    assert failed.error[0] == "SimulatedCudaOutOfMemoryError"
+    assert "it asked simulated:0 for 100.00 MiB" in failed.text
+    assert "kept" in failed.text
+    assert "ran out of memory 1×: %gpumem oom" in failed.text
+    assert notebook.value(f"len({_MODES})") == 0
+    handled = "try:\n    torch.ones(25 << 20)\nexcept torch.OutOfMemoryError:\n    del kept\nmore = torch.ones(25 << 20)"
+    after = notebook.run(handled).ok()
+    assert "allocated −20.00 MiB → 100.00 MiB" in after.text
+
+
+def test_an_interrupted_and_a_broken_cell_leave_it_clean(notebook: Kernel) -> None:
+    notebook.run("%gpumem simulate 1GiB").ok()
+    assert notebook.run("t = torch.ones(5); raise KeyboardInterrupt").error is not None
+    assert notebook.value(f"len({_MODES})") == 0
+    assert notebook.run("t = torch.ones(5); 1 / 0").error is not None
+    assert notebook.value(f"len({_MODES})") == 0
+    assert (
+        notebook.run("t = torch.ones(1000)").ok().text.startswith("In[6]  simulated 1.00 GiB: allocated +3.50 KiB → 4.00 KiB")
+    )
+
+
+@pytest.mark.parametrize("end", ["%nbguard off", "%unload_ext nbguard"])
+def test_switching_everything_off_ends_it_at_once(notebook: Kernel, end: str) -> None:
+    notebook.run("%gpumem simulate 1GiB").ok()
+    cell = notebook.run(f"{end}\nprint(len({_MODES}))").ok()
+
+    assert cell.stdout.strip().endswith("0")
+    assert notebook.run("t = torch.ones(5)").ok().text == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%gpumem simulate", "nothing is simulated: say the size"),
+        ("%gpumem simulate off", "nothing is simulated: say the size"),
+        ("%gpumem simulate much", "'much' is no size"),
+        ("%gpumem simulate 1GiB --context 3GiB", "leaves no memory"),
+        ("%gpumem simulate 1GiB --settings nonsense:1", "nonsense"),
+        ("%gpumem simulate --context 3GiB", "go with a size"),
+    ],
+)
+def test_bad_input_is_one_clear_line(notebook: Kernel, line: str, message: str) -> None:
+    cell = notebook.run(line)
+    assert message in (cell.stderr or str(cell.error))
+    assert notebook.run("t = torch.ones(5)").ok().text == ""

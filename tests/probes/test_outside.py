@@ -1,0 +1,187 @@
+"""What the last error's frames share with code that is yet to run stays, whoever holds that code."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import nbguard
+
+Use = Callable[..., Any]
+
+
+class _Library(types.ModuleType):
+    """A module that is no file of the user's: what its globals hold, no name of the user's leads to."""
+
+    def __init__(self) -> None:
+        super().__init__("library_of_this_test")
+        self.held: list[Any] = []
+        self.undo: list[Callable[[], Any]] = []
+
+    def hold(self, thing: Any, undo: Callable[[], Any] = lambda: None) -> Any:
+        self.held.append(thing)
+        self.undo.append(undo)
+        return thing
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Library]:
+    gc.collect()
+    library = _Library()
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    yield library
+    for undo in library.undo:
+        undo()
+    for name in ("last_type", "last_value", "last_traceback"):
+        sys.__dict__.pop(name, None)
+
+
+def _timer(library: _Library, use: Use) -> None:
+    timer = threading.Timer(600, use)
+    timer.daemon = True
+    timer.start()
+    library.undo.append(timer.cancel)
+
+
+def _generator(library: _Library, use: Use) -> None:
+    def generate() -> Iterator[Any]:
+        yield None
+        yield use()
+
+    next(library.hold(generate()))
+
+
+def _tensor_hook(library: _Library, use: Use) -> None:
+    doubled = torch.ones(3, requires_grad=True) * 2
+    doubled.register_hook(lambda _: use() and None)
+    library.hold(doubled.sum())
+
+
+def _atexit(library: _Library, use: Use) -> None:
+    atexit.register(use)
+    library.undo.append(lambda: atexit.unregister(use))
+
+
+WAYS: dict[str, Callable[[_Library, Use], Any]] = {
+    "a timer that runs": _timer,
+    "a suspended generator": _generator,
+    "a hook in a graph": _tensor_hook,
+    "atexit": _atexit,
+    "a weak reference's callback": lambda library, use: library.hold(weakref.ref(library, use)),
+}
+
+
+def _fail(register: Callable[[Use], Any], seen: list[float]) -> weakref.ref[Any]:
+    """Fail in a function whose variables a registered function shares; leave the last error as Python would."""
+
+    def run() -> None:
+        shared, own = torch.ones(50_000), torch.ones(20_000)
+
+        def use(*_: Any) -> None:
+            seen.append(float(shared.sum()))
+
+        known.append(weakref.ref(use))
+        register(use)
+        raise RuntimeError(own.shape)
+
+    known: list[weakref.ref[Any]] = []
+    try:
+        run()
+    except RuntimeError as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    return known[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_variable_that_the_last_error_shares_with_code_that_is_yet_to_run_stays(way: str, library: _Library) -> None:
+    seen: list[float] = []
+    use = _fail(lambda use: WAYS[way](library, use), seen)
+
+    outcome = nbguard.release(namespace={})
+
+    found = use()
+    assert found is not None
+    found()
+    assert seen == [50_000.0]
+    assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
+    assert outcome.realised >= 4 * 20_000
+
+
+@pytest.mark.usefixtures("library")
+def test_a_variable_that_only_the_last_error_shares_goes() -> None:
+    _fail(lambda _: None, [])
+
+    outcome = nbguard.release(namespace={})
+
+    assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
+    assert outcome.realised >= 4 * 70_000
+
+
+@pytest.mark.usefixtures("library")
+def test_what_an_object_array_of_the_last_error_has_goes() -> None:
+    def run() -> None:
+        table = numpy.empty((2, 2), dtype=object)
+        table[0, 0], table[1, 1] = torch.ones(10_000), [torch.ones(20_000)]
+        raise RuntimeError(table.shape)
+
+    try:
+        run()
+    except RuntimeError as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    outcome = nbguard.release(namespace={})
+
+    assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
+    assert outcome.realised >= 4 * 30_000
+
+
+def _fail_in_a_function_of_its_own(name: str) -> weakref.ref[Any]:
+    def step(*, kept: torch.Tensor = torch.ones(30_000)) -> None:  # noqa: B008
+        raise RuntimeError
+
+    step.wrapped = torch.ones(60_000)  # type: ignore[attr-defined]
+    sys.modules["library_of_this_test"].__dict__[name] = step
+    try:
+        step()
+    except RuntimeError as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    return weakref.ref(step)
+
+
+def test_what_a_function_keeps_that_only_finished_frames_keep_goes(library: _Library) -> None:
+    _fail_in_a_function_of_its_own("step")
+    del library.step  # type: ignore[attr-defined]
+
+    outcome = nbguard.release(namespace={})
+
+    assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
+    assert outcome.realised >= 4 * 90_000
+
+
+def test_what_a_function_keeps_stays_while_a_library_has_it(library: _Library) -> None:
+    step = _fail_in_a_function_of_its_own("step")
+
+    outcome = nbguard.release(namespace={})
+
+    assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
+    assert (step().__kwdefaults__["kept"].shape, step().wrapped.shape) == ((30_000,), (60_000,))  # type: ignore[union-attr]
+
+
+def test_a_module_and_a_weak_reference_of_the_users_are_looked_into(library: _Library) -> None:
+    box: Any = types.ModuleType("box")
+    box.t, told = torch.ones(10), torch.ones(20)
+    names = {"box": box, "told": weakref.ref(library, lambda _, told=told: told)}
+    del box, told
+
+    rows = {row.label: row.retained for row in nbguard.report(names).devices[0].holders}
+
+    assert (rows["box"], rows["told"]) == (40, 80)

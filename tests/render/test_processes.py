@@ -1,0 +1,72 @@
+"""Processes and the verdict, as text and HTML: every word escaped, figures that re-add, and what to do next."""
+
+from __future__ import annotations
+
+import json
+
+from nbguard.core.facts import DeviceFacts
+from nbguard.core.plan import Action, Outcome, Plan, Request
+from nbguard.core.processes import DeviceProcess, Judged, Process, Zombies
+from nbguard.core.verdict import verdict
+from nbguard.render.bundle import json_bundle, mimebundle
+from nbguard.testing import make_facts, make_graph
+
+MIB = 1 << 20
+_COMMAND = ("python", "-c", "from multiprocessing.spawn import spawn_main; <script>alert(1)</script>")
+_ORPHAN = Judged(DeviceProcess(Process(12, 1e9), command=_COMMAND, devices=(("GPU 0", 3 * MIB),)), True, "a worker")
+_OTHER = Judged(DeviceProcess(Process(13, 1e9), command=("x",), devices=(("GPU 0", None),)), False, "a program: `!kill 13`")
+_KEEPER = Judged(DeviceProcess(Process(14, 1e9), command=("y",), holds_files=True), True, "a worker")
+
+
+def test_a_list_says_how_to_end_them() -> None:
+    bundle = mimebundle(Zombies((_ORPHAN, _KEEPER, _OTHER)))
+
+    lines = bundle["text/plain"].splitlines()
+    assert [line.split()[1] for line in lines[:3]] == ["12", "14", "13"]
+    assert "3.00 MiB" in lines[0]
+    assert "orphan: a worker" in lines[0]
+    assert "keeps the device open" in lines[1]
+    assert "the driver does not say" in lines[2]
+    assert "left alone: a program: !kill 13" in lines[2]
+    assert lines[3] == "  2 orphans (pids 12, 14, 3.00 MiB of device memory): %reset_gpu --zombies --yes ends them"
+    assert "<script>" not in bundle["text/html"]
+    assert "<code>!kill 13</code>" in bundle["text/html"]
+    assert "<code>%reset_gpu --zombies --yes</code>" in bundle["text/html"]
+
+
+def test_what_became_of_them_is_said_of_each() -> None:
+    text = mimebundle(Zombies((_ORPHAN, _KEEPER), asked=True, ended=(12,), remaining=((14, "it waits"),)))["text/plain"]
+
+    assert text.splitlines()[-2:] == ["  ended and gone: pid 12", "  still there: pid 14: it waits"]
+    assert "--yes" not in text
+
+
+def test_nothing_there_and_nothing_known() -> None:
+    assert mimebundle(Zombies())["text/plain"] == "  no process besides this kernel was found on a GPU"
+    assert "it does not answer" in mimebundle(Zombies(unavailable="it does not answer"))["text/plain"]
+    assert "nothing to end" in mimebundle(Zombies((_OTHER,)))["text/plain"]
+    interrupted = mimebundle(Zombies(unavailable="interrupted before", interrupted=True))["text/plain"]
+    assert "no process" not in interrupted
+
+
+def test_a_hard_cleanup_shows_host_bytes_apart_and_its_verdict() -> None:
+    facts = make_facts(make_graph({"a": ["x"]}, storages={"x": 9 * MIB}), device=DeviceFacts("cpu", "host memory"))
+    step = Action("workers", "2 workers of dl ended", 0, "pids 12, 13, 4.00 MiB of host memory", host=4 * MIB)
+    plan = Plan(Request(workers=True, hard=True), (step, Action("collect", "unreachable cycles collected", 0)))
+    outcome = Outcome(plan, plan.actions, (), 0, 0, 9 * MIB, 9 * MIB, host=4 * MIB, verdict=verdict(facts), zombies=Zombies())
+
+    text = mimebundle(outcome)["text/plain"]
+    planned = mimebundle(plan)["text/plain"]
+
+    assert text.splitlines()[:2] == [
+        "  2 workers of dl ended    pids 12, 13, 4.00 MiB of host memory",
+        "  nothing was stale: nothing had to be freed · 4.00 MiB of host memory given back",
+    ]
+    assert "this kernel still takes 9.00 MiB:" in text
+    assert "your names  9.00 MiB  %reset_gpu NAME or %reset_gpu --all frees it" in text
+    assert "a restart of the kernel is not needed" in text
+    assert "would free 0 B · 4.00 MiB of host memory · nothing has been touched · afterwards it lists" in planned
+    data = json.loads(json_bundle(outcome)["text/plain"])
+    assert data["host"] == 4 * MIB
+    assert sum(part["nbytes"] for part in data["verdict"]["rest"]) == data["verdict"]["total"] == 9 * MIB
+    assert mimebundle(outcome)["text/html"].count("9.00 MiB") >= 2

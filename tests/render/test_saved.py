@@ -1,0 +1,98 @@
+"""The words on the allocator's history, and on what was written and asked of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from nbguard import what_if
+from nbguard.allocator.snapshot import Beside, Snapshot, SnapshotBlock, SnapshotSegment, Trace
+from nbguard.core.recording import Recording
+from nbguard.core.written import Written
+from nbguard.magics import snapshots
+from nbguard.render.bundle import json_bundle, mimebundle
+from nbguard.render.whatif import WhatIfs
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Recording("on", 100_000, 4, changed=True), "recording: the allocator's last 100,000 entries by device"),
+        (Recording("on", 5_000, 4), "recording since In[4]: the allocator's last 5,000 entries"),
+        (Recording("on", 5_000), "recording: the allocator's last 5,000 entries"),
+        (Recording("on", 100_000), "up to 25.75 MiB of host memory per device"),
+        (Recording("waiting", 100_000, 4), "recording begins with the first use of CUDA"),
+        (Recording("theirs"), "and not by nbguard: it is left as it is"),
+        (Recording("off", changed=True), "recording is off, and its history forgotten"),
+        (Recording("off"), "nothing is being recorded"),
+    ],
+)
+def test_what_is_recorded_is_said(found: Recording, said: str) -> None:
+    bundle = mimebundle(found)
+
+    assert said in bundle["text/plain"]
+    assert said.replace("'", "&#x27;") in bundle["text/html"]
+
+
+def test_what_was_written_is_said_and_what_it_lacks() -> None:
+    found = Written("~/run.pickle", "run.pickle", "run.pickle.nbguard.json", 3 * MIB, 1, 1, 2, 0, Recording("on", 9))
+
+    text = mimebundle(found)["text/plain"]
+    without = mimebundle(dataclasses.replace(found, events=0, unnamed=3))["text/plain"]
+
+    assert text.splitlines() == [
+        "~/run.pickle  3.00 MiB: 1 segment, 1 entry of history",
+        "  pytorch.org/memory_viz opens it; beside it run.pickle.nbguard.json: version, settings, sizes, 2 holders",
+    ]
+    assert "0 entries of history" in without
+    assert "3 small holders had no room" in without
+    assert "no history was recorded, so it cannot be replayed: %gpumem record on" in without
+
+
+def _snapshot() -> Snapshot:
+    """Return a run of one request of 30 MiB on a device that had 10 MiB more."""
+    base, size = 1 << 30, 30 * MIB
+    block = SnapshotBlock(base, size, size, "active_allocated", 0)
+    segment = SnapshotSegment(0, base, size, 0, False, False, (0, 0), (block,))
+    trace = Trace((("segment_alloc", base, size, 0), ("alloc", base, size, 0)), None, (-1, 0))
+    said = Beside("2.13.0", "", (40 * MIB,), (10 * MIB,), (1.0,), ("<b>GPU",))
+    return Snapshot((segment,), (trace,), "", None, ((("In[1]", 2, "<module>"),),), frozenset(), said)
+
+
+def test_a_whatif_is_told_as_text_html_and_data() -> None:
+    found = WhatIfs("<run>", (what_if(_snapshot(), 0, ["expandable_segments:True"]),), ("`%reset_gpu x` frees 1 B",))
+
+    bundle, data = mimebundle(found), json_bundle(found)["application/json"]
+
+    assert "2 of 2 events reproduced" in bundle["text/plain"]
+    assert "  • %reset_gpu x frees 1 B" in bundle["text/plain"]
+    assert "2 of 2 events reproduced" in bundle["text/html"]
+    assert "<code>expandable_segments:True</code>" in bundle["text/html"]
+    assert "<code>%reset_gpu x</code>" in bundle["text/html"]
+    assert "<run>" not in bundle["text/html"]
+    assert (data["kind"], data["name"], data["to_free"]) == ("whatif", "<run>", ["`%reset_gpu x` frees 1 B"])
+    assert [row["settings"] for row in data["devices"][0]["rows"]] == ["", "expandable_segments:True"]
+
+
+def test_a_whatif_without_a_trace_says_that_there_is_none() -> None:
+    snapshot = dataclasses.replace(_snapshot(), traces=())
+
+    bundle = mimebundle(WhatIfs("run", (what_if(snapshot, 0),)))
+
+    assert "no trace was recorded" in bundle["text/plain"]
+    assert "no trace was recorded" in bundle["text/html"]
+
+
+def test_a_large_file_shows_how_far_it_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(snapshots, "_LARGE", 100)
+    large, small = snapshots._progress(), snapshots._progress()
+
+    for done in (0, 50, 55, 100):
+        large(done, 100)
+        small(done, 99)
+
+    assert re.findall(r"read (\d+) B of 100 B", capsys.readouterr().err) == ["50", "100"]

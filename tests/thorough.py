@@ -1,0 +1,33 @@
+"""How much runs of what asks the same question many times: a spread of it, or with NBGUARD_THOROUGH=1 all of it.
+
+CI, which is short of time, sets NBGUARD_SPREAD=1: it leaves out what `make test` runs besides (`left_out_by_ci`, `half_in_ci`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+THOROUGH = os.environ.get("NBGUARD_THOROUGH", "0") != "0"
+
+_SPREAD = os.environ.get("NBGUARD_SPREAD", "0") != "0" and not THOROUGH
+
+left_out_by_ci = pytest.mark.skipif(_SPREAD, reason="NBGUARD_SPREAD=1 leaves it out")
+
+MORE = 50 if THOROUGH else 1
+"""How many times the examples of a property test are tried."""
+
+
+def half_in_ci(cases: Iterable[T]) -> Sequence[T]:
+    """Return the cases; in CI every second one."""
+    return list(cases)[:: 2 if _SPREAD else 1]
+
+
+def spread(cases: Sequence[T], every: int) -> Sequence[T]:
+    """Return each `every`-th of the cases, from the first on; all of them in a thorough run."""
+    return cases if THOROUGH else cases[::every]
