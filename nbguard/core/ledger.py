@@ -104,10 +104,10 @@ def holdings_of(facts: Facts) -> Holdings:
             fact, is_stale = graph.storages[number], number in stale
             label = f"leftovers of {holder.label}" if is_stale and holder.kind not in STALE_KINDS else holder.label
             storages[fact.device, fact.address, fact.nbytes] = (label, is_stale)
-    rest: dict[tuple[str, str], int] = {}
+    rest: Counter[tuple[str, str]] = Counter()
     for device in facts.devices:
         for row in unheld(graph, device):
-            rest[device.device, row.label] = rest.get((device.device, row.label), 0) + row.retained
+            rest[device.device, row.label] += row.retained
     return Holdings(storages, rest, names_of(graph))
 
 
