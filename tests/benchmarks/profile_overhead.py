@@ -35,6 +35,8 @@ import nbguard
 BATCH = 32
 WARM_UP = 40
 """Batches that are not the steady state: nbguard looks closely at the first ones."""
+VALIDATION = 3
+"""Batches of the validation: fastxtend leaves the first one out and cannot do with none."""
 WIDTHS = (64, 900)
 """Of the model's layers: a step of about 1 ms and one of about 10 ms."""
 Way = Callable[[Any], AbstractContextManager[Any]]
@@ -77,7 +79,7 @@ Data = list[tuple[torch.Tensor, torch.Tensor]]
 def learner(data: Data, width: int) -> Any:
     """Return a Learner that nothing has looked at: CPython 3.11 and 3.12 read the attributes of one that was asked slower."""
     torch.manual_seed(1)
-    dls = DataLoaders.from_dsets(data, data[: 3 * BATCH], bs=BATCH, num_workers=0, device="cpu")
+    dls = DataLoaders.from_dsets(data, data[: VALIDATION * BATCH], bs=BATCH, num_workers=0, device="cpu")
     net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
     found = Learner(dls, net, loss_func=Stamped())
     found.remove_cbs([each for each in found.cbs if each.name == "progress"])
@@ -117,7 +119,7 @@ def took(learn: Any, way: Way) -> Took:
         start = time.process_time()
         learn.fit(1, 1e-4)
         whole = time.process_time() - start
-    at = learn.loss_func.at[WARM_UP:-3]  # the last three are of the validation
+    at = learn.loss_func.at[WARM_UP:-VALIDATION]
     return Took(whole, [after - before for before, after in itertools.pairwise(at)])
 
 
