@@ -14,6 +14,8 @@ _SECOND = 10**9
 _TIME_UNITS = ((_SECOND, "s"), (10**6, "ms"), (10**3, "µs"))
 _CLOCK = 100 * _SECOND
 """From here on durations read as on a clock: in hours, minutes and seconds."""
+_COLUMN_DIGITS = 4
+"""Of the total of a column of durations."""
 
 
 def unit_of(nbytes: int) -> tuple[int, str]:
@@ -72,25 +74,20 @@ def format_time(ns: float, of: int | None = None) -> str:
     if ns < 0:
         return f"-{format_time(-ns, of)}"
     ns = round(ns)
-    digits = 3 if of is None else 4
+    digits = 3 if of is None else _COLUMN_DIGITS
     step = _time_step(ns if of is None else of, digits)
     rounded = (2 * ns + step) // (2 * step) * step
     return _time(rounded, rounded if of is None else of, digits)
 
 
-def format_times(values: Sequence[int]) -> list[str]:
-    """Return `values` (nanoseconds) with one unit, rounded so that they re-add to their rounded total."""
-    total = sum(values)
-    step = time_step(total)
-    return [format_time(rounded * step, total) for rounded in re_adding(values, 1, step)]
-
-
-def time_step(total: int) -> int:
-    """Return the nanoseconds to whose multiples a column with this total is rounded: four digits, a second at most."""
-    return _time_step(total, 4)
+def re_adding_times(values: Sequence[int]) -> list[int]:
+    """Return `values` (nanoseconds) rounded as `format_time` shows them with `of` their sum, so that they re-add to it."""
+    step = _time_step(sum(values), _COLUMN_DIGITS)
+    return [count * step for count in re_adding(values, 1, step)]
 
 
 def _time_step(ns: int, digits: int) -> int:
+    """Return the nanoseconds to whose multiples a time of so many digits is rounded: a second at most."""
     return int(10 ** min(9, max(0, len(str(ns)) - digits)))
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.units import GiB, KiB, MiB, format_bytes, format_column, format_time, format_times, re_adding, unit_of
+from nbguard.units import GiB, KiB, MiB, format_bytes, format_column, format_time, re_adding, re_adding_times, unit_of
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,11 @@ def test_a_figure_is_off_by_less_than_a_hundredth(values: list[int]) -> None:
 )
 def test_a_time_reads_with_its_unit(ns: float, text: str) -> None:
     assert format_time(ns) == text
+
+
+def format_times(values: list[int]) -> list[str]:
+    """Return a column of durations as reports show it."""
+    return [format_time(each, sum(values)) for each in re_adding_times(values)]
 
 
 def test_a_column_of_times_has_one_unit_and_four_digits() -> None:

@@ -34,7 +34,6 @@ class WorkersFact:
     given: int = 0
     is_midway: bool = False
     is_in_use: bool = False
-    has_pin_thread: bool = False
     private: int | None = None
     shared: int | None = None
 

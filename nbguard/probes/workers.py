@@ -85,7 +85,6 @@ def _fact(iterator: Any, node: int, loaders: tuple[int, ...], is_in_use: bool) -
         given=_count(found.get("_num_yielded")),
         is_midway=sent > received and found.get("_shutdown") is not True,
         is_in_use=is_in_use,
-        has_pin_thread=_pin_thread(iterator),
     )
 
 

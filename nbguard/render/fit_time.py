@@ -10,7 +10,7 @@ from typing import Literal
 from nbguard.core.fit import phases
 from nbguard.core.fit.report import EpochRow, Group, TimeRow, Timing
 from nbguard.render.blocks import Block, Facts, Row, Table
-from nbguard.units import format_time, re_adding, time_step
+from nbguard.units import format_time, re_adding, re_adding_times
 
 COLOURS = {
     phases.WAIT: "strand",
@@ -68,9 +68,9 @@ def _lines(rows: Sequence[TimeRow], wall: int) -> list[_Line]:
     """Return phases as shown, those of a step in the order in which they happen, then the others, largest first."""
     order = {phase: place for place, phase in enumerate(phases.STEP_PHASES)}
     rows = sorted(rows, key=lambda row: (order.get(row.phase, len(order)), -row.total))
-    totals, step = [row.total for row in rows], time_step(wall)
+    totals = [row.total for row in rows]
     tenths = re_adding(totals, 1000, wall) if wall else totals
-    return list(map(_Line, rows, [count * step for count in re_adding(totals, 1, step)], tenths, _per_batch(rows)))
+    return list(map(_Line, rows, re_adding_times(totals), tenths, _per_batch(rows)))
 
 
 def _per_batch(rows: Sequence[TimeRow]) -> list[tuple[str, str, str]]:
