@@ -15,40 +15,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbguard.actions.record import record
-    from nbguard.actions.saved import snapshot_diff, snapshot_map, snapshot_report
-    from nbguard.actions.snapshot import live_snapshot, save_snapshot
-    from nbguard.actions.whatif import whatif_report
-    from nbguard.allocator.read import load_snapshot
-    from nbguard.allocator.replay import replay
-    from nbguard.allocator.whatif import what_if
+    from nbguard.allocator.replay.replay import replay
+    from nbguard.allocator.replay.whatif import what_if
+    from nbguard.allocator.snapshot.read import load_snapshot
     from nbguard.api import end_zombies, memory_map, oom, park, plan, release, report, unpark, why, zombies
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
-    from nbguard.live.monitor import FitMonitor as FitMonitor
-    from nbguard.live.profile import profile_fit
-    from nbguard.live.session import history
-    from nbguard.live.widget import Sidebar as Sidebar
-    from nbguard.predict.simulate import simulate
+    from nbguard.notebook.monitor import FitMonitor as FitMonitor
+    from nbguard.notebook.profile import profile_fit
+    from nbguard.notebook.session import history
+    from nbguard.notebook.widget import Sidebar as Sidebar
+    from nbguard.simulate.simulation import simulate
+    from nbguard.snapshots.recording import record
+    from nbguard.snapshots.report import snapshot_diff, snapshot_map, snapshot_report
+    from nbguard.snapshots.save import live_snapshot, save_snapshot
+    from nbguard.snapshots.whatif import whatif_report
 
 __version__ = "0.1.0"
 _ERRORS = ("NbguardError", "NoTorchError", "ParkedError", "SettingsError", "SnapshotError", "StoppedAtNaN", "TargetError")
 _API = ("end_zombies", "memory_map", "oom", "park", "plan", "release", "report", "unpark", "why", "zombies")
 _HOMES = {
-    "FitMonitor": "nbguard.live.monitor",
-    "Sidebar": "nbguard.live.widget",
-    "history": "nbguard.live.session",
-    "live_snapshot": "nbguard.actions.snapshot",
-    "load_snapshot": "nbguard.allocator.read",
-    "profile_fit": "nbguard.live.profile",
-    "record": "nbguard.actions.record",
-    "replay": "nbguard.allocator.replay",
-    "save_snapshot": "nbguard.actions.snapshot",
-    "snapshot_diff": "nbguard.actions.saved",
-    "snapshot_map": "nbguard.actions.saved",
-    "snapshot_report": "nbguard.actions.saved",
-    "simulate": "nbguard.predict.simulate",
-    "what_if": "nbguard.allocator.whatif",
-    "whatif_report": "nbguard.actions.whatif",
+    "FitMonitor": "nbguard.notebook.monitor",
+    "Sidebar": "nbguard.notebook.widget",
+    "history": "nbguard.notebook.session",
+    "live_snapshot": "nbguard.snapshots.save",
+    "load_snapshot": "nbguard.allocator.snapshot.read",
+    "profile_fit": "nbguard.notebook.profile",
+    "record": "nbguard.snapshots.recording",
+    "replay": "nbguard.allocator.replay.replay",
+    "save_snapshot": "nbguard.snapshots.save",
+    "snapshot_diff": "nbguard.snapshots.report",
+    "snapshot_map": "nbguard.snapshots.report",
+    "snapshot_report": "nbguard.snapshots.report",
+    "simulate": "nbguard.simulate.simulation",
+    "what_if": "nbguard.allocator.replay.whatif",
+    "whatif_report": "nbguard.snapshots.whatif",
     **dict.fromkeys(_API, "nbguard.api"),
     **dict.fromkeys(_ERRORS, "nbguard.errors"),
 }
@@ -100,14 +100,14 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics: what `%load_ext nbguard` does."""
-    from nbguard.magics import load
+    from nbguard.notebook.magics import load
 
     load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Take the magics out again and leave IPython as it was found."""
-    from nbguard.magics import unload
+    from nbguard.notebook.magics import unload
 
     unload(shell)
 

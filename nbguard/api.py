@@ -7,23 +7,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from nbguard.actions.processes import end_orphans, find_zombies
-from nbguard.actions.release import apply, bring_back, uncover
-from nbguard.core.cleanup import plan_cleanup
-from nbguard.core.facts import Graph
-from nbguard.core.memory_map import MemoryMap, build_map
-from nbguard.core.oom import OomCard, build_card
-from nbguard.core.parking import Unparked, plan_parking
-from nbguard.core.plan import Outcome, Plan, Request
-from nbguard.core.processes import Zombies
-from nbguard.core.report import Report, build_report
-from nbguard.core.why import Why, explain
+from nbguard.cleanup.apply.apply import apply, bring_back, uncover
+from nbguard.cleanup.apply.processes import end_orphans, find_zombies
+from nbguard.cleanup.plan.parking import Unparked, plan_parking
+from nbguard.cleanup.plan.plan import Outcome, Plan, Request
+from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import NbguardError, TargetError
-from nbguard.probes.describe import describe
-from nbguard.probes.kinds import Kinds
-from nbguard.probes.look import Look, Notebook, look
-from nbguard.probes.parked import fixed_storages
-from nbguard.probes.targets import lookup, output_label, parse_target, resolve_targets
+from nbguard.memory.explain import Why, explain
+from nbguard.memory.facts import Graph
+from nbguard.memory.processes import Zombies
+from nbguard.oom.card import OomCard, build_card
+from nbguard.report.memory_map import MemoryMap, build_map
+from nbguard.report.report import Report, build_report
+from nbguard.scan.heap.kinds import Kinds
+from nbguard.scan.objects.describe import describe
+from nbguard.scan.objects.parked import fixed_storages
+from nbguard.scan.scan import Look, Notebook, look
+from nbguard.scan.targets import lookup, output_label, parse_target, resolve_targets
 from nbguard.units import parse_bytes
 
 

@@ -52,7 +52,7 @@ def plain_kernel(plain_zygote: Zygote) -> Iterator[Kernel]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What looks at this process goes first: a look takes the longer, the more other tests have imported."""
-    items.sort(key=lambda item: item.path.parent.name not in ("actions", "probes"))
+    items.sort(key=lambda item: item.path.parent.name not in ("cleanup", "scan"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -58,7 +58,7 @@ def test_the_browser_gets_no_more_than_it_must(wheel: zipfile.ZipFile) -> None:
     """The view is in both: in JupyterLab's extension, which brings nothing of JupyterLab, and in the widget."""
     sizes = {info.filename: info.file_size for info in wheel.infolist()}
     extension = {name: size for name, size in sizes.items() if "labextensions/nbguard/static" in name and name.endswith(".js")}
-    widget = [sizes[f"nbguard/live/static/widget.{kind}"] for kind in ("js", "css")]
+    widget = [sizes[f"nbguard/notebook/static/widget.{kind}"] for kind in ("js", "css")]
 
     assert 30_000 < sum(extension.values()) < 100_000
     assert 20_000 < sum(widget) < 100_000
@@ -66,7 +66,7 @@ def test_the_browser_gets_no_more_than_it_must(wheel: zipfile.ZipFile) -> None:
 
 def test_the_widget_fetches_nothing(wheel: zipfile.ZipFile) -> None:
     for name in ("widget.js", "widget.css"):
-        text = wheel.read(f"nbguard/live/static/{name}").decode()
+        text = wheel.read(f"nbguard/notebook/static/{name}").decode()
         addresses = set(re.findall(r"(?:https?:)?//[a-z][^\s\"'`)]*", text))
         assert addresses <= {"http://www.w3.org/2000/svg"}
         assert "@import" not in text

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from nbguard.render.blocks import NAME, Block, Facts, Head, Listing, Parts, Picture, Point, Points, Table, clean, told
-from nbguard.render.saved import aligned
 
 _WORD = 11
 """Characters of the word before a fact; the sentences stand below one another."""
@@ -64,3 +63,11 @@ def _table(table: Table) -> Iterator[str]:
 def _point(point: Point) -> Iterator[str]:
     yield f"  {point.word:<{_WORD}}  {clean(point.what)}"
     yield from (f"  {'':<{_WORD}}  {clean(line)}" for line in point.lines)
+
+
+def aligned(table: Sequence[Sequence[str]], figures: Collection[int]) -> Iterator[str]:
+    """Yield the lines of a table; the columns `figures` end where their heading ends, the last of all is not padded."""
+    widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
+    for row in table:
+        cells = (f"{cell:>{widths[n]}}" if n in figures else f"{cell:<{widths[n]}}" for n, cell in enumerate(row))
+        yield "  " + "   ".join(cells).rstrip()

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from nbguard.core.ledger import CellRecord, DeviceChange
 from nbguard.render.ledger import signed
+from nbguard.report.cell_ledger import CellRecord, DeviceChange
 from nbguard.units import format_bytes, unit_of
 
 _BARS = 120

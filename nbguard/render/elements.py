@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 from html import escape
 from pathlib import Path
 
-from nbguard.core.report import DeviceReport
 from nbguard.render.rows import Row, pool_table
+from nbguard.report.report import DeviceReport
 from nbguard.units import format_column, unit_of
 
 _STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")

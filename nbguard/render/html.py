@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from nbguard.core.parking import Unparked
-from nbguard.core.plan import Outcome, Plan
-from nbguard.core.processes import Zombies
-from nbguard.core.report import DeviceReport, Report
-from nbguard.core.why import Why
+from nbguard.cleanup.plan.parking import Unparked
+from nbguard.cleanup.plan.plan import Outcome, Plan
+from nbguard.memory.explain import Why
+from nbguard.memory.processes import Zombies
 from nbguard.render.elements import bar, head_line, holder_table, listed, page, pools, table_row, with_code
 from nbguard.render.rows import (
     holder_rows,
@@ -23,6 +22,7 @@ from nbguard.render.rows import (
 )
 from nbguard.render.tree import branches
 from nbguard.render.zombies import verdict_head, verdict_rows, zombie_rows, zombies_summary
+from nbguard.report.report import DeviceReport, Report
 from nbguard.units import format_bytes
 
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from nbguard.core.ledger import NOTICED, PROCESS, CellRecord, DeviceChange, Share
-from nbguard.core.plan import Outcome
-from nbguard.core.switches import Switches
+from nbguard.cleanup.plan.plan import Outcome
+from nbguard.memory.counters import NOTICED
+from nbguard.report.cell_ledger import PROCESS, CellRecord, DeviceChange, Share
+from nbguard.report.switches import Switches
 from nbguard.units import format_bytes
 
 _NAMED = 3

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from nbguard.core.memory_map import DeviceMap, MemoryMap
 from nbguard.render.elements import columns, head_line, listed, page, table_row
 from nbguard.render.map_rows import OTHERS, WORDS, MapRow, Paints, rows_of
 from nbguard.render.map_words import facts_lines, pin_table
+from nbguard.report.memory_map import DeviceMap, MemoryMap
 from nbguard.units import format_bytes
 
 _PIECES, _ROWS = 1000, 120

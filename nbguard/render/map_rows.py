@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nbguard.core.memory_map import KEPT, RELEASABLE, STRANDED, DeviceMap, MapHolder, MapPool, MapSegment
-from nbguard.core.pins import Pinner
+from nbguard.memory.pinning import Pinner
+from nbguard.report.memory_map import KEPT, RELEASABLE, STRANDED, DeviceMap, MapHolder, MapPool, MapSegment
 from nbguard.units import format_bytes
 
 OTHERS = "other holders"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.core.memory_map import DeviceMap
-from nbguard.core.pins import HolderPins
+from nbguard.memory.pinning import HolderPins
 from nbguard.render.rows import command_of
+from nbguard.report.memory_map import DeviceMap
 from nbguard.units import format_bytes
 
 PIN_HEAD = ("pinned by", "pins with", "segments", "stranded there", "alone gives back", "")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbguard.core.facts import PinnedFacts
-from nbguard.core.ownership import Holder
-from nbguard.core.parking import Unparked
-from nbguard.core.plan import Action, Outcome, Plan
-from nbguard.core.report import DeviceReport
+from nbguard.cleanup.plan.parking import Unparked
+from nbguard.cleanup.plan.plan import Action, Outcome, Plan
+from nbguard.memory.facts import PinnedFacts
+from nbguard.memory.graph import Holder
+from nbguard.report.report import DeviceReport
 from nbguard.units import format_bytes, format_column, unit_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from nbguard.core.simulation import Simulated, SimulationState
+from nbguard.memory.simulated import Simulated, SimulationState
 from nbguard.render.ledger import signed
 from nbguard.units import format_bytes
 

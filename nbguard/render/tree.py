@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nbguard.core.why import Path, Why
+from nbguard.memory.explain import Path, Why
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from nbguard.core.processes import Judged, Zombies, pids_text
-from nbguard.core.verdict import Verdict
+from nbguard.cleanup.plan.verdict import Verdict
+from nbguard.memory.processes import Judged, Zombies, pids_text
 from nbguard.units import format_bytes, format_column, unit_of
 
 _LONG = 60

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.allocator.driver import SimulatedDriver
+from nbguard.allocator.model.driver import SimulatedDriver
 
 
 class FirstFit(SimulatedDriver):

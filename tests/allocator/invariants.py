@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from nbguard.allocator.blocks import FREE, LIVE, PENDING, UNMAPPED, Block
-from nbguard.allocator.driver import SimulatedDriver
-from nbguard.allocator.model import CachingAllocator
-from nbguard.allocator.state import _heads
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, Block
+from nbguard.allocator.model.driver import SimulatedDriver
+from nbguard.allocator.model.state import _heads
 
 
 def check(model: CachingAllocator) -> None:

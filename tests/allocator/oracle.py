@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nbguard.allocator.driver import SimulatedDriver
-from nbguard.allocator.model import CachingAllocator
-from nbguard.allocator.policy import parse_version
-from nbguard.allocator.settings import AllocatorSettings
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.driver import SimulatedDriver
+from nbguard.allocator.model.policy import parse_version
+from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import SimulatedOutOfMemoryError
 
 Json = dict[str, Any]

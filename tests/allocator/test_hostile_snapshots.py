@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from nbguard.allocator.read import load_snapshot
-from nbguard.allocator.replay import replay
-from nbguard.allocator.unpickle import unpickle
-from nbguard.allocator.whatif import what_if
+from nbguard.allocator.replay.replay import replay
+from nbguard.allocator.replay.whatif import what_if
+from nbguard.allocator.snapshot.read import load_snapshot
+from nbguard.allocator.snapshot.unpickle import unpickle
 from nbguard.errors import NbguardError, SnapshotError
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS

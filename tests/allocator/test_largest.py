@@ -7,13 +7,13 @@ import random
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from nbguard.allocator.driver import SimulatedDriver
-from nbguard.allocator.model import CachingAllocator
-from nbguard.allocator.settings import AllocatorSettings
-from nbguard.allocator.state import copy
-from nbguard.core.facts import Block, DeviceFacts, Segment
-from nbguard.core.largest import Room
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.driver import SimulatedDriver
+from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.allocator.model.state import copy
 from nbguard.errors import SimulatedOutOfMemoryError
+from nbguard.memory.facts import Block, DeviceFacts, Segment
+from nbguard.memory.requests import Room
 from tests.allocator.test_properties import Program
 from tests.thorough import MORE
 

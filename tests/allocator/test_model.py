@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.allocator.model import CachingAllocator
-from nbguard.allocator.settings import AllocatorSettings
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import ModelError, SimulatedOutOfMemoryError
 
 MIB = 1024**2

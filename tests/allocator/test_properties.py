@@ -8,14 +8,14 @@ import random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nbguard.allocator.driver import Addresses, SimulatedDriver
-from nbguard.allocator.model import CachingAllocator
-from nbguard.allocator.policy import DEFAULT_POOL, PoolId
-from nbguard.allocator.replay import replay
-from nbguard.allocator.schema import parse_snapshot
-from nbguard.allocator.settings import AllocatorSettings
-from nbguard.allocator.snapshot import Beside
-from nbguard.allocator.state import copy, load, save
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.driver import Addresses, SimulatedDriver
+from nbguard.allocator.model.policy import DEFAULT_POOL, PoolId
+from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.allocator.model.state import copy, load, save
+from nbguard.allocator.replay.replay import replay
+from nbguard.allocator.snapshot.schema import parse_snapshot
+from nbguard.allocator.snapshot.snapshot import Beside
 from nbguard.errors import SimulatedOutOfMemoryError
 from tests.allocator.invariants import check
 from tests.thorough import MORE

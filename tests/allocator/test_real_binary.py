@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.allocator.model import CachingAllocator
-from nbguard.allocator.policy import parse_version
-from nbguard.allocator.read import load_snapshot
-from nbguard.allocator.replay import replay
-from nbguard.allocator.schema import parse_snapshot
-from nbguard.allocator.settings import AllocatorSettings
-from nbguard.allocator.snapshot import Beside
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.policy import parse_version
+from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.allocator.replay.replay import replay
+from nbguard.allocator.snapshot.read import load_snapshot
+from nbguard.allocator.snapshot.schema import parse_snapshot
+from nbguard.allocator.snapshot.snapshot import Beside
 from nbguard.errors import SimulatedOutOfMemoryError
 from tests.allocator.first_fit import FirstFit
 

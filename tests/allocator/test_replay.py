@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from nbguard.allocator.driver import Addresses, SimulatedDriver
-from nbguard.allocator.model import CachingAllocator
-from nbguard.allocator.replay import DeviceReplay, final_model, recorded, replay
-from nbguard.allocator.schema import parse_snapshot
-from nbguard.allocator.settings import AllocatorSettings
-from nbguard.allocator.snapshot import Beside, Snapshot
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.driver import Addresses, SimulatedDriver
+from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.allocator.replay.replay import DeviceReplay, final_model, recorded, replay
+from nbguard.allocator.snapshot.schema import parse_snapshot
+from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError, SnapshotError
 from tests.allocator import oracle
 from tests.allocator.first_fit import FirstFit

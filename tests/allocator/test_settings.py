@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.allocator.policy import parse_version, round_size, segment_size, tie_break
-from nbguard.allocator.settings import AllocatorSettings
+from nbguard.allocator.model.policy import parse_version, round_size, segment_size, tie_break
+from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import SettingsError
 
 MIB = 1024**2

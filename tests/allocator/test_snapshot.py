@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from nbguard.allocator.beside import beside, beside_data
-from nbguard.allocator.read import load_snapshot
-from nbguard.allocator.snapshot import Beside, Snapshot
+from nbguard.allocator.snapshot.read import load_snapshot
+from nbguard.allocator.snapshot.sidecar import beside, beside_data
+from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
 from nbguard.errors import SnapshotError
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS

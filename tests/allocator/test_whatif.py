@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nbguard.allocator.advice import notes, recommendation
-from nbguard.allocator.model import CachingAllocator
-from nbguard.allocator.snapshot import Snapshot
-from nbguard.allocator.whatif import WhatIf, what_if
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.replay.advice import notes, recommendation
+from nbguard.allocator.replay.whatif import WhatIf, what_if
+from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError
-from nbguard.render.replay import whatif_text
+from nbguard.snapshots.render_replay import whatif_text
 from tests.allocator.test_replay import new_model, raw_snapshot, snapshot_of
 
 MIB = 2**20

@@ -23,8 +23,8 @@ import torch
 from fastai.basics import nn
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-import nbguard.live.ledger
-from nbguard.live.session import session_of
+import nbguard.cells.ledger
+from nbguard.notebook.session import session_of
 
 
 def median(rounds: int, act: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
@@ -95,7 +95,7 @@ def main() -> None:
     empty = median(options.rounds, cell.both)
     for event, hook in hooks.items():
         shell.events.unregister(event, hook)
-    nbguard.live.ledger._TOO_SLOW = float("inf")  # a busy machine must not end the looks that are to be timed
+    nbguard.cells.ledger._TOO_SLOW = float("inf")  # a busy machine must not end the looks that are to be timed
     session = session_of(shell)
     session.turn_on(auto_clean_errors=True)
     session.show_cells(on=True)

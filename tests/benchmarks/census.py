@@ -32,10 +32,10 @@ import pandas as pd
 import torch
 from fastai.vision.all import CrossEntropyLossFlat, DataLoaders, Learner, nn
 
-from nbguard.core.cleanup import plan_cleanup
-from nbguard.core.plan import Request
-from nbguard.core.report import build_report
-from nbguard.probes.look import Notebook, look
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.report.report import build_report
+from nbguard.scan.scan import Notebook, look
 
 _OBJECTS = 1_000_000
 

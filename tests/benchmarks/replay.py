@@ -23,11 +23,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from nbguard.allocator.model import CachingAllocator
-from nbguard.allocator.read import load_snapshot
-from nbguard.allocator.replay import best_play, recorded
-from nbguard.allocator.schema import parse_snapshot
-from nbguard.allocator.snapshot import Beside, Snapshot
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.replay.replay import best_play, recorded
+from nbguard.allocator.snapshot.read import load_snapshot
+from nbguard.allocator.snapshot.schema import parse_snapshot
+from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
 
 SIZES = (10_000, 100_000, 1_000_000)
 

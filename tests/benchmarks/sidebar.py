@@ -126,7 +126,7 @@ def bundles(peers: Path) -> None:
     """Print what pages load."""
     extension = [*(ROOT / "nbguard/labextension/static").glob("*.js")]
     print(f"  bundle of the extension                  {size(*extension)} (goal: < 100 kB)")
-    print(f"  bundle of the widget                     {size(*(ROOT / 'nbguard/live/static').glob('widget.*'))}")
+    print(f"  bundle of the widget                     {size(*(ROOT / 'nbguard/notebook/static').glob('widget.*'))}")
     dashboard = peers / "share/jupyter/labextensions/jupyterlab-nvdashboard"
     if dashboard.exists():
         schemas = [json.loads(file.read_text()).get("properties", {}) for file in dashboard.glob("schemas/**/*.json")]

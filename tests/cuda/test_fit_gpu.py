@@ -13,9 +13,9 @@ Run = Callable[..., str]
 FIT = """
 import json, sys, torch
 from torch import nn
-from nbguard.fit.gpu import GpuWatch
-from nbguard.fit.recorder import Recorder
-from nbguard.fit.torch_loop import TorchLoop
+from nbguard.profiler.instruments.health.gpu import GpuWatch
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.profiler.record.torch_loop import TorchLoop
 waits = []
 def counted(owner, name):
     original = getattr(owner, name)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 _PRELUDE = """
 import math, torch
 from torch import nn
-from tests.fit.recording import recording
-from nbguard.fit.amp import AmpWatch
-from nbguard.fit.finite import FiniteWatch
-from nbguard.fit.optimizers import OptimizerWatch
-from nbguard.fit.syncs import SyncWatch
+from tests.profiler.recording import recording
+from nbguard.profiler.instruments.health.amp import AmpWatch
+from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
+from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
+from nbguard.profiler.instruments.health.syncs import SyncWatch
 from nbguard.errors import StoppedAtNaN
 fake = __import__("ctypes").CDLL("libcuda.so.1")
 model = nn.Linear(4, 1).cuda()
@@ -64,7 +64,7 @@ def test_reads_of_a_device_are_timed_and_those_of_the_host_do_not_count(fake_cud
     fake_cuda_run(
         _PRELUDE
         + """
-from nbguard.core.fit.syncs import sync_findings
+from nbguard.profiler.analysis.health.syncs import sync_findings
 watch = SyncWatch()
 with recording(watch):
     for loss in (1.0, 2.0, 3.0, 4.0):

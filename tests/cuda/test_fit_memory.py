@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.core.fit import phases
+from nbguard.profiler.analysis.time import phases
 from nbguard.units import MiB
 
 pytestmark = pytest.mark.fakecuda
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.fakecuda
 _PRELUDE = """
 import dataclasses, json, torch
 from torch import nn
-from nbguard.fit.memory import MemoryWatch
-from nbguard.fit.recorder import Recorder
-from nbguard.fit.torch_loop import TorchLoop
+from nbguard.profiler.instruments.memory.memory import MemoryWatch
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.profiler.record.torch_loop import TorchLoop
 
 WIDTH, BATCH = 512, 128
 

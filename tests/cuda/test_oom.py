@@ -11,7 +11,7 @@ from tests.cuda.conftest import Notebook
 from tests.kernels import Cell, Kernel
 
 MIB = 1024**2
-ATTACH = "from nbguard.probes.oom import attach, detach, ran_out; assert attach() and attach()"
+ATTACH = "from nbguard.scan.oom.observer import attach, detach, ran_out; assert attach() and attach()"
 
 
 def _card(kernel: Kernel) -> dict[str, Any]:

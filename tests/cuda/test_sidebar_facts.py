@@ -15,9 +15,9 @@ CONTEXT = 300 * MIB
 READER = """
 import time
 from dataclasses import asdict
-from nbguard.core.sidebar.sparks import Sparks
-from nbguard.core.sidebar.ticks import build_tick
-from nbguard.probes import ticking
+from nbguard.sidebar.protocol.sparkline import Sparks
+from nbguard.sidebar.protocol.ticks import build_tick
+from nbguard.sidebar.hub import device_reader as ticking
 reader, history = ticking.DeviceReader(), Sparks()
 def tick():
     reading = reader.read()
@@ -146,14 +146,14 @@ def test_a_driver_that_says_less_is_not_guessed_at(notebook: Notebook, nvml: str
 LOOK = """
 import os, time
 from dataclasses import asdict
-from nbguard.actions.cache import empty_cache
-from nbguard.actions.release import apply
-from nbguard.core.cleanup import plan_cleanup
-from nbguard.core.pools import pools_in_use
-from nbguard.core.sidebar.heap import build_heap
-from nbguard.core.sidebar.plans import cache_view, emptied_view, outcome_view, plan_view
-from nbguard.core.sidebar.requests import request_of
-from nbguard.probes.look import Notebook, look
+from nbguard.cleanup.apply.cache import empty_cache
+from nbguard.cleanup.apply.apply import apply
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.pools import pools_in_use
+from nbguard.sidebar.protocol.memory_state import build_heap
+from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view
+from nbguard.sidebar.protocol.requests import request_of
+from nbguard.scan.scan import Notebook, look
 def seen(): return look(Notebook.current(None))
 def do(action, **asked):
     found = seen()

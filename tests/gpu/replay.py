@@ -10,13 +10,13 @@ import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from nbguard.allocator.replay import replay
-from nbguard.allocator.schema import parse_snapshot
-from nbguard.allocator.snapshot import Beside
-from nbguard.core.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
-from nbguard.core.fragmentation import Fragmentation, fragmentation
-from nbguard.core.report import DeviceReport, build_report
-from nbguard.probes import cuda
+from nbguard.allocator.replay.replay import replay
+from nbguard.allocator.snapshot.schema import parse_snapshot
+from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
+from nbguard.memory.fragmentation import Fragmentation, fragmentation
+from nbguard.report.report import DeviceReport, build_report
+from nbguard.scan.devices import cuda
 from tests.gpu.recording import LARGEST_SET, SCHEMA, Json, load_all, unpacked
 
 

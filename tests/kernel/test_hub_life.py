@@ -31,7 +31,9 @@ def test_nothing_runs_before_somebody_looks(plain_kernel: Kernel) -> None:
     plain_kernel.run("%load_ext nbguard").ok()
 
     assert plain_kernel.value(_THREADS) == []
-    assert plain_kernel.value("[name for name in __import__('sys').modules if name.startswith('nbguard.core.sidebar.')]") == []
+    assert (
+        plain_kernel.value("[name for name in __import__('sys').modules if name.startswith('nbguard.sidebar.protocol.')]") == []
+    )
 
 
 def test_without_torch_there_is_nothing_to_show_and_that_is_said(plain_kernel: Kernel, plain_panel: Panel) -> None:
@@ -56,7 +58,7 @@ def test_ticks_end_with_the_last_lease(plain_kernel: Kernel) -> None:
         first.catch_up()
         start = len(first.data("tick"))
         times = [first.wait("tick", count=start + number)["tick"]["t"] for number in (1, 2, 3)]
-        plain_kernel.run("from nbguard.live.hub import leases; leases.LEASE = 0.1").ok()
+        plain_kernel.run("from nbguard.sidebar.hub import leases; leases.LEASE = 0.1").ok()
         second.hello(visible=False)
         wait_until(lambda: plain_kernel.value(_THREADS) == [], "the sampler to end")
         first.catch_up()
@@ -123,7 +125,7 @@ def test_the_cell_that_loads_it_counts_as_running(plain_kernel: Kernel) -> None:
 def test_a_terminal_has_no_hub() -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from nbguard.live.session import close, session_of
+    from nbguard.notebook.session import close, session_of
 
     shell = InteractiveShell()
     try:

@@ -20,7 +20,7 @@ def notebook(kernel: Kernel) -> Kernel:
     """A kernel with the zoo's helpers, nbguard, and a line after each cell that changes memory."""
     kernel.run(PRELUDE).ok()
     kernel.run(
-        "%load_ext nbguard\nimport nbguard.live.ledger\nnbguard.live.ledger._TOO_SLOW = 60"
+        "%load_ext nbguard\nimport nbguard.cells.ledger\nnbguard.live.ledger._TOO_SLOW = 60"
     ).ok()  # also on a busy machine
     kernel.run("%gpumem cells on").ok()
     return kernel
@@ -152,7 +152,7 @@ def test_cells_that_await_or_do_not_compile_count_like_others(notebook: Kernel) 
 
 
 _BAD = """
-from nbguard.live.session import session_of
+from nbguard.notebook.session import session_of
 class Bad:
     name, rank, calls = 'the bad listener', 5, 0
     def before(self): pass
@@ -185,7 +185,7 @@ def test_a_listener_that_fails_is_reported_once_and_taken_off(notebook: Kernel) 
 
 
 _INTERRUPTED = """
-import nbguard.live.ledger as inside
+import nbguard.cells.ledger as inside
 real = inside.look
 def interrupted(notebook):
     while not os.path.exists('queued'): time.sleep(.01)
@@ -294,7 +294,7 @@ def test_recording_without_lines(kernel: Kernel) -> None:
 
 
 def test_a_slow_look_is_not_repeated_after_cells(notebook: Kernel) -> None:
-    notebook.run("import nbguard.live.ledger as inside; inside._TOO_SLOW, inside._PATIENCE = 0.0, 1").ok()
+    notebook.run("import nbguard.cells.ledger as inside; inside._TOO_SLOW, inside._PATIENCE = 0.0, 1").ok()
 
     first = notebook.run("t = torch.ones(2 << 20)").ok().text
     second = notebook.run("u = torch.ones(1 << 22)").ok().text
@@ -307,7 +307,7 @@ def test_a_slow_look_is_not_repeated_after_cells(notebook: Kernel) -> None:
 
 def test_a_slow_malloc_is_not_asked_again_and_changes_are_still_found(notebook: Kernel) -> None:
     """Its free pieces are what makes it slow; a limit of nothing stands for a heap with very many."""
-    notebook.run("import nbguard.probes.counters as inside; inside._SLOW = 0.0").ok()
+    notebook.run("import nbguard.scan.devices.counters as inside; inside._SLOW = 0.0").ok()
     for _ in range(3):
         notebook.run("x = 1").ok()
 

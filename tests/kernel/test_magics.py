@@ -287,7 +287,7 @@ def test_an_interrupt_while_looking_changes_nothing_and_keeps_nothing(notebook: 
     """The interrupt falls into the middle of the look. Its frames, IPython's last error, must not hold the user's objects."""
     notebook.run("t = torch.ones(77); track('t', t)").ok()
     notebook.run(
-        "import nbguard.probes.look as inside\ncompact = inside.compact\n"
+        "import nbguard.scan.scan as inside\ncompact = inside.compact\n"
         "def interrupted(*args): os.kill(os.getpid(), signal.SIGINT); time.sleep(5); return compact(*args)\n"
         "inside.compact = interrupted"
     ).ok()

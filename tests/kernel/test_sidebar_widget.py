@@ -11,7 +11,7 @@ import pytest
 from tests.kernels import Kernel
 from tests.panels import Panel
 
-_VIEW = "import pathlib, nbguard, nbguard.live.widget as w; w._STATIC = pathlib.Path('.').absolute()"
+_VIEW = "import pathlib, nbguard, nbguard.notebook.widget as w; w._STATIC = pathlib.Path('.').absolute()"
 _TOTALS = ("allocated", "reserved", "free", "stale")
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from nbguard.core.ledger import PROCESS, CellRecord, DeviceChange, History, Share
-from nbguard.core.plan import Action, Outcome, Plan, Request
-from nbguard.core.switches import Switches
-from nbguard.render.bundle import json_bundle, mimebundle
+from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
+from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.render.history import history_html, history_text
 from nbguard.render.ledger import line, line_bundle, released_line
+from nbguard.report.cell_ledger import PROCESS, CellRecord, DeviceChange, History, Share
+from nbguard.report.switches import Switches
 from tests.render.test_render import _golden, _parsed
 
 MiB = 1024**2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from nbguard.core.facts import DeviceFacts
-from nbguard.core.plan import Action, Outcome, Plan, Request
-from nbguard.core.processes import DeviceProcess, Judged, Process, Zombies
-from nbguard.core.verdict import verdict
-from nbguard.render.bundle import json_bundle, mimebundle
+from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
+from nbguard.cleanup.plan.verdict import verdict
+from nbguard.memory.facts import DeviceFacts
+from nbguard.memory.processes import DeviceProcess, Judged, Process, Zombies
+from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.testing import make_facts, make_graph
 
 MIB = 1 << 20

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.core.cleanup import plan_cleanup
-from nbguard.core.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact, Root
-from nbguard.core.oom import OomCard, build_card
-from nbguard.core.oom_facts import CodeLine, HostFacts, OomFact, OomNote
-from nbguard.core.plan import Action, Outcome, Plan, Request
-from nbguard.core.report import build_report
-from nbguard.core.why import explain
-from nbguard.render.bundle import json_bundle, mimebundle
+from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.explain import explain
+from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact, Root
+from nbguard.memory.oom_facts import CodeLine, HostFacts, OomFact, OomNote
+from nbguard.notebook.bundle import json_bundle, mimebundle
+from nbguard.oom.card import OomCard, build_card
 from nbguard.render.html import report_html
 from nbguard.render.text import report_text
+from nbguard.report.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -8,12 +8,12 @@ import re
 import pytest
 
 from nbguard import what_if
-from nbguard.allocator.snapshot import Beside, Snapshot, SnapshotBlock, SnapshotSegment, Trace
-from nbguard.core.recording import Recording
-from nbguard.core.written import Written
-from nbguard.magics import snapshots
-from nbguard.render.bundle import json_bundle, mimebundle
-from nbguard.render.whatif import WhatIfs
+from nbguard.allocator.snapshot.snapshot import Beside, Snapshot, SnapshotBlock, SnapshotSegment, Trace
+from nbguard.memory.recording import Recording
+from nbguard.notebook.bundle import json_bundle, mimebundle
+from nbguard.notebook.magics import snapshots
+from nbguard.snapshots.render_whatif import WhatIfs
+from nbguard.snapshots.written import Written
 
 MIB = 1024**2
 

@@ -7,8 +7,8 @@ from html import escape
 
 import pytest
 
-from nbguard.core.simulation import Simulated, SimulationState
-from nbguard.render.bundle import mimebundle
+from nbguard.memory.simulated import Simulated, SimulationState
+from nbguard.notebook.bundle import mimebundle
 from nbguard.render.simulate import cell_line
 from nbguard.testing import make_segment
 from tests.render.test_render import _golden

@@ -1,5 +1,5 @@
 /**
- * What goes over the wire between a kernel and its sidebars: `nbguard/core/sidebar/state.py` in TypeScript.
+ * What goes over the wire between a kernel and its sidebars: `nbguard/sidebar/protocol/state.py` in TypeScript.
  * Sizes are bytes, times seconds since the epoch. docs/protocol.md says who sends what when.
  */
 

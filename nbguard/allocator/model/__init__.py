@@ -1,0 +1,1 @@
+"""PyTorch's caching allocator, modelled event by event."""

@@ -1,0 +1,179 @@
+"""Blocks, and the ordered sets of free ones in which the allocator searches."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from nbguard.allocator.model.policy import PoolId
+
+SIZE_SHIFT = 79
+"""Free blocks are ordered by one integer: size / 512, 40 bits of a counter (0 where addresses decide), address / 512 in 48
+bits. A size is a multiple of 512, so `size << 79` is size / 512 above the other 88 bits."""
+
+COUNTER_SHIFT = 48
+
+FREE, LIVE, PENDING, UNMAPPED = range(4)
+"""States of a block. PENDING was freed and waits for another stream; UNMAPPED is address space without memory."""
+
+
+class Range:
+    """The address space of one expandable segment: `size` bytes from `base`, mapped page by page."""
+
+    __slots__ = ("base", "counter", "page", "size")
+
+    def __init__(self, base: int, size: int, page: int, counter: int) -> None:
+        self.base, self.size, self.page, self.counter = base, size, page, counter
+
+
+class Block:
+    """A piece of a segment. `prev` and `next` are its neighbours there; `home` the set that it lies in when free.
+
+    `requested` is what the last request asked for, and stays when the block becomes free, as in PyTorch's snapshots.
+    `rank` is the counter that orders it among free blocks of its size, shifted into place; `born` the pool's count of
+    searches when it became free. `streams` are other streams that used it, `waits` the events it waits for.
+    """
+
+    __slots__ = (
+        "address",
+        "born",
+        "home",
+        "next",
+        "prev",
+        "range",
+        "rank",
+        "requested",
+        "size",
+        "state",
+        "streams",
+        "waits",
+    )
+
+    def __init__(self, address: int, size: int, home: FreeSet, range_: Range | None, rank: int, state: int) -> None:
+        self.address = address
+        self.size = size
+        self.home = home
+        self.range = range_
+        self.rank = rank
+        self.state = state
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.requested = self.born = self.waits = 0
+        self.streams: set[int] | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Return whether its segment has other blocks too."""
+        return self.prev is not None or self.next is not None
+
+    def put_before(self, follower: Block) -> None:
+        """Link this block in before `follower`."""
+        self.prev, self.next = follower.prev, follower
+        if follower.prev is not None:
+            follower.prev.next = self
+        follower.prev = self
+
+    def put_after(self, leader: Block) -> None:
+        """Link this block in after `leader`."""
+        self.prev, self.next = leader, leader.next
+        if leader.next is not None:
+            leader.next.prev = self
+        leader.next = self
+
+    def swallow(self, neighbour: Block) -> None:
+        """Take over the bytes of a neighbour, which is no more."""
+        if neighbour is self.prev:
+            self.address = neighbour.address
+            self.prev = neighbour.prev
+            if self.prev is not None:
+                self.prev.next = self
+        else:
+            self.next = neighbour.next
+            if self.next is not None:
+                self.next.prev = self
+        self.size += neighbour.size
+
+
+class FreeSet:
+    """Free blocks of one pool and stream in the order of the search, and the unmapped ones by address.
+
+    `keys` and `blocks` run in parallel: a list that C code bisects is the fastest ordered set that Python has.
+    """
+
+    __slots__ = ("blocks", "keys", "pool", "stream", "unmapped")
+
+    def __init__(self, pool: Pool, stream: int) -> None:
+        self.pool, self.stream = pool, stream
+        self.keys: list[int] = []
+        self.blocks: list[Block] = []
+        self.unmapped: list[Block] = []
+
+    def add(self, block: Block) -> None:
+        """Put a free block in; its age counts from now."""
+        block.state = FREE
+        block.born = self.pool.searches
+        key = (block.size << SIZE_SHIFT) + block.rank + (block.address >> 9)
+        index = bisect_left(self.keys, key)
+        self.keys.insert(index, key)
+        self.blocks.insert(index, block)
+
+    def remove(self, block: Block) -> None:
+        """Take a free block out."""
+        index = bisect_left(self.keys, (block.size << SIZE_SHIFT) + block.rank + (block.address >> 9))
+        del self.keys[index]
+        del self.blocks[index]
+
+    def first(self, size: int) -> int:
+        """Return the index of the first block of at least `size` bytes."""
+        return bisect_left(self.keys, size << SIZE_SHIFT)
+
+    def add_unmapped(self, block: Block) -> None:
+        """Put in a stretch of address space without memory."""
+        block.state = UNMAPPED
+        insort(self.unmapped, block, key=_address)
+
+    def remove_unmapped(self, block: Block) -> None:
+        """Take out a stretch of address space without memory."""
+        del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
+
+
+def _address(block: Block) -> int:
+    return block.address
+
+
+class Pool:
+    """The small or the large half of a pool: what serves requests of one size class."""
+
+    __slots__ = ("by_stream", "is_small", "owner", "searches")
+
+    def __init__(self, owner: PrivatePool, is_small: bool) -> None:
+        self.owner, self.is_small = owner, is_small
+        self.by_stream: dict[int, FreeSet] = {}
+        self.searches = 0
+
+    def of(self, stream: int) -> FreeSet:
+        """Return the set of a stream, a new one where there is none."""
+        found = self.by_stream.get(stream)
+        if found is None:
+            found = self.by_stream[stream] = FreeSet(self, stream)
+        return found
+
+    def in_order(self) -> Iterator[FreeSet]:
+        """Yield the sets of all streams, in the order of their handles."""
+        for stream in sorted(self.by_stream):
+            yield self.by_stream[stream]
+
+
+class PrivatePool:
+    """A pool by its id: everybody's, (0, 0), or that of CUDA graphs or a MemPool.
+
+    `is_in_use` keeps its memory from going back to the driver; `segments` counts what it has from the driver.
+    """
+
+    __slots__ = ("id", "is_in_use", "is_split", "large", "on_oom", "segments", "small")
+
+    def __init__(self, pool_id: PoolId, *, is_split: bool = True, on_oom: bool = False) -> None:
+        self.id, self.is_split, self.on_oom = pool_id, is_split, on_oom
+        self.is_in_use = True
+        self.segments = 0
+        self.small, self.large = Pool(self, True), Pool(self, False)

@@ -1,0 +1,211 @@
+"""The caching allocator's settings: strings such as `expandable_segments:True,max_split_size_mb:128`, read and written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nbguard.allocator.model.conf import Value, read_conf, value_text
+from nbguard.allocator.model.policy import DIVISION_ENTRIES, LARGE_SEGMENT, NEWEST, NO_DIVISIONS
+from nbguard.errors import SettingsError
+
+_MIB = 1024**2
+_LARGEST_MB = 2**43
+_OTHERS: dict[str, tuple[int, int]] = {
+    "release_lock_on_cudamalloc": (2, 0),
+    "pinned_use_cuda_host_register": (2, 0),
+    "pinned_num_register_threads": (2, 0),
+    "pinned_use_background_threads": (2, 0),
+    "graph_capture_record_stream_reuse": (2, 9),
+    "pinned_reserve_segment_size_mb": (2, 10),
+    "pinned_free_catch_all": (2, 12),
+    "pinned_max_round_threshold_mb": (2, 13),
+    "pinned_max_cached_size_mb": (2, 13),
+    "expandable_segments_reserve": (2, 15),
+    "expandable_segments_reserve_by_class": (2, 15),
+}
+"""Keys that change nothing in the model, and the version since which PyTorch knows them: kept, and printed again."""
+
+_MODELLED: dict[str, tuple[int, int]] = {
+    "max_split_size_mb": (2, 0),
+    "max_non_split_rounding_mb": (2, 6),
+    "roundup_power2_divisions": (2, 0),
+    "garbage_collection_threshold": (2, 0),
+    "expandable_segments": (2, 0),
+    "large_segment_size_mb": (2, 11),
+    "per_process_memory_fraction": (2, 10),
+    "throw_on_cudamalloc_oom": (2, 12),
+    "backend": (2, 0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSettings:
+    """What decides how the allocator works. Sizes in bytes; None means that PyTorch's own default holds.
+
+    `divisions` are 16 entries for sizes from 1 MiB up, doubling; `fraction` is `per_process_memory_fraction`; `others`
+    are keys that have no bearing on the model.
+    """
+
+    max_split_size: int | None = None
+    max_non_split_rounding: int | None = None
+    divisions: tuple[int, ...] = NO_DIVISIONS
+    gc_threshold: float = 0.0
+    expandable: bool = False
+    large_segment: int = LARGE_SEGMENT
+    fraction: float | None = None
+    throw_on_oom: bool = False
+    others: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, conf: str, version: tuple[int, int] | None = None) -> AllocatorSettings:
+        """Return the settings that a string means to PyTorch at its start.
+
+        Args:
+            conf: the value of `PYTORCH_ALLOC_CONF` (or of its CUDA and HIP forms).
+            version: (major, minor) of torch: keys that it does not know are refused, and its rule for `>` holds.
+                None accepts every known key and takes the newest rules.
+
+        Raises:
+            SettingsError: the string is not well formed, names an unknown key, or gives a key a value it cannot have.
+        """
+        return cls().updated(conf, version)
+
+    @classmethod
+    def recorded(cls, conf: str, version: tuple[int, int] | None = None) -> AllocatorSettings:
+        """Return the settings that a recorded string meant: some PyTorch took it, so keys that are not known here are kept."""
+        pairs = read_conf(conf)
+        known = {key: value for key, value in pairs.items() if key in _MODELLED or key in _OTHERS}
+        others = tuple((key, value_text(value)) for key, value in pairs.items() if key not in known)
+        found = _apply(cls(), known, version)
+        return replace(found, others=found.others + others)
+
+    def updated(self, conf: str, version: tuple[int, int] | None = None) -> AllocatorSettings:
+        """Return what holds after `torch.cuda.memory._set_allocator_settings(conf)`.
+
+        A call puts max_split_size_mb, max_non_split_rounding_mb, roundup_power2_divisions and
+        garbage_collection_threshold back to their defaults and leaves the rest as it was, unless named.
+        """
+        return _apply(self, read_conf(conf), version)
+
+    def conf(self) -> str:
+        """Return the string that means these settings to PyTorch; empty where all is at its default."""
+        parts = [f"expandable_segments:{self.expandable}"] if self.expandable else []
+        if self.large_segment != LARGE_SEGMENT:
+            parts.append(f"large_segment_size_mb:{self.large_segment // _MIB}")
+        if self.max_split_size is not None:
+            parts.append(f"max_split_size_mb:{self.max_split_size // _MIB}")
+        if self.max_non_split_rounding is not None:
+            parts.append(f"max_non_split_rounding_mb:{self.max_non_split_rounding // _MIB}")
+        if any(self.divisions):
+            parts.append(f"roundup_power2_divisions:{_divisions_text(self.divisions)}")
+        if self.gc_threshold:
+            parts.append(f"garbage_collection_threshold:{self.gc_threshold}")
+        if self.fraction is not None:
+            parts.append(f"per_process_memory_fraction:{self.fraction}")
+        if self.throw_on_oom:
+            parts.append("throw_on_cudamalloc_oom:True")
+        return ",".join(parts + [f"{key}:{value}" for key, value in self.others])
+
+
+def _divisions_text(divisions: tuple[int, ...]) -> str:
+    if len(set(divisions)) == 1:
+        return str(divisions[0])
+    return "[" + ",".join(f"{1 << index}:{value}" for index, value in enumerate(divisions)) + "]"
+
+
+def _apply(settings: AllocatorSettings, pairs: dict[str, Value], version: tuple[int, int] | None) -> AllocatorSettings:
+    large = settings.large_segment
+    if "large_segment_size_mb" in pairs:
+        large = _megabytes(pairs, "large_segment_size_mb", 11)
+    found = replace(
+        settings,
+        max_split_size=None,
+        max_non_split_rounding=None,
+        divisions=NO_DIVISIONS,
+        gc_threshold=0.0,
+        large_segment=large,
+    )
+    others = dict(settings.others)
+    for key, value in pairs.items():
+        since = _MODELLED.get(key) or _OTHERS.get(key)
+        if since is None:
+            raise SettingsError(f"{key}: PyTorch has no such allocator setting; known are {', '.join(sorted(_MODELLED))}.")
+        if version is not None and version < since:
+            raise SettingsError(f"{key}: known to PyTorch since {since[0]}.{since[1]}, and this is {version[0]}.{version[1]}.")
+        match key:
+            case "max_split_size_mb":
+                found = replace(found, max_split_size=_megabytes(pairs, key, large // _MIB))
+            case "max_non_split_rounding_mb":
+                found = replace(found, max_non_split_rounding=_megabytes(pairs, key, large // _MIB))
+            case "roundup_power2_divisions":
+                found = replace(found, divisions=_divisions(value, version or NEWEST))
+            case "garbage_collection_threshold":
+                found = replace(found, gc_threshold=_between(key, value, closed=False))
+            case "per_process_memory_fraction":
+                found = replace(found, fraction=_between(key, value, closed=True))
+            case "expandable_segments":
+                found = replace(found, expandable=_boolean(key, value))
+            case "throw_on_cudamalloc_oom":
+                found = replace(found, throw_on_oom=_boolean(key, value))
+            case "backend" if value != "native":
+                raise SettingsError(
+                    "backend: only the native allocator is modelled; cudaMallocAsync does not cache blocks itself."
+                )
+            case _ if key in _OTHERS:
+                others[key] = value_text(value)
+    return replace(found, others=tuple(others.items()))
+
+
+def _text(key: str, value: Value) -> str:
+    if not isinstance(value, str):
+        raise SettingsError(f"{key}: takes one value, not a list.")
+    return value
+
+
+def _megabytes(pairs: dict[str, Value], key: str, least: int) -> int:
+    text = _text(key, pairs[key])
+    if not (text.isascii() and text.isdigit() and len(text) < 16 and least <= int(text) <= _LARGEST_MB):
+        raise SettingsError(f"{key}: takes a whole number of MiB from {least} on, not {text!r}.")
+    return int(text) * _MIB
+
+
+def _between(key: str, value: Value, *, closed: bool) -> float:
+    try:
+        number = float(_text(key, value))
+    except ValueError:
+        number = -1.0
+    if not (0 < number < 1 or (closed and number == 1)):
+        raise SettingsError(f"{key}: takes a number between 0 and 1, not {value!r}.")
+    return number
+
+
+def _boolean(key: str, value: Value) -> bool:
+    if value not in ("True", "False"):
+        raise SettingsError(f"{key}: takes True or False, spelt so, not {value!r}.")
+    return value == "True"
+
+
+def _divisions(value: Value, version: tuple[int, int]) -> tuple[int, ...]:
+    """Return the table that `roundup_power2_divisions` means; a scalar holds for all sizes."""
+    key = "roundup_power2_divisions"
+    if isinstance(value, str):
+        return (_power_of_two(key, value, or_zero=False),) * DIVISION_ENTRIES
+    table, last = list(NO_DIVISIONS), 0
+    for position, (name, text) in enumerate(value):
+        count = _power_of_two(key, text, or_zero=True)
+        if name == ">":
+            start = last if version < (2, 10) else last + 1
+            table[start:] = [count] * (DIVISION_ENTRIES - start)
+            continue
+        last = min(_power_of_two(key, name, or_zero=False).bit_length() - 1, DIVISION_ENTRIES - 1)
+        if position == 0:
+            table[:last] = [count] * last
+        table[last] = count
+    return tuple(table)
+
+
+def _power_of_two(key: str, text: str, *, or_zero: bool) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+    if number < 0 or number & (number - 1) or (number == 0 and not or_zero):
+        raise SettingsError(f"{key}: takes powers of two, such as 8 or [256:1,512:2,>:4], not {text!r}.")
+    return number

@@ -1,0 +1,137 @@
+"""What follows from a what-if, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbguard.allocator.model.policy import DEFAULT_POOL, parse_version, round_size
+from nbguard.allocator.replay.whatif import Refusal, Row, WhatIf
+from nbguard.allocator.snapshot.snapshot import Frame
+from nbguard.units import format_bytes
+
+_WORTHWHILE = 0.02
+"""A setting that saves less than this share of the peak is no advice."""
+
+_PLUMBING = ("site-packages/torch/", "/torch/_", "torch/nn/", "torch/csrc", "??", ".cpp", ".cc", ".h", "<")
+
+
+def settings_name(row: Row) -> str:
+    """Return settings as a user would write them."""
+    return row.settings.conf() or "defaults"
+
+
+def requests_name(found: WhatIf) -> str:
+    """Return how many requests there were, in words."""
+    return "1 request" if found.requests == 1 else f"{found.requests} requests"
+
+
+def recommendation(found: WhatIf) -> str:
+    """Return the one sentence that says what to do."""
+    base = found.rows[0]
+    helpful = [row for row in found.rows if row.worst.refusal is None]
+    if base.worst.refusal is not None:
+        return _against_refusal(found, base.worst.refusal, helpful)
+    if base.worst.passed:
+        return (
+            "From a fresh start the request that failed finds room under the recorded settings too: what came before the "
+            "trace had fragmented the memory. Record from the start of the process to see which settings prevent that; "
+            "freeing the blocks that pin those segments, or a restart of the kernel, undoes it."
+        )
+    best = min(helpful, key=lambda row: row.peak)
+    saved = base.peak - best.peak
+    used = f"{format_bytes(base.worst.peak_allocated)} were in use at the peak"
+    if len(found.rows) == 1 or saved <= base.peak * _WORTHWHILE:
+        return f"Keep the settings: none of these would reserve noticeably less than {format_bytes(base.peak)}; {used}."
+    return (
+        f"{_use(found, best)}: at most {format_bytes(best.peak)} would be reserved instead of "
+        f"{format_bytes(base.peak)}, {saved / base.peak:.0%} less; {used}."
+    )
+
+
+def _against_refusal(found: WhatIf, refusal: Refusal, helpful: list[Row]) -> str:
+    asked = f"request {refusal.number} of {found.requests} ({format_bytes(refusal.size)})"
+    if helpful:
+        best = min(helpful, key=lambda row: row.peak)
+        return (
+            f"{_use(found, best)}: {asked} would find room, as would all others; "
+            f"at most {format_bytes(best.peak)} would be reserved."
+        )
+    later = max(found.rows, key=lambda row: row.worst.refusal.number if row.worst.refusal else 0)
+    latest = later.worst.refusal
+    others = ", nor under any of these settings" if len(found.rows) > 1 else ""
+    if latest is not None and latest.number > refusal.number:
+        others = f"; {settings_name(later)} gets furthest, and runs out at request {latest.number}"
+    return f"No setting here helps: {asked} finds no room{others}. {_what_to_free(found, refusal)}"
+
+
+def _what_to_free(found: WhatIf, refusal: Refusal) -> str:
+    capacity = found.capacity or 0
+    rounded = round_size(refusal.size, found.rows[0].settings.divisions)
+    missing = refusal.allocated + rounded - capacity
+    if missing > 0:
+        need = (
+            f"{format_bytes(refusal.allocated)} of {format_bytes(capacity)} were in use then: at least "
+            f"{format_bytes(missing)} must be freed before, whatever the settings."
+        )
+    else:
+        need = (
+            f"{format_bytes(refusal.allocated)} of {format_bytes(capacity)} were in use then, so that the bytes would "
+            "do, but not in one piece: free blocks before, or ask for less at once."
+        )
+    sites = [_holder(found, *holder) for holder in refusal.holders[:3]]
+    return f"{need} Largest in use: {'; '.join(sites)}." if sites else need
+
+
+def _holder(found: WhatIf, stack: int, size: int, count: int) -> str:
+    blocks = "1 block" if count == 1 else f"{count} blocks"
+    return f"{format_bytes(size)} in {blocks} {_site(found.snapshot.stacks[stack]) if stack >= 0 else 'of unknown origin'}"
+
+
+def _site(stack: tuple[Frame, ...]) -> str:
+    """Return the innermost line of a stack that is not PyTorch's own."""
+    own = [frame for frame in stack if not any(part in frame[0] for part in _PLUMBING)]
+    file, line, name = (own or list(stack))[0]
+    return f"from {file.rpartition('/')[2]}:{line} {name}"
+
+
+def notes(found: WhatIf) -> Iterator[str]:
+    """Yield what to know when reading the figures."""
+    replay = found.replay
+    if not replay.is_exact:
+        yield "The recorded run is not reproduced in full, so take the other figures as an estimate."
+    if replay.live_at_start:
+        yield (
+            f"The trace begins with {replay.live_at_start} blocks in use: each run starts by asking for them anew, "
+            "in the order of their addresses."
+        )
+    if found.capacity is None:
+        yield "Nobody says how much memory there was, so nothing runs out here: give it with --capacity 16GiB."
+    if not replay.is_version_known:
+        yield f"The file does not say which PyTorch recorded it; the rules are those of {replay.torch_version}: give --torch."
+    if any(len(row.outcomes) > 1 and row.peak != row.least_peak for row in found.rows):
+        yield "Up to PyTorch 2.11 addresses decide between equal blocks: the spread is over orders in which they may come."
+    trapped = [row for row in found.rows if row.settings.expandable and row.settings.max_split_size is not None]
+    if trapped:
+        yield (
+            "expandable_segments with max_split_size_mb is a trap: a free block of that size or more serves no smaller "
+            "request again, so the segment keeps growing. Leave max_split_size_mb out."
+        )
+    trace = found.snapshot.trace(replay.device)
+    if any(pool != DEFAULT_POOL for pool in (*(trace.pools or ()), *(each.pool for each in found.snapshot.segments))):
+        yield "Pools of CUDA graphs and MemPools are kept to the end of each run: when they went is not recorded."
+    if any(row.worst.passed for row in found.rows):
+        yield "A request that failed when recorded and finds room here is freed at once: what came next is not recorded."
+
+
+def _use(found: WhatIf, row: Row) -> str:
+    """Return how to get settings; the defaults have no name that PyTorch would take."""
+    conf, variable = row.settings.conf(), _variable(found)
+    if conf:
+        return f"Set {variable}={conf}"
+    older = " and PYTORCH_CUDA_ALLOC_CONF" if variable == "PYTORCH_ALLOC_CONF" else ""
+    return f"Unset {variable}{older}, for the defaults"
+
+
+def _variable(found: WhatIf) -> str:
+    known = found.replay.is_version_known and parse_version(found.replay.torch_version) >= (2, 9)
+    return "PYTORCH_ALLOC_CONF" if known else "PYTORCH_CUDA_ALLOC_CONF"

@@ -1,0 +1,94 @@
+"""What a recorded program asked of the allocator, apart from how it was served."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from nbguard.allocator.model.policy import DEFAULT_POOL, PoolId, segment_size
+from nbguard.allocator.replay.replay import Recorded
+
+OpKind = Literal["request", "free", "refused", "empty_cache", "maybe_retry"]
+_MEMORY = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_unmap"})
+_RELEASES = frozenset({"segment_free", "segment_unmap"})
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One call. `name` tells blocks apart, `size` is in bytes, `position` that in the trace, -1 for what was there before.
+
+    `refused` is a request that ran out of memory when it was recorded; `maybe_retry` marks where cached memory went back
+    just before the driver gave some: by `empty_cache()`, or because the driver had had no room.
+    """
+
+    kind: OpKind
+    name: int = 0
+    size: int = 0
+    stream: int = 0
+    pool: PoolId = DEFAULT_POOL
+    position: int = -1
+    stack: int = -1
+
+
+def program(device: Recorded) -> Iterator[Op]:
+    """Yield the calls of a recorded program, those for blocks that were there before the trace first, by address."""
+    names: dict[int, int] = {}
+    start = device.start
+    owners = {address: owner for address, (_, owner) in start.segments.items()}
+    owners |= {first: owner for owner, stretches in start.mapped.items() for first, _ in stretches}
+    places = sorted(owners)
+    for block in sorted(start.blocks.values(), key=lambda block: block.address):
+        pool, _, stream = owners[places[bisect_right(places, block.address) - 1]]
+        names[block.address] = len(names)
+        yield Op("request", names[block.address], block.requested, stream, pool)
+    count = len(names)
+    events, pools, stacks = device.trace.events, device.trace.pools, device.trace.stacks
+    position = 0
+    while position < len(events):
+        action, address, size, stream = events[position]
+        pool = pools[position] if pools is not None else DEFAULT_POOL
+        stack = stacks[position] if stacks else -1
+        if action == "alloc":
+            names[address] = count
+            yield Op("request", count, size, stream, pool, position, stack)
+            count += 1
+        elif action == "oom":
+            yield Op("refused", -1, size, stream, pool, position, stack)
+        elif action == "free_completed" and address in names:
+            yield Op("free", names.pop(address), position=position)
+        elif action in _RELEASES:
+            position, op = _release(device, position)
+            yield op
+        position += 1
+
+
+def _release(device: Recorded, position: int) -> tuple[int, Op]:
+    """Return the last position of a run of releases, and what it was."""
+    events, first = device.trace.events, position
+    while position + 1 < len(events) and events[position + 1][0] in _RELEASES:
+        position += 1
+    end = position + 1
+    while end < len(events) and events[end][0] in _MEMORY:
+        end += 1
+    is_followed = end < len(events) and (events[end][0] == "oom" or (events[end][0] == "alloc" and end > position + 1))
+    return position, Op("maybe_retry" if is_followed else "empty_cache", position=first)
+
+
+def room(device: Recorded) -> int | None:
+    """Return the bytes that the allocator could have in all, as an out-of-memory event shows; None if none does.
+
+    What was reserved then and what the driver had left. Where that would have been enough, a memory fraction was the
+    limit, and it lies below what the request would have led to.
+    """
+    reserved = device.start.reserved
+    for action, address, size, _ in device.trace.events:
+        if action in ("segment_alloc", "segment_map"):
+            reserved += size
+        elif action in _RELEASES:
+            reserved -= size
+        elif action == "oom" and address >= 0:
+            asked = segment_size(size, device.settings.large_segment)
+            return reserved + (address if address < asked else asked - 1)
+    return None

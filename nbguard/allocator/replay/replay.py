@@ -1,0 +1,221 @@
+"""Replays recorded traces and says how much of them the model reproduces: the proof on which every what-if stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.driver import Addresses, Driver, SimulatedDriver
+from nbguard.allocator.model.policy import TieBreak, parse_version, range_size, tie_break
+from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.allocator.replay.order import settle
+from nbguard.allocator.replay.player import Player
+from nbguard.allocator.replay.rollback import Start, roll_back
+from nbguard.allocator.replay.start import Repairs
+from nbguard.allocator.snapshot.snapshot import Event, Snapshot, SnapshotSegment, Trace
+
+_MOST_PASSES = 40
+_MOST_EVENTS = 4_000_000
+"""Events that are played, over all passes, before what is still unknown of the start is left so; three passes at least."""
+
+_VERSION_OF: dict[TieBreak, str] = {"address": "2.11", "block": "2.12", "segment": "2.15"}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where model and recorded allocator part first. `modelled` is None where the model did nothing."""
+
+    position: int
+    recorded: Event
+    modelled: Event | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReplay:
+    """The replay of one device. Sizes in bytes.
+
+    `is_final_equal` says whether the model ends with the segments and blocks of the snapshot, `repairs` how many facts on
+    the state before the trace were inferred from it, `is_version_known` whether the file says which version's rules hold.
+    """
+
+    device: int
+    events: int
+    reproduced: int
+    peak_reserved: int
+    peak_allocated: int
+    reserved: int
+    is_final_equal: bool
+    first_difference: Difference | None
+    repairs: int
+    live_at_start: int
+    settings: AllocatorSettings
+    torch_version: str
+    is_version_known: bool
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether every event and the final state are as recorded."""
+        return self.reproduced == self.events and self.is_final_equal
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One device of a snapshot with the state before its trace, ready to be played."""
+
+    device: int
+    segments: tuple[SnapshotSegment, ...]
+    trace: Trace
+    start: Start
+    settings: AllocatorSettings
+    torch_version: str
+    is_version_known: bool
+    capacity: int | None = None
+    fraction: float | None = None
+
+
+def replay(
+    snapshot: Snapshot, torch_version: str | None = None, capacity: int | None = None, fraction: float | None = None
+) -> tuple[DeviceReplay, ...]:
+    """Replay the trace of every device under the recorded settings.
+
+    Args:
+        snapshot: from `load_snapshot`.
+        torch_version: that recorded it, where neither the file nor the one beside it says so.
+        capacity: bytes of each device, where nobody says so.
+        fraction: of a device that the process might take, where nobody says so.
+
+    Raises:
+        SnapshotError: a trace and the segments at its end contradict each other.
+        SettingsError: the recorded settings are none that PyTorch knows.
+    """
+    return tuple(best_play(recorded(snapshot, device, torch_version, capacity, fraction))[1] for device in snapshot.devices)
+
+
+def recorded(
+    snapshot: Snapshot,
+    device: int,
+    torch_version: str | None = None,
+    capacity: int | None = None,
+    fraction: float | None = None,
+) -> Recorded:
+    """Return one device of a snapshot, rolled back to the start of its trace."""
+    beside = snapshot.beside
+    version, is_known = _version(snapshot, torch_version or beside.torch_version)
+    settings = _settings(snapshot, parse_version(version) if is_known else None)
+    segments = tuple(segment for segment in snapshot.segments if segment.device == device)
+    trace = snapshot.trace(device)
+    if capacity is None and device < len(beside.totals):
+        capacity = beside.totals[device]
+    if fraction is None and device < len(beside.fractions):
+        fraction = beside.fractions[device]
+    start = roll_back(segments, trace, settings.large_segment, range_size(capacity, settings.large_segment))
+    return Recorded(device, segments, trace, start, settings, version, is_known, capacity, fraction)
+
+
+def final_model(device: Recorded, driver: Driver | None = None) -> CachingAllocator:
+    """Return a model in the state at the end of a trace, for questions such as what would fit now.
+
+    Args:
+        device: from `recorded`.
+        driver: what later requests are served by; by default one that has what `capacity` leaves.
+    """
+    model = best_play(device)[0].model
+    model.driver = driver or SimulatedDriver(device.capacity, used=model.reserved, addresses=Addresses(edge=1 << 54))
+    return model
+
+
+def best_play(device: Recorded) -> tuple[Player, DeviceReplay]:
+    """Play a trace by the rules that reproduce the most of it, mending what is unknown of the start as it shows."""
+    versions = [device.torch_version]
+    if not device.is_version_known and tie_break(parse_version(device.torch_version)) != "address":
+        versions.append(_VERSION_OF["block"])
+    best: tuple[Player, DeviceReplay] | None = None
+    for version in versions:
+        repairs = Repairs()
+        for _ in range(min(_MOST_PASSES, max(3, _MOST_EVENTS // (len(device.trace.events) + 1)))):
+            found = _play(replace(device, torch_version=version), repairs)
+            if best is None or found[1].reproduced >= best[1].reproduced:
+                best = found
+            if not found[0].learnt:
+                break
+            settle(found[0].guesses, repairs)
+        if best is not None and best[1].is_exact:
+            break
+    assert best is not None
+    return best
+
+
+def _play(device: Recorded, repairs: Repairs) -> tuple[Player, DeviceReplay]:
+    model = CachingAllocator(device.settings, device.capacity, device.fraction, device.torch_version)
+    player = Player(model, device.trace, device.start, repairs)
+    player.play()
+    first = None
+    if player.differences:
+        position = player.differences[0]
+        first = Difference(position, device.trace.events[position], player.first)
+    events = len(device.trace.events)
+    return player, DeviceReplay(
+        device.device,
+        events,
+        events - len(player.differences),
+        model.peak_reserved,
+        model.peak_allocated,
+        model.reserved,
+        _is_same(model, device.segments),
+        first,
+        len(repairs),
+        len(device.start.blocks),
+        device.settings,
+        device.torch_version,
+        device.is_version_known,
+    )
+
+
+def _is_same(model: CachingAllocator, segments: tuple[SnapshotSegment, ...]) -> bool:
+    """Return whether the model's segments and blocks are those of the snapshot."""
+    mine = [
+        (
+            segment["address"],
+            segment["stream"],
+            segment["is_expandable"],
+            [(block["address"], block["size"], block["state"], _requested(block)) for block in segment["blocks"]],
+        )
+        for segment in model.segments()
+    ]
+    theirs = [
+        (
+            segment.address,
+            segment.stream,
+            segment.is_expandable,
+            [
+                (block.address, block.size, block.state, block.requested if block.state != "inactive" else 0)
+                for block in segment.blocks
+            ],
+        )
+        for segment in segments
+    ]
+    return mine == theirs
+
+
+def _requested(block: dict[str, object]) -> object:
+    return block["requested_size"] if block["state"] != "inactive" else 0
+
+
+def _settings(snapshot: Snapshot, version: tuple[int, int] | None) -> AllocatorSettings:
+    conf = snapshot.settings if snapshot.settings is not None else snapshot.beside.settings
+    settings = AllocatorSettings.recorded(conf or "", None if version is None or version >= (2, 10) else (2, 9))
+    # The table is what the string came to, by the rule of the version that wrote it.
+    return replace(settings, divisions=snapshot.divisions) if snapshot.divisions and any(snapshot.divisions) else settings
+
+
+def _version(snapshot: Snapshot, given: str | None) -> tuple[str, bool]:
+    """Return the version whose rules hold, and whether that is known; fields tell the oldest that it can be."""
+    if given is not None:
+        parse_version(given)
+        return given, True
+    hints = snapshot.hints
+    if hints & {"internal_metadata", "host_segments", "action annotate"}:
+        return _VERSION_OF["segment"], True
+    if "pool_id" in hints:
+        return _VERSION_OF["segment"], False
+    return _VERSION_OF["address"], False

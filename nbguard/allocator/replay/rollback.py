@@ -1,0 +1,126 @@
+"""Rolls a snapshot back through its trace: what there was when the trace began."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nbguard.allocator.model.policy import DEFAULT_POOL, LARGE_SEGMENT, SMALL_SEGMENT, PoolId
+from nbguard.allocator.replay.intervals import Intervals
+from nbguard.allocator.replay.page_owners import Owner, page_owners
+from nbguard.allocator.snapshot.snapshot import Event, SnapshotSegment, Trace
+from nbguard.errors import SnapshotError
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBlock:
+    """A block in use when the trace began. `size` is None where only the request is known: it was freed before the end."""
+
+    address: int
+    requested: int
+    size: int | None = None
+    is_pending: bool = False
+
+
+@dataclass(slots=True)
+class Start:
+    """The state at the start of a trace: classic segments, mapped stretches of expandable ones, and blocks in use.
+
+    `pools` says of segment_alloc events, by their position, which private pool they were for, where that is known;
+    `seen` where pages were ever mapped.
+    """
+
+    segments: dict[int, tuple[int, Owner]] = field(default_factory=dict)
+    mapped: dict[Owner, Intervals] = field(default_factory=dict)
+    seen: dict[Owner, set[int]] = field(default_factory=dict)
+    blocks: dict[int, LiveBlock] = field(default_factory=dict)
+    pools: dict[int, PoolId] = field(default_factory=dict)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes from the driver at the start."""
+        stretches = sum(end - start for each in self.mapped.values() for start, end in each)
+        return sum(size for size, _ in self.segments.values()) + stretches
+
+
+def roll_back(
+    segments: Sequence[SnapshotSegment], trace: Trace, large_segment: int = LARGE_SEGMENT, reach: int = 2**38
+) -> Start:
+    """Return the state before the first event of a trace whose end the segments are. Both are of one device.
+
+    Args:
+        segments: at the end.
+        trace: what led there.
+        large_segment: the large segment size, bytes.
+        reach: bytes of address space that one expandable segment takes.
+
+    Raises:
+        SnapshotError: trace and segments contradict each other.
+    """
+    start = Start()
+    owners = page_owners(segments, trace, large_segment, reach)
+    for segment in segments:
+        owner = (segment.pool, segment.is_small, segment.stream)
+        if segment.is_expandable:
+            start.mapped.setdefault(owner, Intervals()).add(segment.address, segment.address + segment.total_size)
+            start.seen.setdefault(owner, set()).add(segment.address)
+        else:
+            start.segments[segment.address] = (segment.total_size, owner)
+        for block in segment.blocks:
+            if block.state != "inactive":
+                is_pending = block.state != "active_allocated"
+                start.blocks[block.address] = LiveBlock(block.address, block.requested, block.size, is_pending)
+    _undo_all(start, trace, owners)
+    return start
+
+
+def _undo_all(start: Start, trace: Trace, owners: dict[int, Owner]) -> None:
+    """Go through the trace from its end. On the way a block is (requested, size, whether it waits): that is quicker."""
+    blocks = {block.address: (block.requested, block.size, block.is_pending) for block in start.blocks.values()}
+    events, pools = trace.events, trace.pools
+    for index in range(len(events) - 1, -1, -1):
+        event = events[index]
+        action, address, size, _ = event
+        if action == "alloc":
+            if blocks.pop(address, None) is None:
+                raise _contradiction(index, event, "nothing was allocated there later")
+        elif action == "free_completed":
+            if address in blocks:
+                raise _contradiction(index, event, "it was in use afterwards")
+            blocks[address] = (size, None, True)
+        elif action == "free_requested":
+            requested, actual, is_pending = blocks.get(address, (0, 0, False))
+            if not is_pending:
+                raise _contradiction(index, event, "it never became free")
+            blocks[address] = (requested, actual, False)
+        else:
+            _undo_driver(start, event, index, None if pools is None else pools[index], owners.get(index))
+    start.blocks = {address: LiveBlock(address, *block) for address, block in blocks.items()}
+
+
+def _undo_driver(start: Start, event: Event, index: int, pool: PoolId | None, owner: Owner | None) -> None:
+    action, address, size, stream = event
+    match action:
+        case "segment_alloc":
+            found = start.segments.pop(address, None)
+            if found is None or found[0] != size:
+                raise _contradiction(index, event, "there was no such segment afterwards")
+            if found[1][0] != DEFAULT_POOL:
+                start.pools[index] = found[1][0]
+        case "segment_free":
+            if address in start.segments:
+                raise _contradiction(index, event, "the segment was there afterwards")
+            start.segments[address] = (size, (pool or DEFAULT_POOL, size <= SMALL_SEGMENT, stream))
+        case "segment_map" | "segment_unmap":
+            assert owner is not None
+            stretches, seen = start.mapped.setdefault(owner, Intervals()), start.seen.setdefault(owner, set())
+            seen.add(address)
+            done = stretches.remove if action == "segment_map" else stretches.add
+            if not done(address, address + size):
+                raise _contradiction(index, event, "those pages were not so afterwards")
+            if not stretches:
+                seen.clear()  # the range is new here; one before it lay elsewhere
+
+
+def _contradiction(index: int, event: Event, why: str) -> SnapshotError:
+    return SnapshotError(f"trace and segments contradict each other: event {index} is {event[0]} at {event[1]}, and {why}.")

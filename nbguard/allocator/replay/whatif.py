@@ -1,0 +1,186 @@
+"""What a recorded program would have met under other settings of the allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.driver import Addresses, SimulatedDriver
+from nbguard.allocator.model.policy import parse_version, tie_break
+from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.allocator.replay.program import Op, program, room
+from nbguard.allocator.replay.replay import DeviceReplay, Recorded, best_play, recorded
+from nbguard.allocator.snapshot.snapshot import Snapshot
+from nbguard.errors import SimulatedOutOfMemoryError
+
+Progress = Callable[[int, int], None]
+"""Called after each run with (runs done, runs in all)."""
+
+_ORDERS = (Addresses(), Addresses("descending"), Addresses("scattered", 1), Addresses("scattered", 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that found no room. `position` is that in the trace, `number` counts requests from 1; sizes in bytes."""
+
+    position: int
+    number: int
+    size: int
+    allocated: int
+    reserved: int
+    holders: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run under some settings. `passed` counts requests that were refused when recorded, and were not here."""
+
+    peak_reserved: int
+    peak_allocated: int
+    refusal: Refusal | None
+    passed: int
+    retries: int
+    driver_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Some settings and how they fare; one outcome for each order of addresses that was tried."""
+
+    settings: AllocatorSettings
+    outcomes: tuple[Outcome, ...]
+    is_recorded: bool = False
+
+    @property
+    def worst(self) -> Outcome:
+        """The outcome to count on: with a refusal if any has one, then the largest peak."""
+        return max(self.outcomes, key=lambda outcome: (outcome.refusal is not None, outcome.peak_reserved))
+
+    @property
+    def least_peak(self) -> int:
+        """The lowest peak of reserved bytes over the orders of addresses."""
+        return min(outcome.peak_reserved for outcome in self.outcomes)
+
+    @property
+    def peak(self) -> int:
+        """The highest peak of reserved bytes over the orders of addresses."""
+        return max(outcome.peak_reserved for outcome in self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What settings would have done for one device. `capacity` is None where nobody knows it: then nothing runs out."""
+
+    replay: DeviceReplay
+    rows: tuple[Row, ...]
+    capacity: int | None
+    requests: int
+    snapshot: Snapshot
+
+
+def what_if(
+    snapshot: Snapshot,
+    device: int,
+    confs: Iterable[str] = (),
+    torch_version: str | None = None,
+    capacity: int | None = None,
+    fraction: float | None = None,
+    progress: Progress | None = None,
+) -> WhatIf:
+    """Replay a device under its recorded settings, then under others.
+
+    Args:
+        snapshot: from `load_snapshot`.
+        device: its number.
+        confs: settings to try; a choice that suits the version where there are none.
+        torch_version: that recorded it, where no file says so.
+        capacity: bytes that the allocator can have in all, where an out-of-memory event or the file beside do not tell.
+        fraction: of `capacity` that the process may take, where nobody says so.
+        progress: called after each run.
+
+    Raises:
+        SettingsError: settings to try are none.
+        SnapshotError: trace and segments contradict each other.
+    """
+    source = recorded(snapshot, device, torch_version, capacity, fraction)
+    version = parse_version(source.torch_version)
+    tried = [AllocatorSettings.parse(conf, version if source.is_version_known else None) for conf in confs]
+    replay = best_play(source)[1]
+    space = capacity if capacity is not None else _room(source, snapshot)
+    settings = [source.settings, *dict.fromkeys(tried or _choice(source, version))]
+    settings[1:] = [each for each in settings[1:] if each != source.settings]
+    orders = _ORDERS if tie_break(parse_version(replay.torch_version)) == "address" else _ORDERS[:1]
+    rows = []
+    for number, each in enumerate(settings):
+        outcomes = []
+        for index, order in enumerate(orders):
+            outcomes.append(run(source, each, space, replay.torch_version, replace(order)))
+            if progress is not None:
+                progress(number * len(orders) + index + 1, len(settings) * len(orders))
+        rows.append(Row(each, tuple(outcomes), is_recorded=not number))
+    requests = len(source.start.blocks) + sum(event[0] in ("alloc", "oom") for event in source.trace.events)
+    return WhatIf(replay, tuple(rows), space, requests, snapshot)
+
+
+def run(
+    source: Recorded, settings: AllocatorSettings, capacity: int | None, torch_version: str, addresses: Addresses | None = None
+) -> Outcome:
+    """Run a recorded program from an empty allocator, up to its end or the first request that is refused only here."""
+    driver = SimulatedDriver(capacity, addresses=addresses)
+    total = source.capacity if source.capacity is not None else capacity
+    model = CachingAllocator(settings, total, source.fraction, torch_version, driver)
+    live: dict[int, tuple[int, Op]] = {}
+    passed = number = 0
+    refusal = None
+    for op in program(source):
+        model.events.clear()
+        if op.kind == "free":
+            if op.name in live:
+                model.free(live.pop(op.name)[0])
+        elif op.kind in ("empty_cache", "maybe_retry"):
+            if op.kind == "empty_cache" or capacity is None:
+                model.empty_cache()
+        else:
+            number += 1
+            try:
+                address = model.malloc(op.size, op.stream, op.pool)
+            except SimulatedOutOfMemoryError:
+                refusal = refusal or _refusal(op, number, model, live)
+                if op.kind == "refused":
+                    continue
+                break  # the recorded program went on from here, and nobody knows what this one would have done
+            if op.kind == "refused":
+                passed += 1
+                model.free(address)  # what the program would have done with it is not recorded
+            else:
+                live[op.name] = (address, op)
+    retries = model.num_alloc_retries
+    return Outcome(model.peak_reserved, model.peak_allocated, refusal, passed, retries, driver.calls)
+
+
+def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple[int, Op]]) -> Refusal:
+    """Say what was in use when a request was refused: (stack, bytes, blocks) by where it was asked for, largest first."""
+    by_stack: dict[int, list[int]] = {}
+    for address, held in live.values():
+        by_stack.setdefault(held.stack, []).append(model.live[address].size)
+    holders = sorted(((stack, sum(sizes), len(sizes)) for stack, sizes in by_stack.items()), key=lambda each: -each[1])
+    return Refusal(op.position, number, op.size, model.allocated, model.reserved, tuple(holders[:5]))
+
+
+def _room(source: Recorded, snapshot: Snapshot) -> int | None:
+    """Return what the allocator could have: by an out-of-memory event, else what it had and the device had left."""
+    found = room(source)
+    if found is None and source.device < len(snapshot.beside.frees):
+        found = snapshot.beside.frees[source.device] + sum(segment.total_size for segment in source.segments)
+    return found
+
+
+def _choice(source: Recorded, version: tuple[int, int]) -> list[AllocatorSettings]:
+    """Return settings that are worth trying."""
+    confs = ["", "expandable_segments:True", "max_split_size_mb:128", "max_split_size_mb:512", "roundup_power2_divisions:8"]
+    if source.is_version_known and version >= (2, 11):
+        confs.append("large_segment_size_mb:64")
+    if source.fraction is not None and source.fraction < 1 and source.capacity is not None:
+        confs.append("garbage_collection_threshold:0.8")
+    return [AllocatorSettings.parse(conf, None) for conf in confs]

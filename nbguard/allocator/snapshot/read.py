@@ -1,0 +1,121 @@
+"""Reads snapshot files: `torch.cuda.memory._dump_snapshot`'s pickles since torch 2.0, and the same as JSON, gzip'd or not.
+
+A file is foreign until shown otherwise. Whatever it holds, reading it runs none of it, ends, and ends in a `Snapshot` or
+in one `SnapshotError`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nbguard.allocator.snapshot.schema import parse_snapshot
+from nbguard.allocator.snapshot.sidecar import read_beside
+from nbguard.allocator.snapshot.snapshot import Snapshot
+from nbguard.allocator.snapshot.unpickle import Progress, unpickle
+from nbguard.errors import SnapshotError
+from nbguard.units import format_bytes
+
+MAX_BYTES = 4 * 1024**3
+"""A larger file, or one that unpacks to more, is refused."""
+
+_CHUNK = 1 << 24
+_PLAIN = 1 << 26
+_DENSEST = 250
+"""Content of more than `_PLAIN` bytes that is so many times its packed size is made to fill memory: snapshots reach some 60."""
+_LONGEST_NUMBER = 24
+_BYTES_PER_CONTAINER = 8
+"""Fewer than this on the average are no content, and would fill many times the size of the file."""
+
+
+def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes: int = MAX_BYTES) -> Snapshot:
+    """Return the snapshot in a file, with what a file beside it (`FILE.nbguard.json`) adds.
+
+    Args:
+        path: a pickle or JSON file, gzip'd or not: a whole snapshot, or the list of segments alone.
+        progress: called now and then with (bytes done, bytes in all).
+        max_bytes: the largest content that is read.
+
+    Raises:
+        SnapshotError: the file cannot be read, is no snapshot, is damaged, or holds what no snapshot holds.
+    """
+    path = Path(path)
+    data = _content(path, max_bytes)
+    try:
+        raw = _decode(data, progress)
+        size = len(data)
+        del data
+        return parse_snapshot(raw, size, read_beside(path))
+    except SnapshotError as error:
+        raise SnapshotError(f"{path.name}: {error}") from None
+    except MemoryError:
+        raise SnapshotError(f"{path.name}: there is not enough memory to read it.") from None
+
+
+def _content(path: Path, max_bytes: int) -> bytes:
+    try:
+        if not path.is_file():
+            raise SnapshotError(f"{path}: there is no such file." if not path.exists() else f"{path}: this is not a file.")
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise SnapshotError(f"{path.name}: more than {format_bytes(max_bytes)} are not read.")
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_packed else path.open("rb") as content:
+            parts, total = [], 0
+            while part := content.read(_CHUNK):
+                parts.append(part)
+                total += len(part)
+                if total > max(_PLAIN, _DENSEST * size):
+                    raise SnapshotError(f"{path.name}: it unpacks to more than {_DENSEST} times its size, as no snapshot does.")
+                if total > max_bytes:
+                    raise SnapshotError(f"{path.name}: it unpacks to more than {format_bytes(max_bytes)}, which are not read.")
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        if isinstance(error, SnapshotError):
+            raise
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is packed by gzip, and damaged"
+        raise SnapshotError(f"{path.name}: {why}.") from None
+    return b"".join(parts)
+
+
+def _decode(data: bytes, progress: Progress | None) -> Any:
+    start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+    if not start:
+        raise SnapshotError("the file is empty.")
+    if start in (b"{", b"["):
+        raw = _read_json(data)
+        if progress is not None:
+            progress(len(data), len(data))
+        return raw
+    if start == b"<":
+        raise SnapshotError("this is a web page; give the snapshot that it was made from.")
+    if data[:4] == b"PK\x03\x04":
+        raise SnapshotError(
+            "this is a zip archive, as torch.save writes; a snapshot comes from torch.cuda.memory._dump_snapshot."
+        )
+    return unpickle(data, progress)
+
+
+def _read_json(data: bytes) -> Any:
+    if data.count(b"[") + data.count(b"{") > len(data) // _BYTES_PER_CONTAINER + 1000:
+        raise SnapshotError("not a snapshot that can be read: the JSON is made of empty containers.")
+    try:
+        return json.loads(data.removeprefix(b"\xef\xbb\xbf"), parse_int=_integer, parse_constant=_no_number)
+    except RecursionError:
+        raise SnapshotError("not a snapshot that can be read: the JSON is nested too deep.") from None
+    except ValueError as error:
+        where = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise SnapshotError(f"not a snapshot that can be read: the JSON is damaged or ends too early{where}.") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _LONGEST_NUMBER:
+        raise ValueError("too long")
+    return int(digits)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")

@@ -1,0 +1,66 @@
+"""The file beside a snapshot, `FILE.nbguard.json`: what PyTorch's format has no place for and a replay needs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.errors import SnapshotError
+
+_SUFFIX = ".nbguard.json"
+_LARGEST = 1 << 20
+
+
+def beside(path: str | Path) -> Path:
+    """Return where the file beside a snapshot lies."""
+    path = Path(path)
+    return path.with_name(path.name + _SUFFIX)
+
+
+def beside_data(facts: Beside) -> dict[str, Any]:
+    """Return what such a file says as JSON-ready data; more keys may stand beside these."""
+    return {"nbguard": 1} | asdict(facts)
+
+
+def read_beside(path: str | Path) -> Beside:
+    """Return what stands beside a snapshot; nothing known where there is no such file. Raises SnapshotError if damaged."""
+    place = beside(path)
+    try:
+        if not place.is_file():
+            return Beside()
+        if place.stat().st_size > _LARGEST:
+            raise ValueError("too large")
+        raw = json.loads(place.read_text(encoding="utf-8"))
+        if not isinstance(raw, dict) or raw.get("nbguard") != 1:
+            raise ValueError("not ours")
+        return Beside(
+            _one(raw, "torch_version", str),
+            _one(raw, "settings", str),
+            _many(raw, "totals", int),
+            _many(raw, "frees", int),
+            _many(raw, "fractions", float),
+            _many(raw, "names", str),
+        )
+    except (OSError, ValueError, RecursionError):
+        raise SnapshotError(f"{place.name} beside it is damaged; take it away to read the snapshot without it.") from None
+
+
+def _one(raw: dict[str, Any], key: str, kind: type) -> Any:
+    value = raw.get(key)
+    if value is not None and type(value) is not kind:
+        raise ValueError(key)
+    return value
+
+
+def _many(raw: dict[str, Any], key: str, kind: type) -> Any:
+    values = raw.get(key, [])
+    if not isinstance(values, list) or any(
+        type(value) not in (kind, int) or (kind is str) != (type(value) is str) for value in values
+    ):
+        raise ValueError(key)
+    if any(not 0 <= value < 2**60 for value in values if kind is not str):
+        raise ValueError(key)
+    return tuple(kind(value) for value in values)

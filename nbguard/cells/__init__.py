@@ -1,0 +1,1 @@
+"""Hooks around the user's cells and the ledger of each cell's memory."""

@@ -1,0 +1,171 @@
+"""Carry out a cleanup plan and measure it.
+
+Only references are removed, never contents. Each step is on its own: what cannot be done is reported and the rest goes on;
+an interrupt stops after the step it falls into, and the outcome says which steps were done.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from nbguard.cleanup.apply.freed_bytes import Gains
+from nbguard.cleanup.apply.interrupts import Interrupts
+from nbguard.cleanup.apply.parking import unpark
+from nbguard.cleanup.apply.steps import STEPS, Step, park_storages
+from nbguard.cleanup.plan.parking import Unparked
+from nbguard.cleanup.plan.plan import Action, Outcome, Plan
+from nbguard.cleanup.plan.verdict import verdict
+from nbguard.errors import NbguardError
+from nbguard.memory.facts import Facts
+from nbguard.memory.gradients import idle_gradients, zero_grad
+from nbguard.memory.graph import holders, reach_of_roots, storages_of
+from nbguard.scan.devices.cuda import lasting_error
+from nbguard.scan.scan import Look, Notebook, look
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def uncover() -> int:
+    """Undo what hides stale memory from a look: frozen objects, and the weights that autocast's cache keeps in C++.
+
+    Return the bytes that this alone gave back, where the device's allocator counts them.
+    """
+    gc.unfreeze()
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return 0
+    before = _counted("memory_allocated") or 0
+    torch.clear_autocast_cache()
+    return before - (_counted("memory_allocated") or 0)
+
+
+def bring_back(names: Sequence[str]) -> Unparked:
+    """Bring back what is parked under `names` (everything, without names), while no other cleanup runs."""
+    with Interrupts() as interrupts, _alone():
+        return unpark(names, lambda: interrupts.happened)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keep others out. To be entered inside of `Interrupts`: one that came right after the lock was taken would keep it."""
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise NbguardError("another cleanup is running: wait for it to end, then try again")
+    try:
+        yield
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
+def apply(plan: Plan, notebook: Notebook, seen: Look, uncovered: int = 0) -> Outcome:
+    """Carry out `plan`, made from what `seen` found in `notebook`, and return what it really gave back.
+
+    `uncovered` bytes have been given back before the look.
+    """
+    with Interrupts() as interrupts, _alone():
+        outcome = _apply(plan, notebook, seen, interrupts)
+        return replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered)
+
+
+def _apply(plan: Plan, notebook: Notebook, seen: Look, interrupts: Interrupts) -> Outcome:
+    reserved_before = _counted("memory_reserved")
+    done: list[Action] = []
+    undone: list[tuple[str, str]] = []
+    gains = Gains()
+    for action in plan.actions:
+        if interrupts.happened:
+            undone.append((action.label, "interrupted"))
+            continue
+        reason = _step(Step(action, notebook, seen.witness, plan.storages, interrupts, gains))
+        if reason:
+            undone.append((action.label, reason))
+        else:
+            done.append(action)
+    outcome = _measure(plan, notebook, seen, done, undone, reserved_before, interrupts.happened)
+    return replace(
+        outcome,
+        realised=outcome.realised + gains.device,
+        before=outcome.before + gains.device,
+        host=gains.host if plan.request.workers else None,
+    )
+
+
+def _step(step: Step) -> str:
+    """Carry out one action; return why it could not be done, or an empty string."""
+    try:
+        if step.action.kind == "park":  # whatever half-moved means must not exist: it stops by itself, between storages
+            return park_storages(step)
+        with step.interrupts.allowed():
+            STEPS[step.action.kind](step)
+    except KeyboardInterrupt:
+        step.interrupts.happened = True
+        return "interrupted while it ran"
+    except Exception as error:  # noqa: BLE001 - `del` runs the user's own code; whatever it raises is the answer
+        text = error.args[0] if error.args and type(error.args[0]) is str else ""
+        return f"{type(error).__name__}: {text}"
+    return ""
+
+
+def _measure(
+    plan: Plan,
+    notebook: Notebook,
+    seen: Look,
+    done: list[Action],
+    undone: list[tuple[str, str]],
+    reserved: int | None,
+    interrupted: bool,
+) -> Outcome:
+    storages = seen.facts.graph.storages
+    expired = seen.witness.expired()
+    realised = sum(storages[n].nbytes for n in expired & plan.storages)
+    extra = sum(storages[n].nbytes for n in expired - plan.storages)
+    after = look(notebook).facts
+    before = sum(storage.nbytes for storage in storages)
+    reserved_after = _counted("memory_reserved")
+    return Outcome(
+        plan,
+        tuple(done),
+        tuple(undone),
+        realised,
+        extra,
+        before,
+        before - realised - extra,
+        None if reserved is None or reserved_after is None else (reserved, reserved_after),
+        _survivors(plan, seen.facts, expired, after),
+        _left(after),
+        interrupted,
+        verdict=verdict(after, lasting_error()) if plan.request.hard else None,
+    )
+
+
+def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Facts) -> tuple[tuple[str, int], ...]:
+    """Return (holder, bytes) of what was promised and is still there: an honest plan has none."""
+    addresses = {(facts.graph.storages[n].device, facts.graph.storages[n].address) for n in plan.storages - expired}
+    if not addresses:
+        return ()
+    left = {n for n, storage in enumerate(after.graph.storages) if (storage.device, storage.address) in addresses}
+    found = []
+    for holder in holders(after.graph):
+        kept = storages_of(after.graph, reach_of_roots(after.graph, holder.roots)) & left
+        if kept:
+            found.append((holder.path or holder.label, sum(after.graph.storages[n].nbytes for n in kept)))
+    return tuple(found)
+
+
+def _left(after: Facts) -> tuple[tuple[str, int, str], ...]:
+    rows = [(holder.label, holder.retained, holder.what) for holder in holders(after.graph) if not holder.is_shared]
+    gradients = [(f"gradients of {label}, part of it", nbytes, zero_grad(label)) for label, nbytes in idle_gradients(after)]
+    return (*rows, *gradients)
+
+
+def _counted(counter: str) -> int | None:
+    """Return a counter of torch.cuda (`memory_reserved`), all devices together; None where CUDA is not in use."""
+    torch: Any = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return None
+    return sum(int(getattr(torch.cuda, counter)(index)) for index in range(torch.cuda.device_count()))

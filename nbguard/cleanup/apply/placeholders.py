@@ -1,0 +1,64 @@
+"""What stands in a debugger for what a cleanup released: what it was and, of a tensor on a device, its values on the host."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from nbguard.scan.heap.kinds import Kinds
+from nbguard.scan.objects.describe import describe
+
+BUDGET = 256 * 1024**2
+"""Bytes of host memory that one cleanup may spend on values."""
+
+
+class Released:
+    """Stands for an object that a cleanup released. `value` is a copy of a tensor on the host, or None."""
+
+    __slots__ = ("value", "what")
+
+    def __init__(self, what: str, value: Any = None) -> None:
+        self.what = what
+        self.value = value
+
+    def __repr__(self) -> str:
+        values = "" if self.value is None else "; its values: .value"
+        return f"<released by %reset_gpu: {self.what}{values}>"
+
+
+class StandIns:
+    """Makes stand-ins, within a budget of host memory: each tensor that still fits is copied, once however many frames have it.
+
+    Keeps what it was given until it goes itself, so that no id is met twice.
+    """
+
+    def __init__(self, budget: int = BUDGET) -> None:
+        self._left = budget
+        self._kinds = Kinds()
+        self._made: dict[int, tuple[Any, Released]] = {}
+
+    def of(self, value: Any) -> Released:
+        """Return what is to stand for `value`."""
+        if id(value) not in self._made:
+            self._made[id(value)] = value, Released(describe(value, self._kinds), self._copy(value))
+        return self._made[id(value)][1]
+
+    def _copy(self, value: Any) -> Any:
+        """Return a copy of a device's tensor on the host, if that takes no memory of the device.
+
+        Not of a host tensor: that would give back nothing.
+        """
+        if self._kinds.of(type(value)) != "tensor":
+            return None
+        torch: Any = sys.modules["torch"]
+        try:
+            with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                plain = torch.Tensor.detach(value)
+                nbytes = plain.nbytes
+                if plain.device.type in ("cpu", "meta") or nbytes > self._left or not plain.is_contiguous():
+                    return None
+                copy = plain.cpu()
+        except Exception:  # noqa: BLE001 - a device that fails every call, a subclass without storage: then there are no values
+            return None
+        self._left -= nbytes
+        return copy

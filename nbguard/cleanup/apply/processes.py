@@ -1,0 +1,94 @@
+"""List what is on the GPUs besides this kernel, and end what a dead program left behind: by pid and start, and verified."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection
+from dataclasses import replace
+
+from nbguard.cleanup.apply.interrupts import Interrupts
+from nbguard.cleanup.plan.orphans import judge
+from nbguard.memory.processes import DeviceProcess, Process, Zombies
+from nbguard.scan.devices.processes import device_processes, is_alive, surroundings
+
+_PATIENCE = {signal.SIGTERM: 5.0, getattr(signal, "SIGKILL", signal.SIGTERM): 5.0}
+"""Seconds that a process gets to end after each signal."""
+
+
+def find_zombies(pids: Collection[int] = ()) -> Zombies:
+    """Return the processes on the machine's GPUs (those with these pids), judged; this one is left out."""
+    found, reason = device_processes()
+    if not found:
+        return Zombies(unavailable=reason)
+    around = surroundings()
+    judged = [judge(each, around) for each in found if each.process.pid != around.pid]
+    judged.sort(key=lambda each: (not each.is_orphan, -(each.found.used or 0), each.found.process.pid))
+    return Zombies(tuple(each for each in judged if not pids or each.found.process.pid in pids), reason)
+
+
+def end_orphans(zombies: Zombies) -> Zombies:
+    """End the orphans, one after the other, and return what became of them.
+
+    An interrupt stops before the next one; what is known of each is in the result.
+    """
+    ended: list[int] = []
+    remaining: list[tuple[int, str]] = []
+    with Interrupts() as interrupts:
+        for orphan in zombies.orphans:
+            pid = orphan.process.pid
+            if interrupts.happened:
+                remaining.append((pid, "interrupted"))
+                continue
+            try:
+                with interrupts.allowed():
+                    reason = _end(orphan)
+            except KeyboardInterrupt:
+                interrupts.happened = True
+                reason = "interrupted while it was told to end" if is_alive(orphan.process) else ""
+            if reason:
+                remaining.append((pid, reason))
+            else:
+                ended.append(pid)
+        return replace(zombies, asked=True, ended=tuple(ended), remaining=tuple(remaining), interrupted=interrupts.happened)
+
+
+def _end(orphan: DeviceProcess) -> str:
+    """End one orphan; return why it is still there, or an empty string."""
+    process = orphan.process
+    judged = find_zombies((process.pid,)).judged  # once more: it may have changed since the list was made
+    if not any(each.found.process == process and each.is_orphan for each in judged):
+        return "it is no longer an orphan on a GPU" if is_alive(process) else ""
+    for number, patience in _PATIENCE.items():
+        if reason := _signal(process, number):
+            return reason
+        until = time.monotonic() + patience
+        while is_alive(process) and time.monotonic() < until:
+            time.sleep(0.02)
+        if not is_alive(process):
+            return ""
+    return "it does not end, not even by SIGKILL: it waits in the driver, and only that or a restart of the machine ends it"
+
+
+def _signal(process: Process, number: signal.Signals) -> str:
+    """Send a signal to this very process and to no other that has its pid by now; return why not, if so."""
+    with contextlib.ExitStack() as closing:
+        handle = None
+        if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+            with contextlib.suppress(OSError):
+                handle = os.pidfd_open(process.pid)
+                closing.callback(os.close, handle)
+        if not is_alive(process):  # asked with the handle open: from here on the handle means this process or nobody
+            return ""
+        try:
+            if handle is not None:
+                signal.pidfd_send_signal(handle, number)
+            else:
+                os.kill(process.pid, number)
+        except ProcessLookupError:
+            return ""
+        except OSError as error:
+            return f"the system refuses: {error.strerror}"
+    return ""

@@ -1,0 +1,140 @@
+"""The steps of a cleanup, one function for each kind of action. Only references are removed, never contents."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nbguard.cleanup.apply.cache import empty_cache
+from nbguard.cleanup.apply.freed_bytes import Gains
+from nbguard.cleanup.apply.interrupts import Interrupts
+from nbguard.cleanup.apply.loaders import end_workers, return_pinned_memory
+from nbguard.cleanup.apply.parking import park
+from nbguard.cleanup.apply.placeholders import StandIns
+from nbguard.cleanup.apply.registries import forget
+from nbguard.cleanup.apply.tracebacks import release_objects, release_variables
+from nbguard.cleanup.apply.workspaces import clear_workspaces
+from nbguard.cleanup.plan.plan import Action
+from nbguard.scan.heap.walk import Witness
+from nbguard.scan.objects.learners import LEFTOVERS
+from nbguard.scan.roots.namespace import output_places
+from nbguard.scan.roots.tracebacks import ErrorParts, error_parts, parts_by_id, traced_frames
+from nbguard.scan.scan import Notebook
+
+_PASSES = 5
+"""Cycles behind what the collector cannot see through (an object array, a DataFrame) take one more pass for each of them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step needs: its action, the notebook, weak references to what the plan has seen, and what it promised."""
+
+    action: Action
+    notebook: Notebook
+    witness: Witness
+    promised: frozenset[int]
+    interrupts: Interrupts
+    gains: Gains
+
+
+def _delete(step: Step) -> None:
+    (text,) = step.action.names
+    code = compile(f"del {text}", "<%reset_gpu>", "exec")
+    exec(code, {}, step.notebook.namespace)  # noqa: S102 - `del` as the user would; not as globals: exec adds to those
+
+
+def _forget_output(step: Step) -> None:
+    """Take a displayed object out of every place where IPython keeps it; other results stay where they are."""
+    refs = set(step.action.refs)
+    for number in [number for number, value in step.notebook.out.items() if id(value) in refs]:
+        aliases = [
+            (space, name)
+            for space, name in output_places(step.notebook.shell)
+            if name == f"_{number}" and id(space[name]) in refs
+        ]
+        del step.notebook.out[number]
+        for space, name in aliases:
+            del space[name]
+    empty = {"result": None}
+    for space, name in [(space, name) for space, name in output_places(step.notebook.shell) if id(space[name]) in refs]:
+        space[name] = empty.get(name, "")
+
+
+def _release_error(step: Step) -> None:
+    _release_parts(step, error_parts(step.notebook.shell))
+
+
+def _release_kept_error(step: Step) -> None:
+    _release_parts(step, parts_by_id(set(step.action.refs[::2])))
+
+
+def _release_parts(step: Step, found: ErrorParts) -> None:
+    """Put stand-ins in place of what the action names, pairs of (owner, object) by id, in these frames and exceptions."""
+    pairs = set(zip(step.action.refs[::2], step.action.refs[1::2], strict=True))
+    stand_ins = StandIns()
+    release_variables(found.frames, pairs, stand_ins)
+    release_objects(found.errors, pairs, stand_ins)
+
+
+def _drop_compiled(_: Step) -> None:
+    sys.modules["torch._dynamo"].reset()
+
+
+def _forget_copy(step: Step) -> None:
+    forget(step.notebook.shell, step.action.names[0], set(step.action.refs))
+
+
+def _forget_debugger(_: Step) -> None:
+    for frame in traced_frames():
+        frame.f_trace = None
+
+
+def _clear_leftovers(step: Step) -> None:
+    for ref in step.action.refs:
+        known = step.witness.objects.get(ref)
+        learner = None if known is None else known()
+        if learner is not None:
+            for name in step.action.names:
+                if name in LEFTOVERS:
+                    learner.__dict__[name] = LEFTOVERS[name]
+                else:  # an attribute of one of its callbacks
+                    callback, _, attribute = name.partition(".")
+                    learner.__dict__[callback].__dict__.pop(attribute, None)
+
+
+def park_storages(step: Step) -> str:
+    """Park, and return why some of it was left, or an empty string. Stops by itself, between storages, when interrupted."""
+    failure = park(step.action.names[0], step.action.refs, step.witness, lambda: step.interrupts.happened)
+    empty_cache()
+    return failure
+
+
+def _collect(step: Step) -> None:
+    debug = gc.get_debug()
+    gc.set_debug(debug & ~gc.DEBUG_SAVEALL)  # else what is collected would be kept in gc.garbage
+    try:
+        for _ in range(_PASSES):
+            gc.collect()
+            if step.promised <= step.witness.expired():
+                break
+    finally:
+        gc.set_debug(debug)
+    empty_cache()
+
+
+STEPS: dict[str, Callable[[Step], None]] = {
+    "del": _delete,
+    "out": _forget_output,
+    "error": _release_error,
+    "debugger": _forget_debugger,
+    "leftovers": _clear_leftovers,
+    "cache": _forget_copy,
+    "collect": _collect,
+    "kept_error": _release_kept_error,
+    "compiled": _drop_compiled,
+    "workers": lambda step: end_workers(step.action, step.witness, step.gains),
+    "pinned": lambda step: return_pinned_memory(step.gains),
+    "workspaces": lambda step: clear_workspaces(step.gains),
+}

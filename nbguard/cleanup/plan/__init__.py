@@ -1,0 +1,1 @@
+"""Cleanup plans, computed from facts alone. Standard library only."""

@@ -1,0 +1,84 @@
+"""A cleanup plan in the making: steps that take references out of a graph, and what is still reached without them.
+
+What each step gives back is known once all steps are: what is left at the end is walked once, then the steps are undone
+from the last to the first, and what each of them lets reach again is what it frees. One pass, however many steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from nbguard.cleanup.plan.plan import Action
+from nbguard.memory.facts import Facts, Graph
+from nbguard.memory.graph import STALE_KINDS, Edge, nbytes_of, reach, storages_of
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An action with the roots and references that no earlier step has let go of."""
+
+    action: Action
+    gone: frozenset[int]
+    cut: frozenset[Edge]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A plan's actions with their bytes, the storages that go, and the nodes that stay reached."""
+
+    actions: tuple[Action, ...]
+    storages: frozenset[int]
+    alive: frozenset[int]
+
+
+@dataclass
+class Draft:
+    """Steps so far; `gone` and `cut` are the roots and references that all of them let go of."""
+
+    facts: Facts
+    gone: set[int] = field(default_factory=set)
+    cut: set[Edge] = field(default_factory=set)
+    steps: list[Step] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def graph(self) -> Graph:
+        """Return the graph that the plan is made for."""
+        return self.facts.graph
+
+    def add(self, action: Action, gone: Iterable[int] = (), cut: Iterable[Edge] = ()) -> None:
+        """Append a step. To its `nbytes` comes what it lets go of in the graph; None stays: that cannot be known before."""
+        step = Step(action, frozenset(gone) - self.gone, frozenset(cut) - self.cut)
+        self.gone |= step.gone
+        self.cut |= step.cut
+        self.steps.append(step)
+
+    def live(self, blocked: Collection[int] = ()) -> set[int]:
+        """Return the nodes that the user's own roots reach, after what was given up so far, not through `blocked`."""
+        roots = (root for n, root in enumerate(self.graph.roots) if root.kind not in STALE_KINDS and n not in self.gone)
+        return reach(self.graph, (node for root in roots for node in root.nodes), self.cut, blocked)
+
+    def below(self, starts: Iterable[int], blocked: Collection[int] = ()) -> set[int]:
+        """Return the nodes that `starts` lead to, after what was given up so far, not through `blocked`."""
+        return reach(self.graph, starts, self.cut, blocked)
+
+    def settle(self) -> Settled:
+        """Return the plan: each storage is freed by the step after which nothing reaches it."""
+        graph, cut = self.graph, set(self.cut)
+        left = [root for number, root in enumerate(graph.roots) if number not in self.gone]
+        alive = reach(graph, (node for root in left for node in root.nodes), cut)
+        kept, staying = frozenset(alive), storages_of(graph, alive)
+        freed: set[int] = set()
+        actions: list[Action] = []
+        for step in reversed(self.steps):
+            cut -= step.cut
+            starts = [node for root in step.gone for node in graph.roots[root].nodes]
+            starts += [child for parent, child in step.cut if parent in alive]
+            again = reach(graph, starts, cut, blocked=alive)
+            alive |= again
+            back = storages_of(graph, again) - staying - freed
+            freed |= back
+            own = step.action.nbytes
+            actions.append(step.action if own is None else replace(step.action, nbytes=own + nbytes_of(graph, back)))
+        return Settled(tuple(reversed(actions)), frozenset(freed), kept)

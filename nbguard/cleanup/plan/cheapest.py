@@ -1,0 +1,209 @@
+"""The cheapest set of holders after which a request in one piece succeeds: what is stale first, then the fewest bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from nbguard.cleanup.plan.plan import Plan, Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.facts import DeviceFacts, Facts, Segment
+from nbguard.memory.graph import Holder, nbytes_of
+from nbguard.memory.owner_sets import bits_of
+from nbguard.memory.pinning import Held, units
+from nbguard.memory.pools import pools_in_use
+from nbguard.memory.requests import SMALL_MAX, Room, rounded_to_blocks, segment_size
+from nbguard.memory.target import Target
+
+_EXACT_STEPS = 1_000_000
+"""Sets of names times what is asked of each: up to so many, every set is tried."""
+_NOBODYS = 1 << 4096
+"""Stands for blocks that letting names go does not free; above the bit of any candidate."""
+_CANDIDATES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What to let go so that a request of `nbytes` in one piece succeeds on a device.
+
+    `names` are the user's, `and_stale` says that what `%reset_gpu` frees by itself goes too (neither: nothing needs to be
+    done, or nothing helps). `lost` are the bytes of theirs that are freed, `gives_back` what goes back to the device.
+    `is_exact`: every set was tried, none loses less; else a good one found step by step. `enough`: whether the request
+    succeeds then, asked of the plan of that cleanup; None: not known, as what is free on the device is not.
+    """
+
+    nbytes: int
+    names: tuple[str, ...] = ()
+    and_stale: bool = False
+    lost: int = 0
+    gives_back: int = 0
+    is_exact: bool = True
+    enough: bool | None = True
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """Return what does it; none where nothing needs to be done or nothing helps."""
+        if not self.enough:
+            return ()
+        return (*(("%reset_gpu",) if self.and_stale else ()), *((f"%reset_gpu {' '.join(self.names)}",) if self.names else ()))
+
+
+def cheapest_release(facts: Facts, device: DeviceFacts, nbytes: int) -> Release:
+    """Return the cheapest way to a request of `nbytes` on the default stream of `device`."""
+    room = Room(device, pools_in_use(facts))
+    fits = room.fits(nbytes)
+    if fits is not False:
+        return Release(nbytes, enough=fits)
+    stale = plan_cleanup(facts, Request())
+    after = _after(facts, room, stale)
+    if after.fits(nbytes):
+        return Release(nbytes, (), and_stale=True, gives_back=_back(room, after))
+    for names, is_exact in _ways(facts, room, stale, nbytes):
+        plan = plan_cleanup(facts, Request(tuple(Target(name, root=name) for name in names)))
+        for and_stale in (False, True):
+            after = _after(facts, room, plan, *((stale,) if and_stale else ()))
+            if after.fits(nbytes):
+                lost = nbytes_of(facts.graph, plan.storages - stale.storages)
+                return Release(nbytes, names, and_stale, lost, _back(room, after), is_exact)
+    return Release(nbytes, enough=False)
+
+
+def _after(facts: Facts, room: Room, *plans: Plan) -> Room:
+    """Return what requests can have once `plans` have been carried out."""
+    freed = {
+        storage.address
+        for storage in (facts.graph.storages[number] for plan in plans for number in plan.storages)
+        if storage.device == room.device.device
+    }
+    return replace(room, freed=freed, in_use=frozenset.intersection(*(plan.pools for plan in plans)))
+
+
+def _back(before: Room, after: Room) -> int:
+    """Return the bytes by which more can go back to the device."""
+    return after.releasable() - before.releasable()
+
+
+@dataclass(frozen=True, slots=True)
+class _Puzzle:
+    """A request over sets of candidates, as bits: it succeeds if one of `holes` is within the set, or if enough comes back.
+
+    `holes` are what must go for one stretch of blocks; `back` and `losses` the bytes that come back, and that are lost,
+    once all of some candidates are gone; `missing` is what must come back.
+    """
+
+    holes: frozenset[int]
+    back: dict[int, int]
+    losses: dict[int, int]
+    missing: int
+
+    def is_solved(self, chosen: int) -> bool:
+        if any(not hole & ~chosen for hole in self.holes):
+            return True
+        return sum(nbytes for mask, nbytes in self.back.items() if not mask & ~chosen) >= self.missing
+
+    def loss(self, chosen: int) -> int:
+        return sum(nbytes for mask, nbytes in self.losses.items() if not mask & ~chosen)
+
+    def cost(self, chosen: int) -> tuple[int, int]:
+        return self.loss(chosen), chosen.bit_count()
+
+
+def _ways(facts: Facts, room: Room, stale: Plan, nbytes: int) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Yield names to let go, the cheapest first, and whether that is known to be the cheapest."""
+    held = Held.of(facts.graph, room.device, stale.storages)
+    rows = [row for row in held.holders if row.kind == "name"][:_CANDIDATES]
+    bit_of_root = {root: 1 << number for number, row in enumerate(rows) for root in row.roots}
+    masks = [0 if row.stale else _mask(row, bit_of_root) for row in held.holders]
+    puzzle = _puzzle(room, held, masks, nbytes)
+    relevant = 0
+    for mask in (*puzzle.holes, *puzzle.back):
+        relevant |= mask
+    count = relevant.bit_count()
+    work = (1 << min(count, 40)) * (1 + len(puzzle.holes) + len(puzzle.back))
+    is_exact = work <= _EXACT_STEPS and len(rows) < _CANDIDATES
+    chosen = _every_set(puzzle, relevant) if is_exact else _step_by_step(puzzle, relevant)
+    if chosen is not None:
+        yield _names(facts, rows, chosen), is_exact
+    if relevant and puzzle.is_solved(relevant):  # where the plan says that the cheapest is not enough
+        yield _names(facts, rows, relevant), False
+
+
+def _mask(row: Holder, bit_of_root: dict[int, int]) -> int:
+    """Return which candidates must go for the bytes of a holder to be free."""
+    return sum({bit_of_root.get(root, _NOBODYS) for root in row.roots}) if row.roots else _NOBODYS
+
+
+def _names(facts: Facts, rows: Sequence[Holder], chosen: int) -> tuple[str, ...]:
+    """Return every name of the candidates in a set: what has two names is free when both are gone."""
+    return tuple(facts.graph.roots[root].label for number in bits_of(chosen) for root in rows[number].roots)
+
+
+def _puzzle(room: Room, held: Held, masks: Sequence[int], nbytes: int) -> _Puzzle:
+    rounded = rounded_to_blocks(nbytes)
+    small = rounded <= SMALL_MAX
+    need = segment_size(rounded)
+    back: dict[int, int] = {}
+    for unit in units(room.segments, room.in_use):
+        held_blocks = [block for block in unit.live if block.state == "active_allocated"]
+        mask = 0
+        for block in held_blocks:
+            mask |= masks[held.place(block)]
+        if held_blocks and not mask & _NOBODYS:  # where all wait for streams, emptying the cache gives it back anyway
+            back[mask] = back.get(mask, 0) + unit.gives_back
+    holes = {mask for each in room.serving(small=small) for mask in _holes(each, held, masks, rounded)}
+    losses: dict[int, int] = {}
+    for holder, mask in zip(held.holders, masks, strict=True):
+        if holder.retained and not mask & _NOBODYS:
+            losses[mask] = losses.get(mask, 0) + holder.retained
+    return _Puzzle(frozenset(holes), back, losses, room.missing(need))
+
+
+def _holes(segment: Segment, held: Held, masks: Sequence[int], rounded: int) -> Iterator[int]:
+    """Yield what must go for each shortest stretch of blocks that is large enough."""
+    blocks = segment.blocks
+    owners = [0 if block.state == "inactive" else masks[held.place(block)] for block in blocks]
+    owners = [_NOBODYS if block.state == "active_pending_free" else o for o, block in zip(owners, blocks, strict=True)]
+    end = size = 0
+    for start, block in enumerate(blocks):
+        while size < rounded and end < len(blocks):
+            size += blocks[end].size
+            end += 1
+        if size < rounded:
+            return
+        mask = 0
+        for owner in owners[start:end]:
+            mask |= owner
+        if not mask & _NOBODYS:
+            yield mask
+        size -= block.size
+
+
+def _every_set(puzzle: _Puzzle, relevant: int) -> int | None:
+    """Return the cheapest set of candidates that is enough, by trying all."""
+    best: int | None = None
+    chosen = relevant
+    while chosen:  # every subset of `relevant`, by the usual trick
+        if (best is None or puzzle.cost(chosen) < puzzle.cost(best)) and puzzle.is_solved(chosen):
+            best = chosen
+        chosen = (chosen - 1) & relevant
+    return best
+
+
+def _step_by_step(puzzle: _Puzzle, relevant: int) -> int | None:
+    """Return a good set: the best of each hole, and of candidates taken by what they give for what is lost, then pruned."""
+    if not puzzle.is_solved(relevant):
+        return None
+    holes = sorted(puzzle.holes, key=puzzle.cost)[:1]
+    single = {1 << number: 0 for number in bits_of(relevant)}
+    for mask, nbytes in puzzle.back.items():
+        for number in bits_of(mask):
+            single[1 << number] += nbytes // mask.bit_count()
+    chosen = 0
+    for bit in sorted(single, key=lambda bit: single[bit] / (1 + puzzle.loss(bit)), reverse=True):
+        chosen |= bit
+        if puzzle.is_solved(chosen):
+            break
+    for bit in sorted(single, key=puzzle.loss, reverse=True):
+        if chosen & bit and puzzle.is_solved(chosen & ~bit):
+            chosen &= ~bit
+    return min([*holes, chosen], key=puzzle.cost)

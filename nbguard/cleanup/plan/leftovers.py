@@ -1,0 +1,65 @@
+"""What an interrupted fit left on a Learner that is kept and idle: the batch, the prediction, the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from nbguard.cleanup.plan.builder import Draft
+from nbguard.cleanup.plan.plan import Action
+from nbguard.memory.facts import Graph, LearnerFact
+from nbguard.memory.graph import Edge
+from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+
+_HARMLESS = frozenset({"loss_grad", "progress.pbar", "progress.mbar"})
+_LOSS = 1024
+"""A fit that ended well leaves these too: the bare number of the loss, bars over a loader still in use. Not worth a word
+unless more bytes than this come back."""
+
+
+def clear_leftovers(draft: Draft, only: Collection[int] | None = None) -> None:
+    """Drop them, of Learners that are among the nodes `only` if these are given.
+
+    A Learner that only an exception of the user's leads to stays as the exception left it.
+    """
+    graph = draft.graph
+    live = draft.live(blocked={n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")})
+    wanted = live if only is None else live & set(only)
+    idle = [fact for fact in draft.facts.learners if fact.node in wanted and not fact.is_running and fact.leftovers]
+    cuts = [{edge for name in fact.leftovers for edge in _attribute_edges(graph, fact.node, name)} for fact in idle]
+    for fact, cut, is_worth_it in _worth(draft, idle, cuts):
+        if cut and is_worth_it:
+            label = f"{fact.summary}: {', '.join(fact.leftovers)} of its last batch cleared"
+            draft.add(Action("leftovers", label, 0, refs=(graph.nodes[fact.node].ref,), names=fact.leftovers), cut=cut)
+
+
+def _worth(draft: Draft, idle: list[LearnerFact], cuts: list[set[Edge]]) -> Iterator[tuple[LearnerFact, set[Edge], bool]]:
+    """Yield each Learner with its references, and whether they are worth a word, given that those before it go.
+
+    All are judged in one pass: without any of these references, and with a bit for each of them, where does it lead?
+    """
+    graph = draft.graph
+    edges = {edge: number for number, edge in enumerate(sorted({edge for cut in cuts for edge in cut}), start=1)}
+    left = [node for number, root in enumerate(graph.roots) if number not in draft.gone for node in root.nodes]
+    owners = owners_of_nodes(graph, [left, *([child] for _, child in edges)], draft.cut | edges.keys()) if edges else []
+    behind: dict[int, dict[int, int]] = {}
+    for storage, mask in enumerate(owners_of_storages(graph, owners) if edges else ()):
+        if mask and not mask & 1:
+            for bit in bits_of(mask):
+                behind.setdefault(bit, {}).setdefault(mask, 0)
+                behind[bit][mask] += graph.storages[storage].nbytes
+    gone = 0
+    for fact, cut in zip(idle, cuts, strict=True):
+        own = sum(1 << edges[edge] for edge in cut)
+        found = {mask: nbytes for edge in cut for mask, nbytes in behind.get(edges[edge], {}).items()}
+        freed = sum(nbytes for mask, nbytes in found.items() if mask & ~gone and not mask & ~(gone | own))
+        is_worth_it = freed >= _LOSS or not _HARMLESS.issuperset(fact.leftovers)
+        gone |= own if is_worth_it else 0
+        yield fact, cut, is_worth_it
+
+
+def _attribute_edges(graph: Graph, owner: int, name: str) -> set[Edge]:
+    """Return the references that go when the attribute `name` of the node `owner` (`xb`, `progress.pbar`) is removed."""
+    first, _, rest = name.partition(".")
+    places = {owner, *(child for child, label in graph.nodes[owner].references if not label)}
+    edges = {(place, child) for place in places for child, label in graph.nodes[place].references if label == f".{first}"}
+    return {edge for _, child in edges for edge in _attribute_edges(graph, child, rest)} if rest else edges

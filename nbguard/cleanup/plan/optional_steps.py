@@ -1,0 +1,94 @@
+"""Steps of a cleanup that the user has to ask for: they take something from what is still in use."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from nbguard.cleanup.plan.builder import Draft
+from nbguard.cleanup.plan.last_error import released, shell_of
+from nbguard.cleanup.plan.plan import Action
+from nbguard.cleanup.plan.workers import actions_on_workers, pinned_action, workers_left
+from nbguard.cleanup.plan.workspaces import Workspaces, clearable_workspaces
+from nbguard.memory.facts import Graph
+from nbguard.memory.graph import STALE_KINDS, leading_to, nbytes_of, reach, storages_of
+from nbguard.memory.owner_sets import owners_of_nodes
+from nbguard.units import format_bytes
+
+
+def kept_errors(graph: Graph) -> dict[str, set[int]]:
+    """Return the exceptions that the user's names lead to (a variable, a future, a task, a list of them), by name.
+
+    What a running function leads to as well is in use: it is left out.
+    """
+    exceptions = {n for n, node in enumerate(graph.nodes) if node.kind == "traceback" and node.type_name != "traceback"}
+    exceptions -= reach(graph, (n for root in graph.roots if root.kind == "frame" for n in root.nodes))
+    if not exceptions:
+        return {}
+    named = [root for root in graph.roots if root.kind in ("name", "module")]
+    owners = owners_of_nodes(graph, [root.nodes for root in named])
+    found = {root.label: {n for n in exceptions if owners[n] >> number & 1} for number, root in enumerate(named)}
+    return {label: errors for label, errors in found.items() if errors}
+
+
+def held_by_errors(graph: Graph, errors: Set[int]) -> int:
+    """Return the bytes that only the frames of these exceptions hold, among what the user's own roots lead to."""
+    own = {node for root in graph.roots if root.kind not in STALE_KINDS for node in root.nodes}
+    shell = shell_of(graph, errors)
+    return nbytes_of(graph, storages_of(graph, reach(graph, own)) - storages_of(graph, reach(graph, own, blocked=shell)))
+
+
+def release_kept_errors(draft: Draft) -> None:
+    """Release what the frames of exceptions hold that the user keeps. The exceptions stay, with message and lines."""
+    graph = draft.graph
+    by_name = kept_errors(graph)
+    shell = shell_of(graph, {n for errors in by_name.values() for n in errors})
+    holding = (number for number, node in enumerate(graph.nodes) if node.storages)
+    leading = leading_to(graph, holding, blocked=draft.live(blocked=shell) | shell)
+    for name, errors in by_name.items():
+        found = released(graph, shell_of(graph, errors), leading, draft.cut)
+        if found.cut:
+            s = "s" if len(found.names) > 1 else ""
+            what = f"{name}: {len(found.names)} variable{s} of its exception's frames released"
+            detail = "the exception stays, with its message and its lines"
+            draft.add(Action("kept_error", what, 0, detail, found.refs, found.names), cut=found.cut)
+
+
+def drop_compiled(draft: Draft) -> None:
+    """Drop what torch.compile has compiled, for live models too: they compile again at their next call."""
+    if any(learner.is_running for learner in draft.facts.learners):
+        draft.skipped.append("compiled code is in use by a running fit: it stays")
+    elif not draft.facts.has_compiled:
+        draft.skipped.append("nothing has been compiled here (torch.compile): there is nothing to drop")
+    else:
+        draft.add(Action("compiled", "compiled code dropped", None, "live models compile again at their next call"))
+
+
+def end_workers(draft: Draft, given_up: set[int] | None) -> None:
+    """End the workers of DataLoaders that nothing runs over, of those that were given up where there are targets."""
+    for action, cut in actions_on_workers(draft.facts, given_up):
+        draft.add(action, cut=cut)
+    draft.skipped += workers_left(draft.facts, given_up)
+
+
+def give_pinned_memory_back(draft: Draft) -> None:
+    """Give page-locked host memory back that nothing uses."""
+    if (pinned := pinned_action(draft.facts)) is not None:
+        draft.add(pinned)
+
+
+def clear_workspaces(draft: Draft) -> Workspaces:
+    """Clear the workspaces of cuBLAS, where that is safe, and return them."""
+    found = clearable_workspaces(draft.facts)
+    if found.nbytes:
+        draft.add(found.action)
+    elif found.why_not:
+        draft.skipped.append(found.why_not)
+    return found
+
+
+def words_on_kept_error(label: str, nbytes: int) -> str:
+    """Return the sentence on a name whose exception holds memory."""
+    return (
+        f"{label} keeps an exception whose frames hold {format_bytes(nbytes)}: `%reset_gpu --errors` releases them and keeps "
+        "the exception"
+    )

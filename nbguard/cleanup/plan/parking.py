@@ -1,0 +1,188 @@
+"""Plan a parking: which storages of an experiment move to host memory, and which must stay where they are, and why.
+
+Nothing is freed for good and no name changes: a parked tensor is the same Python object with its data elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from nbguard.cleanup.plan.plan import Action, Plan, Request
+from nbguard.errors import TargetError
+from nbguard.memory.facts import IN_THREAD, Facts, Graph
+from nbguard.memory.finding import Finding
+from nbguard.memory.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, storages_of
+from nbguard.memory.pools import given_back, pools_in_use
+from nbguard.memory.target import Target
+from nbguard.units import format_bytes
+
+_TASKS = ("coroutine", "async_generator")
+_PART_OF_IT = ("model", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Unparked:
+    """What `--unpark` brought back: bytes and tensors by name, and (name, bytes, why) of what is still parked."""
+
+    names: tuple[str, ...]
+    nbytes: int
+    tensors: int
+    devices: tuple[str, ...]
+    left: tuple[tuple[str, int, str], ...] = ()
+
+
+def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, str]) -> Plan:
+    """Return what parking `targets` would move. `fixed` says of storages (by number) why they cannot be moved.
+
+    Raises:
+        TargetError: a target is in use by code that runs now, or there is nothing to move.
+    """
+    targets = tuple(targets)
+    _refuse_cuda_graphs(facts)
+    graph, taken, actions = facts.graph, set[int](), []
+    entries = {target.text: _entries(graph, target) for target in targets}
+    below = {text: _below(graph, nodes) for text, nodes in entries.items()}
+    together = {node for nodes in below.values() for node in nodes}
+    needed, stays = _needed_by_others(facts, together), dict(fixed) | _in_wrappers(graph) | _in_private_pools(facts)
+    skipped: dict[str, set[int]] = {}
+    for text, nodes in below.items():
+        wanted = storages_of(graph, nodes) - taken
+        _refuse_running(facts, text, nodes)
+        for storage in wanted:
+            reason = needed.get(storage) or stays.get(storage)
+            if reason:
+                skipped.setdefault(reason, set()).add(storage)
+        moved = {n for n in wanted if n not in needed and n not in stays and graph.storages[n].nbytes}
+        taken |= moved
+        if moved:
+            actions.append(_action(facts, text, nodes, moved))
+    if not actions:
+        raise TargetError(_nothing(facts, [target.text for target in targets], skipped))
+    storages = frozenset(taken)
+    words = tuple(f"{format_bytes(nbytes_of(graph, found))} stays: {reason}" for reason, found in skipped.items())
+    promised = nbytes_of(graph, storages)
+    in_use = pools_in_use(facts)
+    reserved = given_back(facts, storages, in_use)
+    return Plan(Request(targets), tuple(actions), storages, promised, reserved, words, in_use)
+
+
+def _entries(graph: Graph, target: Target) -> set[int]:
+    if target.root:
+        return {node for root in graph.roots if root.label == target.root for node in root.nodes}
+    return {number for number, node in enumerate(graph.nodes) if node.ref == target.value}
+
+
+def _below(graph: Graph, entries: Collection[int]) -> set[int]:
+    """Return what belongs to the targets: not what an exception of theirs leads to, which is half the notebook."""
+    return reach(graph, entries, blocked={n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")})
+
+
+def _refuse_cuda_graphs(facts: Facts) -> None:
+    keepers = {node for pool in facts.pools for node in pool.keepers if facts.graph.nodes[node].type_name == "CUDAGraph"}
+    for root in facts.graph.roots if keepers else ():
+        way = shortest_path(facts.graph, root, keepers)
+        if way:
+            text = path_text(facts.graph, root, way, shorten=4)
+            raise TargetError(
+                f"the CUDA graph {text} replays with the addresses it was captured with: free it first, then park"
+            )
+
+
+def _refuse_running(facts: Facts, text: str, nodes: set[int]) -> None:
+    """Refuse what a fit, another thread or a waiting task works on: its tensors must not move under its hands.
+
+    A function of this thread that holds it is waiting for the parking to return, and finds the same names afterwards.
+    """
+    graph = facts.graph
+    if any(learner.is_running and learner.node in nodes for learner in facts.learners):
+        raise TargetError(f"a fit is running on {text}: park it when the fit has ended")
+    wanted = storages_of(graph, nodes)
+    for root in graph.roots:
+        if IN_THREAD in root.label and root.kind == "frame" and wanted & storages_of(graph, reach(graph, root.nodes)):
+            raise TargetError(f"{text} is in use by {root.label}: park it when that has ended")
+    for number, node in enumerate(graph.nodes):
+        if node.type_name in _TASKS and number not in nodes and wanted & storages_of(graph, reach(graph, (number,))):
+            raise TargetError(f"a {node.type_name} that waits has {text} in its hands: park it when that has ended")
+
+
+def _needed_by_others(facts: Facts, together: set[int]) -> dict[int, str]:
+    """Return why storages stay that a Learner needs which is not parked: it must go on working."""
+    graph = facts.graph
+    found: dict[int, str] = {}
+    for root in graph.roots:
+        if root.kind in STALE_KINDS:
+            continue
+        others = {node for node in reach(graph, root.nodes) if graph.nodes[node].kind == "learner"} - together
+        if others:
+            name = path_text(graph, root, shortest_path(graph, root, others), shorten=4)
+            reason = f"{name} needs it too (park both, or neither)"
+            found = dict.fromkeys(storages_of(graph, _below(graph, others)), reason) | found
+    return found
+
+
+def _in_wrappers(graph: Graph) -> dict[int, str]:
+    """Return the storages inside tensors that have none of their own: sparse ones, and subclasses that wrap others."""
+    inside = {
+        child
+        for node in graph.nodes
+        if node.kind == "tensor" and not node.storages
+        for child, label in node.references
+        if label not in (" → graph", " → base", ".grad") and graph.nodes[child].kind == "tensor"
+    }
+    return dict.fromkeys(storages_of(graph, inside), "it is part of a sparse or wrapped tensor")
+
+
+def _in_private_pools(facts: Facts) -> dict[int, str]:
+    places = {
+        (device.device, block.address)
+        for device in facts.devices
+        for segment in device.segments or ()
+        if segment.is_private
+        for block in segment.blocks
+    }
+    numbers = (n for n, storage in enumerate(facts.graph.storages) if (storage.device, storage.address) in places)
+    return dict.fromkeys(numbers, "it is in a pool of its own (CUDA graph, MemPool)")
+
+
+def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action:
+    parts = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in _parts(facts.graph, nodes, moved))
+    where = "host memory" if facts.tracked != "cpu" else "a file, as there is no GPU here"
+    detail = f"{parts} → {where}; %reset_gpu --unpark {text} brings it back"
+    return Action("park", f"{text} parked", nbytes_of(facts.graph, moved), detail, tuple(sorted(moved)), (text,))
+
+
+def _parts(graph: Graph, nodes: set[int], moved: set[int]) -> Iterator[tuple[str, int]]:
+    """Yield (what, bytes) of what is parked, in the words of a training loop; the bytes re-add."""
+    left = set(moved)
+    gradients = {child for n in nodes for child, label in graph.nodes[n].references if label == ".grad"}
+    starts = [("gradients", gradients)]
+    starts += [(kind, {n for n in nodes if graph.nodes[n].kind == kind}) for kind in _PART_OF_IT]
+    for name, start in starts:
+        found = left & storages_of(graph, start if name == "gradients" else _below(graph, start))
+        left -= found
+        if found:
+            yield name, nbytes_of(graph, found)
+    if left:
+        yield ("tensors" if len(left) == len(moved) else "other tensors"), nbytes_of(graph, left)
+
+
+def _nothing(facts: Facts, texts: list[str], skipped: Mapping[str, set[int]]) -> str:
+    names = " ".join(texts)
+    reasons = "; ".join(f"{format_bytes(nbytes_of(facts.graph, found))}: {reason}" for reason, found in skipped.items())
+    if reasons:
+        return f"{names} cannot be parked. {reasons}"
+    parked = ", ".join(dict.fromkeys(fact.label for fact in facts.parked))
+    hint = f"; parked now: {parked}" if parked else ""
+    return f"{names} holds no memory of {facts.tracked} that could be parked{hint}"
+
+
+def parked_findings(facts: Facts) -> Iterator[Finding]:
+    """Say what is parked, and how it comes back."""
+    by_label: dict[str, int] = {}
+    for fact in facts.parked:
+        by_label[fact.label] = by_label.get(fact.label, 0) + fact.nbytes
+    where = "host memory" if facts.tracked != "cpu" else "files"
+    for label, nbytes in by_label.items():
+        back = f"%reset_gpu --unpark {label}"
+        yield Finding("parked", f"{label} is parked ({format_bytes(nbytes)} in {where}): `{back}` brings it back", back)

@@ -1,0 +1,108 @@
+"""After the hardest cleanup: what is still taken, by whom, and whether only a restart of the kernel would help. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbguard.memory.breakdown import NOT_OURS, parts_of
+from nbguard.memory.facts import DeviceFacts, Facts
+from nbguard.memory.graph import STALE_KINDS, Holder, holders
+from nbguard.memory.pools import pools_in_use
+from nbguard.memory.unheld import unheld
+from nbguard.units import MiB, format_bytes
+
+_WORTH_A_RESTART = 64 * MiB
+_SHARE = 0.01
+"""What only a restart gives back, besides the context, is worth one from so many bytes and this share of the device on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A part of what the kernel still takes. `needs_restart`: no command gives it back."""
+
+    name: str
+    nbytes: int
+    note: str
+    needs_restart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What this kernel still takes, in parts that re-add to `total`, and what a restart would mean.
+
+    `gain` are the bytes that only a restart gives back, the context's included; `loses` how many names lead to memory.
+    """
+
+    rest: tuple[Rest, ...]
+    total: int
+    gain: int
+    is_needed: bool
+    loses: int
+    reason: str
+
+
+_NOTES = {
+    "your names": "`%reset_gpu NAME` or `%reset_gpu --all` frees it",
+    "running code": "comes back when it ends",
+    "kept results": "displayed results and copies that are kept: %gpumem names each",
+    "libraries": "no name of yours leads to it",
+    "cuBLAS workspaces": "cleared by `%reset_gpu --hard` when nothing runs and no CUDA graph is there",
+    "CUDA graphs": "of graph pools that no Python object holds",
+    "not held by Python": "buffers and caches of C++ libraries",
+    "free, but not returnable": "comes back with the blocks beside it, or the CUDA graph whose pool it is",
+    "context": "CUDA itself in this kernel",
+}
+_RESTART = ("libraries", "CUDA graphs", "not held by Python", "context")
+
+
+def verdict(facts: Facts, broken: str = "") -> Verdict:
+    """Return the verdict on what `facts` show, `broken` being the error that CUDA answers every call with, if it does."""
+    sums: dict[str, int] = {}
+    for device in facts.devices:
+        for name, nbytes in _parts(facts, device):
+            sums[name] = sums.get(name, 0) + nbytes
+    rest = tuple(Rest(name, sums[name], _NOTES[name], name in _RESTART) for name in _NOTES if sums.get(name))
+    total = sum(part.nbytes for part in rest)
+    gain = sum(part.nbytes for part in rest if part.needs_restart)
+    beside_context = gain - sums.get("context", 0)
+    size = sum(device.total or 0 for device in facts.devices)
+    is_needed = bool(broken) or beside_context >= max(_WORTH_A_RESTART, _SHARE * size)
+    names = sum(root.kind in ("name", "module") for root in facts.graph.roots)
+    return Verdict(rest, total, gain, is_needed, names, _reason(rest, gain, is_needed, names, broken))
+
+
+def _parts(facts: Facts, device: DeviceFacts) -> Iterator[tuple[str, int]]:
+    """Yield (name, bytes) of what this kernel takes of a device, as in the report's bar and table."""
+    rows = (*holders(facts.graph, device.device), *unheld(facts.graph, device))
+    for row in rows:
+        yield _class_of(facts, row), row.retained
+    for part in parts_of(device, sum(row.retained for row in rows), facts.pid, pools_in_use(facts)):
+        if part.name == "context":
+            yield "context", part.nbytes
+        elif part.name != "allocated" and part.name not in NOT_OURS:
+            yield "free, but not returnable", part.nbytes
+
+
+def _class_of(facts: Facts, row: Holder) -> str:
+    if not row.roots:
+        return row.label
+    kinds = {facts.graph.roots[root].kind for root in row.roots}
+    if kinds & {"name", "module"}:
+        return "your names"
+    if "frame" in kinds:
+        return "running code"
+    return "kept results" if kinds & STALE_KINDS else "libraries"
+
+
+def _reason(rest: tuple[Rest, ...], gain: int, is_needed: bool, names: int, broken: str) -> str:
+    what = ", ".join(f"{part.name} {format_bytes(part.nbytes)}" for part in rest if part.needs_restart)
+    that = "1 name that leads" if names == 1 else f"{names} names that lead"
+    loses = f"it loses every variable, {that} to memory among them"
+    if broken:
+        return f"a restart of the kernel is needed: CUDA answers every call with an error ({broken}); {loses}"
+    if not gain:
+        return "a restart of the kernel is not needed: it would give back nothing that a command does not"
+    if is_needed:
+        return f"only a restart of the kernel gives back {format_bytes(gain)} more ({what}); {loses}"
+    return f"a restart of the kernel is not needed: it would give back only {format_bytes(gain)} ({what})"

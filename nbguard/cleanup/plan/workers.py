@@ -1,0 +1,163 @@
+"""Worker processes of DataLoader iterators: which may be ended, by which name they are known, and what that costs.
+
+Pure. What a running function reaches, or something that Python does not show (the `for` loop over it), is in use and is
+never ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from nbguard.cleanup.plan.plan import Action
+from nbguard.memory.facts import Facts
+from nbguard.memory.finding import Finding
+from nbguard.memory.graph import STALE_KINDS, Edge, path_text, reach, shortest_path
+from nbguard.memory.processes import WorkersFact, pids_text
+from nbguard.units import format_bytes
+
+Use = Literal["idle", "held", "stale", "in use"]
+"""`idle`: a DataLoader keeps them for its next epoch. `held`: of an iterator in mid-epoch that a name of the user's leads to.
+`stale`: of an iterator that no name leads to."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSet:
+    """The workers of one iterator in the words of the user; `edges` are the references that their DataLoaders let go."""
+
+    fact: WorkersFact
+    use: Use
+    label: str
+    edges: frozenset[Edge] = frozenset()
+
+    @property
+    def words(self) -> str:
+        """Return what they are, e.g. `2 workers of dl`."""
+        count = len(self.fact.processes)
+        what = f"{count} worker{'s' if count > 1 else ''}" if count else "pin-memory thread without workers"
+        return f"{what} of {self.label}"
+
+    @property
+    def pids(self) -> str:
+        """Return their pids in words."""
+        return pids_text([process.pid for process in self.fact.processes]) or "no process"
+
+
+def worker_sets(facts: Facts) -> tuple[WorkerSet, ...]:
+    """Return the workers of every iterator that has some."""
+    if not facts.workers:
+        return ()
+    graph = facts.graph
+    kept = {
+        (parent, fact.node)
+        for fact in facts.workers
+        if fact.node is not None
+        for loader in fact.loaders
+        for parent in (loader, *(child for child, label in graph.nodes[loader].references if not label))
+        if fact.node in graph.nodes[parent].children
+    }
+    running = _reached(facts, {"frame"})
+    users = _reached(facts, {"name", "module"})
+    beside = _reached(facts, {"name", "module"}, kept)
+    stale = _reached(facts, STALE_KINDS)
+    found = []
+    for fact in facts.workers:
+        use: Use
+        if fact.node is None:
+            use = "stale"
+        elif fact.is_in_use or fact.node in running:
+            use = "in use"
+        elif fact.node in users:
+            use = "held" if fact.is_midway and fact.node in beside else "idle"
+        else:
+            use = "stale" if fact.node in stale else "in use"  # only a library's: whose it is cannot be told
+        edges = frozenset(edge for edge in kept if edge[1] == fact.node)
+        found.append(WorkerSet(fact, use, _label(facts, fact, use), edges))
+    return tuple(found)
+
+
+def _reached(facts: Facts, kinds: set[str] | frozenset[str], cut: set[Edge] | frozenset[Edge] = frozenset()) -> set[int]:
+    starts = (node for root in facts.graph.roots if root.kind in kinds for node in root.nodes)
+    return reach(facts.graph, starts, cut)
+
+
+def _label(facts: Facts, fact: WorkersFact, use: Use) -> str:
+    """Return the shortest way to write where the iterator (or the loader that keeps it) is.
+
+    Of one that is in use, a library's way tells nothing: it is the loop's own `enumerate` or generator, now and then met.
+    """
+    if fact.node is None:
+        return "an iterator that is gone"
+    goals = {*fact.loaders} if fact.loaders and use != "held" else {fact.node}
+    order = ("name", "module", "frame", "error", "out", "cache", "garbage", "library")
+    telling_nothing = STALE_KINDS | {"library"} if use == "in use" else frozenset()
+    best: tuple[int, int, str] | None = None
+    for root in facts.graph.roots:
+        path = shortest_path(facts.graph, root, goals)
+        if path and root.kind not in telling_nothing:
+            found = (order.index(root.kind), len(path), path_text(facts.graph, root, path, shorten=5))
+            best = found if best is None else min(best, found)
+    return best[2] if best else "a DataLoader"
+
+
+def actions_on_workers(facts: Facts, within: set[int] | None) -> Iterator[tuple[Action, frozenset[Edge]]]:
+    """Yield the steps that end workers (of iterators among the nodes `within`, if given) with the references they remove."""
+    graph = facts.graph
+    for found in worker_sets(facts):
+        fact = found.fact
+        if found.use == "in use" or (within is not None and fact.node not in within):
+            continue
+        refs = () if fact.node is None else tuple(graph.nodes[node].ref for node in (fact.node, *fact.loaders))
+        host = "" if fact.host is None else f", {format_bytes(fact.host)} of host memory"
+        detail = f"{found.pids}{host}; {_AFTERWARDS[found.use]}"
+        label = f"{found.words} ended"
+        given = (str(fact.given),)  # by which the step sees whether somebody has gone on with it
+        yield Action("workers", label, 0, detail, refs, given, fact.host or 0, fact.processes), found.edges
+
+
+def pinned_action(facts: Facts) -> Action | None:
+    """Return the step that gives unused page-locked host memory back, where there is a pinned allocator in use."""
+    if facts.pinned is None:
+        return None
+    unused = facts.pinned.reserved - facts.pinned.active
+    detail = f"{format_bytes(unused)} of host memory now, and what this cleanup adds to it"
+    return Action("pinned", "pinned host memory that nothing uses given back", 0, detail, host=unused)
+
+
+_AFTERWARDS = {
+    "idle": "the next epoch starts new ones",
+    "held": "in mid-epoch: batches not given yet are lost, and next() on it says so",
+    "stale": "no name leads to them",
+}
+
+
+def workers_left(facts: Facts, within: set[int] | None) -> Iterator[str]:
+    """Yield, in words, the workers that a plan leaves running, and why."""
+    for found in worker_sets(facts):
+        if found.use == "in use" and (within is None or found.fact.node in within):
+            yield f"{found.words} ({found.pids}) go on: in use by what runs"
+
+
+def idle_workers(facts: Facts) -> Iterator[Finding]:
+    """Yield a finding for workers that wait: for the next epoch, or for a `next()` that may never come."""
+    for found in worker_sets(facts):
+        count = len(found.fact.processes)
+        s = "s" if count != 1 else ""
+        host = "" if found.fact.host is None else f" ({format_bytes(found.fact.host)} of host memory)"
+        if found.use == "idle":
+            yield Finding(
+                "workers",
+                f"{found.label} keeps {count} idle worker{s}{host}: `%reset_gpu --workers` ends them, the next epoch starts "
+                "new ones",
+                "%reset_gpu --workers",
+            )
+        elif found.use == "held":
+            is_name = any(root.kind == "name" and root.label == found.label for root in facts.graph.roots)
+            command = f"%reset_gpu {found.label}" if is_name and not found.fact.loaders else "%reset_gpu --workers"
+            sentence = f"{found.label} keeps {count} worker{s} running in mid-epoch{host}: `{command}` ends them"
+            yield Finding("workers", sentence, command)
+        elif found.use == "stale":
+            it = "them" if s else "it"
+            sentence = f"{found.words} {'run' if s else 'runs'} though no name leads to {it}{host}"
+            yield Finding("workers", f"{sentence}: `%reset_gpu --workers` ends {it}", "%reset_gpu --workers")

@@ -1,0 +1,123 @@
+"""`python -m nbguard replay FILE…` and `python -m nbguard whatif FILE…`: recorded memory snapshots on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nbguard.errors import NbguardError
+from nbguard.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from nbguard.allocator.snapshot.snapshot import Snapshot
+
+_LARGE = 32 * 1024**2
+"""From this size on, reading a file shows how far it is."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return 0 if all went well, 1 if a replay is not exact, 2 if a file or an option cannot be used."""
+    options = _parser().parse_args(arguments)
+    status = 0
+    for name in options.files:
+        try:
+            snapshot = _load(name)
+            status = max(status, options.run(name, snapshot, options))
+        except NbguardError as error:
+            print(f"nbguard: {error}", file=sys.stderr)
+            status = 2
+        except BrokenPipeError:
+            return 2
+    return status
+
+
+def _replay(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
+    from nbguard.allocator.replay.replay import replay
+    from nbguard.snapshots.render_replay import replay_json, replay_text
+
+    found = replay(snapshot, options.torch, options.capacity, options.fraction)
+    print(json.dumps(replay_json(name, found)) if options.json else replay_text(name, found), flush=True)
+    return 0 if all(each.is_exact for each in found) else 1
+
+
+def _whatif(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
+    from nbguard.allocator.replay.whatif import what_if
+    from nbguard.snapshots.render_replay import whatif_json, whatif_text
+
+    for device in snapshot.devices:
+        progress = _show("runs") if not options.json else None
+        given = (options.torch, options.capacity, options.fraction)
+        found = what_if(snapshot, device, options.set, *given, progress=progress)
+        print(json.dumps(whatif_json(name, found)) if options.json else whatif_text(name, found) + "\n", flush=True)
+    return 0
+
+
+def _load(name: str) -> Snapshot:
+    from nbguard.allocator.snapshot.read import load_snapshot
+
+    return load_snapshot(name, _show("read", _LARGE))
+
+
+def _show(what: str, least: int = 1) -> _Progress | None:
+    """Return what shows progress on a terminal; nothing where nobody looks."""
+    return _Progress(what, least) if sys.stderr.isatty() else None
+
+
+class _Progress:
+    def __init__(self, what: str, least: int) -> None:
+        self.what, self.least = what, least
+
+    def __call__(self, done: int, total: int) -> None:
+        if total < self.least:
+            return
+        amounts = (done, total) if self.what == "runs" else (format_bytes(done), format_bytes(total))
+        text = f"{self.what} {amounts[0]} of {amounts[1]}" if done < total else ""
+        print(f"\r{text:<60}\r", end="", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m nbguard", description="What nbguard says of recorded memory snapshots.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    replay = commands.add_parser("replay", help="replay the recorded trace and say how much of it is reproduced")
+    replay.set_defaults(run=_replay)
+    whatif = commands.add_parser("whatif", help="replay it under other settings of the allocator")
+    whatif.add_argument(
+        "--set", action="append", default=[], metavar="CONF", help="settings to try, as in PYTORCH_ALLOC_CONF; may be repeated"
+    )
+    whatif.set_defaults(run=_whatif)
+    for command in (replay, whatif):
+        command.add_argument("files", nargs="+", metavar="FILE", help="from torch.cuda.memory._dump_snapshot, or as JSON")
+        command.add_argument("--json", action="store_true", help="one JSON object per line; bytes as integers")
+        command.add_argument("--torch", type=_version, metavar="VERSION", help="the PyTorch that recorded it, such as 2.13")
+        command.add_argument("--fraction", type=_share, metavar="X", help="of it that the process might take, such as 0.5")
+        command.add_argument("--capacity", type=_bytes, metavar="SIZE", help="memory of the device, such as 16GiB")
+    return parser
+
+
+def _version(text: str) -> str:
+    from nbguard.allocator.model.policy import parse_version
+
+    try:
+        parse_version(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _share(text: str) -> float:
+    try:
+        if 0 < float(text) <= 1:
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is no share; write it as 0.5")
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,114 @@
+"""Why something is still alive: the ways in which each root leads to it, and the line that would cut each."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+
+from nbguard.memory.facts import EXPERIMENT_KINDS, Facts, Graph, Root
+from nbguard.memory.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, shortest_paths, storages_of
+from nbguard.memory.owner_sets import bits_of, owners_of_nodes
+
+_PER_ROOT = 4
+"""So many ways are shown of one root; one exception can hold a Learner by dozens of variables."""
+_FIXED = ("tuple", "frozenset", "mappingproxy")
+_ENDED_BY = "ended by "
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One way in which a root keeps the thing alive, `steps` in the order in which one would write them.
+
+    `release` is the line that cuts it, where there is one. `storages_only`: the way leads to its memory, not to the object.
+    """
+
+    steps: tuple[str, ...]
+    cell: int | None
+    stale: bool
+    release: str
+    storages_only: bool
+
+    @property
+    def text(self) -> str:
+        """Return the path as one expression: `runs['a'].learn`."""
+        return "".join(self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The answer of `%gpumem why NAME`. `nbytes` is what the thing reaches.
+
+    `more` counts, by root, the ways that are not among `paths`.
+    """
+
+    name: str
+    what: str
+    nbytes: int
+    paths: tuple[Path, ...]
+    more: tuple[tuple[str, int], ...] = ()
+
+
+def explain(facts: Facts, name: str, node: int, what: str) -> Why:
+    """Return why the object at `node`, called `name`, and the memory behind it are alive."""
+    graph = facts.graph
+    storages = storages_of(graph, reach(graph, (node,)))
+    carriers = {n for n, fact in enumerate(graph.nodes) if storages.intersection(fact.storages)}
+    parents = {n for n, fact in enumerate(graph.nodes) if node in fact.children}
+    paths, more = list[Path](), list[tuple[str, int]]()
+    leading = owners_of_nodes(graph, [root.nodes for root in graph.roots])
+    of_interest = reduce(or_, (leading[n] for n in carriers | {node}))
+    for root in (graph.roots[number] for number in bits_of(of_interest)):
+        found = [_path(graph, root, way) for way in _ways(graph, root, node, parents)]
+        found = list({path.text: path for path in reversed(found)}.values())[::-1]
+        if not found and (way := shortest_path(graph, root, carriers)):
+            found = [_path(graph, root, way, storages_only=True)]
+        paths += found[:_PER_ROOT]
+        more += [(root.label, len(found) - _PER_ROOT)] if len(found) > _PER_ROOT else []
+    first = {path.steps[0]: len(path.text) for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
+    paths.sort(key=lambda path: (path.storages_only, path.stale, first[path.steps[0]], path.steps[0], len(path.text)))
+    return Why(name, what, nbytes_of(graph, storages), tuple(paths), tuple(more))
+
+
+def _ways(graph: Graph, root: Root, node: int, parents: Collection[int]) -> list[tuple[int, ...]]:
+    """Return the shortest way to `node` by each object that refers to it, none of them through `node` itself."""
+    ways = [(node,)] if node in root.nodes else []
+    return ways + sorted(((*way, node) for way in shortest_paths(graph, root, parents, {node}).values()), key=len)
+
+
+def _path(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool = False) -> Path:
+    labels = [dict(graph.nodes[parent].references).get(child, "") for parent, child in pairwise(way)]
+    steps = (root.label, *(label for label in labels if label))
+    return Path(steps, root.cell, root.kind in STALE_KINDS, _release(graph, root, way), storages_only)
+
+
+def _release(graph: Graph, root: Root, way: tuple[int, ...]) -> str:
+    """Return the line that cuts this way where least is lost: right before the experiment or the thing itself."""
+    if root.kind in STALE_KINDS:
+        return f"%reset_gpu {root.label}" if root.kind == "out" else "%reset_gpu"
+    if root.what.startswith(_ENDED_BY):
+        return root.what.removeprefix(_ENDED_BY)
+    for place, number in enumerate(way):
+        text = path_text(graph, root, way[: place + 1])
+        if graph.nodes[number].type_name == "_lru_cache_wrapper" and root.kind in ("name", "module"):
+            return f"{text}.cache_clear()"
+    if root.kind in ("name", "module"):
+        entry = next((place for place, n in enumerate(way) if graph.nodes[n].kind in EXPERIMENT_KINDS), len(way) - 1)
+        while entry and not _can_delete(graph, root, way[: entry + 1]):
+            entry -= 1
+        text = path_text(graph, root, way[: entry + 1])
+        return f"%reset_gpu {text}" if root.kind == "name" else f"{text} = None"
+    return "wait until it ends" if root.kind == "frame" else ""
+
+
+def _can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
+    """Say whether the last step of a way is one that `del` takes: not out of a tuple, nor through a closure."""
+    try:
+        ast.parse(f"del {path_text(graph, root, way)}")
+    except SyntaxError:
+        return False
+    label = dict(graph.nodes[way[-2]].references).get(way[-1], "")
+    return label not in ("", ".__self__") and graph.nodes[way[-2]].type_name not in _FIXED

@@ -1,0 +1,115 @@
+"""Where the allocator's free memory is: what can go back to the device, and what is stranded between live blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from nbguard.memory.facts import Block, PoolId, Segment
+
+EXPANDABLE_PAGE = {"small": 2 * 1024**2, "large": 20 * 1024**2}
+
+
+@dataclass(frozen=True, slots=True)
+class Fragmentation:
+    """Bytes of some segments. `allocated + pending + releasable + stranded + kept == reserved`.
+
+    `releasable` goes back to the device with `torch.cuda.empty_cache()`; `stranded` is free but shares its segment with a
+    live block; `kept` is free but belongs to a private pool in use, so that only its CUDA graph or MemPool can have it.
+    `largest_free` is the largest block that can be handed out without asking the device.
+    """
+
+    reserved: int
+    allocated: int
+    pending: int
+    releasable: int
+    stranded: int
+    kept: int
+    largest_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKey:
+    """What shares free blocks: segments of one pool, one stream and one size class (requests up to 1 MiB, or above)."""
+
+    pool: PoolId
+    stream: int
+    is_small: bool
+
+
+def by_pool(
+    segments: Iterable[Segment], freed: Collection[int] = (), in_use: Collection[PoolId] = ()
+) -> dict[PoolKey, Fragmentation]:
+    """Return `fragmentation` of each pool by itself, everybody's first; the sums are those of all segments."""
+    groups: dict[PoolKey, list[Segment]] = {}
+    for segment in segments:
+        groups.setdefault(PoolKey(segment.pool, segment.stream, segment.is_small), []).append(segment)
+    keys = sorted(groups, key=lambda key: (key.pool, key.stream, not key.is_small))
+    return {key: fragmentation(groups[key], freed, in_use) for key in keys}
+
+
+def fragmentation(segments: Iterable[Segment], freed: Collection[int] = (), in_use: Collection[PoolId] = ()) -> Fragmentation:
+    """Sum up segments, as if the blocks at the addresses `freed` were free already.
+
+    A whole free segment can be returned, of an expandable segment every whole page that lies in free space. Private pools
+    that are `in_use` give nothing back. The rules are PyTorch's `empty_cache`.
+    """
+    reserved = allocated = pending = releasable = kept = largest = 0
+    for segment in segments:
+        reserved += segment.total_size
+        for run in free_runs(segment, freed):
+            largest = max(largest, run[1])
+            if segment.pool in in_use:
+                kept += run[1]
+            else:
+                releasable += returnable_part(segment, *run)[1]
+        for block in segment.blocks:
+            if not is_free(block, freed):
+                allocated += block.size if block.state == "active_allocated" else 0
+                pending += block.size if block.state != "active_allocated" else 0
+    stranded = reserved - allocated - pending - releasable - kept
+    return Fragmentation(reserved, allocated, pending, releasable, stranded, kept, largest)
+
+
+def stranded_pages(segments: Iterable[Segment]) -> int:
+    """Return the bytes of whole pages that lie in free blocks between live ones, wherever page borders fall.
+
+    So much of what is stranded, at least, an expandable segment with its blocks in the same places would give back.
+    """
+    found = 0
+    for segment in segments:
+        page = EXPANDABLE_PAGE["small" if segment.is_small else "large"]
+        runs = (size for _, size in free_runs(segment) if size != segment.total_size)
+        found += sum(max(0, (size - page + 1) // page) * page for size in runs)
+    return found
+
+
+def unit_pages(segment: Segment) -> int:
+    """Return the bytes in which a segment goes back to the device: all of it, or one page of an expandable one."""
+    return EXPANDABLE_PAGE["small" if segment.is_small else "large"] if segment.is_expandable else segment.total_size
+
+
+def is_free(block: Block, freed: Collection[int]) -> bool:
+    """Return whether a block is free, or would be with those at the addresses `freed`."""
+    return block.state == "inactive" or block.address in freed
+
+
+def free_runs(segment: Segment, freed: Collection[int] = ()) -> Iterator[tuple[int, int]]:
+    """Yield (address, size) of each stretch of free blocks; neighbours that are free merge."""
+    start = size = 0
+    for block in segment.blocks:
+        if is_free(block, freed):
+            start = start if size else block.address
+            size += block.size
+        elif size:
+            yield start, size
+            size = 0
+    if size:
+        yield start, size
+
+
+def returnable_part(segment: Segment, start: int, size: int) -> tuple[int, int]:
+    """Return (address, size) of what `empty_cache` gives back of a stretch of free blocks; size 0 for nothing."""
+    page = unit_pages(segment)
+    first, last = -(-(start - segment.address) // page), (start + size - segment.address) // page
+    return segment.address + first * page, max(0, last - first) * page

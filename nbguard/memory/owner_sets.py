@@ -1,0 +1,141 @@
+"""Owner sets: for each node of a graph, which of several groups of starting nodes lead to it, all groups in one pass.
+
+A set of owners is an int with a bit for each group. Most nodes have one owner, and one walk finds them: each group in turn
+marks what no earlier one has. Only below a node that a second group runs into can there be several owners. That part is
+condensed into its strongly connected components, whose members have the same owners, and the sets flow down from
+component to component, each looked at once. So the time grows with the graph, not with the number of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+
+from nbguard.memory.facts import Graph
+
+Children = Sequence[Sequence[int]]
+
+_BLOCKED = -1
+_NO_CUT: frozenset[tuple[int, int]] = frozenset()
+
+
+def owners_of_nodes(
+    graph: Graph, groups: Iterable[Iterable[int]], cut: Set[tuple[int, int]] = _NO_CUT, blocked: Iterable[int] = ()
+) -> list[int]:
+    """Return, by node, the groups that lead to it: bit n stands for the n-th of `groups`, each some nodes to start from.
+
+    Without the references in `cut`, (parent, child) pairs, and not through the nodes `blocked`.
+    """
+    children = _without(graph, cut)
+    owners = [0] * len(children)
+    for node in blocked:
+        owners[node] = _BLOCKED
+    met = _mark(children, groups, owners)
+    if met:
+        _spread(children, met, owners)
+    return [0 if found == _BLOCKED else found for found in owners] if blocked else owners
+
+
+def owners_of_storages(graph: Graph, owners: Iterable[int]) -> list[int]:
+    """Return, by storage, the owners of the nodes that hold it; `owners` as `owners_of_nodes` returns them."""
+    found = [0] * len(graph.storages)
+    for node, mask in zip(graph.nodes, owners, strict=True):
+        if mask:
+            for storage in node.storages:
+                found[storage] |= mask
+    return found
+
+
+def bits_of(mask: int) -> Iterator[int]:
+    """Yield the numbers of the groups in a set of owners, lowest first."""
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def _without(graph: Graph, cut: Set[tuple[int, int]]) -> list[Sequence[int]]:
+    children: list[Sequence[int]] = [node.children for node in graph.nodes]
+    for parent in {parent for parent, _ in cut}:
+        children[parent] = [child for child in children[parent] if (parent, child) not in cut]
+    return children
+
+
+def _mark(children: Children, groups: Iterable[Iterable[int]], owners: list[int]) -> dict[int, int]:
+    """Give each node that is reached its first owner; return the others' owners of nodes that they ran into."""
+    met: dict[int, int] = {}
+    for number, entries in enumerate(groups):
+        own = 1 << number
+        todo: list[int] = []
+        below: Iterable[int] = entries
+        while True:
+            for node in below:
+                known = owners[node]
+                if not known:
+                    owners[node] = own
+                    todo.append(node)
+                elif known != own and known != _BLOCKED:
+                    met[node] = met.get(node, 0) | own
+            if not todo:
+                break
+            below = children[todo.pop()]
+    return met
+
+
+def _spread(children: Children, met: Mapping[int, int], owners: list[int]) -> None:
+    """Complete the owners of all nodes below those that more than one group ran into."""
+    for node, more in met.items():
+        owners[node] |= more
+    for component in reversed(_components(children, met, owners)):
+        mask = 0
+        for node in component:
+            mask |= owners[node]
+        for node in component:
+            owners[node] = mask
+            for child in children[node]:
+                if owners[child] != _BLOCKED:
+                    owners[child] |= mask
+
+
+def _components(children: Children, starts: Iterable[int], owners: Sequence[int]) -> list[list[int]]:
+    """Return the strongly connected components below `starts`, each after all that it leads to (Tarjan, without recursion)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    open_nodes: list[int] = []
+    done: set[int] = set()
+    found: list[list[int]] = []
+    for start in starts:
+        if start in index:
+            continue
+        index[start] = low[start] = len(index)
+        open_nodes.append(start)
+        path = [(start, iter(children[start]))]
+        while path:
+            node, below = path[-1]
+            for child in below:
+                if child not in index:
+                    if owners[child] != _BLOCKED:
+                        index[child] = low[child] = len(index)
+                        open_nodes.append(child)
+                        path.append((child, iter(children[child])))
+                        break
+                elif child not in done and index[child] < low[node]:
+                    low[node] = index[child]
+            else:
+                path.pop()
+                if path and low[node] < low[path[-1][0]]:
+                    low[path[-1][0]] = low[node]
+                if low[node] == index[node]:
+                    component = _pop_until(open_nodes, node)
+                    done.update(component)
+                    found.append(component)
+    return found
+
+
+def _pop_until(nodes: list[int], last: int) -> list[int]:
+    """Take nodes off the end, up to and with `last`."""
+    at = len(nodes) - 1
+    while nodes[at] != last:
+        at -= 1
+    taken = nodes[at:]
+    del nodes[at:]
+    return taken

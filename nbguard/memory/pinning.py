@@ -1,0 +1,255 @@
+"""What keeps free memory from going back to the device: the live blocks of each segment, by who holds them.
+
+PyTorch gives back whole segments, of an expandable one whole pages. So one tensor of 512 bytes keeps 20 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from nbguard.memory.facts import Block, DeviceFacts, Graph, PoolId, Segment
+from nbguard.memory.fragmentation import unit_pages
+from nbguard.memory.graph import Holder, holdings, path_text, shortest_paths
+from nbguard.memory.unheld import unheld_blocks
+
+_PENDING = Holder("waiting for a stream", "pending", 0, 0, None, "freed, and used by another stream", stale=False, roots=())
+_CHANGED = Holder("changed meanwhile", "library", 0, 0, None, "run it again", stale=False, roots=())
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Memory that goes back to the device as one: a segment, or pages of an expandable one that live blocks join.
+
+    `live` are its blocks that are not free; `gives_back` the bytes that `empty_cache` returns once they are.
+    """
+
+    segment: Segment
+    address: int
+    size: int
+    live: tuple[Block, ...]
+    gives_back: int
+
+    @property
+    def stranded(self) -> int:
+        """Bytes that are free in it."""
+        return self.size - sum(block.size for block in self.live)
+
+
+def units(segments: Iterable[Segment], in_use: Collection[PoolId] = ()) -> Iterator[Unit]:
+    """Yield every unit with a live block in it; none of the private pools `in_use`, which give nothing back.
+
+    Their `stranded` re-adds to that of `fragmentation`; each one's `gives_back` comes back however the others stand.
+    """
+    for segment in segments:
+        if segment.pool not in in_use:
+            yield from _units(segment)
+
+
+def _units(segment: Segment) -> Iterator[Unit]:
+    page = unit_pages(segment)
+    live: list[Block] = []
+    first = last = 0
+    for block in segment.blocks:
+        if block.state == "inactive":
+            continue
+        if not segment.is_expandable:
+            live.append(block)
+            continue
+        start, end = ((at - segment.address) // page for at in (block.address, block.address + block.size - 1))
+        if live and start > last:
+            yield _unit(segment, page, first, last, live)
+            live = []
+        first = first if live else start
+        last = end
+        live.append(block)
+    if live:
+        yield _unit(segment, page, first, last, live)
+
+
+def _unit(segment: Segment, page: int, first: int, last: int, live: Sequence[Block]) -> Unit:
+    end = min((last + 1) * page, segment.total_size)
+    return Unit(segment, segment.address + first * page, end - first * page, tuple(live), (end // page - first) * page)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Who holds the blocks of a device: `holders`, and the place of each block's among them, by address."""
+
+    holders: tuple[Holder, ...]
+    by_address: Mapping[int, int]
+    storages: Mapping[int, int]
+
+    @classmethod
+    def of(cls, graph: Graph, device: DeviceFacts, freed: Set[int]) -> Held:
+        """Return the holders of `device`; `freed` are the storages that a cleanup would free, see `all_holders`."""
+        rows: list[Holder] = []
+        places: dict[int, int] = {}
+        numbers = {s.address: n for n, s in enumerate(graph.storages) if s.device == device.device}
+        for row, storages in holdings(graph, device.device):
+            places |= dict.fromkeys((graph.storages[number].address for number in storages), len(rows))
+            rows.append(replace(row, stale=row.stale and storages <= freed))
+        for row, blocks in unheld_blocks(graph, device):
+            places |= dict.fromkeys((block.address for block in blocks), len(rows))
+            rows.append(row)
+        return cls((*rows, _PENDING, _CHANGED), places, numbers)
+
+    def place(self, block: Block) -> int:
+        """Return the place of a live block's holder among `holders`."""
+        if block.state == "active_pending_free":
+            return len(self.holders) - 2
+        return self.by_address.get(block.address, len(self.holders) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedBlock:
+    """A live block that keeps free memory: its holder's label, and the path to it as one would write it, if Python has one."""
+
+    address: int
+    size: int
+    requested: int
+    holder: str
+    path: str
+    stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pinner:
+    """Which live blocks keep one segment, or pages of an expandable one, and what letting all of them go gives back."""
+
+    address: int
+    size: int
+    pool: PoolId
+    stream: int
+    is_small: bool
+    is_expandable: bool
+    stranded: int
+    gives_back: int
+    blocks: tuple[PinnedBlock, ...]
+
+    @property
+    def pinned_by(self) -> int:
+        """Bytes of the live blocks."""
+        return sum(block.size for block in self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class HolderPins:
+    """What one holder pins: its tensors (or blocks) there, the segments that they are in, the free bytes in these.
+
+    `gives_back` are the bytes that go back to the device when this holder alone is let go; they are of the segments in which
+    it alone has blocks, whose free bytes are `stranded_alone`.
+    """
+
+    label: str
+    kind: str
+    stale: bool
+    blocks: int
+    nbytes: int
+    segments: int
+    stranded: int
+    stranded_alone: int
+    gives_back: int
+    example: str = ""
+
+
+def pinners(graph: Graph, found: Sequence[Unit], held: Held, limit: int) -> tuple[Pinner, ...]:
+    """Return the worst units, at most `limit`: those with most free bytes for each that is live first.
+
+    Half of the places are for those with most free bytes, however many are live.
+    """
+    stranding = [unit for unit in found if unit.stranded > 0]
+    worst = sorted(stranding, key=lambda unit: (-unit.stranded / (unit.size - unit.stranded), unit.address))
+    if len(worst) > limit:
+        most = sorted(stranding, key=lambda unit: (-unit.stranded, unit.address))[: limit // 2]
+        chosen = {unit.address for unit in most}
+        for unit in worst:
+            if len(chosen) < limit:
+                chosen.add(unit.address)
+        worst = [unit for unit in worst if unit.address in chosen]
+    paths = paths_to(graph, [block for unit in worst for block in unit.live], held)
+    return tuple(_pinner(unit, held, paths) for unit in worst)
+
+
+def _pinner(unit: Unit, held: Held, paths: Mapping[int, str]) -> Pinner:
+    segment = unit.segment
+    blocks = tuple(
+        PinnedBlock(block.address, block.size, block.requested, holder.label, paths.get(block.address, ""), holder.stale)
+        for block, holder in ((block, held.holders[held.place(block)]) for block in unit.live)
+    )
+    where = (unit.address, unit.size, segment.pool, segment.stream, segment.is_small, segment.is_expandable)
+    return Pinner(*where, unit.stranded, unit.gives_back, blocks)
+
+
+def paths_to(graph: Graph, blocks: Iterable[Block], held: Held) -> dict[int, str]:
+    """Return, by address, how one would write what holds each block: `losses[3]`, by one search per holder."""
+    wanted: dict[int, dict[int, int]] = {}
+    for block in blocks:
+        place, storage = held.place(block), held.storages.get(block.address)
+        if storage is not None and held.holders[place].roots:
+            wanted.setdefault(place, {})[storage] = block.address
+    nodes: dict[int, list[int]] = {}
+    for number, node in enumerate(graph.nodes):
+        for storage in node.storages:
+            nodes.setdefault(storage, []).append(number)
+    found: dict[int, str] = {}
+    for place, storages in wanted.items():
+        root = graph.roots[held.holders[place].roots[0]]
+        goals: dict[int, list[int]] = {}
+        for storage, address in storages.items():
+            for holding in nodes.get(storage, ()):
+                goals.setdefault(holding, []).append(address)
+        for end, path in shortest_paths(graph, root, goals).items():
+            text = path_text(graph, root, path, shorten=6)
+            for address in goals[end]:
+                found[address] = min(found.get(address, text), text, key=len)
+    return found
+
+
+def pins_of_holders(graph: Graph, found: Sequence[Unit], held: Held) -> tuple[HolderPins, ...]:
+    """Return what each holder pins, the one that alone gives most back first."""
+    owners = [(unit, frozenset(map(held.place, unit.live))) for unit in found]
+    examples: dict[int, tuple[int, Block]] = {}
+    touched: dict[int, list[Unit]] = {}
+    for unit, places in owners:
+        for place in places if unit.stranded > 0 else ():
+            touched.setdefault(place, []).append(unit)
+            if unit.stranded > examples.get(place, (0, None))[0]:
+                examples[place] = unit.stranded, next(block for block in unit.live if held.place(block) == place)
+    paths = paths_to(graph, [block for _, block in examples.values()], held)
+    by_owners: dict[Set[int], list[Unit]] = {}
+    for unit, places in owners:
+        by_owners.setdefault(places, []).append(unit)
+    rows = []
+    for place, mine in touched.items():
+        gone = _goes_with(held, place)
+        sets = [gone] if len(gone) == 1 else [places for places in by_owners if places <= gone]
+        alone = [unit for places in sets for unit in by_owners.get(places, ())]
+        example = paths.get(examples[place][1].address, "")
+        rows.append(_pins(held, place, mine, alone, example))
+    return tuple(sorted(rows, key=lambda row: (-row.stranded_alone, -row.stranded, row.label)))
+
+
+def _pins(held: Held, place: int, touched: Sequence[Unit], alone: Sequence[Unit], example: str) -> HolderPins:
+    holder = held.holders[place]
+    blocks = [block for unit in touched for block in unit.live if held.place(block) == place]
+    return HolderPins(
+        holder.label,
+        holder.kind,
+        holder.stale,
+        len(blocks),
+        sum(block.size for block in blocks),
+        len(touched),
+        sum(unit.stranded for unit in touched),
+        sum(unit.stranded for unit in alone),
+        sum(unit.gives_back for unit in alone),
+        example,
+    )
+
+
+def _goes_with(held: Held, place: int) -> frozenset[int]:
+    """Return the holders whose bytes are gone when one is let go: of a shared one, also those of each of its names."""
+    roots = set(held.holders[place].roots)
+    if not held.holders[place].is_shared:
+        return frozenset({place})
+    return frozenset(n for n, other in enumerate(held.holders) if other.roots and roots.issuperset(other.roots))

@@ -1,0 +1,107 @@
+"""A simulated device in words and figures: plain data, and the facts of a look turned into facts about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from nbguard.memory.facts import DeviceFacts, Facts, Graph, Segment, StorageFact, Unavailable
+from nbguard.memory.fragmentation import Fragmentation, fragmentation
+
+TRACKED = "simulated"
+DEVICE = f"{TRACKED}:0"
+NAME = "simulated device (your code runs on the CPU)"
+
+ASSUMPTIONS = (
+    (
+        "every CPU tensor that an operation in this thread has used counts as on the device, also data that a script would "
+        "keep on the host (sim.on_host(x) leaves it out); single numbers, torch.tensor(0.0), count as on the host"
+    ),
+    "not simulated: workspaces of cuBLAS and cuDNN, temporaries inside of kernels (large sums, sorting, indexing)",
+    (
+        "optimizers run as on the CPU, tensor by tensor: on CUDA torch.optim defaults to foreach=True, with temporaries of the "
+        "model's size"
+    ),
+    "operations are the CPU's: attention, dropout, RNNs and autocast keep other tensors on CUDA",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """The figures of a simulated device. Sizes in bytes.
+
+    `settings` is what PYTORCH_ALLOC_CONF would say, `torch_version` whose allocator is modelled; `unseen` counts sights of
+    tensors without a storage of their own (sparse ones); `broken` says why the figures end, if they do.
+    """
+
+    capacity: int
+    context: int
+    settings: str
+    torch_version: str
+    allocated: int
+    reserved: int
+    peak_allocated: int
+    peak_reserved: int
+    free: int
+    allocations: int
+    frees: int
+    retries: int
+    ooms: int
+    segments: tuple[Segment, ...] = ()
+    unseen: int = 0
+    broken: str = ""
+
+    @property
+    def fragmentation(self) -> Fragmentation:
+        """Return where the allocator's free memory is."""
+        return fragmentation(self.segments)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Return what a real device would do differently, or what is not known of it, in words."""
+        found = list(ASSUMPTIONS)
+        if not self.context:
+            found.append("the CUDA context counts 0 B (context='500MiB' counts one; it differs from one GPU to the next)")
+        if self.unseen:
+            found.append("sparse tensors and wrappers of tensors were used: their memory is not counted")
+        return tuple(found)
+
+
+def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], figures: Simulated) -> Facts:
+    """Return the facts of a look at CPU tensors as facts about the simulated device.
+
+    Args:
+        facts: what the look found, where CPU tensors are tracked.
+        device: the simulated device.
+        places: addresses on it by the address of a storage in host memory. What has none is not on the device: 0 bytes.
+        figures: of the device.
+    """
+    sizes = {block.address: block.size for segment in device.segments or () for block in segment.blocks}
+    storages = tuple(_moved(storage, places, sizes) for storage in facts.graph.storages)
+    missing = [Unavailable("simulate", f"assumed: {text}") for text in figures.assumptions]
+    if facts.tracked != "cpu":
+        storages = ()
+        missing.append(Unavailable("simulate", "holders have no names here: where there is a GPU, CPU tensors are not tracked"))
+    if figures.broken:
+        missing.append(Unavailable("simulate", figures.broken))
+    return replace(
+        facts,
+        tracked=TRACKED,
+        devices=(device,),
+        graph=replace(facts.graph, storages=storages) if facts.tracked == "cpu" else Graph(),
+        unavailable=tuple(missing),
+        pinned=None,
+    )
+
+
+def _moved(storage: StorageFact, places: Mapping[int, int], sizes: Mapping[int, int]) -> StorageFact:
+    address = places.get(storage.address, 0)
+    return StorageFact(DEVICE, sizes.get(address, 0), address)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationState:
+    """What `%gpumem simulate` says: in words whether it is on, and the figures of the device."""
+
+    words: str
+    figures: Simulated

@@ -1,0 +1,92 @@
+"""Allocated blocks that no Python object holds, by what they are for: so that the holders re-add to what is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
+
+from nbguard.memory.facts import Block, DeviceFacts, Graph, Segment
+from nbguard.memory.graph import Holder, holdings
+
+
+def all_holders(graph: Graph, device: DeviceFacts, freed: Set[int]) -> tuple[Holder, ...]:
+    """Return every holder of bytes on `device`, Python's and the rest, largest first: they re-add to what is allocated.
+
+    `freed` are the storages that a cleanup would free: a displayed tensor that it would keep is not called stale.
+    """
+    own = (replace(row, stale=row.stale and storages <= freed) for row, storages in holdings(graph, device.device))
+    found = [*own, *unheld(graph, device)]
+    return tuple(sorted((*found, *unattributed(device, found)), key=lambda row: -row.retained))
+
+
+def unheld(graph: Graph, device: DeviceFacts) -> Iterator[Holder]:
+    """Yield a holder for each kind of allocated block of `device` that `graph` holds no storage in.
+
+    cuBLAS workspaces are known by their size, which torch tells; other blocks by the line that allocated them, where the
+    allocator's history is recorded; the rest is C++'s own. Where blocks are not known, what the allocator counts and no
+    storage explains is one row.
+    """
+    if device.segments is None and device.allocator is not None:
+        explained = sum(storage.nbytes for storage in graph.storages if storage.device == device.device)
+        if device.allocator.allocated > explained:
+            yield _row("not held by Python", device.allocator.allocated - explained, f"C++: {_BY_LIBRARIES}")
+    for row, _ in unheld_blocks(graph, device):
+        yield row
+
+
+def unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Holder, tuple[Block, ...]]]:
+    """Yield a holder for each kind of allocated block that `graph` holds no storage in, with these blocks."""
+    found: dict[tuple[str, str], list[Block]] = {}
+    for segment, block in _unheld_blocks(graph, device):
+        found.setdefault(_kind(device, segment, block), []).append(block)
+    for (label, what), blocks in found.items():
+        s = "s" if len(blocks) > 1 else ""
+        yield _row(label, sum(block.size for block in blocks), f"{len(blocks)} block{s} {what}"), tuple(blocks)
+
+
+def _unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Segment, Block]]:
+    held = {storage.address for storage in graph.storages if storage.device == device.device}
+    for segment in device.segments or ():
+        for block in segment.blocks:
+            if block.state == "active_allocated" and block.address not in held:
+                yield segment, block
+
+
+def unattributed(device: DeviceFacts, rows: Iterable[Holder]) -> Iterator[Holder]:
+    """Yield a holder for the difference between what the allocator counts and what `rows` hold, if there is one.
+
+    Another thread that allocates while the heap is walked makes one: it is shown, so that the column re-adds.
+    """
+    if device.allocator is not None and (missing := device.allocator.allocated - sum(row.retained for row in rows)):
+        yield _row(CHANGED, missing, "allocated or freed by another thread during the report: run it again")
+
+
+CHANGED = "changed meanwhile"
+
+
+def workspace_blocks(graph: Graph, device: DeviceFacts) -> tuple[Block, ...]:
+    """Return the blocks that are cuBLAS workspaces by their size, outside the pools of CUDA graphs."""
+    return tuple(
+        block
+        for segment, block in _unheld_blocks(graph, device)
+        if not segment.is_private and _kind(device, segment, block)[0] == _WORKSPACES
+    )
+
+
+def _row(label: str, nbytes: int, what: str) -> Holder:
+    return Holder(label, "library", nbytes, nbytes, None, what, stale=False, roots=())
+
+
+_WORKSPACES = "cuBLAS workspaces"
+_BY_LIBRARIES = "buffers and caches of libraries"
+
+
+def _kind(device: DeviceFacts, segment: Segment, block: Block) -> tuple[str, str]:
+    """Return what a block is, and the words on it."""
+    if device.workspace and block.requested == device.workspace:
+        return _WORKSPACES, "that PyTorch keeps for matrix products"
+    if segment.is_private:
+        return "CUDA graphs", "of graph pools that no Python object holds"
+    if block.site:
+        return f"allocated at {block.site}", "that no Python object holds"
+    return "not held by Python", f"of C++: {_BY_LIBRARIES}"

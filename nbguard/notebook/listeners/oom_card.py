@@ -1,0 +1,57 @@
+"""After a cell that ran out of device memory: the card that says what it asked for and what lets it through."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nbguard.cells.hooks import CellFact
+
+if TYPE_CHECKING:
+    from nbguard.oom.card import OomCard
+
+
+class OomWatch:
+    """Keeps torch's observer attached and, after a cell that failed by running out of memory, hands the card to `show`.
+
+    Any other cell costs microseconds. Nothing is imported before there is torch.
+    """
+
+    name = "the out-of-memory card"
+    rank = 10
+
+    def __init__(self, shell: Any, show: Callable[[OomCard], None], make: Callable[[], OomCard | None]) -> None:
+        self._shell = shell
+        self._show = show
+        self._make = make
+
+    def before(self) -> None:
+        """See that the moment of a failure will be noted."""
+        if "torch" in sys.modules:
+            from nbguard.scan.oom.observer import attach
+
+            attach()
+
+    def after(self, cell: CellFact) -> None:
+        """Show the card, if this cell ran out of memory."""
+        if not cell.raised or "torch" not in sys.modules:
+            return
+        from nbguard.scan.oom.observer import ran_out
+
+        error = getattr(self._shell.last_execution_result, "error_in_exec", None)
+        if error is None:  # one that ended inside of the cell
+            error = sys.__dict__.get("last_value")
+        if error is None or not ran_out(error):
+            return
+        card = self._make()
+        if card is not None:
+            self._show(card)
+
+    @staticmethod
+    def end() -> None:
+        """Switch the observer off."""
+        if "nbguard.scan.oom.observer" in sys.modules:
+            from nbguard.scan.oom.observer import detach
+
+            detach()

@@ -1,0 +1,45 @@
+"""The IPython magics. Thin: parse, call the API, display. Nothing of nbguard's heavier parts is imported to register them."""
+
+from __future__ import annotations
+
+from IPython.core.interactiveshell import InteractiveShell
+
+from nbguard.notebook.magics.gpumem import GpuMemMagics
+from nbguard.notebook.magics.profile_fit import ProfileFitMagics, as_line
+from nbguard.notebook.magics.reset_gpu import ResetGpuMagics
+from nbguard.notebook.magics.switch import SwitchMagics
+from nbguard.notebook.session import close, session_of
+
+_CLASSES = (GpuMemMagics, ProfileFitMagics, ResetGpuMagics, SwitchMagics)
+_KINDS = ("line", "cell")
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics, and remember what they replace; watch for cells that run out of memory; answer sidebars."""
+    session = session_of(shell)
+    session.watch_for_oom()
+    session.serve_sidebars()
+    manager = shell.magics_manager
+    for cls in _CLASSES:
+        if cls.__name__ in manager.registry:
+            continue
+        magics = cls(shell)
+        magics.replaced = {(kind, name): manager.magics[kind].get(name) for kind in _KINDS for name in magics.magics[kind]}
+        manager.register(magics)
+    if as_line not in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.append(as_line)
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Remove the magics and put back what they replaced; take every hook off."""
+    close(shell)
+    manager = shell.magics_manager
+    for cls in _CLASSES:
+        magics = manager.registry.pop(cls.__name__, None)
+        for (kind, name), former in ({} if magics is None else magics.replaced).items():
+            if former is None:
+                manager.magics[kind].pop(name, None)
+            else:
+                manager.magics[kind][name] = former
+    if as_line in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.remove(as_line)

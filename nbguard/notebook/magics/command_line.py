@@ -1,0 +1,143 @@
+"""Reading a magic's line and showing its result."""
+
+from __future__ import annotations
+
+import argparse
+import dis
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar
+
+from IPython.core.error import UsageError
+from IPython.core.magic_arguments import MagicArgumentParser
+from IPython.display import display
+
+from nbguard.errors import NbguardError
+
+Result = TypeVar("Result")
+
+
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+
+
+def split(line: str) -> list[str]:
+    """Split a line at blanks outside quotes and brackets, which stay as typed: `runs["my run"] learn` is two words.
+
+    IPython's own splitter is the shell's: it would take the quotes of a key away, or split inside it.
+    """
+    words, word, expected = [], "", ""
+    for char in line:
+        if expected and char == expected[-1]:
+            expected = expected[:-1]
+        elif expected[-1:] in ("'", '"'):
+            pass
+        elif char in _CLOSING:
+            expected += _CLOSING[char]
+        elif char in "'\"":
+            expected += char
+        elif not expected and (char.isspace() or char == ","):
+            words.append(word)
+            word = ""
+            continue
+        word += char
+    if expected:
+        raise UsageError(f"{line.strip()}: {expected[-1]} is missing")
+    return [found for found in (*words, word) if found]
+
+
+def parser(prog: str, description: str, *, as_json: bool = True) -> MagicArgumentParser:
+    """Return a parser whose errors are one line; the options that every magic has are in it (`--json` if `as_json`)."""
+    found: MagicArgumentParser = MagicArgumentParser(prog, description=description, add_help=False)  # type: ignore[no-untyped-call]
+    found.allow_abbrev = False  # a mistyped option must not become another one
+    if as_json:
+        found.add_argument("--json", action="store_true", help="the result as JSON, bytes as integers")
+    found.add_argument(
+        "-o", metavar="NAME", dest="output", type=_variable, help="also put the result object into the variable NAME"
+    )
+    return found
+
+
+def _variable(name: str) -> str:
+    if not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{name} is no name of a variable: write it as in  -o report")
+    return name
+
+
+def with_options(options: MagicArgumentParser) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that shows a parser's options in the magic's help (`%gpumem?`)."""
+
+    def decorate(magic: Callable[..., Any]) -> Callable[..., Any]:
+        magic.__doc__ = f"{(magic.__doc__ or '').rstrip()}\n\n{options.format_help()}"
+        return magic
+
+    return decorate
+
+
+def parse(options: MagicArgumentParser, line: str) -> argparse.Namespace:
+    """Return the parsed line; UsageError with one clear line if it cannot be read."""
+    try:
+        return options.parse_args(split(line))
+    except UsageError as error:
+        raise UsageError(f"{options.prog}: {error} ({options.prog}? shows the options)") from None
+
+
+def guarded(name: str, call: Callable[..., Result], *args: Any, **kw: Any) -> Result:
+    """Call the API; what goes wrong becomes one line for the user, without a traceback of ours.
+
+    The new error is raised when the old one is gone, not while it is handled: as its context, the old one's frames, which
+    hold the user's objects, would become part of IPython's last error. That goes for an interrupt and our own mistakes too.
+    """
+    interrupted = False
+    try:
+        return call(*args, **kw)
+    except NbguardError as error:
+        message = str(error)
+    except KeyboardInterrupt:
+        interrupted, message = True, f"{name} was interrupted while it looked: nothing has been changed"
+    except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
+        message = f"a mistake in nbguard ({type(error).__name__}: {error} at {_place(error)}): please report it"
+    if interrupted:
+        raise KeyboardInterrupt(message)
+    raise UsageError(f"{name}: {message}")
+
+
+def _place(error: Exception) -> str:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    return "?" if where is None else f"{where.tb_frame.f_globals.get('__name__')}:{where.tb_lineno}"
+
+
+def show(shell: Any, options: argparse.Namespace, result: Result, **details: Any) -> Result | None:
+    """Display a result once, as text and HTML (or JSON), and keep the object where `-o` or an assignment says.
+
+    Returns the result only if the line assigns it (`plan = %reset_gpu --dry-run`): else it would be displayed a second time
+    and stay in `Out`.
+    """
+    from nbguard.notebook.bundle import json_bundle, mimebundle
+
+    keep(shell, options, result)
+    bundle = json_bundle(result) if options.json else mimebundle(result, **details)
+    display(bundle, raw=True)  # type: ignore[no-untyped-call]
+    return result if _is_assigned() else None
+
+
+def keep(shell: Any, options: argparse.Namespace, result: object) -> None:
+    """Keep the result where `-o` says, if it does."""
+    if options.output:
+        shell.user_ns[options.output] = result
+
+
+def _is_assigned() -> bool:
+    """Say whether the cell assigns what the magic returns: whether a STORE follows the call in the cell's code."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "run_line_magic":
+        frame = frame.f_back
+    if frame is None or frame.f_back is None:
+        return False
+    cell = frame.f_back
+    following = (
+        step.opname for step in dis.get_instructions(cell.f_code) if step.offset > cell.f_lasti and step.opname != "CACHE"
+    )
+    return next(following, "").startswith("STORE_")

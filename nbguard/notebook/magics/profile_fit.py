@@ -1,0 +1,84 @@
+"""`%%profile_fit`: where a fit's time and memory go.
+
+The magic does not run the cell: that would change how errors, `await`, displayed results and `%debug` behave. The first line
+becomes a line magic that starts the profile, the rest is IPython's as without it, and the profile ends with the cell.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.inputtransformer2 import cell_magic
+from IPython.core.magic import Magics, magics_class
+from IPython.core.magic import line_cell_magic as line_and_cell_magic
+
+from nbguard.notebook.magics.command_line import guarded, keep, parse, parser, with_options
+from nbguard.notebook.session import session_of
+
+_NAME = "%%profile_fit"
+_OPTIONS = parser(_NAME, "Run the cell as it is, and report where a fit's time and memory go.", as_json=False)
+_OPTIONS.add_argument("--memory", action="store_true", help="the allocator's history of two batches: what is behind the peak")
+_OPTIONS.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
+_OPTIONS.add_argument("--stop-on-nan", action="store_true", help="stop the fit at the first loss that is NaN or infinite")
+_OPTIONS.add_argument("--compare", choices=["last"], help="last: against the last run of the same cell")
+_OPTIONS.add_argument("--trace", metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome")
+_OPTIONS.add_argument("--json", metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers")
+_OPTIONS.add_argument(
+    "--log",
+    action="append",
+    metavar="LOG",
+    default=[],
+    help="also log the figures: csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE; may be given several times",
+)
+
+
+def _unquoted(path: str) -> str:
+    """Return a path without the quotes that one with blanks is written in."""
+    return path.strip("'\"")
+
+
+def as_line(lines: list[str]) -> list[str]:
+    """Return a cell that begins with `%%profile_fit` as one that begins with `%profile_fit`: an IPython input transformer."""
+    words = lines[0].split(None, 1) if lines else []
+    if not words or words[0] != _NAME or lines[0].rstrip().endswith("?"):
+        return lines
+    body = lines[1:]
+    if not "".join(body).strip():
+        return lines
+    return [lines[0][1:], *cell_magic(body)]  # type: ignore[no-untyped-call]
+
+
+@magics_class
+class ProfileFitMagics(Magics):
+    """The magic `%%profile_fit`."""
+
+    replaced: dict[tuple[str, str], Any]
+
+    @line_and_cell_magic
+    @with_options(_OPTIONS)
+    def profile_fit(self, line: str, cell: str | None = None) -> None:
+        """Run the cell as it is and report where the time and the memory of its fits go, and what to change first.
+
+        fastai's fits (`fit`, `fine_tune`, `lr_find`, `get_preds`, …) and any loop over PyTorch. The report comes after the
+        cell, also after an error or an interrupt: then it is of what has been.
+        """
+        if cell is not None:
+            if not cell.strip():
+                raise UsageError(f"{_NAME}: the cell has nothing to run: write the fit below the first line")
+            shell: Any = self.shell
+            shell.run_cell(f"%profile_fit {line}\n{cell}").raise_error()
+            return
+        from nbguard.profiler.options import FitOptions
+
+        options = parse(_OPTIONS, line)
+        chosen = FitOptions(
+            options.memory,
+            options.tune_workers,
+            options.stop_on_nan,
+            options.compare is not None,
+            _unquoted(options.trace),
+            _unquoted(options.json),
+            tuple(map(_unquoted, options.log)),
+        )
+        guarded(_NAME, session_of(self.shell).profile, chosen, lambda report: keep(self.shell, options, report))

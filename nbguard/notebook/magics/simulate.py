@@ -1,0 +1,48 @@
+"""`%gpumem simulate`: the switch of the simulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nbguard.errors import NbguardError
+from nbguard.units import format_bytes
+
+if TYPE_CHECKING:
+    from nbguard.memory.simulated import SimulationState
+    from nbguard.notebook.session import Session
+
+_HOW = "say the size of the device, or off, as in  %gpumem simulate 16GiB"
+
+
+def switched(session: Session, words: Sequence[str], settings: str | None, context: str | None) -> SimulationState:
+    """Switch the simulated device of a session on or off as `words` say; without words say what is on.
+
+    Raises:
+        NbguardError: the words, the size or the settings cannot be used; nothing has been changed.
+    """
+    from nbguard.memory.simulated import SimulationState
+
+    if (settings or context) and (not words or words[0] == "off"):
+        raise NbguardError("--settings and --context go with a size, as in  %gpumem simulate 16GiB --context 500MiB")
+    match words:
+        case []:
+            found = session.simulation
+            head = "the cells run on a simulated device"
+        case ["off"]:
+            found = session.stop_simulating()
+            head = "off: cells run without simulation again. It ended as a simulated device"
+        case _:
+            try:
+                from nbguard.simulate.simulation import simulate
+            except ImportError:
+                raise NbguardError("PyTorch is not installed here: there is nothing to simulate a device for") from None
+            size = "".join(words)  # `16 GiB` is two words
+            found = simulate(size, (settings or "").strip("'\""), context=context or 0)
+            session.simulate(found)
+            head = "from the next cell on your code runs on a simulated device"
+    if found is None:
+        raise NbguardError(f"nothing is simulated: {_HOW}")
+    figures = found.figures()
+    off = "" if words == ["off"] else " (%gpumem simulate off ends it)"
+    return SimulationState(f"{head} of {format_bytes(figures.capacity)}{off}", figures)

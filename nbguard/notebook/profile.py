@@ -1,0 +1,94 @@
+"""Profiles by what ends them: the cell that they began in, or a `with` block."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from types import TracebackType
+from typing import Any
+
+from nbguard.cells.cell_end import CellEnd
+from nbguard.errors import NbguardError
+from nbguard.profiler.analysis.report import FitReport
+from nbguard.profiler.distributed.rank import place
+from nbguard.profiler.options import FitOptions
+from nbguard.profiler.profile import FitProfile
+
+
+class CellProfile:
+    """Starts a profile now and hands its report to `show` when the cell that runs now has ended, however it does."""
+
+    def __init__(self, shell: Any, profile: FitProfile, show: Callable[[FitReport], None], say: Callable[[str], None]) -> None:
+        self._profile = profile
+        self._show = show
+        self._say = say
+        profile.start()
+        self._end = CellEnd(shell, self._ended)
+
+    def cancel(self) -> None:
+        """End the profile without a report: the extension is unloaded."""
+        self._end.cancel()
+        self._profile.finish()
+
+    def _ended(self, result: Any) -> None:
+        error = result.error_before_exec or result.error_in_exec
+        code = result.info.raw_cell.partition("\n")[2]  # below the line of the magic, whose options may differ
+        try:
+            self._show(self._profile.finish(error, f"In[{result.execution_count}]", code))
+        except KeyboardInterrupt:
+            self._say("nbguard: interrupted while the report was made: there is none")
+        except Exception as mistake:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
+            self._say(f"nbguard: the profile has no report ({type(mistake).__name__}: {mistake}): please report it")
+
+
+class profile_fit:  # noqa: N801 - used like a function
+    """Profile what a `with` block does: `with nbguard.profile_fit() as profile: …`, then `profile.report`.
+
+    The report is shown at the end, also after an error; then it is of what has been.
+
+    Args:
+        show: show the report at the end.
+        options: those of `FitOptions`: `memory`, `tune_workers`, `stop_on_nan`, `compare` (all bool), `trace` and `json`
+            (files to write), `logs` (where to log, e.g. `("csv:fits.csv",)`).
+    """
+
+    def __init__(self, *, show: bool = True, **options: Any) -> None:
+        self._profile = FitProfile(options_of(options))
+        self._shows = show
+        caller = sys._getframe(1)
+        self._key = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+
+    def __enter__(self) -> FitProfile:
+        self._profile.start()
+        return self._profile
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        report = self._profile.finish(error, key=self._key)
+        if self._shows:
+            show(report)
+
+
+def options_of(named: dict[str, Any]) -> FitOptions:
+    """Return the options of these names; NbguardError for one that there is not."""
+    known = [each.name for each in fields(FitOptions)]
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        raise NbguardError(f"{unknown[0]} is no option of a profile; there are: {', '.join(known)}")
+    return FitOptions(**named)
+
+
+def show(report: FitReport) -> None:
+    """Show a report where the user looks: in the notebook, or else as text. Of several ranks, rank 0 shows all."""
+    from nbguard.notebook.bundle import mimebundle
+
+    at = place()
+    if at is not None and at.rank:
+        return
+    bundle = mimebundle(report)
+    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+        from IPython.display import display
+
+        display(bundle, raw=True)  # type: ignore[no-untyped-call]
+    else:
+        print(bundle["text/plain"])  # noqa: T201 - a script has nothing else

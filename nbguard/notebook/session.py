@@ -1,0 +1,285 @@
+"""What nbguard has running in one IPython session, and the switches for it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nbguard.cells.hooks import Hooks, Listener
+from nbguard.errors import NbguardError
+from nbguard.report.switches import Switches
+
+if TYPE_CHECKING:
+    from nbguard.cells.ledger import Ledger
+    from nbguard.cleanup.plan.plan import Outcome
+    from nbguard.memory.counters import TickReading
+    from nbguard.memory.simulated import Simulated
+    from nbguard.notebook.listeners.oom_card import OomWatch
+    from nbguard.notebook.listeners.simulating import Simulating
+    from nbguard.notebook.profile import CellProfile
+    from nbguard.oom.card import OomCard
+    from nbguard.profiler.analysis.report import FitReport
+    from nbguard.profiler.instruments.memory.counters import Meter
+    from nbguard.profiler.options import FitOptions
+    from nbguard.report.cell_ledger import CellRecord, History
+    from nbguard.report.report import Report
+    from nbguard.sidebar.hub.hub import Hub
+    from nbguard.simulate.simulation import Simulation
+
+_HOME = "_nbguard_live"
+_KERNEL = ("session", "iopub_socket", "control_handlers", "comm_manager", "io_loop")
+"""What a hub needs of a kernel: ipykernel has it."""
+_NOTHING_YET = (
+    "nothing is recorded yet: `%nbguard on` records what each cell does to the memory, `%gpumem cells on` says so "
+    "after each cell, too"
+)
+
+
+class Session:
+    """The listeners of one shell, by what the user switches on and off."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._hooks = Hooks(shell, _say)
+        self._ledger: Ledger | None = None
+        self._records = False
+        self._auto_clean: Listener | None = None
+        self._oom_watch: OomWatch | None = None
+        self._hub: Hub | None = None
+        self._simulating: Simulating | None = None
+        self._profile: CellProfile | None = None
+
+    @property
+    def switches(self) -> Switches:
+        """Return what is on."""
+        on = self._hooks.listeners
+        ledger = self._ledger if self._ledger in on else None
+        recorded = 0 if self._ledger is None else len(self._ledger.history.records)
+        found = Switches(
+            self._oom_watch in on, ledger is not None, ledger is not None and ledger.shows, self._auto_clean in on, recorded
+        )
+        if self._hub is None or self._hub not in on:
+            return found
+        views, rate = self._hub.audience
+        return replace(found, sidebar=True, views=views, rate=rate, jobs=self._hub.waiting)
+
+    @property
+    def history(self) -> History:
+        """Return what has been recorded; it stays when recording ends. NbguardError if nothing ever has."""
+        if self._ledger is None:
+            raise NbguardError(_NOTHING_YET)
+        return self._ledger.history
+
+    def watch_for_oom(self) -> None:
+        """Show a card after each cell that runs out of memory: all that is on from the start."""
+        if self._oom_watch is None:
+            from nbguard.notebook.listeners.oom_card import OomWatch
+
+            self._oom_watch = OomWatch(self._shell, _show_card, self.oom)
+            self._hooks.add(self._oom_watch)
+
+    @property
+    def hub(self) -> Hub | None:
+        """Return what serves the sidebars; None if nothing does."""
+        return self._hub
+
+    def serve_sidebars(self) -> Hub | None:
+        """Answer sidebars from now on; return who does. None where there can be none: the shell is no ipykernel's."""
+        kernel = getattr(self._shell, "kernel", None)
+        if self._hub is None and all(hasattr(kernel, name) for name in _KERNEL):
+            from nbguard.sidebar.hub.hub import Hub
+
+            self._hub = Hub(self._shell, self._simulated)
+            self._hooks.add(self._hub)
+        return self._hub
+
+    def turn_on(self, *, auto_clean_errors: bool) -> Switches:
+        """Record the cells; clean after failed ones, or do not."""
+        self.watch_for_oom()
+        self.serve_sidebars()
+        self._records = True
+        self._run_ledger(shows=self.switches.cells)
+        self._remove(self._auto_clean)
+        self._auto_clean = None
+        if auto_clean_errors:
+            from nbguard.notebook.listeners.auto_clean import AutoClean
+
+            self._auto_clean = AutoClean(self._shell, _show_released)
+            self._hooks.add(self._auto_clean)
+        return self.switches
+
+    def turn_off(self) -> Switches:
+        """Take every listener off. What has been recorded stays until the extension is unloaded."""
+        self._records = False
+        self.stop_simulating()
+        for listener in self._hooks.listeners:
+            self._hooks.remove(listener)
+        if self._oom_watch is not None:
+            self._oom_watch.end()
+            self._oom_watch = None
+        if self._hub is not None:
+            self._hub.close()
+            self._hub = None
+        return self.switches
+
+    @property
+    def simulation(self) -> Simulation | None:
+        """Return the simulated device on which the cells run; None if they do not."""
+        found = self._simulating
+        return None if found is None or found not in self._hooks.listeners else found.simulation
+
+    def _simulated(self) -> TickReading | None:
+        """Return the counters of the simulated device, from any thread; None while cells run on no such."""
+        simulation = self.simulation
+        return None if simulation is None else simulation.reading()
+
+    def simulate(self, simulation: Simulation) -> None:
+        """Run the cells that follow on a simulated device."""
+        from nbguard.notebook.listeners.simulating import Simulating
+
+        self.stop_simulating()
+        self._simulating = Simulating(simulation, _show_simulated)
+        self._hooks.add(self._simulating)
+
+    def stop_simulating(self) -> Simulation | None:
+        """Run no further operation on a simulated device; return the one that ends, if any."""
+        simulation = self.simulation
+        if self._simulating is not None:
+            self._simulating.end()
+            self._remove(self._simulating)
+            self._simulating = None
+        return simulation
+
+    def profile(self, options: FitOptions, keep: Callable[[FitReport], None]) -> None:
+        """Profile what the cell that runs now does from here on; when it ends, show the report and hand it to `keep`."""
+        from nbguard.notebook.profile import CellProfile, show
+        from nbguard.profiler.profile import FitProfile
+
+        def ended(report: FitReport) -> None:
+            keep(report)
+            show(report)
+
+        self._profile = CellProfile(self._shell, FitProfile(options, self._meter()), ended, _say)
+
+    def _meter(self) -> Meter | None:
+        """Return who counts memory where neither torch nor malloc is to: the simulated device, while it is on."""
+        if self.simulation is None:
+            return None
+        from nbguard.profiler.instruments.memory.counters import SimulatedMeter
+
+        return SimulatedMeter(self.simulation)
+
+    def stop_profiling(self) -> None:
+        """Take a profile that still runs down, without a report."""
+        if self._profile is not None:
+            self._profile.cancel()
+            self._profile = None
+
+    def report(self) -> Report:
+        """Return who holds the memory of the devices, or of the simulated one while that is on."""
+        from nbguard import api
+
+        return api.report() if self.simulation is None else self.simulation.report()
+
+    def oom(self) -> OomCard | None:
+        """Return the card on the last error, if it ran out of memory: of a simulated device, too."""
+        from nbguard import api
+
+        return api.oom() if self.simulation is None else self.simulation.oom()
+
+    def show_cells(self, *, on: bool) -> Switches:
+        """Say after each cell what it changed, or say it no longer."""
+        if on or self._records:
+            self._run_ledger(shows=on)
+        else:
+            self._remove(self._ledger)
+        return self.switches
+
+    def _run_ledger(self, *, shows: bool) -> None:
+        from nbguard.cells.ledger import Ledger
+
+        self._ledger = self._ledger or Ledger(self._shell, _show_line)
+        if self._ledger not in self._hooks.listeners:
+            self._ledger.start(shows=shows)
+            self._hooks.add(self._ledger)
+        elif self._ledger.shows != shows:
+            self._ledger.show_lines(on=shows)
+
+    def _remove(self, listener: Listener | None) -> None:
+        if listener is not None:
+            self._hooks.remove(listener)
+
+
+def session_of(shell: Any) -> Session:
+    """Return the session of a shell; a new one, with nothing on, if it has none."""
+    found: Session = shell.__dict__.setdefault(_HOME, Session(shell))
+    return found
+
+
+def hub_of(shell: Any) -> Hub | None:
+    """Return what serves the sidebars of a shell; None if nothing does."""
+    session = None if shell is None else shell.__dict__.get(_HOME)
+    return None if session is None else session.hub
+
+
+def close(shell: Any) -> None:
+    """Take everything off and forget it."""
+    session = shell.__dict__.pop(_HOME, None)
+    if session is not None:
+        session.turn_off()
+        session.stop_profiling()
+    recorder = sys.modules.get("nbguard.cleanup.apply.allocator_history")
+    if recorder is not None:
+        recorder.stop()
+
+
+def history() -> History:
+    """Return what each cell did to the memory since `%nbguard on` or `%gpumem cells on`: plain frozen records.
+
+    Raises:
+        NbguardError: nothing has been recorded, or this is no IPython session.
+    """
+    from IPython import get_ipython
+
+    shell: Any = get_ipython()
+    if shell is None:
+        raise NbguardError("this is no IPython session: there are no cells to record")
+    return session_of(shell).history
+
+
+def _display(bundle: dict[str, str]) -> None:
+    from IPython.display import display
+
+    display(bundle, raw=True)  # type: ignore[no-untyped-call]
+
+
+def _show_card(card: OomCard) -> None:
+    from nbguard.notebook.bundle import mimebundle
+
+    _display(mimebundle(card))
+
+
+def _say(sentence: str) -> None:
+    from nbguard.render.ledger import line_bundle
+
+    _display(line_bundle(sentence))
+
+
+def _show_line(record: CellRecord) -> None:
+    from nbguard.render.ledger import line
+
+    _say(line(record))
+
+
+def _show_released(outcome: Outcome, cell: int) -> None:
+    from nbguard.render.ledger import released_line
+
+    _say(released_line(outcome, cell))
+
+
+def _show_simulated(before: Simulated, after: Simulated, cell: int) -> None:
+    from nbguard.render.simulate import cell_line
+
+    _say(cell_line(before, after, cell))

@@ -1,0 +1,121 @@
+"""`nbguard.Sidebar`: the sidebar in an output cell, as an ipywidget."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import traitlets
+from anywidget import AnyWidget
+from IPython import get_ipython
+
+from nbguard.errors import NbguardError
+from nbguard.notebook.session import hub_of, session_of
+from nbguard.sidebar.hub.comms import QuietComm
+
+_STATIC = Path(__file__).parent / "static"
+_ALLOCATED = ("allocated", "process")
+_RESERVED = (*_ALLOCATED, "cached", "releasable", "stranded", "graph pools", "pending")
+"""Parts of a device that PyTorch has of it. On a CPU there is one, all memory of this process."""
+_PROTOCOL = "2.1.0"
+_NO_KERNEL = "this is no ipykernel: there is no page to show a sidebar in (%gpumem reports in a terminal)"
+_NOT_BUILT = "this install has no built view: `make build` makes it in the sources, a wheel has it (pip install nbguard)"
+_OFF = "nbguard is off in this kernel: run `%load_ext nbguard`, or `%nbguard on`"
+
+
+class Sidebar(AnyWidget):
+    """The sidebar: who holds the memory, live, with its buttons. `Sidebar()` as the last line of a cell shows it.
+
+    Any number can be shown. The totals are of all devices together, in bytes, for use with other widgets, as in
+    `ipywidgets.jslink((sidebar, "allocated"), (bar, "value"))`; the browser cannot set them.
+
+    Attributes:
+        allocated: bytes in tensors now; on a CPU, where nobody counts these, in use by this process.
+        reserved: bytes that PyTorch has of the devices.
+        free: bytes free on the devices.
+        stale: bytes that a cleanup would free, as the last look at the heap found.
+
+    Raises:
+        NbguardError: this is no ipykernel, or this install has no view.
+    """
+
+    comm: Any
+    tick = traitlets.Dict().tag(sync=True)
+    heap = traitlets.Dict().tag(sync=True)
+    allocated = traitlets.Int().tag(sync=True)
+    reserved = traitlets.Int().tag(sync=True)
+    free = traitlets.Int().tag(sync=True)
+    stale = traitlets.Int().tag(sync=True)
+
+    def __init__(self, **keys: Any) -> None:
+        shell: Any = get_ipython()
+        if shell is None or session_of(shell).serve_sidebars() is None:
+            raise NbguardError(_NO_KERNEL)
+        self._kernel = shell.kernel
+        self._esm, self._css = _built("widget.js"), _built("widget.css")
+        super().__init__(**keys)
+
+    def __repr__(self) -> str:
+        return "nbguard's sidebar: shown where widgets are (JupyterLab, Notebook 7, VS Code, Colab); here, %gpumem reports"
+
+    def open(self) -> None:
+        """Open the comm to the browser: one whose messages are handled beside a running cell, where there are subshells."""
+        if self.comm is None:
+            state = {"state": self.get_state(), "buffer_paths": []}
+            target = {"target_name": "jupyter.widget", "comm_id": self._model_id, "metadata": {"version": _PROTOCOL}}
+            self.comm = QuietComm(self._kernel, data=state, **target)
+
+    def close(self) -> None:
+        """Take the sidebar off the page, and be no client any more."""
+        hub = hub_of(get_ipython())
+        if hub is not None:
+            hub.leave(self)
+        super().close()
+
+    def send(self, content: dict[str, Any], buffers: Any = None) -> None:
+        """Show what the hub says: ticks and heaps are traits, an answer is a message."""
+        match content:
+            case {"op": "tick", "tick": tick}:
+                totals = {"allocated": _sum(tick, _ALLOCATED), "reserved": _sum(tick, _RESERVED), "free": _sum(tick, ("free",))}
+                self._show(tick=tick, **totals)
+            case {"op": "heap", "heap": heap}:
+                self._show(heap=heap, stale=heap["stale"])
+            case {"op": "closed"}:
+                self._show(tick={}, heap={})
+            case _:
+                super().send(content, buffers)
+
+    def _show(self, **traits: Any) -> None:
+        with self.hold_sync():  # one message
+            for name, value in traits.items():
+                self.set_trait(name, value)
+
+    def _handle_msg(self, msg: dict[str, Any]) -> None:
+        """Take a request to the hub. What is synced is not the browser's to set: it is told what is true instead."""
+        match msg["content"].get("data"):
+            case {"method": "custom", "content": request}:
+                self._ask(request)
+            case {"method": "request_state"}:
+                self.send_state()
+            case {"method": "update", "state": dict(state)}:
+                self.send_state([name for name in self.keys if name in state])
+
+    def _ask(self, request: Any) -> None:
+        hub = hub_of(get_ipython())
+        if hub is not None:
+            hub.receive(request, self)
+        elif type(request) is dict and type(request.get("rid")) is str:
+            self.send({"op": "refused", "rid": request["rid"], "why": _OFF})
+
+
+def _built(name: str) -> str:
+    """Return a file of the view that `npm run build:widget` has made."""
+    file = _STATIC / name
+    if not file.exists():
+        raise NbguardError(_NOT_BUILT)
+    return file.read_text(encoding="utf-8")
+
+
+def _sum(tick: dict[str, Any], names: Collection[str]) -> int:
+    return sum(part["nbytes"] for device in tick["devices"] for part in device["parts"] if part["name"] in names)

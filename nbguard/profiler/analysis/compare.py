@@ -1,0 +1,104 @@
+"""What has changed from one run to the next, and whether the batches of two runs can show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nbguard.profiler.analysis.report import Change, Comparison
+from nbguard.profiler.analysis.run_record import FitRun
+from nbguard.profiler.analysis.time.bootstrap import ENOUGH, median, ratio_interval, says_something
+from nbguard.units import format_bytes, format_time
+
+STEP = "step"
+PEAK = "peak memory"
+BATCHES = "batches"
+
+_WORK = ("batch size", "device")
+"""Settings that make a batch of one run other work than a batch of another."""
+_SHARE = 0.01
+"""A phase that takes less of the step than this in both runs is left out."""
+_ONE_RUN_EACH = "One run each: what else the machine did meanwhile shows as a difference, too."
+
+
+def compare(now: FitRun, before: FitRun) -> Comparison:
+    """Return what has changed since the run `before`, the step first."""
+    changes: list[Change] = []
+    if now.steps and before.steps:
+        changes = [_change(STEP, now.steps, before.steps), *_phases(now, before)]
+    if now.peak is not None and before.peak is not None:
+        changes.append(Change(PEAK, "bytes", before.peak, now.peak))
+    if now.batches != before.batches:
+        changes.append(Change(BATCHES, "batches", before.batches, now.batches))
+    return Comparison(_sentence(now, before, changes), tuple(changes), tuple(_notes(now, before)))
+
+
+def words(change: Change) -> str:
+    """Return a change in words, e.g. 'step 12.4 ms → 8.10 ms (−35 %, 95 % interval −37 … −32 %)'."""
+    before, now = (_value(change, value) for value in (change.before, change.now))
+    if not change.before:
+        return f"{change.name} {before} → {now}"
+    share = f"{_percent(change.now / change.before)} %"
+    if change.low is not None and change.high is not None:
+        share += f", 95 % interval {_percent(change.low)} … {_percent(change.high)} %"
+    return f"{change.name} {before} → {now} ({share})"
+
+
+def _change(name: str, now: tuple[int, ...], before: tuple[int, ...]) -> Change:
+    change = Change(name, "ns", median(before), median(now))
+    interval = ratio_interval(now, before)
+    if interval is None:
+        return change
+    low, high = interval
+    return replace(change, is_significant=not low <= 1 <= high, low=low, high=high)
+
+
+def _phases(now: FitRun, before: FitRun) -> Iterator[Change]:
+    """Yield the phases that both runs have and that take a part of the step worth naming, the largest difference first."""
+    former = {samples.phase: samples.values for samples in before.phases}
+    least = _SHARE * max(median(now.steps), median(before.steps))
+    both = [(each.phase, each.values, former.get(each.phase, ())) for each in now.phases]
+    changes = [_change(phase, values, others) for phase, values, others in both if values and others]
+    told = [change for change in changes if max(change.now, change.before) >= least]
+    yield from sorted(told, key=lambda change: -abs(change.now - change.before))
+
+
+def _sentence(now: FitRun, before: FitRun, changes: list[Change]) -> str:
+    if not changes or changes[0].name != STEP:
+        return "No step of both runs is known, so there is nothing to compare: a run needs batches after its warm-up"
+    step, fewest = changes[0], min(len(now.steps), len(before.steps))
+    if step.is_significant is None:
+        why = f"{fewest} batches are too few" if fewest < ENOUGH else "the times drift too much within a run"
+        need = f"; {ENOUGH} or more after the warm-up can" if fewest < ENOUGH else ""
+        return f"{words(step)}: {why} to say whether that is chance{need}"
+    if not step.is_significant:
+        return f"no difference that these {fewest} batches could show: {words(step)}"
+    return words(step)
+
+
+def _notes(now: FitRun, before: FitRun) -> Iterator[str]:
+    """Yield what else differs between the runs, and how far the comparison goes."""
+    if before.title != now.title:
+        yield f"Compared with: {before.title}"
+    if now.batches != before.batches:
+        yield f"Not the same work: {before.batches} batches before, {now.batches} now; times are per batch."
+    former = {setting.name: setting.value for setting in before.settings}
+    for setting in now.settings:
+        value = former.get(setting.name)
+        if value is not None and value != setting.value:
+            work = "Not the same work per batch: " if setting.name in _WORK else "Changed: "
+            yield f"{work}{setting.name} {value} → {setting.value}"
+    if now.steps and before.steps and says_something(now.steps) and says_something(before.steps):
+        yield _ONE_RUN_EACH
+
+
+def _value(change: Change, value: int) -> str:
+    if change.unit == "ns":
+        return format_time(value)
+    return format_bytes(value) if change.unit == "bytes" else str(value)
+
+
+def _percent(ratio: float) -> str:
+    """Return a ratio as the difference in percent, with its sign: '−35', '+3', '0'."""
+    percent = round(100 * (ratio - 1))
+    return f"{percent:+d}".replace("-", "−") if percent else "0"

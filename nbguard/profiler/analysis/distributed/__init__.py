@@ -1,0 +1,1 @@
+"""The ranks of a distributed fit compared."""

@@ -1,0 +1,119 @@
+"""What the ranks of a distributed fit tell together: who waits for whom, what differs, who died and who hangs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from nbguard.profiler.analysis.distributed.skew import skews
+from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
+from nbguard.profiler.analysis.time import phases
+from nbguard.units import format_time
+
+_PERIOD = 1_000_000_000
+"""Nanoseconds without progress before a rank is said to make none, and never less than half of what was waited for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one rank has told at the end of its fit."""
+
+    row: RankRow
+    environment: tuple[Setting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a rank of this host last did: `phase` was the last it ended in its batch, "" none yet; `age` nanoseconds ago."""
+
+    rank: int
+    pid: int
+    batch: int  # of the recording, training or validation, from 1; 0: none yet
+    phase: str
+    age: int
+    is_alive: bool
+
+
+def to_text(told: Told) -> str:
+    """Return what a rank tells as text."""
+    return json.dumps(asdict(told))
+
+
+def from_text(text: str) -> Told | None:
+    """Return what a rank has told; None if that cannot be read, as from another version."""
+    try:
+        data = json.loads(text)
+        return Told(RankRow(**data["row"]), tuple(Setting(**setting) for setting in data["environment"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def rank_report(world: int, told: Sequence[Told], pulses: Mapping[int, Pulse], waited: int, host: str) -> RankReport:
+    """Return the report of `world` ranks. `pulses`: of those that have not told; `waited`: for them, in nanoseconds."""
+    heard = {each.row.rank: each for each in told}
+    rows, findings = [], []
+    for rank in range(world):
+        if rank in heard:
+            rows.append(heard[rank].row)
+            continue
+        row, finding = _silent(rank, pulses.get(rank), waited, host)
+        rows.append(row)
+        findings.append(finding)
+    findings += [*skews(rows), *_mismatches(told)]
+    note = "" if len(heard) == world else f"{world - len(heard)} of {world} ranks did not report; waited {format_time(waited)}."
+    return RankReport(world, tuple(rows), tuple(findings), note)
+
+
+def _silent(rank: int, pulse: Pulse | None, waited: int, host: str) -> tuple[RankRow, FitFinding]:
+    """Return the row and the finding of a rank that has not told anything."""
+    if pulse is None:
+        words = f"it left no sign of life on {host} and did not report within {format_time(waited)}"
+        change = "run the fit of every rank under nbguard.profile_fit(), not that of one rank only"
+        return RankRow(rank, "", 0, "not heard of"), _finding("advice", f"Nothing is known of rank {rank}", words, change)
+    at, ago = where(pulse), format_time(pulse.age)
+    if not pulse.is_alive:
+        state, what = f"died {at}", f"Rank {rank} died {at}"
+        evidence = f"its process {pulse.pid} is gone; its last sign of life was {ago} before this report"
+        change = "its own output says why; where there is none it was killed, and `dmesg` tells if the host ran out of memory"
+        finding = _finding("problem", what, evidence, change)
+    elif pulse.age >= max(_PERIOD, waited // 2):
+        state, what = f"no progress for {ago} {at}", f"Rank {rank} hangs {at}"
+        evidence = f"its process {pulse.pid} is alive, but for {ago} it has come no further{_next(pulse.phase)}"
+        finding = _finding("problem", what, evidence, f"`py-spy dump --pid {pulse.pid}` shows the line in which it waits")
+    else:
+        state, what = f"still running, {at}", f"Rank {rank} still runs"
+        evidence = f"its last sign of life came {ago} before this report, {at}"
+        finding = _finding("note", what, evidence, "")
+    return RankRow(rank, host, pulse.pid, state, pulse.batch), finding
+
+
+def where(pulse: Pulse) -> str:
+    """Return where in the fit a rank was last, e.g. 'in batch 5, after loss'."""
+    if not pulse.batch:
+        return "before its first batch"
+    return f"in batch {pulse.batch}, after {pulse.phase}" if pulse.phase else f"in batch {pulse.batch}, before its data came"
+
+
+def _next(phase: str) -> str:
+    """Return what comes after a phase, as far as that explains why a rank waits."""
+    before_backward = phase in (phases.FORWARD, phases.LOSS)
+    return "; next comes the backward pass, in which ranks wait for each other" if before_backward else ""
+
+
+def _mismatches(told: Sequence[Told]) -> Iterator[FitFinding]:
+    """Yield the settings that are not the same on all ranks."""
+    found = {each.row.rank: {setting.name: setting.value for setting in each.environment} for each in told}
+    for name in sorted({name for settings in found.values() for name in settings}):
+        ranks: dict[str, list[int]] = {}
+        for rank, settings in sorted(found.items()):
+            ranks.setdefault(settings.get(name, "not set"), []).append(rank)
+        if len(ranks) > 1:
+            evidence = "; ".join(f"rank {', '.join(map(str, them))}: {value}" for value, them in ranks.items())
+            is_version = name.endswith(" version")
+            change = f"install the same {name} everywhere" if is_version else f"set `{name}` alike where the ranks are launched"
+            yield _finding("problem" if is_version else "advice", f"{name} is not the same on all ranks", evidence, change)
+
+
+def _finding(severity: str, what: str, evidence: str, change: str) -> FitFinding:
+    return FitFinding("rank", severity, what, evidence, change)  # type: ignore[arg-type]

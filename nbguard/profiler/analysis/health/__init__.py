@@ -1,0 +1,1 @@
+"""A fit's health: non-finite values, mixed precision, optimizers, settings, synchronisations."""

@@ -1,0 +1,108 @@
+"""Mixed precision: whether the loss scale finds its level, and whether there is one where it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbguard.profiler.analysis.report import FitFinding
+
+_WARM_UP = 10
+"""Updates in which a dynamic scale looks for its level: skipped steps are how it does."""
+_SKIPS = 3
+_ENOUGH = 3
+"""Batches before which what is missing may still come."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalerFacts:
+    """A GradScaler in use. Updates are numbered from 1; `scales` are (update, scale after it) wherever it changed."""
+
+    initial: float
+    growth: float
+    backoff: float
+    interval: int
+    updates: int
+    scales: tuple[tuple[int, float], ...] = ()
+    skipped: tuple[int, ...] = ()  # the updates at which the scale fell: that step was skipped
+    is_static: bool = False  # the scale was given by hand: then what was skipped is not known
+
+    @property
+    def last(self) -> float:
+        """Return the scale at the end."""
+        return self.scales[-1][1] if self.scales else self.initial
+
+
+@dataclass(frozen=True, slots=True)
+class AmpFacts:
+    """Training batches by the dtype in which autocast ran their forward pass (float32: without), and the scalers."""
+
+    batches: tuple[tuple[str, int], ...] = ()
+    scalers: tuple[ScalerFacts, ...] = ()  # those in use and enabled
+
+    def in_dtype(self, dtype: str) -> int:
+        """Return how many training batches ran in a dtype."""
+        return dict(self.batches).get(dtype, 0)
+
+
+def amp_findings(facts: AmpFacts) -> tuple[FitFinding, ...]:
+    """Return what stands out, and for each scaler its history."""
+    return (*_missing(facts), *_needless(facts), *(found for scaler in facts.scalers for found in _history(scaler)))
+
+
+def _missing(facts: AmpFacts) -> Iterator[FitFinding]:
+    count = facts.in_dtype("float16")
+    if count >= _ENOUGH and not facts.scalers:
+        yield FitFinding(
+            "amp",
+            "problem",
+            "float16 without a GradScaler",
+            f"{count} of the batches looked at ran under autocast in float16; gradients below 6e-8 became 0, as nothing scales "
+            "the loss",
+            "`scaler = torch.amp.GradScaler()`, `scaler.scale(loss).backward()`, `scaler.step(optimizer)`, `scaler.update()`; "
+            "or `dtype=torch.bfloat16`, which needs none",
+        )
+
+
+def _needless(facts: AmpFacts) -> Iterator[FitFinding]:
+    count = facts.in_dtype("bfloat16")
+    if count and not facts.in_dtype("float16") and facts.scalers:
+        yield FitFinding(
+            "amp",
+            "advice",
+            "a GradScaler with bfloat16 is not needed",
+            f"{count} of the batches looked at ran in bfloat16, which has the range of float32; the scaler looks at every "
+            "gradient for nothing",
+            "`GradScaler(enabled=False)`, or take it out",
+        )
+
+
+def _history(scaler: ScalerFacts) -> Iterator[FitFinding]:
+    late = [update for update in scaler.skipped if update > _warm_up(scaler)]
+    allowed = _SKIPS + scaler.updates // max(1, scaler.interval)  # each growth may cost one
+    words = _words(scaler)
+    if len(late) > allowed:
+        what = f"{len(late)} steps skipped after the warm-up: their gradients were not finite"
+        change = "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16"
+        yield FitFinding("amp", "problem", what, words, change)
+    elif scaler.last < 1:
+        what = f"the loss scale has fallen to {scaler.last:g}: below 1 it loses what it is there to keep"
+        change = "look for what overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
+        yield FitFinding("amp", "problem", what, words, change)
+    else:
+        yield FitFinding("amp", "note", f"the loss is scaled by {scaler.last:g}", words, "nothing")
+
+
+def _warm_up(scaler: ScalerFacts) -> int:
+    """Return the last update of the warm-up: ten, or the steps skipped in a row from the start if these are more."""
+    in_a_row = next((i for i, update in enumerate(scaler.skipped) if update != i + 1), len(scaler.skipped))
+    return max(_WARM_UP, in_a_row)
+
+
+def _words(scaler: ScalerFacts) -> str:
+    scales = [scaler.initial, *(scale for _, scale in scaler.scales)]
+    path = " → ".join(f"{scale:g}" for scale in (scales if len(scales) <= 4 else [scales[0], min(scales), scales[-1]]))
+    if scaler.is_static:
+        return f"scale {path}, given by hand (static); which steps were skipped is then not known"
+    kind = f"dynamic: ×{scaler.backoff:g} after a skipped step, ×{scaler.growth:g} after {scaler.interval} others"
+    return f"scale {path} ({kind}); {len(scaler.skipped)} of {scaler.updates} steps skipped"

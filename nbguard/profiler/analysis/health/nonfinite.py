@@ -1,0 +1,109 @@
+"""Values that are NaN or infinite: where they came from first, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nbguard.profiler.analysis.report import FitFinding
+
+Kind = Literal["input", "layer", "code", "loss", "step", "gradient", "unknown"]
+"""Who made the first value that is not finite. `input`: it came with the batch. `layer`: one module. `code`: lines of a
+module's own `forward`, or between modules. `loss`: what makes the loss of the model's output. `step`: the optimizer step
+before: a parameter is not finite. `gradient`: the backward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the fit: a batch of an epoch, both from 1. Without a loader the epoch is 0 and backward passes are counted."""
+
+    batch: int
+    epoch: int = 0
+
+    @property
+    def words(self) -> str:
+        """Return it in words."""
+        return f"batch {self.batch} of epoch {self.epoch}" if self.epoch else f"backward pass {self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What made the first value that is not finite. `name` is a module's, or a parameter's, in the model `root`."""
+
+    kind: Kind
+    name: str = ""
+    type: str = ""
+    root: str = ""
+    note: str = ""  # of an unknown one: why it is not known
+
+    @property
+    def layer(self) -> str:
+        """Return the module or parameter in words."""
+        if not self.name:
+            return f"`{self.root or self.type}`"
+        return f"`{self.name}`" + (f" ({self.type})" if self.type else "") + (f" of `{self.root}`" if self.root else "")
+
+
+@dataclass(frozen=True, slots=True)
+class NotFinite:
+    """The first value that was not finite: of a loss, or of a gradient."""
+
+    of: Literal["loss", "gradient"]
+    value: Literal["NaN", "infinite"]
+    place: Place
+    origin: Origin
+    has_stopped: bool = False
+    is_search: bool = False  # fastai's learning rate finder goes so far on purpose
+
+
+@dataclass(frozen=True, slots=True)
+class FiniteFacts:
+    """What was looked at: losses, and steps before which all gradients were."""
+
+    losses: int
+    gradients: int
+    first: NotFinite | None = None
+
+
+def nan_findings(facts: FiniteFacts) -> tuple[FitFinding, ...]:
+    """Return the first NaN or infinity, if there was any."""
+    first = facts.first
+    if first is None:
+        return ()
+    what = f"the {first.of} is {first.value} in {first.place.words}"
+    if first.is_search:
+        goes_on = "the learning rate finder raises the rate until the loss diverges"
+        return (FitFinding("nan", "note", what, goes_on, "nothing: take a rate from well before that"),)
+    if first.has_stopped:
+        what += "; the fit was stopped there"
+    return (FitFinding("nan", "problem", what, evidence_of(first.origin), _change(first)),)
+
+
+def evidence_of(origin: Origin) -> str:
+    """Return in words where it came from."""
+    layer = origin.layer
+    return {
+        "input": f"the batch itself has values that are not finite: the input of {layer}",
+        "layer": f"first in {layer}: what it was given was finite, what it returned was not",
+        "code": f"first in the code of `forward` around {layer}: what other layers had returned was finite",
+        "loss": f"the output of {layer} is finite for this batch: what makes the loss of it is to blame",
+        "step": f"{layer} is not finite any more: the optimizer step before has broken it, and what comes before it with it",
+        "gradient": f"the loss was finite, the gradient of {layer} is not: its backward pass, or what follows it, made that",
+        "unknown": f"where it came from was not found: {origin.note}",
+    }[origin.kind]
+
+
+def _change(first: NotFinite) -> str:
+    clip = "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` before the step (fastai: `cbs=GradientClip`)"
+    origin = first.origin
+    found = {
+        "input": "look for such samples: `torch.isfinite(x).all()` over the dataset; fill or drop them",
+        "layer": f"look at what {origin.layer} gets, and keep it in the range of its dtype and away from what it cannot take",
+        "code": "keep divisors, logarithms and roots there away from 0: `.clamp_min(1e-6)`",
+        "loss": "take a loss that works on logits (`nn.CrossEntropyLoss`, `nn.BCEWithLogitsLoss`), or `.clamp_min(1e-6)` "
+        "before a logarithm",
+        "step": f"a lower learning rate, or {clip}",
+        "gradient": f"look at its backward pass (roots, norms and divisions at 0), or {clip}",
+        "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
+    }[origin.kind]
+    return found if first.has_stopped or origin.kind in ("input", "unknown") else f"{found}; `--stop-on-nan` stops there"

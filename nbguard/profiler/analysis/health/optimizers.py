@@ -1,0 +1,125 @@
+"""What is wrong with how an optimizer is used: pure, from what was seen at its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbguard.profiler.analysis.report import FitFinding
+from nbguard.units import MiB, format_bytes
+
+HALF_ROUNDS_TO_ZERO = 2.0**-25
+"""The largest number that float16 rounds to 0."""
+_ENOUGH = 3
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFacts:
+    """One optimizer, as its steps and the calls that clear gradients have shown it in the batches that were looked at."""
+
+    name: str
+    steps: int = 0
+    cleared: int = 0  # calls of `zero_grad`, or of a model's
+    cleared_in_place: int = 0  # of these, with `set_to_none=False`
+    gradient_bytes: int = 0  # at the last look before a step
+    half_eps: tuple[tuple[float, int], ...] = ()  # eps of groups that are not fused, with their float16 parameters
+    piled: int = 0  # looks at which gradients of the step before were still there when the next backward pass began
+    replaced: int = 0  # looks at which they were not
+    without_gradients: tuple[str, ...] = ()  # parameters that never had one at any look
+    looks: int = 0
+    is_fastai: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizersFacts:
+    """All optimizers of a recording."""
+
+    optimizers: tuple[OptimizerFacts, ...] = ()
+    backwards: int = 0
+    clears_model: bool = False  # a model's own `zero_grad` was called: whose gradients went is then not known
+
+
+def optimizer_findings(facts: OptimizersFacts, *, is_scaled: bool = False) -> tuple[FitFinding, ...]:
+    """Return what stands out. `is_scaled`: a GradScaler decides which steps are taken."""
+    found: list[FitFinding] = []
+    for each in facts.optimizers:
+        found += [*_eps(each), *_piles_up(each, facts), *_in_place(each), *_without_gradients(each)]
+        if not is_scaled:
+            found += _never_steps(each, facts)
+    return tuple(found)
+
+
+def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:
+    bad = [(eps, count) for eps, count in facts.half_eps if 0 < eps <= HALF_ROUNDS_TO_ZERO]
+    if bad:
+        eps, count = bad[0][0], sum(count for _, count in bad)
+        eps_of = "`opt_func=partial(Adam, eps=1e-5)`" if facts.is_fastai else f"`{facts.name}(…, eps=1e-5)`"
+        yield FitFinding(
+            "eps",
+            "problem",
+            f"eps={eps:g} of {_name(facts)} is 0 in float16",
+            f"{count} float16 parameter{_s(count)}: where the moments are 0, too, the step divides 0 by 0 and gives NaN",
+            f"{eps_of}, or keep the parameters in float32 and use `torch.autocast`",
+        )
+
+
+def _piles_up(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
+    is_cleared = facts.cleared or all_facts.clears_model or facts.replaced
+    if facts.steps >= _ENOUGH and facts.piled >= 2 and not is_cleared:
+        yield FitFinding(
+            "zero_grad",
+            "problem",
+            f"gradients pile up: {facts.name} steps, and nothing clears them",
+            f"{facts.steps} steps, no `zero_grad`: each step uses the sum of all gradients since the first",
+            "`optimizer.zero_grad()` before each backward pass",
+            nbytes=facts.gradient_bytes,
+        )
+
+
+def _in_place(facts: OptimizerFacts) -> Iterator[FitFinding]:
+    if facts.cleared_in_place and facts.gradient_bytes:
+        held = format_bytes(facts.gradient_bytes)
+        yield FitFinding(
+            "zero_grad",
+            "advice" if facts.gradient_bytes >= MiB else "note",
+            "`zero_grad(set_to_none=False)` keeps the gradients' memory",
+            f"{held} of gradients stay allocated through the next forward pass; {facts.cleared_in_place} times, where "
+            "looked at, they were filled with zeros",
+            "`optimizer.zero_grad()`: it sets them to None",
+            nbytes=facts.gradient_bytes,
+        )
+
+
+def _never_steps(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
+    if not facts.steps and facts.cleared >= _ENOUGH and all_facts.backwards >= _ENOUGH:
+        yield FitFinding(
+            "step",
+            "problem",
+            f"{facts.name} never steps",
+            f"{all_facts.backwards} backward passes, its gradients cleared {facts.cleared} times, no `step()`",
+            "`optimizer.step()` after the backward pass",
+        )
+
+
+def _without_gradients(facts: OptimizerFacts) -> Iterator[FitFinding]:
+    names = facts.without_gradients
+    if names and facts.looks >= 2:
+        shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        yield FitFinding(
+            "unused",
+            "note",
+            f"{len(names)} parameter{_s(len(names))} of {_name(facts)} never got a gradient",
+            f"{shown}{more}: {'it requires' if len(names) == 1 else 'they require'} one, and the loss does not depend on "
+            f"{'it' if len(names) == 1 else 'them'}",
+            "use the layer, or `requires_grad_(False)` and leave it out of the optimizer",
+        )
+
+
+def _name(facts: OptimizerFacts) -> str:
+    return "fastai's optimizer" if facts.is_fastai else facts.name
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

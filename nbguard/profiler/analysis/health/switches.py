@@ -1,0 +1,84 @@
+"""Switches of the environment that cost time or spoil repeatability."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbguard.profiler.analysis.report import FitFinding, Setting
+
+_SHAPES = 3
+"""Shapes of inputs, batch size apart, that cudnn may well try algorithms for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchFacts:
+    """The switches as they were in the first training batch, and what of the fit they matter for."""
+
+    settings: tuple[Setting, ...] = ()
+    detects_anomalies: bool = False
+    blocks_launches: bool = False
+    benchmarks: bool = False
+    is_deterministic: bool = False
+    has_device: bool = False
+    shapes: int = 0  # of inputs, batch size apart, while `benchmarks`; counted to a limit
+    batch_size: int | None = None  # of the first input of the first training batch
+    convolves: bool = False  # the model has two-dimensional convolutions
+    is_channels_last: bool = False  # and their weights are laid out so
+    unseeded: tuple[str, ...] = ()  # what of the loaders draws from global generators
+
+
+def switch_findings(facts: SwitchFacts) -> tuple[FitFinding, ...]:
+    """Return the switches that stand out."""
+    return (*_debugging(facts), *_benchmark(facts), *_determinism(facts))
+
+
+def _debugging(facts: SwitchFacts) -> Iterator[FitFinding]:
+    if facts.detects_anomalies:
+        yield FitFinding(
+            "switch",
+            "advice",
+            "anomaly detection is on",
+            "each operation keeps its stack and each backward function is checked for NaN: several times slower",
+            "`torch.autograd.set_detect_anomaly(False)`; `%%profile_fit --stop-on-nan` finds the layer without it",
+        )
+    if facts.blocks_launches:
+        yield FitFinding(
+            "switch",
+            "advice" if facts.has_device else "note",
+            "CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel",
+            "nothing is prepared while the GPU works: a switch for finding errors",
+            "`del os.environ['CUDA_LAUNCH_BLOCKING']` before CUDA is used: restart the kernel",
+        )
+
+
+def _benchmark(facts: SwitchFacts) -> Iterator[FitFinding]:
+    if facts.benchmarks and facts.shapes > _SHAPES:
+        yield FitFinding(
+            "switch",
+            "advice" if facts.has_device else "note",
+            "cudnn.benchmark with inputs of many shapes",
+            f"{facts.shapes} shapes, batch size apart: for each new one all algorithms are tried first",
+            "`torch.backends.cudnn.benchmark = False`, or pad the inputs to a few sizes",
+        )
+
+
+def _determinism(facts: SwitchFacts) -> Iterator[FitFinding]:
+    if not facts.is_deterministic:
+        return
+    if facts.benchmarks:
+        yield FitFinding(
+            "switch",
+            "advice" if facts.has_device else "note",
+            "determinism is asked for, and cudnn.benchmark is on",
+            "which algorithm is the fastest can differ from run to run, and with it the rounding",
+            "`torch.backends.cudnn.benchmark = False`",
+        )
+    if facts.unseeded:
+        yield FitFinding(
+            "switch",
+            "note",
+            f"determinism is asked for, and {' and '.join(facts.unseeded)} draws from the global generator",
+            "it repeats only if `torch.manual_seed` is called before, and everything else draws as often",
+            "`DataLoader(…, generator=torch.Generator().manual_seed(0), worker_init_fn=…)`",
+        )

@@ -1,0 +1,55 @@
+"""Hidden synchronisations: lines that wait for the device in every batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nbguard.profiler.analysis.report import FitFinding
+
+_ENOUGH = 3
+_SHARE = 0.05
+"""Of a step, what waiting at one line must take to be worth changing."""
+_READS = {"__bool__": "`if`", "__float__": "`float()`", "__int__": "`int()`", "__index__": "an index"}
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSite:
+    """One line, or something of fastai's or torch's own, that reads values of tensors in training batches."""
+
+    where: str  # e.g. "In[5], line 8"
+    own: str  # a callback of fastai's, `GradScaler`; empty: it is the user's line
+    methods: tuple[str, ...]
+    calls: int
+    batches: int  # in how many batches
+    waited: int | None  # nanoseconds in all; None: in host memory, where nothing waits
+
+
+@dataclass(frozen=True, slots=True)
+class SyncFacts:
+    """All such lines, and how many training batches were looked at."""
+
+    sites: tuple[SyncSite, ...] = ()
+    batches: int = 0
+
+
+def sync_findings(facts: SyncFacts, step: int | None = None) -> tuple[FitFinding, ...]:
+    """Return the lines that wait in at least every other batch, the longest first. `step`: nanoseconds of a batch."""
+    often = [site for site in facts.sites if site.batches >= _ENOUGH and site.batches * 2 >= facts.batches]
+    often.sort(key=lambda site: (-(site.waited or 0), -site.calls))
+    return tuple(_finding(site, facts.batches, step) for site in often)
+
+
+def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
+    time = None if site.waited is None else site.waited // batches
+    who = f"`{site.own}`" if site.own else site.where
+    each = "every batch" if site.batches == batches else f"{site.batches} of {batches} batches"
+    reads = ", ".join(_READS.get(method, f"`.{method}()`") for method in site.methods)
+    evidence = f"{reads}: {site.calls} times in {batches} training batches ({site.calls / batches:.3g} per batch)"
+    evidence += "; on a GPU each waits for it" if time is None else f"; {time / 1e6:.2f} ms per batch are waited there"
+    if site.own:
+        change = f"nothing: `{site.own}` works that way"
+    else:
+        change = "leave it on the device and read it once per epoch, or in every 50th batch; of a loss keep `loss.detach()`"
+    is_worth_it = time is not None and step is not None and time >= _SHARE * step and not site.own
+    what = f"{who} waits for the GPU in {each}" if time is not None else f"{who} reads a value of a tensor in {each}"
+    return FitFinding("sync", "advice" if is_worth_it else "note", what, evidence, change, time)

@@ -1,0 +1,1 @@
+"""A fit's loaders: the cost of a fetch, the verdict, the advice."""

@@ -1,0 +1,174 @@
+"""What to change in a fit's loaders, each with the figure that speaks for it. A healthy fit gets no advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from nbguard.memory.source_lines import line_words
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, training_loader
+from nbguard.profiler.analysis.report import FitFinding, Timing
+from nbguard.profiler.analysis.time import phases
+from nbguard.units import format_time
+
+WAITING = 0.10  # of a step: less waiting is not worth a thought
+_SMALL = 0.05  # of a step, or of an epoch: what is less is left alone
+_LARGE = 0.30  # of a fetch: what one function must take of it to be named
+_WORTH = 1_000_000  # ns per batch: handing a batch from a worker to the fit takes about as long
+_PAYS = 3 * _WORTH  # ns per batch that workers may save: handing batches over, and starting anew for each epoch, must pay
+_PAYS_EPOCH = 250_000_000  # ns, the same for an epoch
+_NOTICED = 10**9  # ns in all: less is not worth a thought
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """All that the advice is taken from. `medians`: of the steady state's phases; `cores`: that the process may use."""
+
+    timing: Timing
+    step: int
+    medians: Mapping[str, int]
+    loaders: tuple[LoaderFacts, ...]
+    cores: int
+    on_accelerator: bool
+    is_waiting: bool
+
+    @property
+    def wait(self) -> int:
+        """Return the nanoseconds of a batch spent waiting for data."""
+        return self.medians.get(phases.WAIT, 0)
+
+    @property
+    def do_workers_pay(self) -> bool:
+        """Say whether the fit waits so long that workers could make up for what they cost themselves."""
+        batches = max((epoch.batches for epoch in self.timing.epochs if epoch.is_training), default=0)
+        return self.wait >= _PAYS and self.wait * batches >= _PAYS_EPOCH
+
+    @property
+    def loader(self) -> LoaderFacts | None:
+        """Return the loader of the training batches."""
+        return training_loader(self.loaders)
+
+
+def advice(case: Case) -> Iterator[FitFinding]:
+    """Yield what to change, the most rewarding first as far as it is measured."""
+    found = [*_crowded(case), *_restarted(case), *_first(case)]
+    if case.loader is not None:
+        found += [*_transform(case, case.loader), *_more_workers(case, case.loader), *_copying(case, case.loader)]
+    yield from sorted(found, key=lambda each: -(each.time or 0))
+
+
+def _finding(kind: str, what: str, evidence: str, change: str, time: int | None = None) -> FitFinding:
+    return FitFinding(kind, "advice", what, evidence, change, time)
+
+
+def _transform(case: Case, loader: LoaderFacts) -> Iterator[FitFinding]:
+    """Yield the function that a fetch spends most in, if the fit waits for it. What it costs is its share of a worker."""
+    slow = slowest(loader.fetch)
+    if not case.is_waiting or slow is None or slow.per_batch < max(_LARGE * slow.fetch, _WORTH):
+        return
+    function = slow.step.function
+    if not function.is_users and case.wait * case.timing.batches < _NOTICED:
+        return  # a library's is as it is: only a long fit may want another
+    where = line_words(
+        function.file.rpartition("/")[2] if not function.file.startswith("In[") else function.file, function.line, ""
+    )
+    what = {"transform": "the slowest transform", "collate": "the collate function", "dataset": "reading the dataset"}
+    spread = f", spread over {loader.workers} workers" if loader.workers > 1 else ""
+    where_else = "for all items at once" if slow.step.kind == "collate" else "once, before the fit, or per batch"
+    yield _finding(
+        "transform",
+        f"`{slow.step.name}` ({where}) is {what[slow.step.kind]}",
+        f"{slow.evidence()}{spread}",
+        f"make `{slow.step.name}` cheaper: do its work {where_else}",
+        min(case.wait, slow.per_batch // max(1, loader.workers)),
+    )
+
+
+def _more_workers(case: Case, loader: LoaderFacts) -> Iterator[FitFinding]:
+    """Yield that workers would help: some, more, or the same ones with more batches ahead."""
+    if not case.is_waiting or case.wait < _WORTH or (loader.is_iterable and not loader.is_fastai):
+        return
+    if loader.workers > case.cores:
+        return  # fewer of them come first
+    evidence = f"the fit waits {format_time(case.wait)} per batch; {case.cores} cores may be used"
+    fetch = loader.fetch.median
+    is_fast = fetch is not None and fetch < loader.workers * (case.step - case.wait)
+    if loader.workers == 0 and case.cores > 1 and case.do_workers_pay:
+        change = f"`num_workers={case.cores}`; `--tune-workers` measures which number is best"
+        yield _finding("workers", "batches are made in the fit's own process, one after the other", evidence, change, case.wait)
+    elif loader.workers and fetch is not None and 2 * fetch < case.wait:
+        what = f"the fit waits longer for its {_workers(loader.workers)} than a batch takes to make"
+        why = f"a batch takes a worker {format_time(fetch)}; the rest is handing it over and taking turns"
+        change = "`num_workers=0` makes batches in the fit's own process; `--tune-workers` measures whether that is better"
+        yield _finding("workers", what, f"{why}; {evidence}", change, case.wait - fetch)
+    elif 0 < loader.workers < case.cores and not is_fast:
+        change = f"`num_workers={case.cores}`; `--tune-workers` measures which number is best"
+        yield _finding("workers", f"{_workers(loader.workers)} cannot keep up with the fit", evidence, change, case.wait)
+    elif fetch is not None and is_fast:
+        ahead = loader.prefetch or 2
+        rate = f"a batch takes a worker {format_time(fetch)}, so {loader.workers} of them could keep up"
+        change = f"`prefetch_factor={2 * ahead}` (it is {ahead}) evens out batches that take longer"
+        yield _finding("prefetch", "the fit waits though its workers are fast enough", f"{rate}; {evidence}", change, case.wait)
+
+
+def _crowded(case: Case) -> Iterator[FitFinding]:
+    """Yield workers that are more than the cores they could run on."""
+    many = max((each for each in case.loaders if each.workers > case.cores), key=lambda each: each.workers, default=None)
+    if many is not None:
+        cores = f"{case.cores} core{'s' if case.cores != 1 else ''}"
+        evidence = f"{_workers(many.workers)} on {cores}: they take turns, with each other and with the fit; each holds batches"
+        change = f"`num_workers={case.cores}`; `--tune-workers` measures which number is best"
+        yield _finding("workers", f"{_workers(many.workers)} share {cores}", evidence, change)
+
+
+def _restarted(case: Case) -> Iterator[FitFinding]:
+    """Yield workers that are started anew for each epoch, where that takes a part of it."""
+    for loader in case.loaders:
+        epochs = [each for each in case.timing.epochs if each.is_training == loader.is_training and each.batches]
+        if not loader.workers or loader.persistent or loader.iterators < 2 or not loader.start or not epochs:
+            continue
+        epoch = sum(each.total for each in epochs) // len(epochs)
+        batches = sum(each.batches for each in epochs) / len(epochs)
+        cost = loader.start - (loader.fetch.median or 0)  # the first batch is made in any case
+        if cost > _SMALL * epoch and cost * loader.iterators > _NOTICED:
+            which = "training" if loader.is_training else "validation"
+            evidence = f"{format_time(cost)} before the first batch of each {which} epoch, whose batches take "
+            evidence += format_time(epoch)
+            change = "`persistent_workers=True` starts them once"
+            what = f"{_workers(loader.workers)} start anew for each epoch"
+            yield _finding("persistent_workers", what, evidence, change, round(cost / batches))
+
+
+def _copying(case: Case, loader: LoaderFacts) -> Iterator[FitFinding]:
+    """Yield that batches are copied to the device in a way that the fit waits for."""
+    transfer = case.medians.get(phases.TO_DEVICE, 0)
+    if not case.on_accelerator or transfer <= _SMALL * case.step:
+        return
+    evidence = f"bringing a batch to the device takes {format_time(transfer)} of {format_time(case.step)}"
+    if not loader.pin_memory:
+        how = "`pin_memory=True`, and `.to(device, non_blocking=True)`"
+        yield _finding("pin_memory", "batches are copied from memory that is not page-locked", evidence, how, transfer)
+    elif loader.is_fastai:
+        what = "page-locked batches gain nothing here: fastai's loader copies them with `non_blocking=False`"
+        change = "`to_device(b, device, non_blocking=True)` in a `DataLoader` of your own, or `pin_memory=False`"
+        yield _finding("pin_memory", what, evidence, change, transfer)
+    else:
+        change = "`.to(device, non_blocking=True)`, if it is not said yet"
+        yield _finding("pin_memory", "the fit waits for batches to be copied", evidence, change, transfer)
+
+
+def _first(case: Case) -> Iterator[FitFinding]:
+    """Yield a loader whose first batch is long in coming, where that is a part of the whole."""
+    loader, wall = case.loader, case.timing.wall
+    if loader is None or not loader.start or loader.start < max(_NOTICED, 10 * case.step, WAITING * wall):
+        return
+    evidence = f"{format_time(loader.start)} until it was there, {format_time(case.step)} for a later one"
+    why = f"start of {_workers(loader.workers)}" if loader.workers else "first access to the dataset"
+    change = "keep what the dataset's `__init__` and its first `__getitem__` do small"
+    if loader.workers:
+        change += ", or use fewer workers"
+    yield _finding("first batch", f"the first batch of an epoch is late: {why}", evidence, change)
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count != 1 else ''}"

@@ -1,0 +1,78 @@
+"""A fit's loaders as they were used, and what their fetches cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nbguard.profiler.analysis.loader.slowest import Step
+from nbguard.units import format_time
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFacts:
+    """What it takes to make a batch, wherever it is made. Nanoseconds; those of `steps` are of profiled fetches."""
+
+    fetches: int = 0
+    items: int = 0  # 0: not known
+    median: int | None = None  # of fetches that were not profiled, if there were some
+    p95: int | None = None
+    profiled: int = 0  # fetches
+    profiled_time: int = 0
+    steps: tuple[Step, ...] = ()
+    note: str = ""  # why something is not known
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderFacts:
+    """One loader as it was used. None: not known."""
+
+    dataset: str  # the name of its type
+    is_fastai: bool = False
+    is_iterable: bool = False
+    is_training: bool = False
+    workers: int = 0
+    batch_size: int | None = None
+    pin_memory: bool = False
+    persistent: bool = False
+    prefetch: int | None = None
+    in_order: bool | None = None
+    start_method: str | None = None  # of worker processes
+    iterators: int = 1  # over it
+    start: int | None = None  # median nanoseconds from the start of an epoch's workers to its first batch
+    fetch: FetchFacts = FetchFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStep:
+    """The function that fetching spends most in, in nanoseconds as without the profile."""
+
+    step: Step
+    per_call: int
+    calls: float  # per batch
+    per_batch: int
+    fetch: int  # a whole batch
+
+    def evidence(self) -> str:
+        """Return its figures in words."""
+        calls = f"{self.calls:.0f} call{'s' if round(self.calls) != 1 else ''} per batch"
+        whole = f"{format_time(self.per_batch)} of each batch's {format_time(self.fetch)}"
+        inner = f", nearly all of it in {self.step.function.inner}" if self.step.function.inner else ""
+        return f"{format_time(self.per_call)} per call, {calls}, {whole}{inner}"
+
+
+def slowest(fetch: FetchFacts) -> SlowStep | None:
+    """Return what a fetch spends most in. Its share is of profiled fetches, its size of those that were not slowed down."""
+    if not fetch.steps or not fetch.profiled or not fetch.profiled_time:
+        return None
+    step = fetch.steps[0]
+    profiled = fetch.profiled_time // fetch.profiled
+    whole = profiled if fetch.median is None else min(fetch.median, profiled)
+    per_batch = min(whole, round(step.time / fetch.profiled_time * whole))
+    calls = step.calls / fetch.profiled
+    return SlowStep(step, round(per_batch / calls), calls, per_batch, whole)
+
+
+def training_loader(loaders: Sequence[LoaderFacts]) -> LoaderFacts | None:
+    """Return the loader of the training batches: of several, the one with the most."""
+    return max((each for each in loaders if each.is_training), key=lambda each: each.fetch.fetches, default=None)

@@ -1,0 +1,59 @@
+"""How many workers a loader needs: what to try, when to stop, and what the measurements say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbguard.profiler.analysis.report import WorkerTrial
+from nbguard.units import format_time
+
+_ROOM = 0.9  # of the rest of a step: a loader that takes no longer is waited for by nobody
+_BETTER = 0.9  # of the best so far: what takes longer is no improvement
+
+
+def candidates(current: int, cores: int) -> tuple[int, ...]:
+    """Return the numbers of workers to try, in this order: none, as it is, then 1, 2, 4 … up to the cores."""
+    powers = [2**i for i in range(cores.bit_length()) if 2**i < cores]
+    return tuple(dict.fromkeys((0, current, *powers, cores)))
+
+
+def is_enough(trials: Sequence[WorkerTrial], current: int, step: int) -> bool:
+    """Say whether more trials tell nothing: the last was fast enough, or the last two were no faster than those before."""
+    climb = [trial.per_batch for trial in trials if trial.workers == 0 or trial.workers != current]
+    if not climb or trials[-1].workers == current != 0:
+        return False
+    if climb[-1] <= _ROOM * step:
+        return True
+    return len(climb) > 2 and min(climb[-2:]) > _BETTER * min(climb[:-2])
+
+
+def choose(trials: Sequence[WorkerTrial], current: int, step: int) -> tuple[int | None, str]:
+    """Return the number of workers that the trials speak for, and why, in a sentence.
+
+    Args:
+        trials: what was measured.
+        current: the number of workers in the fit.
+        step: nanoseconds of a batch without waiting for data: what the loader has to keep up with.
+    """
+    if not trials:
+        return None, "nothing was measured"
+    fastest = min(trial.per_batch for trial in trials)
+    limit = max(_ROOM * step, fastest / _BETTER)
+    best = min((trial for trial in trials if trial.per_batch <= limit), key=lambda trial: trial.workers)
+    now = next((trial for trial in trials if trial.workers == current), None)
+    words = f"{workers_words(best.workers)}: a batch every {format_time(best.per_batch)}"
+    if now is not None and now is not best:
+        words += f" instead of {format_time(now.per_batch)} with {current}"
+    elif now is best:
+        words += ", as it is now"
+    rest = f"the rest of a step takes {format_time(step)}"
+    if best.per_batch <= _ROOM * step:
+        return best.workers, f"{words}; {rest}, so nothing waits for data"
+    if best.per_batch <= step:
+        return best.workers, f"{words}; {rest}, hardly longer"
+    return best.workers, f"{words}; {rest}, so the fit still waits: the cost is in making a batch, not in the number of workers"
+
+
+def workers_words(count: int) -> str:
+    """Return a number of workers in words."""
+    return "no worker" if count == 0 else f"{count} worker{'s' if count != 1 else ''}"

@@ -1,0 +1,70 @@
+"""Whether a fit waits for its data, for the copy to the device, for Python or for nothing: from its steady state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbguard.profiler.analysis.loader.advice import WAITING, Case, advice
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts
+from nbguard.profiler.analysis.report import Bound, LoaderVerdict, Timing
+from nbguard.profiler.analysis.time import phases
+from nbguard.units import format_time
+
+_BUSY = 0.90  # of the time: a GPU that works so much has nothing to wait for
+_STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited for, waits for Python
+_PYTHON = 0.30  # of a step in callbacks and other code, on a CPU
+
+
+def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accelerator: bool) -> LoaderVerdict:
+    """Return what the steady state of a fit waits for, and what to change in its loaders.
+
+    Args:
+        timing: where the time went; `busy` is the GPU's share, where it is known.
+        loaders: as they were used.
+        cores: CPU cores that this process may use.
+        on_accelerator: whether the model is on one.
+    """
+    if not timing.step:
+        return LoaderVerdict("unknown", "no training batch of a steady state was seen: what the fit waits for is not known")
+    medians = timing.medians
+    bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator)
+    case = Case(timing, timing.step, medians, tuple(loaders), cores, on_accelerator, is_waiting=bound == "data")
+    return LoaderVerdict(bound, sentence, gain, tuple(advice(case)))
+
+
+def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool) -> tuple[Bound, int | None, str]:
+    wait, transfer = medians.get(phases.WAIT, 0), medians.get(phases.TO_DEVICE, 0)
+    busy = timing.busy if on_accelerator else None
+    idle = step if busy is None else max(0, round((1 - busy) * step))
+    is_idle = busy is None or busy < _BUSY
+    gpu = "" if busy is None else f", and the GPU worked {busy:.0%} of the time"
+    if is_idle and wait > WAITING * step and wait >= transfer:
+        words = f"data-bound: {_share(wait, step)} is waiting for data{gpu}"
+        return "data", min(wait, idle), f"{words}; {_at_most(min(wait, idle), step)}"
+    if is_idle and on_accelerator and transfer > WAITING * step:
+        words = f"transfer-bound: {_share(transfer, step)} brings the batch to the device{gpu}"
+        return "transfer", min(transfer, idle), f"{words}; {_at_most(min(transfer, idle), step)}"
+    python = sum(time for phase, time in medians.items() if phases.is_callback(phase) or phase == phases.OTHER)
+    if busy is not None and busy < _STARVED:
+        words = f"Python-bound: the GPU worked {busy:.0%} of the time though {_share(wait, step)} is waiting for data: it waits"
+        return "Python", idle, f"{words} for the code that gives it work; {_at_most(idle, step)}"
+    if not on_accelerator and python > _PYTHON * step:
+        words = f"Python-bound: {_share(python, step)} is in callbacks and other code"
+        return "Python", python, f"{words}; {_at_most(python, step)}"
+    if on_accelerator and busy is None:
+        why = timing.busy_note or "the GPU's own time was not measured"
+        return (
+            "unknown",
+            None,
+            f"{_share(wait, step)} is waiting for data; whether the GPU waits for Python is not known: {why}",
+        )
+    words = f"compute-bound: {_share(wait, step)} is waiting for data{gpu}"
+    return "compute", None, f"{words}; the rest is the model's own work"
+
+
+def _share(part: int, step: int) -> str:
+    return f"{format_time(part)} of each batch's {format_time(step)} ({part / step:.0%})"
+
+
+def _at_most(gain: int, step: int) -> str:
+    return f"at most {format_time(gain)} per batch ({gain / step:.0%}) to gain"

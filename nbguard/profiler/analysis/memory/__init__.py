@@ -1,0 +1,1 @@
+"""A fit's memory: categories at the peak, growth, holders."""

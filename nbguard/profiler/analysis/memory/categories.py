@@ -1,0 +1,99 @@
+"""What the memory of a fit was at its peak: categories that re-add, from what was counted and what was found. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from nbguard.profiler.analysis.report import Category
+from nbguard.profiler.analysis.time import phases
+
+PARAMETERS = "parameters"
+BUFFERS = "buffers"
+GRADIENTS = "gradients"
+STATE = "optimizer state"
+INPUTS = "inputs"
+ACTIVATIONS = "activations"
+TEMPORARIES = "temporaries"
+BEFORE = "before the fit"
+OTHER = "other"
+ORDER = (PARAMETERS, BUFFERS, GRADIENTS, STATE, INPUTS, ACTIVATIONS, TEMPORARIES, BEFORE, OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """Bytes of what stays from batch to batch. `kept_gradients`: those that are there before a forward pass, too."""
+
+    parameters: int = 0
+    buffers: int = 0
+    gradients: int = 0
+    kept_gradients: int = 0
+    state: int = 0
+    inputs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The counters of one batch, in bytes: before its forward pass, after its loss (None: it had none), and at its peak."""
+
+    before: int
+    after_loss: int | None
+    peak: int
+    phase: str  # in which the peak fell
+
+
+def categories(peak: int, start: int, stock: Stock | None, shape: Shape | None, *, grows: bool = False) -> tuple[Category, ...]:
+    """Return the bytes of each kind at the peak; they add up to `peak`.
+
+    Args:
+        peak: the most that was allocated.
+        start: what was allocated before the fit.
+        stock: what was found to stay from batch to batch; None: nothing was looked at.
+        shape: of the batch with the highest peak that was followed; None: none was.
+        grows: memory grows from batch to batch: then what there was beyond that batch's peak is what had grown since.
+    """
+    left = peak
+    found = []
+    for name, nbytes in _wanted(start, stock, shape, peak - shape.peak if grows and shape is not None else 0):
+        taken = min(nbytes, left)
+        left -= taken
+        if taken > 0:
+            found.append(Category(name, taken))
+    if left:
+        known = stock is not None and shape is not None
+        found.append(Category(TEMPORARIES if known else "of the fit, not told apart", left))
+    return in_order(found)
+
+
+def in_order(found: Iterable[Category]) -> tuple[Category, ...]:
+    """Return categories in the order in which they are shown: what stays, what comes and goes, the rest."""
+    return tuple(sorted(found, key=lambda each: ORDER.index(each.name) if each.name in ORDER else len(ORDER)))
+
+
+def _wanted(start: int, stock: Stock | None, shape: Shape | None, grown: int) -> Iterator[tuple[str, int]]:
+    """Yield (category, bytes), what is best known first: where they are more than the peak, the last get what is left."""
+    if stock is None or shape is None:
+        yield BEFORE, start
+        return
+    yield PARAMETERS, stock.parameters
+    yield BUFFERS, stock.buffers
+    yield STATE, stock.state
+    yield INPUTS, stock.inputs
+    staying = stock.parameters + stock.buffers + stock.state + stock.inputs + stock.kept_gradients
+    unnamed = max(shape.before - staying, 0)
+    yield BEFORE, min(start, unnamed)
+    yield OTHER, max(unnamed - start, 0) + max(grown, 0)
+    yield from _passing(stock, shape)
+
+
+def _passing(stock: Stock, shape: Shape) -> Iterator[tuple[str, int]]:
+    """Yield gradients and activations. In the backward pass these give way to those: the larger ones were there in full."""
+    activations = ACTIVATIONS, 0 if shape.after_loss is None else max(shape.after_loss - shape.before, 0)
+    gradients = GRADIENTS, stock.gradients
+    if shape.phase in (phases.FORWARD, phases.LOSS):
+        yield GRADIENTS, stock.kept_gradients
+        yield activations
+    elif shape.phase in (phases.STEP, phases.ZERO_GRAD):
+        yield gradients
+    else:
+        yield from sorted((gradients, activations), key=lambda each: -each[1])

@@ -1,0 +1,118 @@
+"""Memory that grows from batch to batch: whether it does, by how much, and what is to be said of it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from statistics import median
+
+from nbguard.profiler.analysis.memory.holders import GRAPH
+from nbguard.profiler.analysis.report import FitFinding, Growth
+from nbguard.units import KiB, format_bytes
+
+ENOUGH = 12
+"""Samples of the steady state from which growth is told."""
+WARM_UP = 3
+"""Training batches that are left out: allocators and libraries fill their caches in them."""
+NOTICED = 4 * KiB
+"""Bytes per batch below which growth is no finding: a list of numbers grows, too (fastai's Recorder keeps some)."""
+_MOST = 36
+_GROUP = 3
+_ENOUGH_FOR_GROUPS = _GROUP * ENOUGH
+_FEW = 24
+_CLEAR, _LIKELY = 0.9, 0.8
+"""Share of all pairs of samples of which the later must be the higher, of few and of many samples."""
+_NOTICED_EPOCH = 256 * KiB
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The bytes allocated at the boundary after training batch `batch`, in epoch `epoch`."""
+
+    batch: int
+    epoch: int
+    allocated: int
+
+
+def growth_per_batch(samples: Sequence[Sample]) -> int | None:
+    """Return the bytes by which memory grows per training batch; None if it does not, or not all the time.
+
+    The median slope of all pairs (Theil and Sen): single batches of another size do not move it. Growth that ends, as a
+    cache that is full, is none: each third of the samples must show half of it.
+    """
+    kept = _thinned([sample for sample in samples if sample.batch > WARM_UP])
+    if len(kept) < ENOUGH:
+        return None
+    slopes = _slopes(kept)
+    found = median(slopes)
+    rising = sum(slope > 0 for slope in slopes) / len(slopes)
+    if found < NOTICED or rising < (_CLEAR if len(kept) < _FEW else _LIKELY):
+        return None
+    third = len(kept) // 3
+    parts = (kept[:third], kept[third : 2 * third], kept[2 * third :])
+    return None if any(median(_slopes(part)) < found / 2 for part in parts) else round(found)
+
+
+def growth_per_epoch(samples: Sequence[Sample]) -> int | None:
+    """Return the bytes by which memory grows per epoch, from the second on; None if it does not, or that is not known."""
+    by_epoch: dict[int, list[int]] = {}
+    for sample in samples:
+        by_epoch.setdefault(sample.epoch, []).append(sample.allocated)
+    levels = [median(found) for found in by_epoch.values()][1:]
+    steps = [after - before for before, after in pairwise(levels)]
+    if len(steps) < 2:
+        return None
+    found = median(steps)
+    return round(found) if found >= _NOTICED_EPOCH and min(steps) >= found / 2 else None
+
+
+def _thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return at most `_MOST` samples. Of many, one of the middle of every few: a last batch that is smaller drops out."""
+    if len(samples) < _ENOUGH_FOR_GROUPS:
+        return samples
+    size = max(_GROUP, -(-len(samples) // _MOST))
+    groups = (samples[at : at + size] for at in range(0, len(samples), size))
+    return [sorted(group, key=lambda sample: sample.allocated)[len(group) // 2] for group in groups]
+
+
+def _slopes(samples: Sequence[Sample]) -> list[float]:
+    pairs = ((a, b) for a, b in combinations(samples, 2) if b.batch > a.batch)
+    return [(b.allocated - a.allocated) / (b.batch - a.batch) for a, b in pairs] or [0.0]
+
+
+def growth_finding(growth: Growth) -> FitFinding:
+    """Return what is to be said of memory that grows."""
+    per, nbytes = ("batch", growth.per_batch) if growth.per_batch else ("epoch", growth.per_epoch)
+    rate = f"{format_bytes(nbytes)} per {per}"
+    where, is_graph = growth.holder.removesuffix(GRAPH), growth.holder.endswith(GRAPH)
+    what = f"memory grows by {rate}: "
+    evidence = f"+{rate}, seen over {growth.batches} training batches at the same point of each"
+    if growth.held:
+        evidence += f"; `{where}` held {format_bytes(growth.held)} when it was looked at last"
+    if is_graph:
+        what += f"`{where}` keeps the autograd graph of every batch"
+        change = _detached(where.rpartition(" → ")[2], is_sum=growth.is_sum)
+    elif growth.holder:
+        what += f"`{where}` keeps tensors of every batch"
+        change = f"keep numbers of them (`.item()`), or copies on the host (`.detach().cpu()`), or empty `{where}` each epoch"
+    else:
+        what += "who holds it is not known"
+        change = "look for what is appended to in the loop; `%gpumem` after the cell names who holds tensors"
+    is_sure = is_graph or (growth.holder and growth.epochs > 1)
+    if not is_graph and growth.epochs < 2:
+        evidence += "; only one epoch was seen: it may be a cache that fills"
+    kind, severity = "graph" if is_graph else "growth", "problem" if is_sure else "advice"
+    return FitFinding(kind, severity, what, evidence, change, nbytes=growth.per_batch or None)  # type: ignore[arg-type]
+
+
+def kept_graphs(name: str, count: int, batches: int) -> FitFinding:
+    """Return what is to be said of a container that holds the graphs of a fit's batches, small as they may be."""
+    what = f"`{name}` keeps {count} autograd graphs"
+    evidence = f"{count} tensors with a graph of their own, {batches} training batches"
+    return FitFinding("graph", "problem", what, evidence, _detached(name.rpartition(" → ")[2], is_sum=False))
+
+
+def _detached(name: str, *, is_sum: bool) -> str:
+    line = f"`{name} += loss.item()`" if is_sum else f"`{name}.append(loss.item())`"
+    return f"keep the number, not its graph: {line}; of a tensor that is needed, `.detach()`"

@@ -1,0 +1,182 @@
+"""Who held what at two looks from within a fit, and which holder has grown. Pure: graphs of references in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from nbguard.memory.facts import Graph, Root
+from nbguard.memory.graph import STALE_KINDS, shortest_paths
+
+Place = tuple[str, ...]
+"""The way from a root to a tensor as one would write it, step by step: ("losses", "[3]", " → graph")."""
+
+_ORDER = ("name", "module", "frame")
+_ITEM = r"\[\d+\]"
+"""A step to an item of a list."""
+
+GRAPH = " → graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What one look found at each place: bytes of tensors, and nodes of autograd graphs."""
+
+    nbytes: Mapping[Place, int]
+    nodes: Mapping[Place, int]
+
+
+def holdings_of(graph: Graph, names: Mapping[int, str]) -> Holdings:
+    """Return what is held where. Each storage counts where the user would look first: names, globals, outer functions.
+
+    Args:
+        graph: of one look.
+        names: what the running functions call their variables, by the `ref` of the node.
+    """
+    holding = {node: fact.storages for node, fact in enumerate(graph.nodes) if fact.storages}
+    left = {storage for storages in holding.values() for storage in storages}
+    write = _Writer(graph, names)
+    nbytes: dict[Place, int] = {}
+    nodes: dict[Place, int] = {}
+    seen: set[int] = set()
+    for root in _in_order(graph.roots):
+        goals = {node for node, storages in holding.items() if not left.isdisjoint(storages)}
+        if not goals:
+            break
+        for node, path in sorted(shortest_paths(graph, root, goals).items(), key=lambda each: len(each[1])):
+            mine, size = left.intersection(holding[node]), _size_of_graph(graph, node, seen)
+            if not mine and not size:
+                continue
+            place = write.place(root, path)
+            nbytes[place] = nbytes.get(place, 0) + sum(graph.storages[storage].nbytes for storage in mine)
+            left -= mine
+            if size:
+                graph_place = (*place, GRAPH)
+                nodes[graph_place] = size
+    return Holdings(nbytes, nodes)
+
+
+def _size_of_graph(graph: Graph, tensor: int, seen: set[int]) -> int:
+    """Return how many nodes the graph behind a tensor has that were not `seen` yet."""
+    before = len(seen)
+    todo = [child for child, label in graph.nodes[tensor].references if label == GRAPH]
+    while todo:
+        node = todo.pop()
+        if graph.nodes[node].kind == "graph" and node not in seen:
+            seen.add(node)
+            todo += graph.nodes[node].children
+    return len(seen) - before
+
+
+def _in_order(roots: Iterable[Root]) -> list[Root]:
+    """Return the roots in the order in which they are to name things; of running functions the outermost first."""
+    outermost = [*roots][::-1]
+    rank = {kind: number for number, kind in enumerate(_ORDER)}
+    return sorted(outermost, key=lambda root: (root.kind in STALE_KINDS, rank.get(root.kind, len(rank))))
+
+
+class _Writer:
+    """Writes paths as places."""
+
+    def __init__(self, graph: Graph, names: Mapping[int, str]) -> None:
+        self._graph = graph
+        self._names = names
+        self._labels: dict[int, dict[int, str]] = {}
+
+    def place(self, root: Root, path: tuple[int, ...]) -> Place:
+        """Return the steps from `root` along the nodes of `path`; steps that nobody writes are left out."""
+        steps = [root.label]
+        if root.kind == "frame" and (name := self._names.get(self._graph.nodes[path[0]].ref)):
+            steps.append(f" → {name}")
+        for parent, child in pairwise(path):
+            if parent not in self._labels:
+                self._labels[parent] = dict(self._graph.nodes[parent].references)
+            if label := self._labels[parent].get(child, ""):
+                steps.append(label)
+        return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """The holder that grew most between two looks: in words, by how much, and what it holds now.
+
+    `is_sum`: it is one tensor, whose graph grows.
+    """
+
+    holder: str
+    nbytes: int = 0
+    held: int = 0
+    is_sum: bool = False
+
+
+_MAIN_PART = 0.7
+"""Share of a holder's growth that must lie in one part of it to name that part."""
+
+
+def grown(before: Holdings, after: Holdings, expected: int) -> Grown | None:
+    """Return the holder that grew most: the place below which the growth divides; None if nothing grew.
+
+    Bytes of tensors decide, unless they are less than half of what is `expected`: a graph that has lost its tensors in the
+    backward pass is made of nodes only.
+    """
+    at, nbytes = _where(before.nbytes, after.nbytes)
+    if nbytes < expected / 2:
+        in_graphs, nodes = _where(before.nodes, after.nodes)
+        if nodes:
+            place = _of_list(in_graphs)
+            return Grown("".join(place).removesuffix(GRAPH) + GRAPH, is_sum=GRAPH in place)
+    if not at:
+        return None
+    at = _of_list(at)
+    graphs = _total(after.nbytes, at, GRAPH) - _total(before.nbytes, at, GRAPH)
+    words = "".join(at) + (GRAPH if GRAPH not in at and graphs > nbytes / 2 else "")
+    return Grown(words, nbytes, _total(after.nbytes, at), is_sum=GRAPH in at)
+
+
+def _of_list(at: Place) -> Place:
+    """Return the list of a place inside the graph of one of its tensors: what is new is often met on the way of that one."""
+    end = at.index(GRAPH) if GRAPH in at else 0
+    return at[: end - 1] if end > 1 and re.fullmatch(_ITEM, at[end - 1]) else at
+
+
+def _where(before: Mapping[Place, int], after: Mapping[Place, int]) -> tuple[Place, int]:
+    """Return the place whose size has grown most, as far down as one part of it grew, and by how much.
+
+    A part that grew by more than the whole has got what another part has lost: what all share is met on the way of one.
+    """
+    delta = {place: after.get(place, 0) - before.get(place, 0) for place in {*before, *after}}
+    at: Place = ()
+    here = 0
+    while inside := _below(delta, at):
+        step, most = max(inside.items(), key=lambda each: each[1])
+        if most <= 0 or (at and not _MAIN_PART * here <= most <= here):
+            break
+        at, here = (*at, step), most
+    return at, here
+
+
+def _total(sizes: Mapping[Place, int], at: Place, through: str = "") -> int:
+    return sum(size for place, size in sizes.items() if place[: len(at)] == at and (not through or through in place))
+
+
+def _below(sizes: Mapping[Place, int], at: Place) -> dict[str, int]:
+    """Return the bytes of each next step from a place."""
+    found: dict[str, int] = {}
+    for place, nbytes in sizes.items():
+        if len(place) > len(at) and place[: len(at)] == at:
+            found[place[len(at)]] = found.get(place[len(at)], 0) + nbytes
+    return found
+
+
+def keepers(found: Holdings, least: int) -> list[tuple[str, int]]:
+    """Return the containers that hold at least `least` tensors with a graph of their own, and how many, the most first."""
+    counts: dict[Place, int] = {}
+    for place in found.nodes:
+        inside = place[:-1]
+        while inside and inside[-1].startswith("["):
+            inside = inside[:-1]
+        counts[inside] = counts.get(inside, 0) + (len(inside) < len(place) - 1)
+    many = [("".join(place), count) for place, count in counts.items() if place and count >= least]
+    return sorted(many, key=lambda each: (-each[1], each[0]))

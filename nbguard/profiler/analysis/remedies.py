@@ -1,0 +1,109 @@
+"""What could be changed to need less memory or time: only where the fit gives a reason, and never with a guessed figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbguard.profiler.analysis.health.amp import AmpFacts
+from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
+from nbguard.profiler.analysis.health.switches import SwitchFacts
+from nbguard.profiler.analysis.report import MemoryReport, Remedy
+from nbguard.units import MiB, format_bytes
+
+_TIGHT = 0.8
+"""Of a device's memory: from such a peak on, memory is worth saving."""
+_NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What speaks for one remedy or another. Bytes are None where nobody counted them."""
+
+    has_device: bool
+    peak: int | None = None
+    capacity: int | None = None
+    gradients: int = 0
+    activations: int | None = None
+    clears_in_place: bool = False
+    is_fastai: bool = False
+    dtype: str = "float32"  # of the training batches' forward passes
+    batch_size: int | None = None
+    convolves: bool = False
+    is_channels_last: bool = False
+
+    @property
+    def is_tight(self) -> bool:
+        """Say whether memory is short."""
+        return self.peak is not None and self.capacity is not None and self.peak >= _TIGHT * self.capacity
+
+
+def seen(optimizers: OptimizersFacts, amp: AmpFacts, switches: SwitchFacts, memory: MemoryReport | None = None) -> Seen:
+    """Return what the parts of a profile say together."""
+    in_place = [each for each in optimizers.optimizers if each.is_fastai or each.cleared_in_place]
+    categories = {} if memory is None else {category.name: category.nbytes for category in memory.categories}
+    dtypes = [dtype for dtype in ("float16", "bfloat16") if amp.in_dtype(dtype)]
+    return Seen(
+        has_device=switches.has_device,
+        peak=None if memory is None else memory.peak,
+        capacity=None if memory is None else memory.capacity,
+        gradients=sum(each.gradient_bytes for each in in_place),
+        activations=categories.get("activations"),
+        clears_in_place=bool(in_place),
+        is_fastai=any(each.is_fastai for each in in_place),
+        dtype=dtypes[0] if dtypes else "float32",
+        batch_size=switches.batch_size,
+        convolves=switches.convolves,
+        is_channels_last=switches.is_channels_last,
+    )
+
+
+def remedies(facts: Seen) -> tuple[Remedy, ...]:
+    """Return what fits what was seen, what is measured first."""
+    if not facts.has_device and not facts.is_tight:
+        return ()
+    found = [*_set_to_none(facts), *_precision(facts), *_layout(facts)]
+    if facts.is_tight:
+        found += [*_batch(facts), *_checkpointing(facts)]
+    return tuple(sorted(found, key=lambda remedy: not remedy.measured))
+
+
+def _set_to_none(facts: Seen) -> Iterator[Remedy]:
+    if facts.clears_in_place and facts.gradients >= MiB:
+        held = format_bytes(facts.gradients)
+        change = "`learn.model.zero_grad(set_to_none=True)` in `after_step` of a callback: fastai's own fills them with zeros"
+        yield Remedy(
+            "set_to_none",
+            f"{held} of gradients are free during the forward pass; the peak falls by at most that",
+            True,
+            change if facts.is_fastai else "`optimizer.zero_grad(set_to_none=True)`",
+            nbytes=facts.gradients,
+        )
+
+
+def _precision(facts: Seen) -> Iterator[Remedy]:
+    if facts.has_device and facts.dtype == "float32":
+        half = "" if facts.activations is None else f", up to half of the {format_bytes(facts.activations)} of activations"
+        change = "`learn.to_fp16()`, or `torch.autocast('cuda', dtype=torch.bfloat16)` around model and loss"
+        yield Remedy("mixed precision", f"less memory{half}, and less time on tensor cores: {_NOT_MEASURED}", False, change)
+
+
+def _layout(facts: Seen) -> Iterator[Remedy]:
+    if facts.has_device and facts.convolves and not facts.is_channels_last and facts.dtype != "float32":
+        change = "`model.to(memory_format=torch.channels_last)`, and the same for the inputs"
+        yield Remedy("channels_last", f"faster convolutions in {facts.dtype}: {_NOT_MEASURED}", False, change)
+
+
+def _batch(facts: Seen) -> Iterator[Remedy]:
+    size, activations = facts.batch_size, facts.activations
+    if size is None or size < 2:
+        return
+    less = "less memory" if activations is None else f"about half of the {format_bytes(activations)} of activations"
+    change = f"`bs={size // 2}`; with two batches per step (fastai: `cbs=GradientAccumulation({size})`) the step sees as much"
+    yield Remedy("smaller batch, gradient accumulation", f"{less}, and more steps: {_NOT_MEASURED}", False, change)
+
+
+def _checkpointing(facts: Seen) -> Iterator[Remedy]:
+    held = "" if facts.activations is None else f" of {format_bytes(facts.activations)}"
+    change = "`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` around the largest blocks"
+    yield Remedy("checkpointing", f"most of the activations{held} for a second forward pass: {_NOT_MEASURED}", False, change)

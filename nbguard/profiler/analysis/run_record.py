@@ -1,0 +1,54 @@
+"""What is kept of a fit, to compare a later one with: samples of its steady state, thinned, and a few figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nbguard.profiler.analysis.report import Setting
+
+LIMIT = 1000
+"""Samples kept of the steps. Beyond, what more of them would tell is less than what the machine changes from run to run."""
+
+PHASE_LIMIT = 250
+"""Samples kept of each phase: there are many phases, and to compare them should take less than a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """How long one phase took in the batches of the steady state, in their order: nanoseconds."""
+
+    phase: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FitRun:
+    """One fit that has ended. `steps`: whole batches of the steady state, nanoseconds; `settings`: what it ran with."""
+
+    title: str
+    batches: int
+    steps: tuple[int, ...]
+    phases: tuple[Samples, ...] = ()
+    peak: int | None = None  # bytes
+    settings: tuple[Setting, ...] = ()  # e.g. batch size, workers, device, torch
+
+
+def fit_run(
+    title: str,
+    batches: int,
+    steps: Sequence[int],
+    phases: Mapping[str, Sequence[int]],
+    peak: int | None = None,
+    settings: Iterable[Setting] = (),
+) -> FitRun:
+    """Return what is kept of a fit with these `steps` and `phases`: nanoseconds of each batch of the steady state."""
+    samples = (Samples(phase, thinned(values, PHASE_LIMIT)) for phase, values in phases.items())
+    return FitRun(title, batches, thinned(steps), tuple(samples), peak, tuple(settings))
+
+
+def thinned(values: Sequence[int], limit: int = LIMIT) -> tuple[int, ...]:
+    """Return at most `limit` of the values, evenly spread over them, in their order."""
+    if len(values) <= limit:
+        return tuple(values)
+    return tuple(values[index * len(values) // limit] for index in range(limit))

@@ -1,0 +1,1 @@
+"""A fit's time: the log of phases, batches, steady state, GPU events."""

@@ -1,0 +1,224 @@
+"""The log of a fit divided into batches: which nanoseconds belong to which batch of which loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.phase_log import Marks, Turn
+
+_WORK = {phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP}
+_STEPS = 0
+"""The number of the loop that has no loader: there a batch ends when an optimizer has stepped,
+or, where none steps, at the next loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch: nanoseconds by phase."""
+
+    loop: int  # number of the pass over a loader, from 1; 0: a loop without a loader
+    start: int
+    times: dict[str, int]
+    is_complete: bool = True
+    is_disturbed: bool = False
+    has_loss: bool = False
+
+    @property
+    def is_training(self) -> bool:
+        """Say whether it trained anything, or was about to."""
+        return self.has_loss or phases.BACKWARD in self.times or phases.STEP in self.times
+
+    @property
+    def step(self) -> int:
+        """Return the nanoseconds of the batch, without what nbguard itself took."""
+        return sum(nanoseconds for phase, nanoseconds in self.times.items() if phase != phases.OWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """All batches in the order in which they began, and the nanoseconds by phase that belong to none."""
+
+    batches: tuple[Batch, ...]
+    outside: dict[str, int]
+    start: int  # when the log began, by the clock of the marks
+    wall: int  # nanoseconds: all of it
+    fits: int = 0  # of Learners
+
+
+@dataclass(slots=True)
+class _Open:
+    """A batch that goes on. `later` is what came after a loop inside it: it belongs to it only if its loop goes on."""
+
+    start: int
+    times: Counter[str] = field(default_factory=Counter)
+    later: Counter[str] = field(default_factory=Counter)
+    is_disturbed: bool = False
+    has_loss: bool = False
+    was_left: bool = False
+
+    def add(self, phase: str, nanoseconds: int) -> None:
+        (self.later if self.was_left else self.times)[phase] += nanoseconds
+
+    def resume(self) -> None:
+        self.times += self.later
+        self.later.clear()
+        self.was_left = False
+
+
+@dataclass(slots=True)
+class _Loop:
+    """A pass over a loader that goes on."""
+
+    number: int  # of the iterator
+    key: int  # of the pass
+    batch: _Open
+    done: int = 0
+    is_ahead: bool = False  # it is asked one batch ahead, as accelerate does: the last comes after its end
+    has_ended: bool = False
+
+
+class _Divider:
+    """Goes through the log once. The innermost loop that goes on owns the time; a loop inside a batch interrupts it."""
+
+    def __init__(self, marks: Marks) -> None:
+        self.found: list[Batch] = []
+        self.outside: Counter[str] = Counter()
+        self.fits = 0
+        self._open: list[_Loop] = []
+        self._beside: set[int] = set()  # iterators that are asked once for each batch of another: `zip(one, two)`
+        self._loops = 0
+        self._loose: _Open | None = None
+        self._steps = any(turn.kind == "step" for turn in marks.turns)
+        self._divide(marks)
+
+    def _divide(self, marks: Marks) -> None:
+        turns = iter(marks.turns)
+        turn = next(turns, None)
+        before = marks.start
+        for at, (code, time) in enumerate(zip(marks.codes, marks.times, strict=True)):
+            while turn is not None and turn.at <= at:
+                self._turn(turn, before)
+                turn = next(turns, None)
+            self._add(marks.labels[code], before, time - before)
+            before = time
+        for each in (turn, *turns):
+            if each is not None:
+                self._turn(each, before)
+        while self._open:
+            loop = self._open.pop()
+            self._close(loop, is_complete=loop.has_ended)
+        if self._loose is not None and self._loose.has_loss and not self._steps:
+            self._keep(_STEPS, self._loose, is_complete=False)
+        elif self._loose is not None:
+            self.outside += self._loose.times
+        self.found.sort(key=lambda batch: batch.start)
+
+    def _add(self, phase: str, start: int, nanoseconds: int) -> None:
+        if self._open:
+            self._open[-1].batch.add(phase, nanoseconds)
+        elif phase == phases.WORKERS or (self._loose is None and phase not in phases.STEP_PHASES):
+            self.outside[phase] += nanoseconds
+        else:
+            self._loose = self._loose or _Open(start)
+            self._loose.times[phase] += nanoseconds
+
+    def _turn(self, turn: Turn, time: int) -> None:
+        if turn.kind == "batch":
+            self._next(turn.loop, time)
+        elif turn.kind == "end":
+            self._end(turn.loop)
+        elif turn.kind == "fit":
+            self.fits += 1
+        elif turn.kind in ("disturbed", "loss"):
+            if turn.kind == "loss" and not self._steps and not self._open and self._loose is not None and self._loose.has_loss:
+                self._keep(_STEPS, self._loose, is_complete=True)
+                self._loose = _Open(time)
+            batch = self._open[-1].batch if self._open else self._loose
+            if batch is not None:
+                batch.is_disturbed |= turn.kind == "disturbed"
+                batch.has_loss |= turn.kind == "loss"
+        elif self._open and self._open[-1].has_ended:
+            self._close(self._open.pop(), is_complete=True)
+        elif not self._open and self._loose is not None:  # a step of a loop without a loader
+            self._keep(_STEPS, self._loose, is_complete=True)
+            self._loose = _Open(time)
+
+    def _next(self, number: int, time: int) -> None:
+        if number in self._beside:
+            return
+        while self._open and self._open[-1].has_ended:
+            self._close(self._open.pop(), is_complete=True)
+        if any(loop.number == number for loop in self._open):
+            while self._open[-1].number != number:
+                self._leave(self._open.pop())
+            self._turn_over(self._open[-1], time)
+            return
+        if self._loose is not None:
+            self.outside += self._loose.times
+            self._loose = None
+        if self._open:
+            self._open[-1].batch.was_left = False
+        self._loops += 1
+        self._open.append(_Loop(number, self._loops, _Open(time)))
+
+    def _turn_over(self, loop: _Loop, time: int) -> None:
+        """Begin the next batch of a loop."""
+        loop.batch.resume()
+        loop.done += 1
+        if loop.done == 1 and _WORK.isdisjoint(loop.batch.times):
+            loop.is_ahead = True  # nothing was done with the first batch before the second was asked for
+            return
+        self._keep(loop.key, loop.batch, is_complete=True)
+        loop.batch = _Open(time)
+
+    def _leave(self, loop: _Loop) -> None:
+        """A loop around this one goes on: this one was left by a `break`, or is asked once for each batch of the other."""
+        if loop.done:
+            self._close(loop, is_complete=False)
+            return
+        self._beside.add(loop.number)
+        around = self._open[-1].batch
+        around.was_left = False
+        around.times += loop.batch.times
+        around.times += loop.batch.later
+        around.is_disturbed |= loop.batch.is_disturbed
+        around.has_loss |= loop.batch.has_loss
+
+    def _end(self, number: int) -> None:
+        """An iterator had no batch left: what it took to say so belongs to no batch."""
+        if number in self._beside or not any(loop.number == number for loop in self._open):
+            self._beside.discard(number)
+            return
+        while self._open[-1].number != number:
+            self._close(self._open.pop(), is_complete=False)
+        loop = self._open[-1]
+        if loop.is_ahead:
+            loop.has_ended = True  # the last batch is still to be worked on
+            return
+        self.outside += self._open.pop().batch.times
+        if self._open:
+            self._open[-1].batch.was_left = True
+
+    def _close(self, loop: _Loop, *, is_complete: bool) -> None:
+        self.outside += loop.batch.later
+        self._keep(loop.key, loop.batch, is_complete=is_complete)
+
+    def _keep(self, loop: int, batch: _Open, *, is_complete: bool) -> None:
+        self.found.append(Batch(loop, batch.start, dict(batch.times), is_complete, batch.is_disturbed, batch.has_loss))
+
+
+def divide(marks: Marks) -> Batches:
+    """Return the batches of a log. Their times and those outside add up to its wall time."""
+    divider = _Divider(marks)
+    return Batches(tuple(divider.found), dict(divider.outside), marks.start, marks.wall, divider.fits)
+
+
+def passes(batches: Batches) -> Iterator[tuple[int, list[Batch]]]:
+    """Yield each pass over a loader, by its number, with its batches; loops without a loader are one pass."""
+    found: dict[int, list[Batch]] = {}
+    for batch in batches.batches:
+        found.setdefault(batch.loop, []).append(batch)
+    yield from found.items()

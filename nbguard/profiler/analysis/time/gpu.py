@@ -1,0 +1,124 @@
+"""How busy a GPU was in a fit, from events in its stream: when each was put there, and when the GPU came to it.
+
+An event that the GPU comes to at once has found it with nothing left to do. One that it comes to late tells how far the GPU is
+behind the program. The two clocks are set against each other by the events that took least.
+
+Not measured on a GPU yet: tried on timelines that are made up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from nbguard.profiler.analysis.time import phases
+
+_WARM_UP = 3  # batches
+_DRIFT = 20e-6  # of the time: by so much at most two clocks part
+_AT_ONCE = 50_000  # ns: the length of a kernel or two, in which the GPU is not behind yet
+_AT_ONCE_OF_STEP = 0.02
+_FEWEST = 3  # batches that tell something
+_WITHOUT_WORK = frozenset({phases.WAIT, phases.OTHER, phases.WORKERS})
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMark:
+    """An event: at the end of `phase` in this batch. `host` and `gpu` in nanoseconds, each by its own clock.
+
+    An empty phase: what went on before it was not followed.
+    """
+
+    batch: int
+    phase: str
+    host: int
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What the GPU did in the steady state. Shares from 0 to 1, None where too little was seen.
+
+    `busy`: it was behind the program. `paced`: it worked on pieces as the program gave them, which did not fill the time.
+    `idle`: there was no work. These three add up to 1. `used`: what the driver says, on average.
+    """
+
+    phases: tuple[tuple[str, int], ...] = ()  # median nanoseconds of a batch in which the GPU was at a phase's work, at most
+    busy: float | None = None
+    paced: float | None = None
+    idle: float | None = None
+    used: float | None = None
+    note: str = ""
+
+
+def lags(marks: Sequence[GpuMark]) -> list[int]:
+    """Return by how many nanoseconds the GPU came to each event after it could have: how far it was behind."""
+    apart = [mark.gpu - mark.host for mark in marks]
+    least = [float(each) for each in apart]
+    for order in (range(1, len(marks)), range(len(marks) - 2, -1, -1)):
+        step = 1 if order.step > 0 else -1
+        for at in order:
+            drift = _DRIFT * abs(marks[at].host - marks[at - step].host)
+            least[at] = min(least[at], least[at - step] + drift)
+    return [max(0, round(each - low)) for each, low in zip(apart, least, strict=True)]
+
+
+def gpu_facts(marks: Sequence[GpuMark], used: Sequence[float] = (), why_not: str = "") -> GpuFacts:
+    """Return what the events say.
+
+    Args:
+        marks: of the fit, in order.
+        used: readings of the driver, shares of its last moments in which some kernel ran.
+        why_not: why there are no events, if so.
+    """
+    driver = sum(used) / len(used) if used else None
+    batches = _steady(marks)
+    kinds, by_phase = _sums(marks, batches)
+    total = sum(kinds.values())
+    if len(batches) < _FEWEST or not total:
+        return GpuFacts(used=driver, note=why_not or "too few batches were followed on the GPU")
+    busy, paced, idle = (kinds[kind] / total for kind in ("busy", "paced", "idle"))
+    found = tuple((phase, round(median(times.values()))) for phase, times in by_phase.items() if times)
+    return GpuFacts(found, busy, paced, idle, driver, _note(len(batches), paced, driver))
+
+
+def _steady(marks: Sequence[GpuMark]) -> set[int]:
+    """Return the batches of the steady state: those of training, if there are any."""
+    training = {mark.batch for mark in marks if mark.phase in (phases.BACKWARD, phases.STEP)}
+    return {number for number in training or {mark.batch for mark in marks} if number > _WARM_UP}
+
+
+def _sums(marks: Sequence[GpuMark], batches: set[int]) -> tuple[dict[str, int], dict[str, dict[int, int]]]:
+    """Return the GPU's nanoseconds by what it did, and by phase and batch where there was work."""
+    kinds: dict[str, int] = defaultdict(int)
+    by_phase: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    late, limit = lags(marks), _limit(marks)
+    for at in range(1, len(marks)):
+        mark, time = marks[at], max(0, marks[at].gpu - marks[at - 1].gpu)
+        if not mark.phase or mark.batch not in batches:
+            continue
+        kind = "busy" if late[at] > limit else "idle" if mark.phase in _WITHOUT_WORK else "paced"
+        kinds[kind] += time
+        if kind != "idle":
+            by_phase[mark.phase][mark.batch] += time
+    return kinds, by_phase
+
+
+def _limit(marks: Sequence[GpuMark]) -> float:
+    """Return up to which lag the GPU came to an event at once."""
+    begins: dict[int, list[int]] = defaultdict(list)
+    for mark in marks:
+        if mark.phase:
+            begins[mark.batch].append(mark.host)
+    spans = [max(times) - min(times) for times in begins.values()]
+    return max(_AT_ONCE, _AT_ONCE_OF_STEP * median(spans)) if spans else _AT_ONCE
+
+
+def _note(batches: int, paced: float, driver: float | None) -> str:
+    words = f"by CUDA events in {batches} batches: so long it was behind the program"
+    if paced > 0.01:
+        words += f"; in another {paced:.0%} it worked on small pieces as the program gave them, for a part of that time"
+    if driver is not None:
+        words += f"; the driver says {driver:.0%} on average"
+    return words

@@ -1,0 +1,95 @@
+"""Where the time of a fit went: totals that add up to its wall time, and what a batch of the steady state is made of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from nbguard.profiler.analysis.report import EpochRow, Group, TimeRow, Timing
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.batches import Batch, Batches, passes
+
+_WARM_UP = 3
+"""Batches before the steady state: libraries choose algorithms, allocators ask for memory, workers start."""
+
+
+def timing_of(batches: Batches) -> Timing:
+    """Return where the time went."""
+    trained = {batch.loop for batch in batches.batches if batch.is_training}
+    training = [batch for batch in batches.batches if batch.loop in trained]  # one that an error cut short, too
+    steady = steady_batches(batches)
+    complete = [batch for batch in training if batch.is_training and batch.is_complete]
+    steps = sorted(batch.step for batch in steady)
+    return Timing(
+        wall=batches.wall,
+        rows=tuple(_rows(batches, trained, steady)),
+        batches=len(training),
+        warm_up=_warm_up(len(complete)),
+        first=complete[0].step if complete else None,
+        step=quantile(steps, 0.5),
+        step_p95=quantile(steps, 0.95),
+        epochs=tuple(_epochs(batches)),
+        fits=batches.fits,
+    )
+
+
+def steady_batches(batches: Batches) -> list[Batch]:
+    """Return the training batches from which medians are taken: complete, after the warm-up, not looked into by nbguard."""
+    complete = [batch for batch in batches.batches if batch.is_training and batch.is_complete]
+    return [batch for batch in complete[_warm_up(len(complete)) :] if not batch.is_disturbed]
+
+
+def quantile(ordered: Sequence[int], share: float) -> int | None:
+    """Return the value below which `share` of the ordered values lie, between two of them in proportion; None of none."""
+    if not ordered:
+        return None
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return round(ordered[low] + (place - low) * (ordered[high] - ordered[low]))
+
+
+def _warm_up(complete: int) -> int:
+    return _WARM_UP if complete > 2 * _WARM_UP else min(1, max(complete - 1, 0))
+
+
+def _rows(batches: Batches, trained: set[int], steady: list[Batch]) -> Iterator[TimeRow]:
+    validation = [batch for batch in batches.batches if batch.loop not in trained]
+    for phase, total in _ordered(_total(batch for batch in batches.batches if batch.loop in trained)):
+        steadily = sorted(batch.times.get(phase, 0) for batch in steady)
+        yield TimeRow(phase, "batch", total, quantile(steadily, 0.5), quantile(steadily, 0.95))
+    groups: tuple[tuple[Group, Counter[str]], ...] = (("validation", _total(validation)), ("around", Counter(batches.outside)))
+    own = sum(batch.times.get(phases.OWN, 0) for batch in batches.batches)
+    for group, totals in groups:
+        if group == "around" and own + totals[phases.OWN]:
+            totals[phases.OWN] += own
+        for phase, total in _ordered(totals):
+            yield TimeRow(phase, group, total)
+
+
+def _total(batches: Iterable[Batch]) -> Counter[str]:
+    """Return the nanoseconds of batches by phase; what nbguard itself took in them is counted around them."""
+    found: Counter[str] = Counter()
+    for batch in batches:
+        found.update({phase: time for phase, time in batch.times.items() if phase != phases.OWN})
+    return found
+
+
+def _ordered(totals: Counter[str]) -> list[tuple[str, int]]:
+    """Return phases as they happen in a batch, then callbacks and the rest, the longest first."""
+    place = {phase: at for at, phase in enumerate(phases.STEP_PHASES)}
+    last = {phases.OTHER: 1, phases.OWN: 2}
+    found = [(phase, total) for phase, total in totals.items() if total]
+    return sorted(found, key=lambda row: (place.get(row[0], len(place)), last.get(row[0], 0), -row[1], row[0]))
+
+
+def _epochs(batches: Batches) -> Iterator[EpochRow]:
+    """Yield the passes over loaders. One with any backward pass is training."""
+    training = validation = 0
+    for _, found in passes(batches):
+        is_training = any(batch.is_training for batch in found)
+        training, validation = training + is_training, validation + (not is_training)
+        wait = sum(batch.times.get(phases.WAIT, 0) for batch in found)
+        total = sum(batch.step for batch in found)
+        start = found[0].start - batches.start
+        yield EpochRow(training if is_training else validation, is_training, len(found), total, wait, start)

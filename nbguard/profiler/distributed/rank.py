@@ -1,0 +1,60 @@
+"""Which rank this process is, and what should be the same on all of them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.profiler.analysis.report import Setting
+
+_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "MASTER_")
+_NAMES = ("OMP_NUM_THREADS",)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of how many ranks this process is."""
+
+    rank: int
+    world: int
+
+    @property
+    def is_all_here(self) -> bool:
+        """Say whether all ranks are known to run on this host."""
+        return os.environ.get("LOCAL_WORLD_SIZE") == str(self.world)
+
+
+def place() -> Place | None:
+    """Return which rank this is by the process group or, where there is none, by its launcher; None if it is the only one."""
+    torch: Any = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        found = Place(distributed.get_rank(), distributed.get_world_size())
+    else:
+        rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+        if not (rank.isdecimal() and world.isdecimal()):
+            return None
+        found = Place(int(rank), int(world))
+    return found if found.world > 1 else None
+
+
+def environment() -> Iterator[Setting]:
+    """Yield what should be the same on all ranks: variables of the communication, and versions."""
+    for name, value in sorted(os.environ.items()):
+        if name.startswith(_PREFIXES) or name in _NAMES:
+            yield Setting(name, value)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:  # which ones may differ, how many should not
+        yield Setting("number of CUDA_VISIBLE_DEVICES", str(len(devices.split(","))))
+    yield Setting("python version", platform.python_version())
+    for name in ("torch", "fastai"):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version is not None:
+            yield Setting(f"{name} version", str(version))
+    cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+    if cuda is not None:
+        yield Setting("cuda version", str(cuda))

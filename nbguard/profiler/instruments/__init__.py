@@ -1,0 +1,1 @@
+"""Instruments: each watches one aspect of a fit while it runs."""

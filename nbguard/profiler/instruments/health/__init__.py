@@ -1,0 +1,1 @@
+"""Instruments for mixed precision, optimizers, settings, synchronisations and the GPU."""

@@ -1,0 +1,119 @@
+"""Mixed precision: autocast's dtype, and the scale of every GradScaler, fastai's too."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+from nbguard.profiler.analysis.health.amp import AmpFacts, ScalerFacts
+from nbguard.profiler.instruments.nonfinite.async_scalars import Late
+from nbguard.profiler.record.patches import Patches
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.heap.attributes import attribute_of, attributes_of
+
+_KEPT = 1000
+"""Changes of a scale that are kept."""
+
+
+class _Scaler:
+    """What is known of one GradScaler."""
+
+    def __init__(self, scaler: Any) -> None:
+        found = attributes_of(scaler) or {}
+        self.of = weakref.ref(scaler)
+        self.initial = self.last = float(found.get("_init_scale", 1.0))
+        self.growth, self.backoff = float(found.get("_growth_factor", 0)), float(found.get("_backoff_factor", 0))
+        self.interval = int(found.get("_growth_interval", 0))
+        self.updates = 0
+        self.is_static = False
+        self.scales: list[tuple[int, float]] = []
+        self.skipped: list[int] = []
+
+    def is_now(self, update: int, is_given: bool, values: tuple[float, ...]) -> None:
+        """Take a scale down: `values` after the update of this number."""
+        (scale,) = values
+        if scale != self.last and len(self.scales) < _KEPT:
+            self.scales.append((update, scale))
+        if scale < self.last and not is_given:
+            self.skipped.append(update)
+        self.last = scale
+
+    def facts(self) -> ScalerFacts:
+        scales, skipped = tuple(self.scales), tuple(self.skipped)
+        return ScalerFacts(
+            self.initial, self.growth, self.backoff, self.interval, self.updates, scales, skipped, self.is_static
+        )
+
+
+class AmpWatch:
+    """Follows the scales. Those on a device are read late, without waiting for it."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._scalers: list[_Scaler] = []
+        self._batches: Counter[str] = Counter()
+        self._dtype = "float32"
+
+    def start(self, recorder: Recorder) -> None:
+        """Put up the watch."""
+        import torch
+
+        self._torch: Any = torch
+        self._recorder = recorder
+        self._late = Late(torch)
+        self._kinds = ["cpu", *([] if (found := _accelerator(torch)) is None else [found])]
+        self._names = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+        self._patches.put(torch.amp.GradScaler, "update", self._update)
+        recorder.watch("forward", self._forward)
+        recorder.watch("loss", self._loss)
+        recorder.watch("scale", self._scale)
+
+    def stop(self) -> None:
+        """Take the patch out, and read what has arrived."""
+        self._patches.restore()
+        self._late.poll()
+
+    def facts(self) -> AmpFacts:
+        """Return what was seen."""
+        return AmpFacts(tuple(self._batches.items()), tuple(scaler.facts() for scaler in self._scalers))
+
+    def _forward(self, _module: Any, _args: Any) -> None:
+        torch = self._torch
+        on = next((kind for kind in self._kinds if torch.is_autocast_enabled(kind)), None)
+        self._dtype = "float32" if on is None else self._names.get(torch.get_autocast_dtype(on), "float32")
+
+    def _loss(self, _: Any) -> None:
+        self._batches[self._dtype] += 1
+        self._late.poll()
+
+    def _update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self._recorder
+
+        def update(scaler: Any, new_scale: Any = None) -> Any:
+            result = original(scaler, new_scale)
+            if get_ident() == recorder.thread:
+                recorder.tell("scale", scaler, new_scale is not None)
+            return result
+
+        return update
+
+    def _scale(self, scaler: Any, is_given: bool) -> None:
+        tensor = attribute_of(scaler, "_scale")
+        if tensor is None:  # it is off
+            return
+        known = next((each for each in self._scalers if each.of() is scaler), None)
+        if known is None:
+            known = _Scaler(scaler)
+            self._scalers.append(known)
+        known.updates += 1
+        known.is_static |= is_given
+        self._late.read(tensor, partial(known.is_now, known.updates, is_given))
+
+
+def _accelerator(torch: Any) -> str | None:
+    """Return the kind of the accelerator that is in use, without opening one."""
+    return "cuda" if torch.cuda.is_initialized() else None

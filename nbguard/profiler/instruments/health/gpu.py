@@ -1,0 +1,141 @@
+"""Follows a GPU through a fit by events in its stream. Never waits for it: what it has come to is read later."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.gpu import GpuFacts, GpuMark, gpu_facts
+from nbguard.profiler.instruments.memory.categories import device_of
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.devices.nvml import NvmlReader
+
+_ALL = 32  # batches at the beginning that are followed, and from there on
+_EVERY = 8  # each eighth
+_PENDING = 4096  # events that the GPU has not come to: then it is followed no further
+_KEPT = 200_000  # marks
+_LAST = 1.0  # seconds to wait at the end for events of the last batches
+_LOOKS = 250_000_000  # ns between two questions to the driver
+
+
+class GpuWatch:
+    """Records events at the ends of phases, on the stream that the model's device uses."""
+
+    def __init__(self) -> None:
+        self._marks: list[GpuMark] = []
+        self._pending: deque[tuple[Any, int, str, int]] = deque()
+        self._free: list[Any] = []
+        self._last: Any = None  # the latest event that the GPU has come to, and when by its clock
+        self._now = 0
+        self._batch = 0
+        self._is_followed = False
+        self._is_chained = False
+        self._device: Any = None
+        self._nvml: NvmlReader | None = None
+        self._used: list[float] = []
+        self._looked = 0
+        self._why_not = "the fit did not use a CUDA device"
+
+    def start(self, recorder: Recorder) -> None:
+        """Watch for the first batch that goes to a CUDA device."""
+        self._recorder = recorder
+        recorder.watch("model", self._on_model)
+
+    def stop(self) -> None:
+        """Read what the GPU comes to within a second; the rest is left."""
+        try:
+            end = time.monotonic() + _LAST
+            while not self._read() and time.monotonic() < end:
+                time.sleep(0.001)
+        finally:
+            self._pending.clear()
+            self._free.clear()
+            self._last = self._device = None
+            self._close_driver()
+
+    def report(self) -> GpuFacts:
+        """Return what the GPU did."""
+        return gpu_facts(self._marks, self._used, self._why_not)
+
+    def _on_batch(self, number: int) -> None:
+        self._record(phases.OTHER)
+        self._read()
+        self._batch = number
+        was, self._is_followed = self._is_followed, number <= _ALL or number % _EVERY == 0
+        self._is_followed &= len(self._pending) < _PENDING and len(self._marks) < _KEPT
+        if self._is_followed and not was:
+            self._is_chained = False
+            self._record("")
+        self._ask_driver()
+
+    def _on_phase(self, code: int) -> None:
+        if self._is_followed:
+            self._record(self._recorder.phase(code))
+
+    def _on_model(self, module: Any, args: Any) -> None:
+        self._device = _gpu_of(module, args)
+        if self._device is not None:
+            self._why_not = ""
+            self._recorder.unwatch("model", self._on_model)
+            self._recorder.watch("forward", self._on_forward, each=True)
+            self._recorder.watch("batch", self._on_batch, each=True)
+            self._recorder.watch("phase", self._on_phase, each=True)
+            self._nvml = NvmlReader().__enter__()
+
+    def _on_forward(self, _module: Any, _args: Any) -> None:
+        self._record(phases.OTHER)
+
+    def _record(self, phase: str) -> None:
+        """Put an event into the stream, with the phase that has ended; none while a CUDA graph is recorded."""
+        cuda = sys.modules["torch"].cuda
+        if not self._is_followed or cuda.is_current_stream_capturing():
+            self._is_chained = False
+            return
+        event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
+        event.record(cuda.current_stream(self._device))
+        self._pending.append((event, self._batch, phase if self._is_chained else "", self._recorder.clock()))
+        self._is_chained = True
+
+    def _read(self) -> bool:
+        """Read the events that the GPU has come to; say whether there are no others."""
+        while self._pending:
+            event, batch, phase, host = self._pending[0]
+            if not event.query():
+                return False
+            self._pending.popleft()
+            if self._last is not None:
+                self._now += round(self._last.elapsed_time(event) * 1e6)
+                self._free.append(self._last)
+            self._last = event
+            self._marks.append(GpuMark(batch, phase, host, self._now))
+        return True
+
+    def _ask_driver(self) -> None:
+        """Ask the driver how busy it thinks the device is, four times a second at most."""
+        now = self._recorder.clock()
+        if self._nvml is None or now - self._looked < _LOOKS:
+            return
+        self._looked = now
+        properties = sys.modules["torch"].cuda.get_device_properties(self._device)
+        used = self._nvml.utilization(properties, self._device.index)
+        if used is None:
+            self._close_driver()
+        else:
+            self._used.append(used)
+
+    def _close_driver(self) -> None:
+        if self._nvml is not None:
+            self._nvml.__exit__(None, None, None)
+            self._nvml = None
+
+
+def _gpu_of(module: Any, args: Any) -> Any | None:
+    """Return the CUDA device that a call of a module uses; None if it uses none."""
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
+        return None
+    name = device_of(module, args)
+    return torch.device(name) if name.startswith("cuda") else None

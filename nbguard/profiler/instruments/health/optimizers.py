@@ -1,0 +1,158 @@
+"""Optimizers: what their steps find, and what clears the gradients afterwards."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts
+from nbguard.profiler.instruments.health.parameter_groups import Group, groups_of, torchs
+from nbguard.profiler.instruments.nonfinite.async_scalars import Late
+from nbguard.profiler.record.patches import Patches
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.heap.kinds import name_of
+
+
+class _Optimizer:
+    """What is known of one optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.of = weakref.ref(optimizer)
+        self.name = name_of(type(torchs(optimizer) or optimizer))
+        self.is_fastai = torchs(optimizer) is None
+        self.steps = self.cleared = self.cleared_in_place = self.gradient_bytes = self.looks = 0
+        self.piled = self.replaced = 0
+        self.half_eps: dict[float, int] = {}
+        self.without: dict[int, weakref.ref[Any]] = {}
+        self.sample: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None  # a parameter and its gradient at the last look
+
+    def facts(self, names: dict[int, str]) -> OptimizerFacts:
+        without = tuple(names[key] for key, ref in self.without.items() if key in names and ref() is not None)
+        return OptimizerFacts(
+            self.name,
+            self.steps,
+            self.cleared,
+            self.cleared_in_place,
+            self.gradient_bytes,
+            tuple(self.half_eps.items()),
+            self.piled,
+            self.replaced,
+            without,
+            self.looks,
+            self.is_fastai,
+        )
+
+
+class OptimizerWatch:
+    """Looks at the parameters of each optimizer at its first step, its second, fourth, eighth and so on."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._optimizers: list[_Optimizer] = []
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._looked_at: list[_Optimizer] = []  # whose gradients the next backward pass may add to
+        self._backwards = 0
+        self._clears_model = False
+        self._facts: OptimizersFacts | None = None
+
+    def start(self, recorder: Recorder) -> None:
+        """Put up the watch."""
+        import torch
+
+        self._torch: Any = torch
+        self._recorder = recorder
+        self._late = Late(torch)
+        self._patches.put(torch.nn.Module, "zero_grad", self._clear_model)
+        recorder.watch("model", lambda module, _: self._models.add(module))
+        recorder.watch("loss", self._loss)
+        recorder.watch("step", self._step)
+        recorder.watch("zero_grad", self._zero_grad)
+
+    def stop(self) -> None:
+        """Take the patch out, and write down by name what was seen."""
+        self._patches.restore()
+        self._late.poll()
+        names = {id(p): name for model in self._models for name, p in model.named_parameters()}
+        found = tuple(each.facts(names) for each in self._optimizers)
+        self._facts = OptimizersFacts(found, self._backwards, self._clears_model)
+        self._optimizers.clear()
+        self._looked_at.clear()
+        self._models.clear()
+
+    def facts(self) -> OptimizersFacts:
+        """Return what was seen; to be asked for after `stop`."""
+        return self._facts or OptimizersFacts()
+
+    def _of(self, optimizer: Any) -> _Optimizer:
+        for known in self._optimizers:
+            if known.of() is optimizer:
+                return known
+        self._optimizers.append(_Optimizer(optimizer))
+        return self._optimizers[-1]
+
+    def _step(self, optimizer: Any) -> None:
+        known = self._of(optimizer)
+        known.steps += 1
+        if self._backwards and known.steps & (known.steps - 1) == 0:
+            self._look(known, groups_of(optimizer))
+
+    def _look(self, known: _Optimizer, groups: list[Group]) -> None:
+        known.looks += 1
+        if known.looks == 1:
+            known.half_eps = _half_eps(self._torch, groups)
+        required = [p for group in groups for p in group.parameters if p.requires_grad]
+        without = {id(p): weakref.ref(p) for p in required if p.grad is None}
+        known.without = without if known.looks == 1 else {key: without[key] for key in known.without if key in without}
+        have = [p for p in required if p.grad is not None and p.grad.layout is self._torch.strided]  # embeddings': sparse
+        known.gradient_bytes = sum(p.grad.nbytes for p in have)
+        smallest = min(have, key=lambda p: p.grad.numel(), default=None)
+        if smallest is not None:
+            known.sample = weakref.ref(smallest), weakref.ref(smallest.grad)
+            self._looked_at.append(known)
+
+    def _loss(self, _: Any) -> None:
+        self._backwards += 1
+        self._late.poll()
+        while self._looked_at:
+            known = self._looked_at.pop()
+            if known.sample is not None:
+                self._compare(known, *(ref() for ref in known.sample))
+
+    def _compare(self, known: _Optimizer, parameter: Any, gradient: Any) -> None:
+        """See whether the gradient that a step has used is still there, and not 0, when a loss is about to add to it."""
+        if parameter is None or gradient is None or parameter.grad is not gradient:
+            known.replaced += 1
+        else:
+            with self._torch._C.DisableTorchFunction():
+                self._late.read(self._torch.count_nonzero(gradient), partial(self._count, known))
+
+    def _count(self, known: _Optimizer, values: tuple[float, ...]) -> None:
+        if values[0]:
+            known.piled += 1
+        else:
+            known.replaced += 1
+
+    def _zero_grad(self, optimizer: Any, set_to_none: Any) -> None:
+        known = self._of(optimizer)
+        known.cleared += 1
+        known.cleared_in_place += set_to_none is False
+
+    def _clear_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def zero_grad(module: Any, *args: Any, **kw: Any) -> Any:
+            self._clears_model |= get_ident() == self._recorder.thread
+            return original(module, *args, **kw)
+
+        return zero_grad
+
+
+def _half_eps(torch: Any, groups: list[Group]) -> dict[float, int]:
+    found: dict[float, int] = {}
+    for group in groups:
+        eps = group.settings.get("eps")
+        count = sum(p.dtype is torch.float16 for p in group.parameters)
+        if type(eps) is float and count and group.settings.get("fused") is not True:
+            found[eps] = found.get(eps, 0) + count
+    return found

@@ -1,0 +1,148 @@
+"""Switches of torch and the environment that matter for speed or repeatability."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from nbguard.profiler.analysis.health.switches import SwitchFacts
+from nbguard.profiler.analysis.report import Setting
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.heap.kinds import mro_of
+
+_LIMIT = 64
+"""Shapes that are kept to tell them apart."""
+
+
+def settings() -> tuple[Setting, ...]:
+    """Return the switches as they are now. Opens no device."""
+    import torch
+
+    backends: Any = torch.backends
+    return (
+        Setting("deterministic algorithms", _deterministic(torch)),
+        Setting("cudnn.benchmark", _on(lambda: torch._C._get_cudnn_benchmark())),
+        Setting("cudnn.deterministic", _on(lambda: torch._C._get_cudnn_deterministic())),
+        Setting("cudnn.allow_tf32", _on(lambda: backends.cudnn.allow_tf32), "convolutions of float32 in TensorFloat-32"),
+        Setting("float32 matmul precision", _text(torch.get_float32_matmul_precision), "`highest`: no TensorFloat-32"),
+        Setting("anomaly detection", _on(torch.is_anomaly_enabled)),
+        Setting("autocast", _autocast(torch)),
+        Setting("threads", f"{torch.get_num_threads()}", f"{_cores()} cores may be used"),
+        *(Setting(name, os.environ[name]) for name in _VARIABLES if name in os.environ),
+    )
+
+
+_VARIABLES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS")
+
+
+def _deterministic(torch: Any) -> str:
+    if not torch.are_deterministic_algorithms_enabled():
+        return "off"
+    return "warn only" if torch.is_deterministic_algorithms_warn_only_enabled() else "on"
+
+
+def _autocast(torch: Any) -> str:
+    kinds = [kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)]
+    return ", ".join(f"{kind}: {torch.get_autocast_dtype(kind)}".replace("torch.", "") for kind in kinds) or "off"
+
+
+def _on(read: Callable[[], object]) -> str:
+    found = _text(read)
+    return {"True": "on", "False": "off"}.get(found, found)
+
+
+def _text(read: Callable[[], object]) -> str:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that its name is an older one
+            return f"{read()}"
+    except RuntimeError:  # set through the newer `fp32_precision`, which this one does not show
+        return "set by `fp32_precision`"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _images(torch: Any, module: Any, args: Any) -> dict[str, Any]:
+    """Return what the first batch shows of its size and layout."""
+    first = next((arg for arg in args if torch.Tensor in mro_of(type(arg))), None)
+    if first is None or not first.dim():
+        return {}
+    kernels = [each.weight for each in module.modules() if type(each) is torch.nn.Conv2d]
+    last = [kernel.is_contiguous(memory_format=torch.channels_last) and not kernel.is_contiguous() for kernel in kernels]
+    return {"batch_size": first.shape[0], "convolves": bool(kernels), "is_channels_last": any(last)}
+
+
+class SwitchWatch:
+    """Reads the switches in the first training batch, and sees whether the fit is of a kind for which they matter."""
+
+    def __init__(self) -> None:
+        self._shapes: set[Any] = set()
+        self._unseeded: dict[str, None] = {}
+        self._detects_anomalies = False
+        self._facts: SwitchFacts | None = None
+
+    def start(self, recorder: Recorder) -> None:
+        """Put up the watch."""
+        import torch
+
+        self._torch: Any = torch
+        self._recorder = recorder
+        recorder.watch("model", self._model)
+        recorder.watch("loss", self._loss)
+        recorder.watch("loader", self._loader)
+
+    def stop(self) -> None:
+        """Read the switches now if no model was called."""
+        self._facts = self._facts or self._read()
+
+    def facts(self) -> SwitchFacts:
+        """Return what was seen; to be asked for after `stop`."""
+        found = self._facts or SwitchFacts()
+        return replace(
+            found,
+            detects_anomalies=self._detects_anomalies or found.detects_anomalies,
+            shapes=len(self._shapes),
+            unseeded=tuple(self._unseeded),
+        )
+
+    def _loss(self, _: Any) -> None:
+        self._detects_anomalies |= self._torch.is_anomaly_enabled()
+
+    def _read(self) -> SwitchFacts:
+        torch = self._torch
+        return SwitchFacts(
+            settings(),
+            torch.is_anomaly_enabled(),
+            os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
+            torch._C._get_cudnn_benchmark(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.cuda.is_initialized(),
+        )
+
+    def _model(self, _module: Any, _args: Any) -> None:
+        self._recorder.watch("forward", self._forward)
+
+    def _forward(self, module: Any, args: Any) -> None:
+        torch = self._torch
+        if not torch.is_grad_enabled():
+            return
+        if self._facts is None:
+            self._facts = replace(self._read(), **_images(torch, module, args))
+        if not torch._C._get_cudnn_benchmark() or len(self._shapes) >= _LIMIT:
+            self._recorder.unwatch("forward", self._forward)
+        else:
+            self._shapes.add(tuple(arg.shape[1:] for arg in args if torch.Tensor in mro_of(type(arg))))
+
+    def _loader(self, iterator: Any) -> None:
+        sampler = attribute_of(attribute_of(iterator, "_index_sampler"), "sampler")
+        drawn = self._torch.utils.data.RandomSampler in mro_of(type(sampler))
+        if drawn and attribute_of(sampler, "generator") is None:
+            self._unseeded["the loader's order"] = None
+        if attribute_of(iterator, "_num_workers") and attribute_of(iterator, "_worker_init_fn") is None:
+            self._unseeded["the seed of its workers"] = None

@@ -1,0 +1,214 @@
+"""Hidden synchronisations: what reads values of tensors during training batches, and how long it waits for the device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import Any
+
+from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.record.batch_position import Bodies, Body
+from nbguard.profiler.record.patches import Patches
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.profiler.record.untraced import leave_untraced
+from nbguard.scan.devices.allocation_sites import Sites
+from nbguard.scan.heap.kinds import mro_of
+from nbguard.scan.heap.referents import library_paths
+
+_READS = ("item", "cpu", "tolist", "numpy", "is_nonzero", "__bool__", "__float__", "__int__", "__index__")
+_SHAPED_BY_VALUES = ("nonzero", "argwhere", "masked_select", "unique", "equal", "allclose")
+"""They give what only values can tell: a number of elements, an answer. `x[mask]`, which does so too, is not patched: data
+sets take their items by index, and each would take longer."""
+_TO = "to"
+_COPIES = ("cpu", _TO)
+_COUNTING = ("torch.optim", "torch.utils.data")
+"""Parts of torch that count in tensors of the host: steps, seeds."""
+_RECORDER = "Recorder"
+_ON_HOST = ("ProgressCallback", "LRFinder", "ParamScheduler")
+"""Callbacks of fastai that read only what is in host memory, or what Recorder has brought there before."""
+
+_Line = tuple[CodeType, int, str]  # a line of code, and whatever of fastai's or torch's own reads there for it
+
+
+class SyncWatch:
+    """Counts, per training batch and line, what waits for a device. In host memory nothing waits: there it is only counted."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._is_inside = self._has_device = False
+        self._internal: dict[CodeType, bool] = {}
+        self._drivers: set[CodeType] = set()  # of libraries: they run the loop, for a line of the user's that only begins it
+        self._sites: dict[tuple[_Line, str], list[int]] = {}  # calls, batches, nanoseconds (below 0: nothing waited)
+        self._batches = 0  # that were looked at
+        self._copied: _Line | None = None  # the line that has just copied a tensor to the host
+        self._facts: SyncFacts | None = None
+
+    def start(self, recorder: Recorder) -> None:
+        """Put up the watch."""
+        import torch
+
+        self._torch: Any = torch
+        self._recorder = recorder
+        self._bodies = Bodies(recorder, self._closed)
+        self._libraries = (*library_paths(), _folder("torch"), "<frozen")
+        self._torchs = _folder("torch")
+        recorder.watch("loader", self._find_drivers)
+        self._on_host = tuple(map(_folder, _COUNTING))
+        self._scaling = _folder("torch.amp")
+        recorder.watch("model", self._look_for_device)
+        for name in (*_READS, *_SHAPED_BY_VALUES, _TO):
+            self._patches.put(torch.Tensor, name, self._counted(name))
+        for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):
+            self._patches.put(owner, "synchronize", self._counted("synchronize"))
+
+    def stop(self) -> None:
+        """Take the patches out, and write down by line what was seen."""
+        self._patches.restore()
+        self._bodies.end()
+        self._facts = SyncFacts(tuple(self._written(Sites())), self._batches)
+        self._sites.clear()
+        self._internal.clear()
+        self._drivers.clear()
+        self._copied = None
+
+    def facts(self) -> SyncFacts:
+        """Return what was seen; to be asked for after `stop`."""
+        return self._facts or SyncFacts()
+
+    def _counted(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a patch for a method of tensors, or a function that does nothing but wait."""
+        recorder, bodies = self._recorder, self._bodies
+
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*args: Any, **kw: Any) -> Any:
+                body = bodies.body
+                if not recorder.looks or body is None or recorder.loading or self._is_inside or get_ident() != recorder.thread:
+                    return original(*args, **kw)
+                start = recorder.clock() if self._has_device else 0
+                self._is_inside = True  # a subclass of Tensor calls the method once more
+                try:
+                    result = original(*args, **kw)
+                finally:
+                    self._is_inside = False
+                took = recorder.clock() - start if start else -1
+                self._note(body, name, took, args, kw, result, sys._getframe(1))
+                return result
+
+            leave_untraced(counted)
+            return counted
+
+        return around
+
+    def _look_for_device(self, _module: Any, _args: Any) -> None:
+        self._has_device = self._torch.cuda.is_initialized()
+
+    def _has_come(self, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> bool:
+        """Say whether `to` has waited for a tensor to come from a device into host memory."""
+        return not self._is_on_host(args) and self._is_on_host((result,)) and not named.get("non_blocking")
+
+    def _note(
+        self, body: Body, name: str, took: int, args: tuple[Any, ...], named: dict[str, Any], result: Any, frame: FrameType
+    ) -> None:
+        try:
+            if name == _TO and not self._has_come(args, named, result):
+                return
+            if took < 0 or not self._is_on_host(args):
+                self._count(body, name, took, frame)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
+            self._patches.restore()
+            self._recorder.failed.append(f"SyncWatch failed and was switched off ({type(error).__name__}: {error})")
+
+    def _is_on_host(self, args: tuple[Any, ...]) -> bool:
+        torch = self._torch
+        if not args or torch.Tensor not in mro_of(type(args[0])):
+            return False
+        with torch._C.DisableTorchFunction():
+            return bool(args[0].is_cpu)
+
+    def _count(self, body: Body, name: str, took: int, frame: FrameType) -> None:
+        line = self._line(frame)
+        if line is None or (line == self._copied and name not in _COPIES):
+            return  # `.cpu().numpy()`: only the first waits
+        self._copied = line if name in _COPIES else None
+        seen = body.calls.get((line, name))
+        if seen is None:
+            body.calls[line, name] = [1, took]
+        else:
+            seen[0] += 1
+            seen[1] += took
+
+    def _line(self, frame: FrameType) -> _Line | None:
+        """Return the first line outside of what is internal to torch and fastai; None for what never waits."""
+        code = frame.f_code
+        internal = self._internal.get(code)
+        if internal is False:
+            return code, frame.f_lineno, ""
+        if code.co_filename.startswith(self._on_host):
+            return None
+        own = "GradScaler" if code.co_filename.startswith(self._scaling) else self._callback()
+        if own == _RECORDER:
+            return code, frame.f_lineno, own  # in every batch of every fit: its way to the user's line tells nothing
+        passed = []
+        found: FrameType | None = frame
+        while found is not None and self._is_internal(found.f_code):
+            passed.append(found.f_code)
+            found = found.f_back
+        if not passed:
+            return code, frame.f_lineno, ""
+        if own in _ON_HOST:
+            return None
+        found = found or frame
+        if not own and not self._drivers.isdisjoint(passed):
+            own = _name(next((each for each in passed if not each.co_filename.startswith(self._torchs)), code))
+        return found.f_code, found.f_lineno, own
+
+    def _find_drivers(self, _: Any) -> None:
+        """Note who of a library's asks this iterator for its batches: reads that it leads to are the library's own."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and self._is_internal(frame.f_code):
+            self._drivers.add(frame.f_code)
+            frame = frame.f_back
+
+    def _callback(self) -> str:
+        """Return the callback that runs now; an empty string if none does."""
+        phase = self._recorder.phase(self._recorder.current)
+        return phase.removeprefix(phases.callback("")) if phases.is_callback(phase) else ""
+
+    def _is_internal(self, code: CodeType) -> bool:
+        known = self._internal.get(code)
+        if known is None:
+            known = self._internal[code] = code.co_filename.startswith(self._libraries)
+        return known
+
+    def _closed(self, body: Body) -> None:
+        if body.is_trained:
+            self._batches += 1
+            for key, (calls, took) in body.calls.items():
+                total = self._sites.setdefault(key, [0, 0, 0])
+                for i, value in enumerate((calls, 1, took)):
+                    total[i] += value
+
+    def _written(self, sites: Sites) -> list[SyncSite]:
+        lines: dict[_Line, list[tuple[str, list[int]]]] = {}
+        for (line, name), total in self._sites.items():
+            lines.setdefault(line, []).append((name, total))
+        found = []
+        for (code, number, own), totals in lines.items():
+            where = sites.of([{"filename": code.co_filename, "line": number, "name": code.co_name}])
+            calls, waited = (sum(total[i] for _, total in totals) for i in (0, 2))
+            batches = max(total[1] for _, total in totals)
+            names = tuple(name for name, _ in totals)
+            found.append(SyncSite(where, own, names, calls, batches, waited if waited >= 0 else None))
+        return found
+
+
+def _name(code: CodeType) -> str:
+    return getattr(code, "co_qualname", code.co_name)  # Python 3.10 does not know it
+
+
+def _folder(module: str) -> str:
+    return str(Path(sys.modules[module].__file__ or "").parent) + "/"

@@ -1,0 +1,1 @@
+"""Instruments for DataLoaders and their workers."""

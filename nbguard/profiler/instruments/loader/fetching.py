@@ -1,0 +1,282 @@
+"""What fetches cost, in the fit's own process and in workers: a time per fetch, and a profile of a few.
+
+Nothing is fetched for it. A worker process that is forked while a profile runs has inherited a piece of memory that it shares
+with the fit, and writes there what its fetches cost: no queue, nothing to wait for, and the fit reads it when it likes.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from multiprocessing import parent_process
+from statistics import median_low
+from typing import Any
+
+from nbguard.profiler.analysis.loader.fetches import FetchFacts
+from nbguard.profiler.analysis.loader.slowest import Call, Function, Profile, Step, steps
+from nbguard.scan.heap.referents import library_paths
+
+Fetch = Callable[[Any, Any], Any]
+
+_EVERY = 16  # fetches between two that are profiled, after the first ones
+_AT_FIRST = 3  # fetches that are profiled one after the other
+_ENOUGH = 4  # profiled fetches, if together they took long enough to tell
+_MOST = 6
+_TELLING = 5_000_000  # ns
+
+_COUNTS_ALL_THREADS = sys.version_info >= (3, 12)
+"""Since then a profiler takes what all threads call for calls of one, and loses its place."""
+_RESTING = ("wait", "accept")  # functions of the threads that hand a worker's batches over
+_HANDING_OVER = ("multiprocessing/queues.py", "multiprocessing/resource_sharer.py", "multiprocessing/connection.py")
+_QUIET = 3  # looks one after the other at which all of them rest
+_TO_REST = 0.03  # seconds that they have
+
+_HEADER = struct.Struct("<6q")  # fetches, items, profiled, their ns, bytes of JSON, times written
+_RING = 64  # the latest times of fetches
+_NUMBER = struct.Struct("<q")
+_SLOT = 4096
+_TEXT = _HEADER.size + _RING * _NUMBER.size
+_STEPS = 12  # of a profile are written
+_KEPT = 4096  # times of fetches of one loader
+_SLOTS = 64  # workers of one iterator that can be heard
+
+
+class Tally:
+    """What the fetches of one loader cost in this process. Holds no object of the user's."""
+
+    def __init__(self, before: Part | None = None) -> None:
+        """`before`: what is known of the loader's fetches already; there may be no need to profile more."""
+        self.fetches = self.items = 0
+        self.times: list[int] = []
+        self.written = 0
+        self.profiled, self.profiled_time = (before.profiled, before.profiled_time) if before else (0, 0)
+        self._durations: list[int] = []  # of those profiled here
+        self._raw: list[Sequence[Any]] = []  # what their profiles have counted, not read yet: that takes longer than a fetch
+        self._found: list[tuple[Step, ...]] = []  # where their time went
+        self.failed = ""
+        self._mixed = 0  # profiles that had calls of other threads in them
+        self._next = 0 if before and before.fetches else 1  # the first of all does what is done only once
+        self._profiler: Any = None
+
+    def fetch(self, original: Fetch, fetcher: Any, index: Any) -> tuple[Any, bool]:
+        """Return what a fetch gives, and whether it was profiled."""
+        if self.fetches >= self._next and self._begin_profile():
+            return self._profiled(original, fetcher, index), True
+        begin = time.perf_counter_ns()
+        batch = original(fetcher, index)
+        duration = time.perf_counter_ns() - begin
+        if len(self.times) < _RING:
+            self.times.append(duration)
+        else:
+            self.times[self.written % _RING] = duration
+        self.written += 1
+        self._count(index)
+        return batch, False
+
+    def _count(self, index: Any) -> None:
+        self.fetches += 1
+        if type(index) is list or type(index) is tuple:
+            self.items += len(index)
+
+    def _begin_profile(self) -> bool:
+        """Profile from here, if one more fetch is to be and can be: Python has one profiler per thread."""
+        if self.profiled >= _MOST or (self.profiled >= _ENOUGH and self.profiled_time >= _TELLING):
+            self._next = sys.maxsize
+            return False
+        if sys.getprofile() is not None:
+            return False
+        import _lsprof
+
+        self._next = self.fetches + (1 if len(self._durations) < _AT_FIRST - 1 else _EVERY)
+        self._profiler = self._profiler or _lsprof.Profiler()
+        if _COUNTS_ALL_THREADS and parent_process() is not None:  # only workers hand batches over
+            _wait_for_others()
+        try:
+            self._profiler.enable()
+        except ValueError as error:  # from Python 3.12 on: another tool has the place
+            self._next = sys.maxsize
+            self.failed = f"not known: another profiler runs ({error})"
+            return False
+        return True
+
+    def _profiled(self, original: Fetch, fetcher: Any, index: Any) -> Any:
+        begin = time.perf_counter_ns()
+        try:
+            batch = original(fetcher, index)
+            duration = time.perf_counter_ns() - begin
+        finally:
+            self._profiler.disable()
+        counted = self._profiler.getstats()
+        self._profiler.clear()
+        self._count(index)
+        if _COUNTS_ALL_THREADS and self._mixed < _MOST and any(map(_is_of_another_thread, counted)):
+            self._mixed += 1
+            return batch
+        self.profiled, self.profiled_time = self.profiled + 1, self.profiled_time + duration
+        self._durations.append(duration)
+        self._raw.append(counted)
+        return batch
+
+    @property
+    def here(self) -> tuple[int, int]:
+        """Return how many fetches were profiled here, and their nanoseconds, as if all had taken what is usual."""
+        count = len(self._durations)
+        return count, count * median_low(self._durations) if count else 0
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return where the time of the profiled fetches went, each step as long as it usually is."""
+        while self._raw:
+            self._found.append(steps(_profile_of(self._raw.pop()))[:_STEPS])
+        every = {step.function: step.kind for found in self._found for step in found}
+        usual = []
+        for function, kind in every.items():
+            same = [next((step for step in found if step.function == function), None) for found in self._found]
+            time = median_low([step.time if step else 0 for step in same])
+            usual.append(Step(function, kind, sum(step.calls for step in same if step), time * len(same)))
+        return tuple(sorted(usual, key=lambda step: -step.time))
+
+    def part(self) -> Part:
+        """Return what is known from this process."""
+        return Part(self.fetches, self.items, tuple(self.times), *self.here, self.steps(), self.failed)
+
+
+def _is_of_another_thread(entry: Any) -> bool:
+    """Say whether a profile's entry is of what hands a worker's batches over."""
+    return type(entry.code) is not str and entry.code.co_filename.endswith(_HANDING_OVER)
+
+
+def _wait_for_others() -> None:
+    """Return once the threads rest that hand the last batch over; or soon."""
+    quiet, end = 0, time.perf_counter() + _TO_REST
+    while quiet < _QUIET and time.perf_counter() < end:
+        time.sleep(_TO_REST / 60)
+        tops = sys._current_frames()
+        del tops[threading.get_ident()]
+        quiet = quiet + 1 if all(top.f_code.co_name in _RESTING for top in tops.values()) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one process says of its fetches: `times` of the latest that were not profiled, `steps` of those that were."""
+
+    fetches: int = 0
+    items: int = 0
+    times: tuple[int, ...] = ()
+    profiled: int = 0
+    profiled_time: int = 0
+    steps: tuple[Step, ...] = ()
+    note: str = ""
+
+
+def together(parts: Sequence[Part]) -> Part:
+    """Return several processes' parts as one."""
+    sums: dict[Function, list[Any]] = {}
+    for step in (step for part in parts for step in part.steps):
+        found = sums.setdefault(step.function, [step.kind, 0, 0])
+        found[1:] = found[1] + step.calls, found[2] + step.time
+    merged = (Step(function, *found) for function, found in sums.items())
+    return Part(
+        sum(part.fetches for part in parts),
+        sum(part.items for part in parts),
+        tuple(duration for part in parts for duration in part.times)[-_KEPT:],
+        sum(part.profiled for part in parts),
+        sum(part.profiled_time for part in parts),
+        tuple(sorted(merged, key=lambda step: -step.time)),
+        next((part.note for part in parts if part.note), ""),
+    )
+
+
+class Board:
+    """Memory that the workers of one iterator write to and the fit reads: a slot for each."""
+
+    def __init__(self, workers: int, before: Part) -> None:
+        """`before`: what is known of the loader's fetches already."""
+        self.before = before
+        self._slots = min(workers, _SLOTS)
+        self._memory = mmap.mmap(-1, _SLOT * (self._slots + 1))
+
+    def close(self) -> None:
+        """Tell the workers that nobody reads any more."""
+        self._memory[0] = 1
+
+    @property
+    def is_closed(self) -> bool:
+        """Say whether what is written is still read."""
+        return self._memory[0] == 1
+
+    def has(self, worker: int) -> bool:
+        """Say whether the worker has a slot."""
+        return worker < self._slots
+
+    def write(self, worker: int, tally: Tally, found: Sequence[Step] = ()) -> None:
+        """Write what a worker's fetches cost so far; called in the worker, after each of them."""
+        memory, at = self._memory, _SLOT * (worker + 1)
+        if tally.written:
+            last = (tally.written - 1) % _RING
+            _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, tally.times[last])
+        size = _HEADER.unpack_from(memory, at)[4]
+        if found:
+            text = _written(found)
+            memory[at + _TEXT : at + _TEXT + len(text)] = text
+            size = len(text)
+        _HEADER.pack_into(memory, at, tally.fetches, tally.items, *tally.here, size, tally.written)
+
+    def read(self) -> Iterator[Part]:
+        """Yield what each worker has written."""
+        for slot in range(1, self._slots + 1):
+            memory, at = self._memory, _SLOT * slot
+            fetches, items, profiled, profiled_time, size, written = _HEADER.unpack_from(memory, at)
+            places = range(at + _HEADER.size, at + _HEADER.size + min(written, _RING) * _NUMBER.size, _NUMBER.size)
+            times = tuple(_NUMBER.unpack_from(memory, place)[0] for place in places)
+            yield Part(fetches, items, times, profiled, profiled_time, _read(memory[at + _TEXT : at + _TEXT + size]))
+
+
+def _written(found: Sequence[Step]) -> bytes:
+    """Return steps as JSON: as many of them as a slot takes."""
+    rows = [[*astuple(step.function), step.kind, step.calls, step.time] for step in found]
+    while len(text := json.dumps(rows).encode()) > _SLOT - _TEXT:
+        rows.pop()
+    return text
+
+
+def _read(text: bytes) -> tuple[Step, ...]:
+    try:
+        return tuple(Step(Function(*row[:5]), *row[5:]) for row in json.loads(text or b"[]"))
+    except ValueError:  # the worker is writing it now
+        return ()
+
+
+def facts_of(part: Part) -> FetchFacts:
+    """Return what is reported of a loader's fetches."""
+    times = sorted(part.times) if len(part.times) > 2 else []
+    median, p95 = (times[len(times) // 2], times[len(times) * 95 // 100]) if times else (None, None)
+    return FetchFacts(part.fetches, part.items, median, p95, part.profiled, part.profiled_time, part.steps, part.note)
+
+
+def _profile_of(entries: Sequence[Any]) -> Profile:
+    """Return the call graph of what `_lsprof` has counted."""
+    libraries = (*library_paths(), "<frozen")
+    numbers = {id(entry.code) if type(entry.code) is not str else entry.code: i for i, entry in enumerate(entries)}
+    calls = {}
+    for number, entry in enumerate(entries):
+        found = []
+        for sub in entry.calls or ():
+            callee = numbers.get(id(sub.code) if type(sub.code) is not str else sub.code)
+            if callee is not None:
+                found.append(Call(callee, sub.callcount, round(sub.totaltime * 1e9), round(sub.inlinetime * 1e9)))
+        calls[number] = tuple(found)
+    functions = tuple(_function(entry.code, libraries) for entry in entries)
+    return Profile(functions, calls, tuple(e.callcount for e in entries), tuple(round(e.inlinetime * 1e9) for e in entries))
+
+
+def _function(code: Any, libraries: tuple[str, ...]) -> Function:
+    if type(code) is str:
+        return Function(code, "", 0, is_users=False)
+    name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 does not know it
+    return Function(name, code.co_filename, code.co_firstlineno, not code.co_filename.startswith(libraries))

@@ -1,0 +1,227 @@
+"""Watches a fit's loaders: how they are set up, what their fetches cost and which function costs it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from threading import get_ident
+from typing import Any
+
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts
+from nbguard.profiler.instruments.loader.fetching import Board, Part, Tally, facts_of, together
+from nbguard.profiler.instruments.loader.loader_facts import facts_of_iterator, shown
+from nbguard.profiler.record.patches import Patches
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.objects.loaders import worker_count
+
+Function = Callable[..., Any]
+
+_LOADERS = 32  # that are watched; a fit that makes more makes the same one anew
+_BOARDS = 8  # of one loader that are listened to: later ones make the earliest a figure
+
+
+class _Watched:
+    """One loader: what is known of it so far. The loader itself is held weakly."""
+
+    def __init__(self, ref: weakref.ref[Any] | None) -> None:
+        self.ref = ref
+        self.facts = LoaderFacts("")
+        self.tally = Tally()
+        self.boards: list[Board] = []
+        self.past = Part()
+        self.iterators = 0
+        self.starts: list[int] = []
+        self.note = ""
+
+    def part(self) -> Part:
+        """Return what is known of its fetches."""
+        return together([self.past, self.tally.part(), *(part for board in self.boards for part in board.read())])
+
+    def report(self) -> LoaderFacts:
+        """Return all that is known of it."""
+        fetch = facts_of(self.part())
+        note = self.note or fetch.note
+        if not note and not fetch.steps:
+            note = "not known: no fetch was profiled; it takes two of the same process"
+        fetch = replace(fetch, steps=tuple(map(shown, fetch.steps)), note=note)
+        start = round(median(self.starts)) if self.starts else None
+        return replace(self.facts, iterators=self.iterators, start=start, fetch=fetch)
+
+    def new_board(self, workers: int) -> Board:
+        """Return what the workers that are about to start write to."""
+        board = Board(workers, self.part())
+        self.boards.append(board)
+        if len(self.boards) > _BOARDS:
+            oldest = self.boards.pop(0)
+            oldest.close()
+            self.past = together([self.past, *oldest.read()])
+        return board
+
+
+class LoaderWatch:
+    """Watches every loader that a fit asks for batches, and their workers, as far as these are forked meanwhile."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._pid = os.getpid()
+        self._watched: list[_Watched] = []
+        self._iterators: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
+        self._tallies: weakref.WeakKeyDictionary[Any, Tally] = weakref.WeakKeyDictionary()
+        self._current: tuple[Callable[[], Any], Tally | None] = (lambda: None), None  # a fetcher, which is asked often
+        self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._board: Board | None = None  # that a process forked now writes to
+        self._mine: tuple[int, Tally] | None = None  # in a worker
+        self._late: tuple[_Watched, int] | None = None  # waits for its first batch
+        self._fresh: tuple[_Watched, int] | None = None  # has given one batch at most
+
+    def start(self, recorder: Recorder) -> None:
+        """Put the clocks around fetches."""
+        from torch.utils.data import dataloader
+        from torch.utils.data._utils import fetch
+
+        self._recorder = recorder
+        self._patches.put(dataloader._BaseDataLoaderIter, "__init__", self._init)
+        for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            self._patches.put(fetcher, "fetch", self._fetch)
+        recorder.watch("loader", self._loader)
+
+    def stop(self) -> None:
+        """Take the clocks away; workers that go on take theirs away themselves."""
+        self._patches.restore()
+        for watched in self._watched:
+            for board in watched.boards:
+                board.close()
+
+    def report(self) -> tuple[LoaderFacts, ...]:
+        """Return the loaders that were asked for batches."""
+        return tuple(watched.report() for watched in self._watched if watched.iterators)
+
+    def loader(self) -> Any | None:
+        """Return the loader of the training batches itself: torch's or fastai's; None if it is gone, or there was none."""
+        training = [each for each in self._watched if each.facts.is_training and each.ref is not None]
+        found = max(training, key=lambda each: each.part().fetches, default=None)
+        loader = found.ref() if found is not None and found.ref is not None else None
+        is_fastai = found is not None and found.facts.is_fastai
+        return attribute_of(loader, "d") if is_fastai else loader
+
+    # --- on the thread of the fit, as iterators begin ---------------------------------------------------------------------
+
+    def _init(self, original: Function) -> Function:
+        recorder = self._recorder
+
+        def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807 - it stands in for it
+            if get_ident() == recorder.thread and os.getpid() == self._pid:
+                try:
+                    self._begins(iterator, loader)
+                except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
+                    recorder.failed.append(f"LoaderWatch does not know a loader ({type(error).__name__}: {error})")
+            original(iterator, loader)
+
+        return __init__
+
+    def _begins(self, iterator: Any, loader: Any) -> None:
+        watched = self._of(loader)
+        self._iterators[iterator] = watched
+        self._begun[iterator] = self._recorder.clock()
+        workers = worker_count(loader)
+        if workers:
+            self._board = watched.new_board(workers)
+
+    def _of(self, loader: Any) -> _Watched:
+        for watched in self._watched:
+            if watched.ref is not None and watched.ref() is loader:
+                return watched
+        return self._add(_Watched(weakref.ref(loader)))
+
+    def _add(self, watched: _Watched) -> _Watched:
+        if len(self._watched) < _LOADERS:
+            self._watched.append(watched)
+        return watched
+
+    def _loader(self, iterator: Any) -> None:
+        watched = self._iterators.get(iterator)
+        if watched is None:
+            watched = self._add(_Watched(None))
+            if worker_count(iterator):
+                watched.note = "not known: the workers were started before the profile"
+        watched.iterators += 1
+        loader = watched.ref() if watched.ref is not None else None
+        watched.facts = replace(facts_of_iterator(iterator, loader), is_training=watched.facts.is_training)
+        if watched.facts.start_method not in (None, "fork"):
+            watched.note = f"not known: the workers were started with {watched.facts.start_method}"
+        fetcher = attribute_of(iterator, "_dataset_fetcher")
+        if fetcher is not None:
+            self._tallies[fetcher] = watched.tally
+            self._current = weakref.ref(fetcher), watched.tally
+        self._fresh = watched, self._recorder.batches
+        self._recorder.watch("batch", self._batch)
+        self._recorder.watch("backward", self._backward)
+        begun = self._begun.get(iterator)
+        if begun is not None:
+            self._late = watched, begun
+            self._recorder.watch("waited", self._waited)
+
+    def _waited(self) -> None:
+        if self._late is not None:
+            watched, begun = self._late
+            watched.starts.append(self._recorder.clock() - begun)
+        self._late = None
+        self._recorder.unwatch("waited", self._waited)
+
+    def _batch(self, number: int) -> None:
+        if self._fresh is not None and number > self._fresh[1] + 1:
+            self._settle()
+
+    def _backward(self) -> None:
+        if self._fresh is not None:
+            watched = self._fresh[0]
+            watched.facts = replace(watched.facts, is_training=True)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Listen no more: what the loader is for is known."""
+        self._fresh = None
+        self._recorder.unwatch("batch", self._batch)
+        self._recorder.unwatch("backward", self._backward)
+
+    # --- around fetches, in the fit's process and in workers ----------------------------------------------------------------
+
+    def _fetch(self, original: Function) -> Function:
+        recorder = self._recorder
+
+        def fetch(fetcher: Any, index: Any) -> Any:
+            if get_ident() != recorder.thread:  # a worker's neither
+                return original(fetcher, index) if os.getpid() == self._pid else self._in_worker(original, fetcher, index)
+            known, tally = self._current
+            if known() is not fetcher:
+                tally = self._tallies.get(fetcher)
+                self._current = weakref.ref(fetcher), tally
+            if tally is None:
+                return original(fetcher, index)
+            batch, is_disturbed = tally.fetch(original, fetcher, index)
+            if is_disturbed:
+                recorder.turn("disturbed")
+            return batch
+
+        return fetch
+
+    def _in_worker(self, original: Function, fetcher: Any, index: Any) -> Any:
+        from torch.utils.data import get_worker_info
+
+        board, info = self._board, get_worker_info()
+        if board is None or board.is_closed or info is None or not board.has(info.id):
+            self._patches.restore()
+            return original(fetcher, index)
+        if self._mine is None:
+            self._mine = info.id, Tally(board.before)
+        number, tally = self._mine
+        batch, is_profiled = tally.fetch(original, fetcher, index)
+        try:
+            board.write(number, tally, tally.steps() if is_profiled else ())
+        except Exception:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
+            self._patches.restore()
+        return batch

@@ -1,0 +1,1 @@
+"""Instruments for memory: counters, categories, growth, recorded allocations."""

@@ -1,0 +1,138 @@
+"""What of the memory is whose: the storages of models, gradients, optimizers and inputs, each counted once.
+
+Goes by the dicts in which torch and fastai keep tensors, and holds none of what it finds.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from nbguard.profiler.analysis.memory import categories as memory
+from nbguard.profiler.analysis.memory.categories import Stock
+from nbguard.scan.heap.attributes import attribute_of, attributes_of
+from nbguard.scan.heap.autograd import Autograd
+from nbguard.scan.heap.kinds import Kinds, mro_of
+
+_MOST_MODULES = 16
+_DEEPEST = 6
+_CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple)
+
+Addresses = dict[int, tuple[str, int]]
+"""The category and the bytes of each storage, by its address."""
+
+
+class Stocktaker:
+    """Counts the storages on one device. Knows the modules that were called, weakly."""
+
+    def __init__(self, device: str, rounding: int) -> None:
+        self._device = device
+        self._rounding = rounding
+        self._kinds = Kinds()
+        self._autograd = Autograd()
+        self._modules: dict[int, weakref.ref[Any]] = {}
+        self._inputs: Addresses = {}
+        self._kept: set[int] = set()
+
+    def call(self, module: Any, *inputs: Any) -> None:
+        """Note that a module is about to be called with `inputs`, gradients being as they are."""
+        if len(self._modules) < _MOST_MODULES:
+            self._modules[id(module)] = weakref.ref(module)
+        with _plain():
+            self._inputs = {}
+            self._put(self._inputs, memory.INPUTS, self._tensors(inputs))
+            self._kept = {key for key, (name, _) in self._of_modules().items() if name == memory.GRADIENTS}
+
+    def take(self, optimizer: Any) -> tuple[Stock, Addresses]:
+        """Return the bytes of each category while gradients are there, and which storages they are."""
+        with _plain():
+            found = self._of_modules()
+            self._put(found, memory.STATE, self._tensors(self._state(optimizer)))
+        for key, fact in self._inputs.items():
+            found.setdefault(key, fact)
+        total: dict[str, int] = {}
+        for name, nbytes in found.values():
+            total[name] = total.get(name, 0) + nbytes
+        kept = sum(found[key][1] for key in self._kept if key in found and found[key][0] == memory.GRADIENTS)
+        stock = Stock(
+            total.get(memory.PARAMETERS, 0),
+            total.get(memory.BUFFERS, 0),
+            total.get(memory.GRADIENTS, 0),
+            kept,
+            total.get(memory.STATE, 0),
+            total.get(memory.INPUTS, 0),
+        )
+        return stock, found
+
+    def _of_modules(self) -> Addresses:
+        found: Addresses = {}
+        modules = [module for ref in self._modules.values() if (module := ref()) is not None]
+        parts = [part for module in modules for part in _submodules(module)]
+        for name, place in ((memory.PARAMETERS, "_parameters"), (memory.BUFFERS, "_buffers")):
+            self._put(found, name, self._tensors([attributes.get(place) for attributes in parts]))
+        parameters = self._tensors([attributes.get("_parameters") for attributes in parts])
+        gradients = [self._autograd.grad(each) for each in parameters if self._autograd.is_leaf(each)]
+        self._put(found, memory.GRADIENTS, self._tensors(gradients))
+        return found
+
+    def _state(self, optimizer: Any) -> list[Any]:
+        """Return the `state` of a torch optimizer, or of fastai's, and of the torch optimizer in fastai's `OptimWrapper`."""
+        inner = attribute_of(optimizer, "opt")
+        return [attribute_of(optimizer, "state"), *(self._state(inner) if self._kinds.of(type(inner)) == "optimizer" else ())]
+
+    def _tensors(self, value: Any, depth: int = 0) -> Iterator[Any]:
+        """Yield the tensors in nested lists, tuples and dicts (their values)."""
+        cls = type(value)
+        if self._kinds.of(cls) == "tensor":
+            yield value
+        elif depth < _DEEPEST:
+            base = next((base for base in _CONTAINERS if base in mro_of(cls)), None)
+            items = () if base is None else list(dict.values(value)) if base is dict else list(base.__iter__(value))
+            for item in items:
+                yield from self._tensors(item, depth + 1)
+
+    def _put(self, found: Addresses, name: str, tensors: Iterable[Any]) -> None:
+        """Note the storages of tensors under a category, but those that have one already."""
+        for tensor in tensors:
+            try:
+                storage = self._autograd.storage(tensor)
+                if str(storage.device) != self._device:
+                    continue
+                key, nbytes = storage.data_ptr(), storage.nbytes()
+            except (RuntimeError, NotImplementedError, AttributeError):  # sparse tensors and wrappers have no storage
+                continue
+            if nbytes:
+                found.setdefault(key, (name, -(-nbytes // self._rounding) * self._rounding))
+
+
+def device_of(module: Any, inputs: Any) -> str:
+    """Return the device of a module, by its first parameter or buffer, else by its first input; empty if it has none."""
+    kinds = Kinds()
+    for attributes in _submodules(module):
+        for place in ("_parameters", "_buffers"):
+            for tensor in list(dict.values(attributes.get(place) or {})):
+                if kinds.of(type(tensor)) == "tensor":
+                    return str(sys.modules["torch"]._C.TensorBase.device.__get__(tensor))
+    first = next((each for each in inputs if kinds.of(type(each)) == "tensor"), None) if type(inputs) is tuple else None
+    return "" if first is None else str(sys.modules["torch"]._C.TensorBase.device.__get__(first))
+
+
+def _submodules(module: Any) -> Iterator[dict[str, Any]]:
+    """Yield the attribute dicts of a module and all modules in it, each once."""
+    todo, seen = [module], {id(module)}
+    while todo:
+        attributes = attributes_of(todo.pop(0))
+        if attributes is None:
+            continue
+        yield attributes
+        for child in list(dict.values(attributes.get("_modules") or {})):
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                todo.append(child)
+
+
+def _plain() -> Any:
+    """Return a context in which no tensor subclass's own code runs."""
+    return sys.modules["torch"]._C.DisableTorchFunctionSubclass()

@@ -1,0 +1,95 @@
+"""Watches whether memory grows from batch to batch, and if so looks twice who holds it."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+
+from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, Sample, growth_per_batch, growth_per_epoch
+from nbguard.profiler.analysis.memory.holders import Grown, Holdings, grown, holdings_of
+from nbguard.profiler.analysis.report import Growth
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.roots.frames import frame_locals, running_frames
+from nbguard.scan.scan import Notebook, look
+
+_APART = 8
+"""Training batches between the two looks."""
+_TOO_SLOW = 3.0
+_LONG = 60.0
+"""Seconds. There is no second look after one that took the processor too long, unless the fit is a long one."""
+_MOST_SAMPLES = 2048
+
+
+class GrowthWatch:
+    """Keeps samples of what is allocated after training batches. Holds no object of the user's."""
+
+    def __init__(self, recorder: Recorder, read: Callable[[], int]) -> None:
+        self.looks = 0
+        self._recorder = recorder
+        self._read = read
+        self._samples: list[Sample] = []
+        self._seen = 0
+        self._asked_at = WARM_UP + ENOUGH
+        self._left_by_us = 0  # bytes that our looks have left allocated
+        self._first: Holdings | None = None
+        self._looked_at = 0
+        self._seconds = 0.0
+        self._grown: Grown | None = None
+
+    def sample(self, batch: int, epoch: int, allocated: int) -> None:
+        """Note what is allocated at the boundary after training batch `batch`; look if it has grown all the time."""
+        self._samples.append(Sample(batch, epoch, allocated - self._left_by_us))
+        self._seen += 1
+        if len(self._samples) > _MOST_SAMPLES:
+            del self._samples[WARM_UP::2]
+        if self._first is None:
+            if self._seen >= self._asked_at:
+                self._asked_at += -(-self._asked_at // 2)
+                if growth_per_batch(self._samples) is not None:
+                    self._first, self._looked_at = self._held(), batch
+        elif batch >= self._looked_at + _APART:
+            self._look_again(batch)
+
+    def _look_again(self, batch: int) -> None:
+        """Find out who has grown since the first look."""
+        if self._first is not None and self._grown is None and batch > self._looked_at and self._may_look():
+            expected = (growth_per_batch(self._samples) or 0) * (batch - self._looked_at)
+            self._grown = grown(self._first, self._held(), expected)
+
+    def end(self, _: object = None) -> None:
+        """Look a last time, if the fit ends soon after the first look."""
+        if self._samples:
+            self._look_again(self._samples[-1].batch)
+
+    def _may_look(self) -> bool:
+        return self.looks < 2 and (self._seconds < _TOO_SLOW or self._recorder.elapsed > _LONG * 1e9)
+
+    def _held(self) -> Holdings:
+        """Look at the process once, from within the fit: what a function's variables hold is there only now."""
+        self.looks += 1
+        self._recorder.turn("disturbed")
+        start, before = time.thread_time(), self._read()
+        found = holdings_of(look(Notebook.current()).facts.graph, _variables())
+        self._seconds = time.thread_time() - start
+        self._left_by_us += self._read() - before
+        return found
+
+    def report(self) -> Growth | None:
+        """Return by how much memory has grown, if it has, and who holds it."""
+        per_batch, per_epoch = growth_per_batch(self._samples), growth_per_epoch(self._samples)
+        if per_batch is None and per_epoch is None:
+            return None
+        batches = self._samples[-1].batch - WARM_UP
+        epochs = len({sample.epoch for sample in self._samples})
+        who = self._grown or Grown("")
+        return Growth(per_batch or 0, batches, who.holder, who.held, per_epoch, epochs, who.is_sum)
+
+
+def _variables() -> dict[int, str]:
+    """Return what the running functions call their variables, by the objects' ids; the outermost function's name wins."""
+    found: dict[int, str] = {}
+    for _, frame in running_frames():
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            found.update((id(value), name) for name, value in frame_locals(frame).items())
+    return found

@@ -1,0 +1,1 @@
+"""Instruments for NaN and infinite values."""

@@ -1,0 +1,214 @@
+"""NaN and infinity: the first loss or gradient that is not finite, and the layer that made it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections import deque
+from functools import partial
+from typing import Any
+
+from nbguard.errors import StoppedAtNaN
+from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, NotFinite, Origin, evidence_of
+from nbguard.profiler.instruments.health.parameter_groups import groups_of
+from nbguard.profiler.instruments.nonfinite.async_scalars import Late
+from nbguard.profiler.instruments.nonfinite.module_counters import Tallies
+from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
+from nbguard.profiler.instruments.nonfinite.rerun import Call, device_type
+from nbguard.profiler.record.batch_position import place_of
+from nbguard.profiler.record.recorder import Recorder, StopFit
+from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.heap.kinds import name_of
+
+_SHARE = 0.001
+"""Of the time between two looks at all gradients, what a look may take."""
+_CALLS = 16
+
+
+class FiniteWatch:
+    """Looks at the loss of each training batch and, now and then, at the gradients.
+
+    In host memory it looks at once. Values of a device are read a batch or two late, without waiting for it, and the layer is
+    then not looked for any more; with `stop_on_nan` it waits for the loss and the gradients of every batch, keeps the model's
+    input until the loss is there, and stops the fit before anything reaches the parameters: fastai's by CancelFitException, any
+    other by StoppedAtNaN.
+    """
+
+    def __init__(self, *, stop_on_nan: bool = False) -> None:
+        self._stops = stop_on_nan
+        self._losses = self._gradients = 0
+        self._first: NotFinite | None = None
+        self._searched: NotFinite | None = None  # by fastai's learning rate finder, if that was all
+        self._learner: weakref.ref[Any] | None = None
+        self._is_search = False
+        self._calls: deque[Call] = deque(maxlen=_CALLS)
+        self._are_used = False
+        self._tallies = Tallies()
+        self._next_look = 0
+        self._batch = 0  # of the recording, in which the calls were
+        self._is_counting = True  # the model has numbers that change from call to call, or may have
+        self._device = "cpu"  # the type of the one where the model is
+
+    def start(self, recorder: Recorder) -> None:
+        """Put up the watch."""
+        import torch
+
+        self._torch: Any = torch
+        self._recorder = recorder
+        self._late = Late(torch, waits=self._stops)
+        recorder.watch("learner", self._begin)
+        recorder.watch("fit ends", self._end)
+        recorder.watch("model", self._model)
+        recorder.watch("forward", self._forward, each=True)
+        recorder.watch("loss", self._loss, each=True)
+        recorder.watch("step", self._step, each=self._stops)
+
+    def stop(self) -> None:
+        """Let go of everything but what was found. Values that have not arrived by now stay unknown."""
+        self._late.poll()
+        self._calls.clear()
+        self._tallies = Tallies()
+        self._learner = None
+
+    def facts(self) -> FiniteFacts:
+        """Return what was looked at, and the first value that was not finite."""
+        return FiniteFacts(self._losses, self._gradients, self._first or self._searched)
+
+    def _begin(self, learner: Any) -> None:
+        self._learner = weakref.ref(learner)
+        callbacks = attribute_of(learner, "cbs")
+        self._is_search = callbacks is not None and any(name_of(type(each)) == "LRFinder" for each in callbacks)
+
+    def _end(self, _: Any) -> None:
+        if self._is_search:  # what it has met says nothing of the fits that follow
+            self._searched, self._first = self._first or self._searched, None
+            self._late = Late(self._torch, waits=self._stops)
+        self._learner, self._is_search = None, False
+
+    def _model(self, _: Any, args: Any) -> None:
+        self._device = device_type(self._torch, args)
+        self._is_counting = True
+
+    def _forward(self, module: Any, args: Any) -> None:
+        if self._first is not None:
+            return
+        if self._are_used or self._batch != self._recorder.batches:
+            self._calls.clear()
+            self._are_used, self._batch = False, self._recorder.batches
+        if self._is_counting:
+            self._is_counting = self._tallies.note(module)
+        keeps = self._stops and self._torch.is_grad_enabled()
+        self._calls.append(Call.of(self._torch, module, args, self._device, keeps=keeps))
+
+    def _loss(self, tensors: Any) -> None:
+        self._are_used = True
+        if self._late.is_waiting:
+            self._late.poll()
+        for tensor in tensors if type(tensors) in (tuple, list) else (tensors,):
+            if self._first is None and issubclass(type(tensor), self._torch.Tensor):
+                self._look_at_loss(tensor)
+        for call in self._calls if self._stops else ():
+            call.release()
+
+    def _look_at_loss(self, tensor: Any) -> None:
+        torch = self._torch
+        with torch._C.DisableTorchFunction():
+            is_number = tensor.is_cpu and tensor.numel() == 1 and tensor.is_floating_point() and tensor.layout is torch.strided
+            if is_number and math.isfinite(torch._C.TensorBase.item(tensor)):
+                self._losses += 1
+                return  # nearly always: nothing else is made of it
+            found = _in_one(torch, tensor)
+            if found is None:
+                return
+            is_late = self._late.is_late(found)
+        self._late.read(found, partial(self._loss_is, len(self._recorder), is_late))
+
+    def _loss_is(self, turned: int, is_late: bool, values: tuple[float, ...]) -> None:
+        self._losses += 1
+        if self._first is not None or all(map(math.isfinite, values)):
+            return
+        if is_late:
+            origin = Origin("unknown", note="a device's values are read late, so as not to wait for it: that batch had gone")
+        else:
+            origin = self._origin()
+        self._found("loss", values, turned, origin, is_late)
+
+    def _origin(self) -> Origin:
+        try:
+            return origin_of_loss(self._torch, self._calls, self._tallies)
+        except Exception as error:  # noqa: BLE001 - that the loss is not finite is worth saying without the layer, too
+            return Origin("unknown", note=f"looking for it failed ({name_of(type(error))}: {error})")
+
+    def _step(self, optimizer: Any) -> None:
+        if self._first is not None:
+            return
+        self._late.poll()
+        start = self._recorder.clock()
+        if (start < self._next_look and not self._stops) or self._is_scaled(optimizer):
+            return
+        parameters = [p for group in groups_of(optimizer) for p in group.parameters if _has_gradient(self._torch, p)]
+        for alike in _by_kind(parameters):
+            self._look_at_gradients(alike)
+        self._gradients += 1
+        now = self._recorder.clock()
+        self._next_look = now + int((now - start) / _SHARE)
+
+    def _is_scaled(self, optimizer: Any) -> bool:
+        """Say whether a GradScaler sees to gradients that are not finite: that is how it finds its scale."""
+        if attribute_of(optimizer, "found_inf") is not None:
+            return True
+        learner = None if self._learner is None else self._learner()
+        scaler = attribute_of(learner, "scaler")
+        return scaler is not None and attribute_of(scaler, "_enabled") is True
+
+    def _look_at_gradients(self, parameters: list[Any]) -> None:
+        torch = self._torch
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            norms = torch.stack(torch._foreach_norm([p.grad for p in parameters], math.inf))
+            held, is_late = [weakref.ref(p) for p in parameters], self._late.is_late(norms)
+        self._late.read(norms, partial(self._gradients_are, len(self._recorder), is_late, held))
+
+    def _gradients_are(self, turned: int, is_late: bool, held: list[weakref.ref[Any]], values: tuple[float, ...]) -> None:
+        if self._first is not None or all(map(math.isfinite, values)):
+            return
+        broken = {id(ref()) for ref, value in zip(held, values, strict=True) if not math.isfinite(value)}
+        self._found("gradient", values, turned, origin_of_gradient(self._tallies.models(), broken), is_late)
+
+    def _found(self, of: Any, values: tuple[float, ...], turned: int, origin: Origin, is_late: bool) -> None:
+        stops = self._stops and not is_late and not self._is_search
+        value: Any = "NaN" if any(map(math.isnan, values)) else "infinite"
+        self._first = NotFinite(of, value, place_of(self._recorder.turns(turned)), origin, stops, self._is_search)
+        if stops:
+            raise StopFit(self._error(self._first))
+
+    def _error(self, first: NotFinite) -> Exception:
+        words = f"the {first.of} is {first.value} in {first.place.words}: {evidence_of(first.origin)}"
+        if self._learner is not None:
+            fastai: Any = sys.modules["fastai.callback.core"]
+            return fastai.CancelFitException(words)  # type: ignore[no-any-return]
+        return StoppedAtNaN(f"{words}. The parameters are those before this step")
+
+
+def _in_one(torch: Any, tensor: Any) -> Any | None:
+    """Return a loss, or the largest value of several, as a tensor of one value; None of what has no floating point values."""
+    count = tensor.numel()
+    if not count or not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    found = tensor.detach()
+    if count > 1:
+        return found.abs().amax()
+    return found.reshape(()) if found.dim() > 1 else found
+
+
+def _has_gradient(torch: Any, parameter: Any) -> bool:
+    gradient = parameter.grad
+    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and gradient.numel() > 0
+
+
+def _by_kind(parameters: list[Any]) -> list[list[Any]]:
+    kinds: dict[Any, list[Any]] = {}
+    for parameter in parameters:
+        gradient = parameter.grad
+        kinds.setdefault((gradient.device, gradient.dtype), []).append(parameter)
+    return list(kinds.values())

@@ -1,0 +1,125 @@
+"""Where the first value that is not finite came from: looked for once, in the batch in which it was met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
+from typing import Any
+
+from nbguard.profiler.analysis.health.nonfinite import Origin
+from nbguard.profiler.instruments.nonfinite.module_counters import Tallies
+from nbguard.profiler.instruments.nonfinite.rerun import Call, NotPossibleError, rerun
+from nbguard.scan.heap.attributes import attributes_of
+from nbguard.scan.heap.kinds import mro_of, name_of
+
+_DEEPEST = 3
+"""Dataclasses in dataclasses that are looked into."""
+
+
+def origin_of_loss(torch: Any, calls: Sequence[Call], tallies: Tallies) -> Origin:
+    """Return who made a loss that is not finite, of the models called for it. They stay as they are."""
+    models = [(call, module) for call in calls if (module := call.module()) is not None]
+    note = "" if models else "no model was called in this batch"
+    for _, module in models:
+        name = _last(module, lambda parameter: not is_finite(torch, parameter))
+        if name:
+            return Origin("step", name, "parameter", name_of(type(module)))
+    for call, module in models:
+        try:
+            found = _Search(torch, module).run(call, tallies)
+        except NotPossibleError as error:
+            note = str(error)
+        else:
+            if found is not None:
+                return found
+    return Origin("unknown", note=note) if note else Origin("loss", root=name_of(type(models[-1][1])))
+
+
+def origin_of_gradient(models: Iterable[Any], broken: set[int]) -> Origin:
+    """Return the last parameter in forward order, the first in the backward pass, of those in `broken` (ids)."""
+    for module in models:
+        name = _last(module, lambda parameter: id(parameter) in broken)
+        if name:
+            return Origin("gradient", name, "parameter", name_of(type(module)))
+    return Origin("gradient", type="parameter without a model")
+
+
+def is_finite(torch: Any, tensor: Any) -> bool:
+    """Say whether all values are finite; True for what has no floating point values. Waits for the tensor's device."""
+    if tensor.layout is not torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    return bool(torch.isfinite(tensor.detach()).all().tolist())
+
+
+def _last(module: Any, is_meant: Any) -> str:
+    names = [name for name, parameter in module.named_parameters() if is_meant(parameter)]
+    return _written(names[-1]) if names else ""
+
+
+def _written(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+class _Search:
+    """One forward pass again, and the first module in it whose output is not finite and stays so.
+
+    A mask's infinity is gone after the softmax: a module that gets it and returns finite values, or the end of one around
+    the mask, clears it.
+    """
+
+    def __init__(self, torch: Any, module: Any) -> None:
+        self._torch = torch
+        self._module = module
+        self._names = {id(each): name for name, each in module.named_modules()}
+        self._found: Origin | None = None
+
+    def run(self, call: Call, tallies: Tallies) -> Origin | None:
+        inputs = call.inputs()
+        if not self._are_finite(inputs):
+            return Origin("input", root=name_of(type(self._module)))
+        output = rerun(self._torch, self._module, call, inputs, self._hook, lambda: tallies.put_back(self._module))
+        if self._found is None and not self._are_finite(output):
+            return self._origin("code", self._module)
+        return self._found
+
+    def _hook(self, module: Any, args: Any, named: Any, output: Any) -> None:
+        if self._are_finite(output):
+            if self._found is not None and self._clears(self._found, module, (args, named)):
+                self._found = None
+            return
+        if self._found is not None:
+            return
+        if any(True for _ in module.children()):
+            self._found = self._origin("code", module)
+        elif self._are_finite((args, named)):
+            self._found = self._origin("layer", module)
+        else:
+            self._found = self._origin("code", self._parent(module))
+
+    def _clears(self, found: Origin, module: Any, given: Any) -> bool:
+        """Say whether a module with finite output is the one around what was found, or took in what is not finite."""
+        name = _written(self._names.get(id(module), ""))
+        return f"{found.name}.".startswith(f"{name}." if name else "") or not self._are_finite(given)
+
+    def _origin(self, kind: Any, module: Any) -> Origin:
+        name = _written(self._names.get(id(module), ""))
+        return Origin(kind, name, name_of(type(module)), name_of(type(self._module)))
+
+    def _parent(self, module: Any) -> Any:
+        name = self._names.get(id(module), "").rpartition(".")[0]
+        return next((each for path, each in self._module.named_modules() if path == name), self._module)
+
+    def _are_finite(self, values: Any) -> bool:
+        return all(is_finite(self._torch, tensor) for tensor in _tensors(self._torch, values))
+
+
+def _tensors(torch: Any, values: Any, depth: int = _DEEPEST) -> Iterator[Any]:
+    """Yield the tensors of what a module takes or gives: in containers, dataclasses and mappings like transformers' outputs."""
+    for leaf in torch.utils._pytree.tree_leaves(values):
+        mro = mro_of(type(leaf))
+        if torch.Tensor in mro:
+            yield leaf
+        elif depth and dict in mro:
+            yield from _tensors(torch, [*dict.values(leaf)], depth - 1)
+        elif depth and is_dataclass(type(leaf)):
+            yield from _tensors(torch, [*(attributes_of(leaf) or {}).values()], depth - 1)

@@ -1,0 +1,159 @@
+"""A forward pass once more, for a look at what each module returns: model, buffers and generators stay as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.profiler import generators
+from nbguard.profiler.record.call_arguments import names_of
+from nbguard.scan.heap.attributes import TRANSPARENT, attributes_of
+from nbguard.scan.heap.kinds import mro_of, name_of
+
+_GONE = object()
+_AS_THEY_ARE = frozenset((int, float, bool, str, bytes, type(None), weakref.ref))
+
+
+class NotPossibleError(Exception):
+    """A forward pass cannot be run again; the message says why."""
+
+
+@dataclass(slots=True)
+class Call:
+    """A call of a model, held weakly: nothing of a batch lives longer because of it, unless it was asked for by `keeps`."""
+
+    module: weakref.ref[Any]
+    args: Any
+    autocast: tuple[str, Any]  # the device and the dtype, None where it was off
+    names: tuple[str, ...] = ()  # of the last arguments, if these are given by name
+
+    @classmethod
+    def of(cls, torch: Any, module: Any, args: Any, device: str, *, keeps: bool = False) -> Call:
+        """Note a call that is about to begin, on a device of this type. `keeps`: its arguments are there until `release`."""
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return cls(weakref.ref(module), tuple(args) if keeps else _weak_all(args), (device, dtype), names_of(args))
+
+    def release(self) -> None:
+        """Hold the arguments weakly from now on."""
+        self.args = _weak(self.args)
+
+    def inputs(self) -> Any:
+        """Return the arguments.
+
+        Raises:
+            NotPossibleError: they are gone.
+        """
+        return _strong(self.args)
+
+
+def _weak_all(args: Any) -> Any:
+    """Return the arguments of a call, held weakly: nearly always all are tensors, and nothing else is looked at."""
+    try:
+        return tuple(map(weakref.ref, args))
+    except TypeError:
+        return _weak(tuple(args))
+
+
+def _weak(value: Any) -> Any:
+    cls = type(value)
+    if cls in (tuple, list):
+        return cls([_weak(item) for item in value])
+    if cls is dict:
+        return {key: _weak(item) for key, item in value.items()}
+    if cls in _AS_THEY_ARE:
+        return value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return _GONE
+
+
+def _strong(value: Any) -> Any:
+    cls = type(value)
+    if cls in (tuple, list):
+        return cls([_strong(item) for item in value])
+    if cls is dict:
+        return {key: _strong(item) for key, item in value.items()}
+    found = value() if cls is weakref.ref else value
+    if value is _GONE or (found is None and value is not None):
+        raise NotPossibleError("the batch's input is not there any more")
+    return found
+
+
+def device_type(torch: Any, args: Any) -> str:
+    """Return the type of the device of the first tensor: `cpu` if there is none."""
+    first = next((arg for arg in args if torch.Tensor in mro_of(type(arg))), None)
+    with torch._C.DisableTorchFunction():
+        return "cpu" if first is None else str(first.device.type)
+
+
+def rerun(
+    torch: Any, module: Any, call: Call, args: Any, hook: Callable[..., None], prepare: Callable[[], None] = lambda: None
+) -> Any:
+    """Run a forward pass again with `hook(module, args, named, output)` after each submodule, and return its output.
+
+    `prepare` may change plain attributes of the modules: they are kept before it.
+
+    Raises:
+        NotPossibleError: it might wait for other ranks, or failed.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise NotPossibleError("a second forward pass might wait for the other ranks")
+    buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(generators.kept())
+        stack.enter_context(_attributes(module))
+        prepare()
+        for each in module.modules():
+            stack.callback(each.register_forward_hook(hook, with_kwargs=True).remove)
+        stack.enter_context(torch.no_grad())
+        kind, dtype = call.autocast
+        if torch.amp.autocast_mode.is_autocast_available(kind):  # without a cache: it would outlive this
+            stack.enter_context(torch.autocast(kind, dtype, enabled=dtype is not None, cache_enabled=False))
+        if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code runs no hooks
+        try:
+            given = len(args) - len(call.names)
+            named = dict(zip(call.names, args[given:], strict=True))
+            return torch.func.functional_call(module, buffers, tuple(args[:given]), named)
+        except Exception as error:
+            raise NotPossibleError(f"a second forward pass failed ({name_of(type(error))})") from error
+
+
+@contextlib.contextmanager
+def _attributes(module: Any) -> Iterator[None]:
+    """Keep the plain attributes of every module: counters, caches. Containers get back what they held."""
+    before = [(found, dict(found)) for each in module.modules() if (found := attributes_of(each)) is not None]
+    held = [
+        (value, value.copy())
+        for _, attributes in before
+        for name, value in attributes.items()
+        if type(value) in (list, dict) and name not in TRANSPARENT and not _is_torchs(name)
+    ]
+    try:
+        yield
+    finally:
+        for found, attributes in before:
+            if found.keys() != attributes.keys() or any(found[name] is not attributes[name] for name in attributes):
+                found.clear()
+                found.update(attributes)
+        for value, content in held:
+            _refill(value, content)
+
+
+def _is_torchs(name: str) -> bool:
+    """Say whether an attribute is torch's own bookkeeping of hooks."""
+    return name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))
+
+
+def _refill(value: Any, content: Any) -> None:
+    value.clear()
+    if type(value) is list:
+        value.extend(content)
+    else:
+        value.update(content)

@@ -1,0 +1,48 @@
+"""What is trained, in a few words for the title; and whether its beginning was missed."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.heap.attributes import attribute_of
+
+_MOST = 3
+
+
+class Subject:
+    """Notes the names of models; keeps none of them."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+        self._kind = "PyTorch loop"
+        self.missed = 0  # batches that loops had given before the profile began
+
+    def start(self, recorder: Recorder) -> None:
+        """Listen for models that are called and Learners that are fitted."""
+        recorder.watch("model", self._model)
+        recorder.watch("learner", self._learner)
+        recorder.watch("loader", self._loader)
+
+    def stop(self) -> None:
+        """Nothing was put up."""
+
+    def _learner(self, learner: Any) -> None:
+        self._kind = "fastai fit"
+        arch = attribute_of(learner, "arch")
+        if type(arch) is types.FunctionType:
+            self._names[arch.__name__] = None
+
+    def _loader(self, iterator: Any) -> None:
+        given = attribute_of(iterator, "_num_yielded")
+        self.missed += given if type(given) is int else 0
+
+    def _model(self, module: Any, _: Any) -> None:
+        if len(self._names) < _MOST:
+            self._names[type(module).__name__] = None
+
+    @property
+    def words(self) -> str:
+        """Return e.g. `fastai fit · resnet34`."""
+        return " · ".join((self._kind, *tuple(self._names)[:_MOST])) if self._names else ""

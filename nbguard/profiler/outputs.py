@@ -1,0 +1,59 @@
+"""What a profile writes besides showing its report: asked before the fit whether it can, written after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from nbguard.errors import NbguardError
+from nbguard.profiler.analysis.report import FitReport, MemoryReport
+from nbguard.profiler.analysis.time.phase_log import Marks
+from nbguard.profiler.analysis.time.trace import trace_events
+from nbguard.profiler.files import check_path, write_json
+from nbguard.profiler.options import FitOptions
+from nbguard.profiler.sinks import open_sink
+
+
+class Outputs:
+    """The files and logs that the options of a profile name.
+
+    Raises:
+        NbguardError: one of them could not be written.
+    """
+
+    def __init__(self, options: FitOptions) -> None:
+        self._trace = check_path(options.trace) if options.trace else None
+        self._json = check_path(options.json) if options.json else None
+        self._sinks = [open_sink(spec) for spec in options.logs]
+        self.failed: list[str] = []
+
+    def write(self, report: FitReport, marks: Marks) -> Iterator[str]:
+        """Write everything and yield where, in words; what could not be written is in `failed`."""
+        for place, act in self._acts(report, marks):
+            try:
+                act()
+            except NbguardError as error:
+                self.failed.append(str(error))
+            else:
+                yield place
+
+    def _acts(self, report: FitReport, marks: Marks) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield each place to write to, and what writes there."""
+        if self._trace is not None:
+            yield str(self._trace), partial(_write_trace, self._trace, report, marks)
+        if self._json is not None:
+            yield str(self._json), partial(_write_json, self._json, report)
+        for sink in self._sinks:
+            yield sink.place, partial(sink.write, report)
+
+
+def _write_trace(path: Path, report: FitReport, marks: Marks) -> None:
+    points = report.memory.points if isinstance(report.memory, MemoryReport) else ()
+    write_json(path, trace_events(marks, points, report.title))
+
+
+def _write_json(path: Path, report: FitReport) -> None:
+    from nbguard.render.payload import payload
+
+    write_json(path, payload(report))

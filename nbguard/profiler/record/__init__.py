@@ -1,0 +1,1 @@
+"""The record of a running fit: its log of phases and the patches that write it."""

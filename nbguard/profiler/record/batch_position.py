@@ -1,0 +1,97 @@
+"""Where in a fit we are: in which batch of which loop, also where an evaluation runs inside of one."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nbguard.profiler.analysis.health.nonfinite import Place
+from nbguard.profiler.analysis.time.phase_log import Turn
+from nbguard.profiler.record.recorder import Recorder
+
+_BY_HAND = 0
+"""The loop of batches that no loader gives: there, each backward pass begins one."""
+
+
+def place_of(turns: Iterable[Turn]) -> Place:
+    """Return where a fit is after these turns, in numbers."""
+    open_: list[int] = []
+    batches: Counter[int] = Counter()
+    epochs: dict[int, int] = {}
+    for turn in turns:
+        if turn.kind == "batch":
+            del open_[open_.index(turn.loop) if turn.loop in open_ else len(open_) :]  # and loops inside that were left
+            open_.append(turn.loop)
+            batches[turn.loop] += 1
+        elif turn.kind == "end" and open_:
+            batches[open_.pop()] -= 1
+        elif turn.kind == "fit":
+            epochs.clear()
+        elif turn.kind == "loss":
+            loop = open_[-1] if open_ else _BY_HAND
+            epochs.setdefault(loop, len(epochs) + 1)
+            batches[_BY_HAND] += loop == _BY_HAND
+    loop = open_[-1] if open_ else _BY_HAND
+    return Place(batches[loop], epochs.get(loop, 0) if loop != _BY_HAND else 0)
+
+
+class Body:
+    """The code that runs on one batch: from when it is asked for until the next one of its loop is."""
+
+    __slots__ = ("calls", "is_trained", "loop")
+
+    def __init__(self, loop: int) -> None:
+        self.loop = loop
+        self.is_trained = False
+        self.calls: dict[Any, Any] = {}  # whatever a part counts per batch
+
+
+class Bodies:
+    """Follows the batches that are looked at. `closed` is called with each one that has ended."""
+
+    def __init__(self, recorder: Recorder, closed: Callable[[Body], None]) -> None:
+        self.body: Body | None = None  # whose code runs now; None outside of loops
+        self._recorder = weakref.proxy(recorder)
+        self._closed = closed
+        self._open: list[Body] = []
+        recorder.watch("batch", self._ask)
+        recorder.watch("end", self._none_left)
+        recorder.watch("loss", self._loss)
+
+    def end(self) -> None:
+        """Close what is still open: the recording has ended."""
+        while self._open:
+            self._close()
+
+    def _close(self) -> None:
+        self.body = None
+        self._closed(self._open.pop())
+
+    def _begin(self, loop: int) -> Body:
+        body = self.body = Body(loop)
+        self._open.append(body)
+        return body
+
+    def _ask(self, _: int) -> None:
+        loop = self._recorder.loop
+        if any(body.loop == loop for body in self._open):
+            while self._open[-1].loop != loop:  # a loop inside that was left before its end
+                self._close()
+            self._close()
+        self._begin(loop)
+
+    def _none_left(self) -> None:
+        """There is no such batch as the one that was asked for."""
+        if self._open and self._open[-1].loop == self._recorder.loop:
+            self._open.pop()
+        self.body = self._open[-1] if self._open else None
+
+    def _loss(self, _: Any) -> None:
+        body = self.body
+        if body is None or (body.loop == _BY_HAND and body.is_trained):
+            if body is not None:
+                self._close()
+            body = self._begin(_BY_HAND)
+        body.is_trained = True

@@ -1,0 +1,77 @@
+"""fastai's callbacks, timed by name: their methods for events are marked, class by class, once a Learner has them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from types import FunctionType
+from typing import Any
+
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.record.patches import Patches
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.heap.attributes import attribute_of
+
+Function = Callable[..., Any]
+
+_OF_FASTAI = ("fastai.learner", *(f"fastai.callback.{name}" for name in ("core", "fp16", "progress", "schedule")))
+
+
+class CallbackTimes:
+    """Marks the methods that callbacks have for events. Events that a callback does nothing at cost nothing.
+
+    Of three calls of callbacks two are such; they are why `Callback.__call__` is left as it is.
+    """
+
+    def __init__(self, recorder: Recorder, patches: Patches, fails: Callable[[BaseException], None]) -> None:
+        """`fails` is told what a callback raises before the fit: a profile that began there sees no more of the fit."""
+        self.of_fastai: set[str] = set()  # phases of callbacks without which it does not train
+        self._recorder = recorder
+        self._patches = patches
+        self._fails = fails
+        self._seen: weakref.WeakSet[type] = weakref.WeakSet()
+
+    def see(self, learner: Any) -> None:
+        """Mark the callbacks that a Learner has now."""
+        for callback in attribute_of(learner, "cbs") or ():
+            self._mark(type(callback))
+
+    def _mark(self, kind: type) -> None:
+        if kind in self._seen:
+            return
+        self._seen.add(kind)
+        from fastai.callback.core import event
+
+        phase = phases.callback(kind.__name__)
+        if kind.__module__ in _OF_FASTAI:
+            self.of_fastai.add(phase)
+        around = self._timed(kind, self._recorder.code(phase))
+        for name in event._fields:
+            if type(getattr(kind, name, None)) is FunctionType:
+                self._patches.put(kind, name, around)
+
+    def _timed(self, kind: type, code: int) -> Callable[[Function], Function]:
+        recorder, mark = self._recorder, self._recorder.mark
+
+        def around(original: Function) -> Function:
+            def timed(callback: Any, *args: Any, **kw: Any) -> Any:
+                __tracebackhide__ = True
+                if get_ident() != recorder.thread or type(callback) is not kind:  # a subclass has marks of its own
+                    return original(callback, *args, **kw)
+                before = recorder.current
+                mark(before)
+                recorder.current = code
+                try:
+                    return original(callback, *args, **kw)
+                except BaseException as error:
+                    if original.__name__ == "before_fit":
+                        self._fails(error)
+                    raise
+                finally:
+                    mark(code)
+                    recorder.current = before
+
+            return timed
+
+        return around

@@ -1,0 +1,226 @@
+"""fastai's loop: its events tell the phases apart, and which callback took how long."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.record.callbacks import CallbackTimes
+from nbguard.profiler.record.patches import Patches
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.scan.roots.frames import frame_locals, frame_of
+
+Function = Callable[..., Any]
+
+_BEFORE = {
+    "before_batch": phases.TRANSFORMS,  # the loader's `after_batch`, once the batch is on the device
+    "after_pred": phases.FORWARD,
+    "after_loss": phases.LOSS,
+    "after_backward": phases.BACKWARD,
+    "after_cancel_backward": phases.BACKWARD,
+    "after_step": phases.STEP,
+    "after_cancel_step": phases.STEP,
+}
+"""What fastai does just before it announces an event. The rest is its own: between callbacks, and around batches."""
+
+_INNER = frozenset(("batch", "backward", "step"))
+
+
+class FastaiLoop:
+    """Marks the phases of every Learner's loop."""
+
+    def __init__(self, recorder: Recorder, loop: TorchLoop) -> None:
+        self._recorder = recorder
+        self._loop = loop
+        self._patches = Patches()
+        self.callbacks = CallbackTimes(recorder, self._patches, self._fails)
+        self._fits = 0
+        self._is_fitting = False
+        self._is_in = False
+
+    def start(self) -> None:
+        """Put the marks in; if fastai is not imported yet, once a loader is asked after it has been."""
+        self._put_in()
+        if not self._is_in:
+            self._recorder.watch("loader", self._late)
+
+    def _late(self, _: Any) -> None:
+        """Put the marks in if fastai has been imported since; the fit that asks its first loader then goes on already."""
+        self._put_in()
+        if self._is_in:
+            self._recorder.unwatch("loader", self._late)
+            learner = _fitting()
+            if learner is not None:
+                self.joins(learner)
+
+    def _put_in(self) -> None:
+        learner = sys.modules.get("fastai.learner")
+        if self._is_in or learner is None or not hasattr(learner, "Learner"):
+            return
+        self._is_in = True
+        from fastai.data import load
+
+        put = self._patches.put
+        put(learner.Learner, "_call_one", self._call_one)
+        put(learner.Learner, "_do_one_batch", self._one_batch)
+        put(learner.Learner, "_with_events", self._with_events)
+        put(learner.Learner, "add_cb", self._add_cb)
+        put(load, "to_device", self._loop.timed(phases.TO_DEVICE))
+        put(learner, "to_device", self._loop.timed(phases.TO_DEVICE, after=phases.TRANSFORMS))  # the loader's `after_batch`
+
+    def joins(self, learner: Any) -> None:
+        """Say that a fit of this Learner goes on already."""
+        self.callbacks.see(learner)
+        self._begin(learner)
+
+    def stop(self) -> None:
+        """Take the marks out."""
+        self._patches.restore()
+
+    def _one_batch(self, original: Function) -> Function:
+        recorder, loop = self._recorder, self._loop
+        zero = recorder.code(phases.ZERO_GRAD)
+
+        def _do_one_batch(learner: Any) -> Any:
+            __tracebackhide__ = True
+            if get_ident() != recorder.thread:
+                return original(learner)
+            loop.calls(learner.model, learner.xb)
+            loop.inside += 1
+            loop.in_learner += 1
+            try:
+                result = original(learner)
+            finally:
+                loop.inside -= 1
+                loop.in_learner -= 1
+            if learner.training:
+                recorder.ended(zero)
+            return result
+
+        return _do_one_batch
+
+    def _call_one(self, original: Function) -> Function:
+        recorder, mark = self._recorder, self._recorder.mark
+        other = recorder.code(phases.OTHER)
+        nothing, ends = (other, None), self._ends
+        acts: dict[str, Function] = {
+            "after_loss": self._has_loss,
+            "after_backward": self._has_gradients,
+            "before_step": self._steps,
+            "after_step": self._has_stepped,
+            "after_cancel_step": self._has_stepped,
+            "after_cancel_fit": ends,
+            "after_fit": ends,
+        }
+        known = {event: (recorder.code(_BEFORE.get(event, phases.OTHER)), acts.get(event)) for event in (*_BEFORE, *acts)}
+
+        def _call_one(learner: Any, event: Any) -> None:
+            __tracebackhide__ = True
+            if get_ident() != recorder.thread:
+                original(learner, event)
+                return
+            code, act = known.get(event, nothing)
+            mark(code)
+            if code != other and recorder.told["phase"]:
+                recorder.tell("phase", code)
+            if act is None:
+                original(learner, event)
+            elif act is ends:
+                ends(original, learner, event)
+            else:
+                try:
+                    if learner.training:
+                        act(learner)
+                finally:  # callbacks finish what they began (MixedPrecision: autocast), also if a part stops the fit here
+                    original(learner, event)
+
+        return _call_one
+
+    def _ends(self, original: Function, learner: Any, event: str) -> None:
+        """Pass on one of the last two events of a fit."""
+        __tracebackhide__ = True
+        try:
+            original(learner, event)
+        except BaseException as error:
+            self._end(error)
+            raise
+        if event == "after_fit":
+            self._end(None)
+
+    def _has_loss(self, learner: Any) -> None:
+        self._recorder.turn("loss")
+        self._recorder.tell("loss", learner.loss_grad)
+
+    def _has_gradients(self, _: Any) -> None:
+        self._recorder.tell("backward")
+
+    def _steps(self, learner: Any) -> None:
+        self._recorder.tell("step", learner.opt)
+
+    def _has_stepped(self, learner: Any) -> None:
+        self._recorder.turn("step")
+        self._recorder.tell("zero_grad", learner.opt, None)
+
+    def _add_cb(self, original: Function) -> Function:
+        def add_cb(learner: Any, callback: Any) -> Any:
+            __tracebackhide__ = True
+            result = original(learner, callback)
+            if get_ident() == self._recorder.thread:
+                self.callbacks.see(learner)
+            return result
+
+        return add_cb
+
+    def _with_events(self, original: Function) -> Function:
+        recorder = self._recorder
+
+        def _with_events(learner: Any, act: Any, kind: Any, *args: Any, **kw: Any) -> Any:
+            __tracebackhide__ = True
+            if kind in _INNER or get_ident() != recorder.thread:
+                return original(learner, act, kind, *args, **kw)
+            self.callbacks.see(learner)
+            if kind == "fit":
+                self._begin(learner)
+            try:
+                result = original(learner, act, kind, *args, **kw)
+            except BaseException as error:
+                if (
+                    kind in ("fit", "epoch") and type(error).__name__ != "CancelFitException"
+                ):  # else `after_fit` is still to come
+                    self._end(error)
+                raise
+            if kind == "fit":
+                self._end(None)
+            return result
+
+        return _with_events
+
+    def _begin(self, learner: Any) -> None:
+        self._fits += 1
+        self._is_fitting = True
+        self._loop.leave_modules()
+        self._recorder.turn("fit", self._fits)
+        self._recorder.tell("learner", learner)
+
+    def _fails(self, error: BaseException) -> None:
+        """End the fit with an error that leaves it: after a cancellation `after_fit` is still to come."""
+        if type(error).__name__ != "CancelFitException":
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Tell once that a fit has ended; a profile that began inside the fit learns it from the events inside."""
+        if self._is_fitting:
+            self._is_fitting = False
+            self._loop.watch_modules()  # before the rest is told: a part may end the profile
+            self._recorder.tell("fit ends", error)
+
+
+def _fitting() -> Any | None:
+    """Return the Learner whose fit has led here."""
+    code = sys.modules["fastai.learner"].Learner._do_fit.__code__
+    frame = frame_of(code, sys._getframe(1))
+    return None if frame is None else frame_locals(frame).get("self")

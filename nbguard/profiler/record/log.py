@@ -1,0 +1,91 @@
+"""The log of a fit as it grows: two numbers for each mark and each turn, made into what the report is made of afterwards."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import get_args
+
+from nbguard.profiler.analysis.time.phase_log import Marks, Turn, TurnKind
+
+_LOOSE = 8192
+"""Numbers that may be in the list before they are packed."""
+_PAIR = struct.calcsize("=hq")
+_KINDS: tuple[TurnKind, ...] = get_args(TurnKind)
+_TURNS = {kind: ~number for number, kind in enumerate(_KINDS)}
+
+
+class Log:
+    """Marks and turns in their order. `mark(code)` says what has gone on since the mark before.
+
+    An array takes several times as long to take a number as a list, which is packed from time to time.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self._loose: list[int] = []  # of a mark its code and time; of a turn its kind, below 0, and loop
+        self._packed: list[bytes] = []  # what came before
+        self._before = 0  # entries that are packed
+        self.mark = _marker(self._loose, clock)
+
+    def turn(self, kind: TurnKind, loop: int) -> None:
+        """Say that something divides the log here."""
+        self._loose.extend((_TURNS[kind], loop))
+
+    def pack(self) -> None:
+        """Make little of what is there, if that has become much."""
+        if len(self._loose) > _LOOSE:
+            packed, count = _pack(self._loose), len(self._loose) // 2
+            self._loose.clear()  # first: an interrupt here costs some of the log, and leaves the rest in order
+            self._packed.append(packed)
+            self._before += count
+
+    def __len__(self) -> int:
+        """Return how many entries there are: marks and turns."""
+        return self._before + len(self._loose) // 2
+
+    def _entries(self) -> Iterator[tuple[int, int]]:
+        for numbers in chain(map(_unpacked, self._packed), (self._loose,)):
+            yield from zip(numbers[::2], numbers[1::2], strict=True)
+
+    def turns(self, most: int | None = None) -> Iterator[Turn]:
+        """Yield the turns, or those among so many of the first entries."""
+        marks = 0
+        for code, loop in islice(self._entries(), most):
+            if code < 0:
+                yield Turn(marks, _KINDS[~code], loop)
+            else:
+                marks += 1
+
+    def marks(self, start: int, labels: tuple[str, ...]) -> Marks:
+        """Return the whole log, which began at `start`; `labels` are the phases by their codes."""
+        codes, times = array("H"), array("q")
+        for code, time in self._entries():
+            if code >= 0:
+                codes.append(code)
+                times.append(time)
+        return Marks(start, codes, times, labels, tuple(self.turns()))
+
+
+def _pack(numbers: Sequence[int]) -> bytes:
+    """Return pairs of numbers as bytes, ten for each pair."""
+    count = len(numbers) // 2
+    return struct.pack(f"={count}h{count}q", *numbers[::2], *numbers[1::2])
+
+
+def _unpacked(packed: bytes) -> Sequence[int]:
+    """Return the pairs again, one number after the other."""
+    count = len(packed) // _PAIR
+    found = struct.unpack(f"={count}h{count}q", packed)
+    return [number for pair in zip(found[:count], found[count:], strict=True) for number in pair]
+
+
+def _marker(numbers: list[int], clock: Callable[[], int]) -> Callable[[int], None]:
+    """Return `Log.mark`: a function that looks nothing up, since it is called some 25 times in each batch."""
+    add = numbers.extend
+
+    def mark(code: int) -> None:
+        add((code, clock()))  # both or none, wherever an interrupt falls
+
+    return mark

@@ -1,0 +1,239 @@
+"""What a training loop calls, whoever wrote it: torch's loaders, modules, backward pass and optimizers, marked in the log."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.record.call_arguments import Given
+from nbguard.profiler.record.patches import Patches
+from nbguard.profiler.record.recorder import Recorder
+
+Function = Callable[..., Any]
+
+_FIRST = 3  # batches of an iterator that are looked at: what it is for shows in them
+
+
+class TorchLoop:
+    """Marks the phases of any loop over torch. While `in_learner` is true fastai's own events tell them apart.
+
+    What only passes a call on does so by one look at `inside`: most calls of a fit are such.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.inside = 0  # a module, a loader or fastai's batch, however deep: what is called there is a part of it
+        self.in_learner = 0
+        self._recorder = recorder
+        self._patches = Patches()
+        self._modules = Patches()
+        self._hooks: list[Any] = []
+        self._steps: list[int] = []  # what went on around optimizers' steps; of one that failed it stays
+        self._model: Callable[[], Any] = _nothing
+        self._iterator: Callable[[], Any] = _nothing  # the one that was asked last, and its number
+        self._number = 0
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._count = itertools.count(1)
+
+    def start(self) -> None:
+        """Put the marks in."""
+        import torch
+        from torch.optim import optimizer
+        from torch.utils.data import dataloader
+
+        put = self._patches.put
+        put(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        put(dataloader._MultiProcessingDataLoaderIter, "__init__", self.timed(phases.WORKERS))
+        put(torch.autograd, "backward", self._backward)
+        put(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        for name in ("to", "cuda"):
+            put(torch.Tensor, name, self.timed(phases.TO_DEVICE))
+        self.watch_modules()
+        self._hooks = [
+            optimizer.register_optimizer_step_pre_hook(self._before_step),
+            optimizer.register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def stop(self) -> None:
+        """Take the marks out."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.leave_modules()
+        self._patches.restore()
+        self._model = _nothing
+
+    def watch_modules(self) -> None:
+        """Have calls of the outermost modules marked: those of any module pass here."""
+        import torch
+
+        self._modules.put(torch.nn.Module, "__call__", self._module(torch))
+
+    def leave_modules(self) -> None:
+        """Leave modules as they are: a Learner says itself when its model is called."""
+        self._modules.restore()
+
+    def calls(self, module: Any, args: Any) -> None:
+        """Tell that the outermost module is about to be called."""
+        if self._model() is not module:
+            self._model = _reference(module)
+            self._recorder.tell("model", module, args)
+        self._recorder.tell("forward", module, args)
+
+    def timed(self, phase: str, after: str = "") -> Callable[[Function], Function]:
+        """Return a patch that marks the time of a call as `phase`, outside modules and loaders only.
+
+        `after`: the phase that the call ends, if not the one that goes on.
+        """
+        recorder, mark, code = self._recorder, self._recorder.mark, self._recorder.code(phase)
+        ended = recorder.code(after) if after else None
+
+        def around(original: Function) -> Function:
+            def timed(*args: Any, **kw: Any) -> Any:
+                __tracebackhide__ = True
+                if self.inside or get_ident() != recorder.thread:
+                    return original(*args, **kw)
+                before = recorder.current
+                mark(before if ended is None else ended)
+                recorder.current = code
+                self.inside += 1
+                try:
+                    return original(*args, **kw)
+                finally:
+                    self.inside -= 1
+                    mark(code)
+                    recorder.current = before
+
+            return timed
+
+        return around
+
+    def _next(self, original: Function) -> Function:
+        recorder, wait = self._recorder, self._recorder.code(phases.WAIT)
+
+        def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for it
+            __tracebackhide__ = True
+            if recorder.loading or get_ident() != recorder.thread:
+                recorder.elsewhere = recorder.elsewhere or not recorder.loading
+                return original(iterator)
+            number = self._number if self._iterator() is iterator else self._number_of(iterator)
+            if self._steps and not self.inside:
+                recorder.current = self._steps[0]
+                self._steps.clear()
+            recorder.begin_batch(number)  # has marked what went on up to here
+            before, recorder.current = recorder.current, wait
+            self.inside += 1
+            recorder.loading += 1
+            try:
+                return original(iterator)
+            except StopIteration:
+                recorder.end_of(number)
+                raise
+            finally:
+                self.inside -= 1
+                recorder.loading -= 1
+                recorder.current = before
+                recorder.ended(wait)
+                recorder.tell("waited")
+
+        return __next__
+
+    def _number_of(self, iterator: Any) -> int:
+        """Return the number of an iterator that is not the one asked before; tell of one that is asked for the first time."""
+        number = self._numbers.get(iterator)
+        if number is None:
+            self._numbers[iterator] = number = next(self._count)
+            self._model = _nothing
+            self._recorder.look_at(_FIRST)
+            self._recorder.tell("loader", iterator)
+        self._iterator, self._number = weakref.ref(iterator), number
+        return number
+
+    def _module(self, torch: Any) -> Callable[[Function], Function]:
+        recorder = self._recorder
+        forward, loss = recorder.code(phases.FORWARD), recorder.code(phases.LOSS)
+        is_compiling, losses = torch.compiler.is_compiling, torch.nn.modules.loss._Loss
+
+        def around(original: Function) -> Function:
+            def __call__(module: Any, *args: Any, **kw: Any) -> Any:  # noqa: N807 - it stands in for it
+                __tracebackhide__ = True
+                # Asked first: what torch.compile traces is then a constant to it, and the rest of this is not looked at.
+                if is_compiling() or self.inside or get_ident() != recorder.thread:
+                    return original(module, *args, **kw)
+                code = loss if issubclass(type(module), losses) else forward
+                if code == forward:
+                    self.calls(module, Given.of(args, kw) if kw else args)
+                self.inside += 1
+                before = recorder.enter(code)
+                try:
+                    return original(module, *args, **kw)
+                finally:
+                    self.inside -= 1
+                    recorder.current = before
+                    recorder.ended(code)
+
+            return __call__
+
+        return around
+
+    def _backward(self, original: Function) -> Function:
+        recorder, code = self._recorder, self._recorder.code(phases.BACKWARD)
+
+        def backward(tensors: Any, *args: Any, **kw: Any) -> Any:
+            __tracebackhide__ = True
+            if get_ident() != recorder.thread or self.in_learner:
+                return original(tensors, *args, **kw)
+            recorder.turn("loss")
+            recorder.tell("loss", tensors)
+            before = recorder.enter(code)
+            try:
+                return original(tensors, *args, **kw)
+            finally:
+                recorder.current = before
+                recorder.ended(code)
+                recorder.tell("backward")
+
+        return backward
+
+    def _zero_grad(self, original: Function) -> Function:
+        recorder, code = self._recorder, self._recorder.code(phases.ZERO_GRAD)
+
+        def zero_grad(optimizer: Any, *args: Any, **kw: Any) -> Any:
+            __tracebackhide__ = True
+            if get_ident() != recorder.thread or self.in_learner:
+                return original(optimizer, *args, **kw)
+            recorder.tell("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
+            before = recorder.enter(code)
+            try:
+                return original(optimizer, *args, **kw)
+            finally:
+                recorder.current = before
+                recorder.ended(code)
+
+        return zero_grad
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if get_ident() == self._recorder.thread and not self.in_learner:
+            self._recorder.tell("step", optimizer)
+            self._steps.append(self._recorder.enter(self._recorder.code(phases.STEP)))
+
+    def _after_step(self, *_: Any) -> None:
+        recorder = self._recorder
+        if get_ident() == recorder.thread and self._steps and not self.in_learner:
+            recorder.current = self._steps.pop()
+            recorder.ended(recorder.code(phases.STEP))
+            recorder.turn("step")
+
+
+def _reference(module: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(module)
+    except TypeError:  # whatever a Learner takes for its model: it is told at each call
+        return _nothing
+
+
+def _nothing() -> None:
+    """Stand in for a weak reference to a model that there is not."""

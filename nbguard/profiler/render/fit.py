@@ -1,0 +1,85 @@
+"""The profile of a fit as text, and as HTML with a picture: first how it ended and what to do, then the figures behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbguard.profiler.analysis.report import Ending, FitReport, MemoryReport
+from nbguard.profiler.render.chart import step_picture
+from nbguard.profiler.render.memory import memory_blocks
+from nbguard.profiler.render.rows import (
+    comparison_blocks,
+    finding_points,
+    loader_blocks,
+    overhead_sentence,
+    rank_blocks,
+    remedy_points,
+    settings_table,
+)
+from nbguard.profiler.render.time import counted, epoch_blocks, time_blocks
+from nbguard.render.blocks import Block, Facts, Head, Listing, Picture
+from nbguard.render.blocks_html import blocks_html
+from nbguard.render.blocks_text import blocks_text
+from nbguard.units import format_time
+
+_ENDINGS: dict[Ending, str] = {
+    "complete": "complete",
+    "error": "it failed",
+    "interrupted": "interrupted",
+    "out of memory": "out of memory",
+    "stopped at NaN": "stopped at NaN",
+}
+
+
+def fit_text(report: FitReport) -> str:
+    """Return the profile as text; phases below 1 % of the time are added up."""
+    return blocks_text(_blocks(report, smallest=0.01))
+
+
+def fit_html(report: FitReport) -> str:
+    """Return the profile as HTML; phases below 0.1 % of the time are added up."""
+    return blocks_html(_blocks(report, smallest=0.001), "profile of a fit")
+
+
+def _blocks(report: FitReport, smallest: float) -> Iterator[Block]:
+    timing, memory = report.timing, report.memory
+    yield _head(report)
+    if len(report.first) == 1:
+        yield Facts((("first", report.first[0]),))
+    elif report.first:
+        yield Listing("what to do first", report.first, is_numbered=True)
+    yield from time_blocks(timing, smallest)
+    if not (isinstance(memory, MemoryReport) and len(memory.points) > 1):
+        yield Picture(step_picture(timing.rows))
+    if report.loader is not None:
+        yield from loader_blocks(report.loader, is_said=any(report.loader.sentence in each for each in report.first))
+    yield from memory_blocks(memory, timing.epochs)
+    if report.findings:
+        yield finding_points(report.findings)
+    if report.remedies:
+        yield remedy_points(report.remedies)
+    if report.ranks is not None:
+        yield from rank_blocks(report.ranks)
+    if report.comparison is not None:
+        yield from comparison_blocks(report.comparison)
+    yield from epoch_blocks(timing.epochs)
+    if report.settings:
+        yield settings_table(report.settings)
+    yield Facts(tuple(_last(report)))
+    if report.notes:
+        yield Listing("", report.notes)
+
+
+def _head(report: FitReport) -> Head:
+    ending = _ENDINGS[report.ending] + (f" ({report.error})" if report.error else "")
+    if report.missed:
+        batches = counted(report.missed, "batch was", "batches were")
+        ending = f"{batches} over when the profile began{'' if report.ending == 'complete' else f'; {ending}'}"
+    batches = counted(report.timing.batches, "training batch", "training batches")
+    return Head(report.title, ending, f"{format_time(report.timing.wall)} · {batches}", report.is_partial)
+
+
+def _last(report: FitReport) -> Iterator[tuple[str, str]]:
+    yield "nbguard", overhead_sentence(report.overhead)
+    if report.files:
+        yield "written", " · ".join(report.files)

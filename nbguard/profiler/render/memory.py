@@ -1,0 +1,101 @@
+"""What a fit took of a device's memory, in words and figures. The categories re-add to the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nbguard.memory.facts import Unavailable
+from nbguard.profiler.analysis.report import EpochRow, Growth, MemoryReport, PhasePeak, StackPeak
+from nbguard.profiler.render.chart import memory_picture
+from nbguard.profiler.render.time import counted
+from nbguard.render.blocks import Block, Facts, Listing, Part, Parts, Picture, Row, Table
+from nbguard.render.ledger import signed
+from nbguard.units import format_bytes, format_column, unit_of
+
+_COLOURS = {
+    "parameters": "h0",
+    "gradients": "h2",
+    "optimizer state": "h4",
+    "buffers": "h5",
+    "inputs": "h1",
+    "activations": "h3",
+    "temporaries": "strand",
+    "before the fit": "ctx",
+    "beyond the recorded batch": "rel",
+}
+_SHOWN = 8
+
+
+def memory_blocks(memory: MemoryReport | Unavailable | None, epochs: Sequence[EpochRow]) -> Iterator[Block]:
+    """Yield peak, parts of it, growth and the lines behind it; `epochs` are ruled in the picture."""
+    if memory is None or isinstance(memory, Unavailable):
+        yield Facts((("memory", "not measured" if memory is None else f"not known: {memory.reason}"),))
+        return
+    yield Facts((("memory", " · ".join(_peak(memory))),))
+    if memory.categories:
+        yield _categories(memory)
+    rows = [("by phase", _phases(memory.phases))] if memory.phases else []
+    rows += [("growth", _growth(memory.growth))] if memory.growth is not None and memory.growth.per_batch > 0 else []
+    if rows:
+        yield Facts(tuple(rows))
+    if len(memory.points) > 1:
+        yield Picture(memory_picture(memory, epochs))
+    if memory.stacks:
+        yield _stacks(memory.stacks)
+    if memory.notes:
+        yield Listing("", memory.notes)
+
+
+def _peak(memory: MemoryReport) -> Iterator[str]:
+    peak = f"{memory.device} ({memory.source}): {format_bytes(memory.peak)} at most"
+    if memory.capacity:
+        peak += f" of {format_bytes(memory.capacity)} ({100 * memory.peak / memory.capacity:.1f} %)"
+    yield peak + (f", in {memory.peak_phase}" if memory.peak_phase else "")
+    if memory.peak_reserved is not None:
+        yield f"reserved {format_bytes(memory.peak_reserved)} at most"
+    yield f"{format_bytes(memory.start)} before, {format_bytes(memory.end)} after"
+    if memory.growth is not None and memory.growth.per_batch <= 0:
+        yield f"no growth over {counted(memory.growth.batches, 'batch', 'batches')}"
+
+
+def _categories(memory: MemoryReport) -> Parts:
+    found = sorted(memory.categories, key=lambda each: -each.nbytes)
+    figures = format_column([each.nbytes for each in found], unit_of(memory.peak))
+    parts = zip(found, figures, strict=True)
+    return Parts(
+        "at the peak", tuple(Part(each.name, figure, each.nbytes, _COLOURS.get(each.name, "other")) for each, figure in parts)
+    )
+
+
+def _phases(found: Sequence[PhasePeak]) -> str:
+    """Return the most that was allocated in each phase; of many, the highest."""
+    highest = sorted(found, key=lambda each: -each.peak)[:_SHOWN]
+    unit = unit_of(highest[0].peak)
+    shown = [each for each in found if each in highest]
+    is_any_exact = any(each.is_exact for each in shown)
+    ends = "" if is_any_exact else "at least, as only the ends of phases were seen: "
+    mark = "≥ " if is_any_exact else ""  # of those that are not
+    words = [f"{each.phase} {'' if each.is_exact else mark}{format_column([each.peak], unit)[0]}" for each in shown]
+    words += [f"{len(found) - len(shown)} more, lower"] if len(found) > len(shown) else []
+    legend = " (≥: only its ends were seen)" if is_any_exact and not all(each.is_exact for each in shown) else ""
+    return ends + " · ".join(words) + legend
+
+
+def _growth(growth: Growth) -> str:
+    each = f"{signed(growth.per_batch)} per batch over {counted(growth.batches, 'batch', 'batches')}"
+    epoch = "" if growth.per_epoch is None else f", {signed(growth.per_epoch)} per epoch"
+    holder = f"held by `{growth.holder}`" if growth.holder else "who holds it is not known"
+    if growth.holder and growth.held:
+        holder = f"`{growth.holder}` holds {format_bytes(growth.held)} of it"
+    return f"{each}{epoch}: {holder}"
+
+
+def _stacks(stacks: Sequence[StackPeak]) -> Table:
+    largest = sorted(stacks, key=lambda each: -each.nbytes)
+    shown, rest = largest[:_SHOWN], largest[_SHOWN:]
+    nbytes = [each.nbytes for each in shown] + ([sum(each.nbytes for each in rest)] if rest else [])
+    figures = format_column(nbytes, unit_of(max(nbytes)))
+    rows = [Row((each.category, figure, each.site)) for each, figure in zip(shown, figures, strict=False)]
+    if rest:
+        rows.append(Row(("", figures[-1], f"{len(rest)} more lines")))
+    return Table(("kind", "bytes", "allocated by"), tuple(rows), (1,))

@@ -1,0 +1,161 @@
+"""What else a profile of a fit says, in words and figures: verdict on the loader, findings, remedies, ranks, comparison."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from nbguard.profiler.analysis.report import (
+    SEVERITIES,
+    Change,
+    Comparison,
+    FitFinding,
+    LoaderVerdict,
+    Overhead,
+    RankReport,
+    RankRow,
+    Remedy,
+    Setting,
+    WorkerTrial,
+)
+from nbguard.profiler.render.time import counted
+from nbguard.render.blocks import Block, Facts, Listing, Point, Points, Row, Table
+from nbguard.units import format_bytes, format_time
+
+_RANKS_SHOWN = 16
+_RANK_NAMES = ("rank", "where", "device", "batches", "step", "waits", "backward", "peak", "ended")
+
+
+def loader_blocks(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
+    """Yield the verdict on what a fit waits for, unless it `is_said` already, the workers tried, and what is advised."""
+    if not is_said:
+        yield Facts((("verdict", loader.sentence),))
+    if loader.trials:
+        yield _trials(loader.trials, loader.best)
+    if loader.tuning:
+        yield Facts((("workers", loader.tuning),))
+    if loader.advice:
+        yield finding_points(loader.advice)
+
+
+def _trials(trials: Sequence[WorkerTrial], best: int | None) -> Table:
+    columns = zip(trials, _times([each.per_batch for each in trials]), _times([each.first for each in trials]), strict=True)
+    rows = []
+    for each, *figures in columns:
+        said = " · ".join(word for word in ("best" if each.workers == best else "", each.note) if word)
+        rows.append(Row((f"{each.workers}", *figures, said)))
+    return Table(("workers tried", "per batch", "first batch", ""), tuple(rows), (1, 2))
+
+
+def finding_points(findings: Sequence[FitFinding]) -> Points:
+    """Return findings, the gravest first: what, the evidence, the line to change."""
+    found = sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
+    return Points(tuple(_finding(each) for each in found))
+
+
+def _finding(each: FitFinding) -> Point:
+    costs = {} if each.time is None else {format_time(each.time): " per batch"}
+    costs |= {} if each.nbytes is None else {format_bytes(each.nbytes): ""}
+    unsaid = [figure + unit for figure, unit in costs.items() if figure not in f"{each.what} {each.evidence}"]
+    what = f"{each.what} ({', '.join(unsaid)})" if unsaid else each.what
+    lines = [each.evidence] if each.evidence else []
+    lines += [f"→ {each.change}"] if each.change else []
+    return Point(each.severity, what, tuple(lines), each.severity == "problem")
+
+
+def remedy_points(remedies: Sequence[Remedy]) -> Points:
+    """Return what could be changed, with its effect; what is measured comes first."""
+    found = sorted(remedies, key=lambda each: not each.measured)
+    words = ("measured" if each.measured else "untried" for each in found)
+    return Points(
+        tuple(
+            Point(word, f"{each.name}: {each.effect}", (f"→ {each.change}",) if each.change else ())
+            for word, each in zip(words, found, strict=True)
+        )
+    )
+
+
+def settings_table(settings: Sequence[Setting]) -> Table:
+    """Return the switches of the environment, behind a fold."""
+    rows = tuple(Row((each.name, each.value, each.note)) for each in settings)
+    brief = " · ".join(f"{each.name} {each.value}" for each in settings)
+    return Table(("setting", "is", ""), rows, (), "settings of speed and repeatability", Facts((("settings", brief),)))
+
+
+def rank_blocks(ranks: RankReport) -> Iterator[Block]:
+    """Yield a row per rank, of very many those that differ most, and what differs between them."""
+    shown = _telling(ranks.rows)
+    columns = [_times([getattr(row, name) for row in shown]) for name in ("step", "wait", "backward")]
+    columns.append(_known([None if row.peak is None else format_bytes(row.peak) for row in shown]))
+    rows = [
+        Row((f"{row.rank}", f"{row.host}, pid {row.pid}", row.device, f"{row.batches:,}", *figures, row.state))
+        for row, *figures in zip(shown, *columns, strict=True)
+    ]
+    if len(ranks.rows) > len(shown):
+        rows.append(Row((f"{len(ranks.rows) - len(shown)} more", *[""] * 8)))
+    yield Table(_RANK_NAMES, tuple(rows), (3, 4, 5, 6, 7))
+    silent = ranks.world - len(ranks.rows)
+    said = [f"of {counted(ranks.world, 'rank')} {silent} said nothing"] if silent > 0 else []
+    said += [ranks.note] if ranks.note else []
+    if said:
+        yield Facts((("ranks", " · ".join(said)),))
+    if ranks.findings:
+        yield finding_points(ranks.findings)
+
+
+def _telling(rows: Sequence[RankRow]) -> list[RankRow]:
+    """Return rows that fit on a page, in their order: first those that ended otherwise than most, then the slowest."""
+    ends = Counter(row.state for row in rows)
+    by_interest = sorted(rows, key=lambda row: (ends[row.state], -(row.step or 0)))
+    return sorted(by_interest[:_RANKS_SHOWN], key=lambda row: row.rank)
+
+
+def _times(values: Sequence[int | None]) -> list[str]:
+    """Return times as a column, each by itself."""
+    largest = max((value for value in values if value is not None), default=0)
+    return _known([None if value is None else format_time(value, largest) for value in values])
+
+
+def _known(figures: Sequence[str | None]) -> list[str]:
+    """Return a column of figures in which those that are not known say so; an empty one if none is."""
+    is_known = any(figure is not None for figure in figures)
+    return [figure or ("not known" if is_known else "") for figure in figures]
+
+
+def comparison_blocks(comparison: Comparison) -> Iterator[Block]:
+    """Yield this run against the one before: a sentence, the figures, and whether a difference means anything."""
+    yield Facts((("compared", comparison.sentence),))
+    if comparison.changes:
+        rows = tuple(Row((each.name, *_change(each))) for each in comparison.changes)
+        yield Table(("against the run before", "before", "now", "change", ""), rows, (1, 2, 3))
+    if comparison.notes:
+        yield Listing("", comparison.notes)
+
+
+def _change(each: Change) -> tuple[str, str, str, str]:
+    match each.unit:
+        case "ns":
+            before, now = format_time(each.before), format_time(each.now)
+        case "bytes":
+            before, now = format_bytes(each.before), format_bytes(each.now)
+        case "batches":
+            before, now = f"{each.before:,}", f"{each.now:,}"
+    change = _ratio(each.now / each.before) if each.before else ""
+    unknown = "too few batches to tell" if each.unit == "ns" else "one reading each"
+    words = {True: "a real difference", False: "within the noise", None: unknown}[each.is_significant]
+    if each.low is not None and each.high is not None:
+        words += f" (95 %: {_ratio(each.low)} to {_ratio(each.high)})"
+    return before, now, change, words
+
+
+def _ratio(ratio: float) -> str:
+    """Return a ratio of now to before as a change in percent."""
+    percent = round(1000 * (ratio - 1))
+    return f"{'+' if percent > 0 else '−' if percent < 0 else '±'}{abs(percent) / 10:.1f} %"
+
+
+def overhead_sentence(overhead: Overhead) -> str:
+    """Return what the profile itself has cost."""
+    marks = f"{overhead.marks:,} marks of {format_time(overhead.per_mark)}"
+    looked = f" and {format_time(overhead.watching)} of looking" if overhead.watching else ""
+    return f"itself took {100 * overhead.share:.2f} % of the wall time, by its own measurement ({marks}{looked})"

@@ -1,0 +1,47 @@
+"""What a log is to a profile, and what all of them need."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from nbguard.errors import NbguardError
+from nbguard.profiler import generators
+from nbguard.profiler.analysis.report import FitReport
+
+
+class Sink(Protocol):
+    """A place that reports are written to. Made before the fit, which is when it says that it cannot be written to."""
+
+    @property
+    def place(self) -> str:
+        """Return where it writes, in words for the report, e.g. 'fits.csv'."""
+
+    def write(self, report: FitReport) -> None:
+        """Write the figures of a finished report. NbguardError, in one line, where that fails."""
+
+
+@contextmanager
+def own_random(name: str) -> Iterator[None]:
+    """Let a library draw names and numbers without those of the program changing; what it raises becomes one line."""
+    try:
+        with generators.kept():
+            yield
+    except NbguardError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise NbguardError(f"cannot log to {name}: {first}") from error
+
+
+def library(module: str, package: str) -> Any:
+    """Import and return the library of a log. NbguardError, with what to install, where it is missing or broken."""
+    try:
+        with own_random(package):
+            return importlib.import_module(module)
+    except NbguardError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise NbguardError(f"--log needs {package}, which is not installed; run: pip install {package}") from error
+        raise

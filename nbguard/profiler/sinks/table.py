@@ -1,0 +1,48 @@
+"""A CSV file: a row per figure, later fits below earlier ones."""
+
+from __future__ import annotations
+
+import csv
+from datetime import datetime, timezone
+
+from nbguard.errors import NbguardError
+from nbguard.profiler.analysis.figures import figures
+from nbguard.profiler.analysis.report import FitReport
+from nbguard.profiler.files import check_path
+
+_HEAD = ["time", "title", "name", "unit", "of", "epoch", "value"]
+
+
+class CsvSink:
+    """Adds to a CSV file."""
+
+    def __init__(self, where: str) -> None:
+        self._path = check_path(where)
+        self.place = str(self._path)
+        if self._is_old() and self._first_row() != _HEAD:
+            raise NbguardError(f"{self._path} has other columns than {','.join(_HEAD)}; name another file")
+
+    def write(self, report: FitReport) -> None:
+        """Add a row per figure."""
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        try:
+            is_old = self._is_old()
+            with self._path.open("a", encoding="utf-8", newline="") as file:
+                rows = csv.writer(file)
+                if not is_old:
+                    rows.writerow(_HEAD)
+                for each in figures(report):
+                    epoch = "" if each.epoch is None else each.epoch
+                    rows.writerow([now, report.title, each.name, each.unit, each.of, epoch, each.value])
+        except OSError as error:
+            raise NbguardError(f"cannot write {self._path}: {error.strerror}") from error
+
+    def _is_old(self) -> bool:
+        return self._path.exists() and self._path.stat().st_size > 0
+
+    def _first_row(self) -> list[str]:
+        try:
+            with self._path.open(encoding="utf-8", newline="") as file:
+                return next(csv.reader(file), [])
+        except (ValueError, csv.Error):
+            return []

@@ -1,0 +1,51 @@
+"""Weights & Biases: the run that is active goes on and gets the figures; without one a run of its own is made and finished."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from nbguard.errors import NbguardError
+from nbguard.profiler.analysis.figures import figures, summary
+from nbguard.profiler.analysis.report import FitReport
+from nbguard.profiler.sinks.sink import library, own_random
+
+_PROJECT = "nbguard"
+
+
+class WandbSink:
+    """Logs to a run of Weights & Biases, offline if WANDB_MODE says so."""
+
+    def __init__(self, project: str) -> None:
+        self._project = project or os.environ.get("WANDB_PROJECT") or _PROJECT
+        self.place = f"W&B project {self._project}"
+        self._wandb = library("wandb", "wandb")
+        with own_random("W&B"):
+            if self._wandb.run is None and not self._can_start():
+                raise NbguardError(
+                    "W&B has no login here; run: wandb login, or log on this machine only: %env WANDB_MODE=offline"
+                )
+
+    def _can_start(self) -> bool:
+        """Say whether a run can begin without a question to the user."""
+        settings = self._wandb.setup().settings
+        return settings.mode != "online" or bool(self._wandb.login(prompt=False, verify=False))
+
+    def write(self, report: FitReport) -> None:
+        """Log the epochs one after the other and set the rest in the run's summary."""
+        with own_random("W&B"):
+            if self._wandb.run is not None:
+                self._log(self._wandb.run, report)
+                return
+            settings = self._wandb.Settings(silent=True, console="off")
+            with self._wandb.init(project=self._project, job_type="profile", settings=settings) as run:
+                self._log(run, report)
+
+    def _log(self, run: Any, report: FitReport) -> None:
+        epochs: dict[int, dict[str, float]] = {}
+        whole: dict[str, Any] = {"nbguard/report": summary(report)}
+        for each in figures(report):
+            (whole if each.epoch is None else epochs.setdefault(each.epoch, {}))[each.key] = each.value
+        for number, values in epochs.items():
+            run.log({"nbguard/epoch": number, **values})
+        run.summary.update(whole)

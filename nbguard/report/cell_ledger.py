@@ -1,0 +1,211 @@
+"""The ledger of cells: what each of the user's cells did to the memory. Pure: counters and holders in, records out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.counters import NOTICED, Reading
+from nbguard.memory.facts import Facts, Graph
+from nbguard.memory.graph import STALE_KINDS, holdings
+from nbguard.memory.unheld import unheld
+
+PROCESS = "process memory"
+"""Stands in place of a device where only the memory of the whole process is known, not the tensors in it."""
+
+
+Key = tuple[str, int, int]
+"""(device, address, bytes) of a storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Who held what at one look: the holder of each storage, and the bytes that no Python object holds, by device and kind.
+
+    `names`: of the user's names that lead to memory, the id of what each was bound to.
+    """
+
+    storages: Mapping[Key, tuple[str, bool]]
+    rest: Mapping[tuple[str, str], int]
+    names: Mapping[str, int]
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Return all that held something."""
+        return frozenset({label for label, _ in self.storages.values()} | {label for _, label in self.rest})
+
+    def total(self, device: str) -> int:
+        """Return the bytes of the storages on a device."""
+        return sum(nbytes for where, _, nbytes in self.storages if where == device)
+
+
+NOTHING = Holdings({}, {}, {})
+
+
+def holdings_of(facts: Facts) -> Holdings:
+    """Return who holds what. Stale is what a default cleanup would free; of a holder that stays, its leftovers."""
+    graph = facts.graph
+    stale = plan_cleanup(facts, Request()).storages
+    storages: dict[Key, tuple[str, bool]] = {}
+    for holder, exclusive in holdings(graph):
+        for number in exclusive:
+            fact, is_stale = graph.storages[number], number in stale
+            label = f"leftovers of {holder.label}" if is_stale and holder.kind not in STALE_KINDS else holder.label
+            storages[fact.device, fact.address, fact.nbytes] = (label, is_stale)
+    rest: Counter[tuple[str, str]] = Counter()
+    for device in facts.devices:
+        for row in unheld(graph, device):
+            rest[device.device, row.label] += row.retained
+    return Holdings(storages, rest, names_of(graph))
+
+
+def names_of(graph: Graph) -> dict[str, int]:
+    """Return the user's names that lead to memory, each with the id of what it is bound to."""
+    return {root.label: graph.nodes[root.nodes[0]].ref for root in graph.roots if root.kind == "name"}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChange:
+    """What a cell did to one device, in bytes.
+
+    `peak` is the most that was allocated while it ran, known only if that is the most ever; else it was at most `limit`.
+    Both are None where nobody counts. `between` came or went after the cell before, outside any.
+    """
+
+    device: str
+    before: int
+    after: int
+    reserved_before: int | None = None
+    reserved: int | None = None
+    peak: int | None = None
+    limit: int | None = None
+    between: int = 0
+
+    @property
+    def delta(self) -> int:
+        """Return the bytes that the cell added (negative: gave back)."""
+        return self.after - self.before
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether there is anything to say."""
+        return bool(self.delta or self.between or self.peak is not None or self.reserved != self.reserved_before)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Bytes of one holder on one device that came, went or became stale. `is_new`: it held nothing before, on any."""
+
+    device: str
+    label: str
+    nbytes: int
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CellRecord:
+    """One cell. `came`, `went` and `stale` name holders, if they were looked at; `seconds` is what that took.
+
+    `unseen` says why they were not, although memory changed.
+    """
+
+    cell: int
+    raised: bool
+    devices: tuple[DeviceChange, ...] = ()
+    came: tuple[Share, ...] = ()
+    went: tuple[Share, ...] = ()
+    stale: tuple[Share, ...] = ()
+    seconds: float = 0.0
+    unseen: str = ""
+
+    def only(self, devices: Collection[str]) -> CellRecord:
+        """Return what the cell did to these devices."""
+        changed = tuple(each for each in self.devices if each.device in devices)
+        came, went, stale = (
+            tuple(share for share in shares if share.device in devices) for shares in (self.came, self.went, self.stale)
+        )
+        return replace(self, devices=changed, came=came, went=went, stale=stale)
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether the cell changed memory."""
+        return bool(self.came or self.went or self.stale or any(device.is_changed for device in self.devices))
+
+    @property
+    def is_worth_a_line(self) -> bool:
+        """Return whether to say so: of CPU tensors, which no counter watches, only what would have been noticed alone."""
+        counted = [device for device in self.devices if device.device not in ("cpu", PROCESS)]
+        if counted:
+            return self.is_changed
+        moved = [*(share.nbytes for share in (*self.came, *self.went, *self.stale)), *(abs(d.delta) for d in self.devices)]
+        return max(moved, default=0) >= NOTICED
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The cells since recording began, oldest first; at most the last thousand."""
+
+    records: tuple[CellRecord, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the devices that any cell had memory on."""
+        return tuple(dict.fromkeys(device.device for record in self.records for device in record.devices))
+
+    def only(self, device: str) -> History:
+        """Return the history of one device, `cuda:0` or `0`."""
+        wanted = {name for name in self.devices if device in (name, name.rpartition(":")[2])}
+        kept = (record.only(wanted) for record in self.records)
+        return History(tuple(record for record in kept if record.devices))
+
+    def of(self, device: str) -> tuple[tuple[CellRecord, DeviceChange], ...]:
+        """Return the cells with what each did to `device`."""
+        return tuple(
+            (record.only((device,)), each) for record in self.records for each in record.devices if each.device == device
+        )
+
+
+def changes(before: Reading, after: Reading, last: Reading | None = None) -> Iterator[DeviceChange]:
+    """Yield what happened to each device that has counters between two readings; `last` is the one after the cell before."""
+    for now in after.devices:
+        then = before.of(now.device)
+        peak = limit = None
+        if now.peak is not None and then.peak is not None:
+            peak = now.peak if now.peak > then.peak else None
+            limit = now.peak if now.peak == then.peak else None
+        between = 0 if last is None else then.allocated - last.of(now.device).allocated
+        yield DeviceChange(now.device, then.allocated, now.allocated, then.reserved, now.reserved, peak, limit, between)
+
+
+def compare(before: Holdings, after: Holdings) -> tuple[tuple[Share, ...], tuple[Share, ...], tuple[Share, ...]]:
+    """Return (came, went, became stale) by holder, each the largest first.
+
+    A storage is the same if its place and size are: what merely has another holder now has neither come nor gone.
+    """
+    came, went, stale = (Counter[tuple[str, str]]() for _ in range(3))
+    for (device, address, nbytes), (label, is_stale) in after.storages.items():
+        known = before.storages.get((device, address, nbytes))
+        if is_stale and (known is None or not known[1]):
+            stale[device, label] += nbytes
+        elif known is None:
+            came[device, label] += nbytes
+    for (device, address, nbytes), (label, _) in before.storages.items():
+        if (device, address, nbytes) not in after.storages:
+            went[device, label] += nbytes
+    for place in {*before.rest, *after.rest}:
+        delta = after.rest.get(place, 0) - before.rest.get(place, 0)
+        if delta:
+            (came if delta > 0 else went)[place] = abs(delta)
+    return _shares(came, before.labels), _shares(went), _shares(stale)
+
+
+def _shares(found: Mapping[tuple[str, str], int], known: frozenset[str] | None = None) -> tuple[Share, ...]:
+    shares = (
+        Share(device, label, nbytes, known is not None and label not in known)
+        for (device, label), nbytes in found.items()
+        if nbytes
+    )
+    return tuple(sorted(shares, key=lambda share: (-share.nbytes, share.label, share.device)))

@@ -1,0 +1,227 @@
+"""Findings: what stands out, one sentence each, with the command that acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from functools import reduce
+from operator import or_
+
+from nbguard.cleanup.plan.optional_steps import held_by_errors, kept_errors, words_on_kept_error
+from nbguard.cleanup.plan.parking import parked_findings
+from nbguard.cleanup.plan.plan import Plan
+from nbguard.cleanup.plan.workers import idle_workers
+from nbguard.memory.facts import Facts, Root, Segment
+from nbguard.memory.finding import Finding
+from nbguard.memory.fragmentation import by_pool, fragmentation
+from nbguard.memory.gradients import idle_gradients, zero_grad
+from nbguard.memory.graph import Holder, holders, reach
+from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.pinning import Held, HolderPins, pins_of_holders, units
+from nbguard.memory.pools import pools_in_use
+from nbguard.oom.card import out_of_memory
+from nbguard.units import format_bytes
+
+_WORTH_SAYING = 0.05
+"""Share of the bytes held below which a finding is not worth a line."""
+
+_WORTH_NAMING = 0.3
+"""Share of the stranded bytes that one holder must strand by itself to be named."""
+
+
+def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
+    """Return what stands out in `facts`; `plan` is what a default cleanup would do."""
+    rows = holders(facts.graph)
+    errors = kept_errors(facts.graph)
+    rules = (
+        out_of_memory(facts, plan),
+        _stale(plan),
+        parked_findings(facts),
+        _graphs(facts, rows),
+        _handles(facts, rows, errors),
+        _kept_errors(facts, errors),
+        _kept_output(facts, rows, plan),
+        idle_workers(facts),
+        _stranded(facts, plan),
+        _gradients(facts),
+        _outside(facts),
+        _autocast(facts),
+        _frozen(facts),
+    )
+    return tuple(finding for rule in rules for finding in rule)
+
+
+def _stale(plan: Plan) -> Iterator[Finding]:
+    if plan.promised:
+        yield Finding(
+            "stale",
+            f"{format_bytes(plan.promised)} is stale: `%reset_gpu` frees it (see it first: `%reset_gpu --dry-run`)",
+            "%reset_gpu",
+        )
+
+
+def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
+    """Name variables that keep autograd graphs: bytes they reach through a graph only, and that nothing else holds."""
+    graph = facts.graph
+    nodes = {n for n, node in enumerate(graph.nodes) if node.kind == "graph"}
+    total = sum(storage.nbytes for storage in graph.storages)
+    named = [holder for holder in rows if holder.kind == "name"] if nodes else []
+    entries = [[node for root in holder.roots for node in graph.roots[root].nodes] for holder in named]
+    without = owners_of_nodes(graph, entries, blocked=nodes)
+    kept = [0] * len(named)
+    whole = owners_of_storages(graph, owners_of_nodes(graph, entries))
+    for storage, all_of_it, apart in zip(graph.storages, whole, owners_of_storages(graph, without), strict=True):
+        for number in bits_of(all_of_it & ~apart):
+            kept[number] += storage.nbytes
+    with_graph = {n for n, node in enumerate(graph.nodes) if node.kind == "tensor" and not nodes.isdisjoint(node.children)}
+    for number, holder in enumerate(named):
+        if kept[number] <= _WORTH_SAYING * total or graph.nodes[min(entries[number])].kind == "learner":
+            continue
+        heads = {n for n in with_graph if without[n] >> number & 1}
+        heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
+        if heads:
+            many = f"{len(heads)} autograd graphs" if len(heads) > 1 else "an autograd graph"
+            label = holder.label
+            yield Finding(
+                "graph",
+                f"{label} keeps {many} alive ({format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
+                f"or see `%gpumem why {_first(label)}`",
+                f"%gpumem why {_first(label)}",
+            )
+
+
+def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[int]]) -> Iterator[Finding]:
+    """Name variables that are no experiment themselves but keep one alive: a bound method, a partial, an exception."""
+    graph = facts.graph
+    learners_named = {
+        node
+        for root in graph.roots
+        if root.kind in ("name", "module")
+        for node in root.nodes
+        if graph.nodes[node].kind == "learner"
+    }
+    named = reach(graph, learners_named)
+    held = {root: holder.reaches for holder in rows if not holder.is_shared for root in holder.roots}
+    handles = [n for n, root in enumerate(graph.roots) if held.get(n) and root.label not in errors and _is_handle(facts, root)]
+    owners = owners_of_nodes(graph, [graph.roots[n].nodes for n in handles])
+    unnamed = (n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named)
+    of_unnamed = reduce(or_, (owners[n] for n in unnamed), 0)
+    for root, nbytes in ((graph.roots[handles[number]], held[handles[number]]) for number in bits_of(of_unnamed)):
+        yield Finding(
+            "handle",
+            f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive: "
+            f"`%reset_gpu {root.label}` lets it go",
+            f"%reset_gpu {root.label}",
+        )
+
+
+def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Finding]:
+    """Name variables, futures and tasks whose exception holds memory that nothing else needs."""
+    total = sum(storage.nbytes for storage in facts.graph.storages)
+    for label, nodes in errors.items():
+        nbytes = held_by_errors(facts.graph, nodes)
+        if nbytes > _WORTH_SAYING * total:
+            yield Finding("kept_error", words_on_kept_error(label, nbytes), "%reset_gpu --errors")
+
+
+def _is_handle(facts: Facts, root: Root) -> bool:
+    kinds = {facts.graph.nodes[node].kind for node in root.nodes}
+    return kinds <= {"object", "code", "cell"} and not root.what.startswith(("list", "dict", "tuple", "set"))
+
+
+def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator[Finding]:
+    """Name displayed results that nothing else holds and that a cleanup will not touch on its own."""
+    dropped = {name for action in plan.actions if action.kind == "out" for name in action.names}
+    total = sum(storage.nbytes for storage in facts.graph.storages)
+    for holder in rows:
+        if holder.kind == "out" and holder.label not in dropped and holder.retained > _WORTH_SAYING * total:
+            yield Finding(
+                "output",
+                f"{holder.label} ({holder.what}) is held by the output history only: "
+                f"`%reset_gpu {holder.label}` frees {format_bytes(holder.retained)}",
+                f"%reset_gpu {holder.label}",
+            )
+
+
+def _stranded(facts: Facts, plan: Plan) -> Iterator[Finding]:
+    for device in facts.devices:
+        if device.segments:
+            in_use = pools_in_use(facts)
+            found = fragmentation(device.segments, in_use=in_use)
+            if found.stranded > _WORTH_SAYING * found.reserved and found.stranded > 20 * 1024**2:
+                held = Held.of(facts.graph, device, plan.storages)
+                rows = pins_of_holders(facts.graph, tuple(units(device.segments, in_use)), held)
+                how, command = _unpin(rows, found.stranded)
+                yield Finding(
+                    "fragmentation",
+                    f"{format_bytes(found.stranded)} of {device.device} is free but stranded between live blocks (largest free "
+                    f"piece {format_bytes(_largest_free(device.segments))}){how}; `%gpumem map` shows where",
+                    command,
+                )
+
+
+def _unpin(rows: tuple[HolderPins, ...], stranded: int) -> tuple[str, str]:
+    """Return who strands most of it by itself, with what letting it go gives back, in words and as a command."""
+    for row in rows:
+        if (row.stale or row.kind == "name") and row.stranded_alone > _WORTH_NAMING * stranded:
+            command = "%reset_gpu" if row.stale else f"%reset_gpu {row.label.replace(' = ', ' ')}"
+            share = "all" if row.stranded_alone == stranded else format_bytes(row.stranded_alone)
+            s, least = "s" if row.blocks > 1 else "", "at least " if row.stale else ""
+            pinned = f", {share} of it pinned by {row.label} ({row.blocks} tensor{s}, {format_bytes(row.nbytes)})"
+            return f"{pinned}: `{command}` gives {least}{format_bytes(row.gives_back)} back to the device", command
+    return ": `%reset_gpu` frees what is stale among them", "%reset_gpu"
+
+
+def _largest_free(segments: tuple[Segment, ...]) -> int:
+    """Return the largest free block that an ordinary request could get."""
+    return max((space.largest_free for key, space in by_pool(segments).items() if key.pool == (0, 0)), default=0)
+
+
+def _outside(facts: Facts) -> Iterator[Finding]:
+    count = sum(not storage.nbytes for storage in facts.graph.storages)
+    if facts.changed:
+        yield Finding(
+            "changed", "another thread allocated or freed during this report: its rows are of slightly different times", ""
+        )
+    elif count:
+        yield Finding(
+            "outside",
+            f"{count} tensor{'s lie' if count > 1 else ' lies'} outside PyTorch's allocator (another process's or library's): "
+            "counted under context or others, freed by whoever made them",
+            "",
+        )
+
+
+def _gradients(facts: Facts) -> Iterator[Finding]:
+    total = sum(storage.nbytes for storage in facts.graph.storages)
+    for label, nbytes in idle_gradients(facts):
+        if nbytes > 4 * _WORTH_SAYING * total:  # every fit leaves some
+            yield Finding(
+                "gradients",
+                f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): `{zero_grad(label)}` frees them, the next "
+                "fit makes new ones",
+                zero_grad(label),
+            )
+
+
+def _autocast(facts: Facts) -> Iterator[Finding]:
+    if facts.is_autocast_on and not any(learner.is_running for learner in facts.learners):
+        off = f"torch.set_autocast_enabled('{facts.tracked}', False)"
+        yield Finding(
+            "autocast",
+            f"autocast is still on, as a mixed precision fit that failed leaves it: what runs next would too. `{off}` ends it, "
+            "`%reset_gpu` empties its cache of weights",
+            off,
+        )
+
+
+def _frozen(facts: Facts) -> Iterator[Finding]:
+    if facts.frozen_objects > 100_000:
+        yield Finding(
+            "frozen",
+            f"gc.freeze() hides {facts.frozen_objects:,} objects from this report: `gc.unfreeze()` shows them",
+            "gc.unfreeze()",
+        )
+
+
+def _first(label: str) -> str:
+    return label.partition(" = ")[0]

@@ -1,0 +1,223 @@
+"""The map of a device's memory: its segments and their blocks, by pool and stream, with who holds and who pins what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from nbguard.cleanup.plan.cheapest import Release, cheapest_release
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.facts import DeviceFacts, Facts, Segment
+from nbguard.memory.fragmentation import Fragmentation, fragmentation, free_runs, returnable_part, unit_pages
+from nbguard.memory.pinning import Held, HolderPins, Pinner, Unit, pinners, pins_of_holders, units
+from nbguard.memory.pools import pools_in_use, pools_of
+from nbguard.memory.requests import LargestRequest, Room
+
+_PINNERS = 200
+"""The worst so many segments are explained block by block; the figures by holder count all."""
+
+
+RELEASABLE, STRANDED, KEPT = -1, -2, -3
+"""What stands for a holder where there is none: bytes that emptying the cache gives back, bytes that live blocks keep from
+going back, bytes that are free for a graph's pool only."""
+
+
+@dataclass(frozen=True, slots=True)
+class MapBlock:
+    """A live block, or a stretch of free bytes: `holder` is a place among the holders of the map, or one of the above."""
+
+    address: int
+    size: int
+    holder: int
+
+
+@dataclass(frozen=True, slots=True)
+class MapSegment:
+    """A segment, and what is in it by address, without gaps."""
+
+    address: int
+    size: int
+    is_expandable: bool
+    blocks: tuple[MapBlock, ...]
+
+    def part(self, holder: int) -> int:
+        """Return the bytes of a holder, or those `RELEASABLE`, `STRANDED` or `KEPT`."""
+        return sum(block.size for block in self.blocks if block.holder == holder)
+
+
+@dataclass(frozen=True, slots=True)
+class MapPool:
+    """The segments of one pool, stream and size class, with its figures."""
+
+    name: str
+    space: Fragmentation
+    segments: tuple[MapSegment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MapHolder:
+    """Who holds blocks: in notebook terms, with its bytes on the device."""
+
+    label: str
+    kind: str
+    stale: bool
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Pages of expandable segments by what is in them: live blocks only, live and free ones, free ones only."""
+
+    full: int
+    partly: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMap:
+    """The memory of one device. `pools` re-add to `space`.
+
+    `pinners` are the worst segments, `by_holder` counts all. `rounding` are the bytes by which live blocks are larger than what
+    was asked for, None where this torch does not say what was. `release` answers what a request in one piece needs.
+    """
+
+    device: str
+    name: str
+    space: Fragmentation
+    pools: tuple[MapPool, ...]
+    holders: tuple[MapHolder, ...]
+    pinners: tuple[Pinner, ...]
+    by_holder: tuple[HolderPins, ...]
+    largest: LargestRequest
+    rounding: int | None
+    pages: Pages | None
+    release: Release | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """What `%gpumem map` shows. Frozen numbers and words: keeping one keeps nothing else alive.
+
+    `without` are devices that have no segments to show, `why_not` says why. `file` is the snapshot it was drawn from, empty
+    for that of this process; `notes` say what the file lacks.
+    """
+
+    tracked: str
+    devices: tuple[DeviceMap, ...]
+    without: tuple[str, ...] = ()
+    why_not: str = ""
+    file: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all devices, mapped or not."""
+        return (*(each.device for each in self.devices), *self.without)
+
+    def only(self, device: str) -> MemoryMap:
+        """Return the map of one device, `cuda:0` or `0`."""
+        wanted = {device, f"{self.tracked}:{device}"}
+        return replace(
+            self,
+            devices=tuple(each for each in self.devices if each.device in wanted),
+            without=tuple(each for each in self.without if each in wanted),
+        )
+
+
+def build_map(facts: Facts, request: int | None = None) -> MemoryMap:
+    """Return the map of `facts`; with `request`, also what a request of so many bytes in one piece needs."""
+    freed = plan_cleanup(facts, Request()).storages
+    found = tuple(_device(facts, device, freed, request) for device in facts.devices if device.segments)
+    without = tuple(device.device for device in facts.devices if not device.segments)
+    if facts.tracked == "cpu":
+        why_not = "No GPU in this process: CPU memory has no segments, so there is no map of it (%gpumem shows who holds it)"
+    elif all(device.segments is None for device in facts.devices):
+        why_not = "PyTorch does not tell the segments of this device (%gpumem shows who holds its memory)"
+    else:
+        why_not = "PyTorch has reserved nothing there"
+    return MemoryMap(facts.tracked, found, without, why_not if without else "")
+
+
+def _device(facts: Facts, device: DeviceFacts, freed: frozenset[int], request: int | None) -> DeviceMap:
+    in_use = pools_in_use(facts)
+    segments = device.segments or ()
+    held = Held.of(facts.graph, device, freed)
+    found = tuple(units(segments, in_use))
+    sizes = [0] * len(held.holders)
+    for segment in segments:
+        for block in segment.blocks:
+            if block.state != "inactive":
+                sizes[held.place(block)] += block.size
+    return DeviceMap(
+        device.device,
+        device.name,
+        fragmentation(segments, in_use=in_use),
+        _pools(facts, device, held),
+        tuple(MapHolder(row.label, row.kind, row.stale, size) for row, size in zip(held.holders, sizes, strict=True)),
+        pinners(facts.graph, found, held, _PINNERS),
+        pins_of_holders(facts.graph, found, held),
+        Room(device, in_use).largest(),
+        rounding_waste(segments),
+        page_occupancy(segments, units(segments)),
+        None if request is None else cheapest_release(facts, device, request),
+    )
+
+
+def _pools(facts: Facts, device: DeviceFacts, held: Held) -> tuple[MapPool, ...]:
+    in_use = pools_in_use(facts)
+    groups: dict[tuple[tuple[int, int], int, bool], list[Segment]] = {}
+    for segment in sorted(device.segments or (), key=lambda each: each.address):
+        groups.setdefault((segment.pool, segment.stream, not segment.is_small), []).append(segment)
+    return tuple(
+        MapPool(pool.name, pool.space, tuple(_segment(segment, held, segment.pool in in_use) for segment in groups[key]))
+        for pool, key in zip(pools_of(facts, device), sorted(groups), strict=True)
+    )
+
+
+def _segment(segment: Segment, held: Held, is_kept: bool) -> MapSegment:
+    blocks = [MapBlock(block.address, block.size, held.place(block)) for block in segment.blocks if block.state != "inactive"]
+    for start, size in free_runs(segment):
+        if is_kept:
+            blocks.append(MapBlock(start, size, KEPT))
+            continue
+        at, back = returnable_part(segment, start, size)
+        at = at if back else start + size
+        parts = ((start, at - start, STRANDED), (at, back, RELEASABLE), (at + back, start + size - at - back, STRANDED))
+        blocks += [MapBlock(*part) for part in parts if part[1]]
+    blocks.sort(key=lambda block: block.address)
+    return MapSegment(segment.address, segment.total_size, segment.is_expandable, tuple(blocks))
+
+
+def rounding_waste(segments: Iterable[Segment]) -> int | None:
+    """Return by how many bytes live blocks are larger than what was asked for; None where that is not known of any."""
+    live = [block for each in segments for block in each.blocks if block.state == "active_allocated" and block.requested]
+    return sum(block.size - block.requested for block in live) if live else None
+
+
+def page_occupancy(segments: Iterable[Segment], found: Iterable[Unit]) -> Pages | None:
+    """Return how full the pages of the expandable segments are; None where there are none. `found` are their `units`."""
+    total = sum(each.total_size // unit_pages(each) for each in segments if each.is_expandable)
+    if not total:
+        return None
+    full = partly = 0
+    for unit in found:
+        if unit.segment.is_expandable:
+            page = unit_pages(unit.segment)
+            filled = _full_pages(unit, page)
+            full += filled
+            partly += -(-unit.size // page) - filled
+    return Pages(full, partly, max(0, total - full - partly))
+
+
+def _full_pages(unit: Unit, page: int) -> int:
+    """Return how many pages of a unit have no free byte."""
+    live = [0] * -(-unit.size // page)
+    for block in unit.live:
+        at, end = block.address - unit.address, block.address - unit.address + block.size
+        while at < end:
+            number = at // page
+            step = min(end, (number + 1) * page) - at
+            live[number] += step
+            at += step
+    return sum(nbytes == page for nbytes in live)

@@ -1,0 +1,1 @@
+"""Readers of devices and of the host: CUDA, NVML, processes, counters, allocation sites."""

@@ -1,0 +1,37 @@
+"""Where a block was allocated, if the allocator's history is recorded: the innermost line that is the user's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbguard.memory.source_lines import line_words
+from nbguard.scan.heap.referents import library_paths
+
+
+class Sites:
+    """Writes stacks of the allocator as `In[7], line 3 in step()`. One instance serves one look."""
+
+    def __init__(self) -> None:
+        ipython = sys.modules.get("IPython")
+        shell = None if ipython is None else ipython.get_ipython()
+        self._cells: Mapping[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+        self._libraries = library_paths()
+
+    def of(self, frames: Sequence[Mapping[str, Any]]) -> str:
+        """Return the line in words, or an empty string without a stack. `frames` as in a snapshot, the innermost first."""
+        shown = [frame for frame in frames if frame.get("line") and not str(frame.get("filename", "")).startswith("??")]
+        if not shown:
+            return ""
+        frame = next((frame for frame in shown if self._is_users(frame["filename"])), shown[0])
+        return line_words(self.place(frame["filename"]), frame["line"], frame["name"])
+
+    def place(self, filename: str) -> str:
+        """Return a file's name, or the cell that it stands for: `In[7]`."""
+        cell = self._cells.get(filename)
+        return Path(filename).name if cell is None else f"In[{cell}]"
+
+    def _is_users(self, filename: str) -> bool:
+        return filename in self._cells or not filename.startswith((*self._libraries, "<frozen"))

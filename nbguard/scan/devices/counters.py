@@ -1,0 +1,100 @@
+"""Counters that cost microseconds: what a hook may read after every cell. No look at the heap, no context, no synchronisation.
+
+Of devices whose allocator counts, its own figures. CPU tensors are counted by nobody: there malloc says how many bytes the
+process has in use, torch's and everybody else's: that tells whether it is worth looking.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nbguard.memory.counters import Counted, Reading
+from nbguard.scan.devices.cuda import device_facts, tracked_device
+
+_SLOW = 0.001
+_OFTEN = 3
+"""malloc goes through all its free pieces to answer. If that takes so many seconds so often in a row, the kernel is asked."""
+
+
+class Counters:
+    """Reads the counters of what is tracked in this process."""
+
+    def __init__(self) -> None:
+        self._tracked = ""
+        self._malloc = heap_reader()
+        self._slow = 0
+
+    def read(self) -> Reading | None:
+        """Return the counters; None before PyTorch is imported, and on an accelerator that this process has not opened."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not hasattr(torch, "cuda"):  # not imported, or only just begun to be
+            return None
+        if not self._tracked:
+            self._tracked = tracked_device()
+        if self._tracked == "cpu":
+            return self._read_heap()
+        if self._tracked == "cuda":
+            return _cuda(torch) if torch.cuda.is_initialized() else None
+        facts, _ = device_facts(self._tracked)
+        counted = [(fact.device, fact.allocator) for fact in facts if fact.allocator is not None]
+        found = tuple(Counted(device, stats.allocated, stats.reserved, stats.peak_allocated) for device, stats in counted)
+        return Reading(found) if found else None
+
+    def _read_heap(self) -> Reading:
+        if self._malloc is None or self._slow >= _OFTEN:
+            return Reading((), _resident(), "resident")
+        start = time.perf_counter()
+        found = self._malloc()
+        self._slow = self._slow + 1 if time.perf_counter() - start > _SLOW else 0
+        return Reading((), found, "malloc")
+
+
+def _cuda(torch: Any) -> Reading:
+    """Read the allocator's counters as torch nests them: flattened by `memory_stats` they cost eight times as much."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        stats = torch.cuda.memory_stats_as_nested_dict(index)
+        allocated, reserved = (stats[name]["all"] for name in ("allocated_bytes", "reserved_bytes"))
+        count = stats["allocation"]["all"]["allocated"]
+        if count or reserved["current"]:
+            found.append(Counted(f"cuda:{index}", allocated["current"], reserved["current"], allocated["peak"], count))
+    return Reading(tuple(found))
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    )
+
+
+def heap_reader() -> Callable[[], int] | None:
+    """Return a function that tells the bytes in use by malloc, mapped ones too; None before glibc 2.33 and elsewhere."""
+    try:
+        mallinfo = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError, TypeError):  # another libc, another system
+        return None
+    mallinfo.restype = _MallInfo
+
+    def in_use() -> int:
+        found = mallinfo()
+        return int(found.uordblks + found.hblkhd)
+
+    return in_use
+
+
+def _resident() -> int | None:
+    """Return the bytes of the process that are in memory (what was allocated and not yet written to is not); None: unknown."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - read in every cell
+            return int(statm.read().split()[1]) * mmap.PAGESIZE
+    except OSError:  # not Linux
+        psutil: Any = sys.modules.get("psutil")  # ipykernel has imported it
+        return None if psutil is None else int(psutil.Process().memory_info().rss)

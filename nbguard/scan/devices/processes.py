@@ -1,0 +1,214 @@
+"""Processes as the system shows them, by psutil: memory, start, owner, parents, and who is on a device.
+
+Linux tells more than psutil knows of, read from /proc: whether a process was forked and never called exec, its namespace,
+the shared memory it keeps for others. What cannot be read is None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from nbguard.memory.command_lines import connection_of, is_kernel
+from nbguard.memory.processes import DeviceProcess, Kernel, Process, Surroundings
+from nbguard.scan.devices.nvml import NvmlReader
+
+Answer = TypeVar("Answer")
+
+_PROC = Path("/proc")
+_FORKED = 0x40  # PF_FORKNOEXEC, field 9 of /proc/PID/stat
+_FIRST_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the machine's own namespace of pids
+_DEVICE = re.compile(r"^/dev/nvidia\d+$")
+_MEMORY = "/dev/nvidia-uvm"
+"""Opened by every CUDA context, but not by what only reads the driver's counters."""
+
+
+def _ask(question: Callable[[], Answer]) -> Answer | None:
+    """Return the answer, or None where the process is gone or the system does not tell."""
+    try:
+        return question()
+    except (psutil.Error, OSError, ValueError, NotImplementedError):
+        return None
+
+
+def process_of(pid: int) -> Process | None:
+    """Return the process that has `pid` now; None if there is none, or only the entry of one that has ended."""
+    found = _ask(lambda: psutil.Process(pid))
+    if found is None or _ask(found.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+        return None
+    started = _ask(found.create_time)
+    return None if started is None else Process(pid, started)
+
+
+def is_alive(process: Process) -> bool:
+    """Say whether this very process still runs: not one that has its pid by now, and not one that has ended."""
+    return process_of(process.pid) == process
+
+
+def is_child(process: Process) -> bool:
+    """Say whether this very process still runs and was started by this one."""
+    return is_alive(process) and _ask(psutil.Process(process.pid).ppid) == os.getpid()
+
+
+def is_listed(process: Process) -> bool:
+    """Say whether the system still has an entry for this very process, be it one that has ended and was not asked for."""
+    found = _ask(lambda: psutil.Process(process.pid))
+    return found is not None and _ask(found.create_time) == process.started
+
+
+def private_bytes(pid: int) -> int | None:
+    """Return the bytes of memory that come back when this process ends: those it shares with no other."""
+    found = _ask(lambda: psutil.Process(pid).memory_full_info().uss)
+    return None if found is None else int(found)
+
+
+def shared_bytes(pid: int) -> int | None:
+    """Return the bytes of the shared memory files of torch that this process has made and keeps open for others (Linux)."""
+    sizes: dict[tuple[int, int], int] = {}
+    for name, at in _open_files(pid):
+        if f"torch_{pid}_" in name:
+            file = _ask(at.stat)
+            if file is not None:
+                sizes[file.st_dev, file.st_ino] = file.st_blocks * 512
+    return sum(sizes.values()) if _PROC.joinpath(str(pid), "fd").exists() else None
+
+
+def _open_files(pid: int) -> Iterator[tuple[str, Path]]:
+    """Yield (what it leads to, its entry) of each open file of a process, as far as this user may see them."""
+    folder = _PROC / str(pid) / "fd"
+    for entry in _ask(lambda: list(folder.iterdir())) or ():
+        name = _ask(entry.readlink)
+        if name is not None:
+            yield str(name), entry
+
+
+# --- who is on a device --------------------------------------------------------------------------------------------------
+
+
+def surroundings() -> Surroundings:
+    """Return what one must know of this process and of the kernels that run here to judge others."""
+    me = psutil.Process()
+    ancestors = frozenset(parent.pid for parent in _ask(me.parents) or ())
+    kernels = []
+    for other in psutil.process_iter():
+        command = tuple(_ask(other.cmdline) or ())
+        if is_kernel(command) and _is_forked(other.pid) is not True and (found := process_of(other.pid)) is not None:
+            kernels.append(Kernel(found, connection_of(command)))
+    return Surroundings(me.pid, ancestors, _owner(me) or (), tuple(kernels))
+
+
+def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
+    """Return what is on the machine's GPUs, and why the driver's list could not be used, if so.
+
+    The driver's list counts only where it speaks of the pids that are seen here: in a container it may speak of the host's.
+    Own processes that have a device's files open are on it whatever the list says: a forked worker keeps the memory of a
+    kernel that has died without being listed.
+    """
+    with NvmlReader() as nvml:
+        everybody = nvml.everybody()
+        reason = nvml.reason or ""
+    holding = set(_holders_of_device_files())
+    listed = {pid: everybody[pid] for pid in _seen_here(everybody, holding)}
+    if len(listed) < len(everybody):
+        reason = "the driver lists processes by pids of another namespace (a container's host): they are not judged"
+    found = (_facts(pid, tuple(listed.get(pid, ())), pid in holding) for pid in sorted({*listed, *holding}))
+    return tuple(each for each in found if each is not None), reason
+
+
+def _seen_here(listed: Collection[int], holding: Collection[int]) -> set[int]:
+    """Return those of the listed pids that are known to be pids of this namespace.
+
+    In the machine's own namespace all of them; in another those that are seen to have the device open. Where there are no
+    such files (WSL) the list is believed if this process is on it.
+    """
+    namespace = _ask(lambda: (_PROC / "self/ns/pid").stat().st_ino)
+    if namespace is None or namespace == _FIRST_NAMESPACE:
+        return set(listed)
+    if Path(_MEMORY).exists():
+        return {pid for pid in listed if pid in holding}
+    return set(listed) if os.getpid() in listed else set()
+
+
+def _holders_of_device_files() -> Iterator[int]:
+    """Yield the pids of own processes that have a GPU and CUDA's memory device open (Linux)."""
+    if not _PROC.joinpath("self", "fd").exists():
+        return
+    for other in psutil.process_iter():
+        names = {name for name, _ in _open_files(other.pid)}
+        if _MEMORY in names and any(map(_DEVICE.match, names)):
+            yield other.pid
+
+
+def _facts(pid: int, devices: tuple[tuple[str, int | None], ...], holds_files: bool) -> DeviceProcess | None:
+    found = _ask(lambda: psutil.Process(pid))
+    started = None if found is None else _ask(found.create_time)
+    if found is None or started is None:
+        return None
+    command = tuple(_ask(found.cmdline) or ())
+    parents = _ask(found.parents)
+    is_parent_gone = parents is not None and not parents and bool(_ask(found.ppid))
+    return DeviceProcess(
+        Process(pid, started),
+        tuple(parent.pid for parent in parents or ()),
+        _owner(found),
+        command,
+        None if not parents else tuple(_ask(parents[0].cmdline) or ()),
+        is_parent_gone,
+        _is_forked(pid),
+        _ask(lambda: os.getsid(pid) == pid) if hasattr(os, "getsid") else None,
+        _has_clients(found),
+        _has_connection_file(found, command),
+        _is_elsewhere(pid),
+        _ask(found.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD),
+        devices,
+        holds_files,
+    )
+
+
+def _owner(process: Any) -> tuple[str, ...] | None:
+    """Return a process's user ids: real, effective and saved; its user's name where the system has none."""
+    if not hasattr(process, "uids"):
+        name = _ask(process.username)
+        return None if name is None else (str(name),)
+    ids = _ask(process.uids)
+    return None if ids is None else tuple(map(str, ids))
+
+
+def _is_forked(pid: int) -> bool | None:
+    text = _ask(_PROC.joinpath(str(pid), "stat").read_text)
+    return None if text is None else bool(int(text.rpartition(")")[2].split()[6]) & _FORKED)
+
+
+def _is_elsewhere(pid: int) -> bool | None:
+    """Say whether a process is in another namespace of pids; where the system has none, it is not."""
+    if not _PROC.joinpath("self", "ns").exists():
+        return False
+    ours = _ask(lambda: (_PROC / "self/ns/pid").stat().st_ino)
+    its = _ask(lambda: (_PROC / str(pid) / "ns/pid").stat().st_ino)
+    return None if ours is None or its is None else ours != its
+
+
+def _has_clients(process: Any) -> bool | None:
+    ask = getattr(process, "net_connections", None) or process.connections  # the older name, until psutil 6
+    found = _ask(lambda: ask(kind="inet"))
+    return None if found is None else any(each.status == psutil.CONN_ESTABLISHED for each in found)
+
+
+def _has_connection_file(process: Any, command: tuple[str, ...]) -> bool | None:
+    """Say whether the connection file that a kernel was started with is there; None where that cannot be told.
+
+    It is looked for where the process sees it: in its own root.
+    """
+    name = connection_of(command)
+    if not name or not Path(name).is_absolute():
+        return None
+    root = _PROC / str(process.pid) / "root"
+    with contextlib.suppress(OSError):
+        return (root / name.lstrip("/")).exists() if root.exists() else Path(name).exists()
+    return None

@@ -1,0 +1,77 @@
+"""From a walk to plain data: the objects that lead to a storage or are an experiment, with how each step is written."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, Node, Root, StorageFact
+from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.heap.labels import Labels
+from nbguard.scan.heap.walk import Walk
+from nbguard.scan.roots.frames import attached_locals
+from nbguard.scan.roots.root import LiveRoot
+
+_NODE_KIND = {"array": "data", "part of an array": "data", "class": "code", "storage": "tensor", "context": "object"}
+_ALWAYS_LABELLED = frozenset({"learner", "frame", "locals", "traceback"})  # a cleanup goes by these labels
+_LABEL_ALL = 30_000
+"""Up to so many objects each step gets its label; beyond, only those on a shortest path from a root: writing the label of an
+attribute makes Python build the attribute dict of its owner, which must not happen to a whole data structure."""
+
+
+def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callable[[StorageFact], int]) -> Graph:
+    """Return the walk as a graph. `nbytes` says what the allocator set aside for a storage."""
+    relevant = sorted(walk.leading_to(n for n in range(len(walk.objects)) if _is_goal(walk, n)))
+    new = {old: number for number, old in enumerate(relevant)}
+    for old in relevant:
+        if walk.kind[old] == "frame" and (view := walk.number.get(attached_locals(walk.objects[old]) or 0)) is not None:
+            walk.kind[view] = "locals"
+    labelled = None if len(relevant) <= _LABEL_ALL else _on_shortest_paths(walk, new, roots)
+    labels = Labels(walk.referents.autograd)
+    nodes = []
+    for old in relevant:
+        obj, kind = walk.objects[old], walk.kind[old]
+        children = [child for child in dict.fromkeys(walk.children[old]) if child in new]
+        texts = [""] * len(children)
+        if children and (labelled is None or old in labelled or kind in _ALWAYS_LABELLED):
+            texts = labels.of(obj, kind, [walk.objects[child] for child in children])
+        numbers, held = tuple(new[child] for child in children), tuple(walk.holds.get(old, ()))
+        nodes.append(Node(_node_kind(obj, kind), name_of(type(obj)), id(obj), numbers, tuple(texts), held))
+        if kind in EXPERIMENT_KINDS:
+            walk.witness.note(obj)
+    found = []
+    for root, entries in roots:
+        known = tuple(dict.fromkeys(new[entry] for entry in entries if entry in new))
+        if known:
+            found.append(Root(root.kind, root.label, known, root.cell, root.what))
+    return Graph(tuple(found), tuple(nodes), tuple(replace(fact, nbytes=nbytes(fact)) for fact in walk.storages))
+
+
+def _is_goal(walk: Walk, number: int) -> bool:
+    """Say whether an object is what a graph is about: a holder of a storage, an experiment, or what keeps a pool."""
+    return number in walk.holds or walk.kind[number] in KEPT_KINDS
+
+
+def _on_shortest_paths(walk: Walk, new: dict[int, int], roots: Iterable[tuple[LiveRoot, list[int]]]) -> set[int]:
+    """Return the objects on the shortest path from a root to each holder of a storage and each experiment."""
+    above: dict[int, int | None] = {entry: None for _, entries in roots for entry in entries if entry in new}
+    todo = deque(above)
+    while todo:
+        parent = todo.popleft()
+        for child in walk.children[parent]:
+            if child in new and child not in above:
+                above[child] = parent
+                todo.append(child)
+    found: set[int] = set()
+    for goal in above:
+        at: int | None = goal if _is_goal(walk, goal) else None
+        while at is not None and at not in found:
+            found.add(at)
+            at = above[at]
+    return found
+
+
+def _node_kind(obj: Any, kind: str) -> Any:
+    return "data" if name_of(type(obj)) in ("DataFrame", "Series") else _NODE_KIND.get(kind, kind)

@@ -1,0 +1,138 @@
+"""How the user would write the step from an object to what it refers to: `.model`, `[3]`, ` → graph`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import types
+from typing import Any
+
+from nbguard.memory.graph import DEFAULT, FUNCTION, KEY
+from nbguard.scan.heap.attributes import TRANSPARENT, Writer, attributes_of, hiding_names, key_text
+from nbguard.scan.heap.autograd import Autograd
+from nbguard.scan.heap.kinds import mro_of, name_of, namespace_of
+from nbguard.scan.roots.frames import frame_locals
+
+_SEQUENCES = (list, tuple)
+
+
+def _dict_labels(mapping: dict[Any, Any], writer: Writer | None) -> dict[int, str]:
+    labels: dict[int, str] = {}
+    for position, (key, value) in enumerate(list(dict.items(mapping))):
+        if writer is not None and type(key) is str:
+            label = writer.label(key, position)
+        else:
+            label = f"[{key_text(key)}]"
+            labels.setdefault(id(key), f"{KEY}{key_text(key)}")
+        labels.setdefault(id(value), label)
+    return labels
+
+
+def _function_labels(function: types.FunctionType) -> dict[int, str]:
+    cells = function.__closure__ or ()
+    names = function.__code__.co_freevars
+    labels = {id(cell): f" → closure {name}" for name, cell in zip(names, cells, strict=False)}
+    return labels | {id(function.__defaults__): DEFAULT, id(function.__kwdefaults__): DEFAULT}
+
+
+def _frame_labels(frame: types.FrameType) -> dict[int, str]:
+    cells = set(frame.f_code.co_cellvars) | set(frame.f_code.co_freevars)
+    labels = {}
+    for name, value in frame_locals(frame).items():
+        its_own = name in cells and type(value) is types.FunctionType and value.__code__ is frame.f_code
+        labels[id(value)] = (
+            FUNCTION if its_own else f" → {name}"
+        )  # that function the frame itself keeps, whatever the cell holds
+        if name in cells:
+            labels[-id(value)] = f" → {name}"  # the cell around it, see `Labels.of`
+    return labels
+
+
+class Labels:
+    """Labels of the steps from objects to their referents. Remembers which dicts are attributes of something."""
+
+    def __init__(self, autograd: Autograd | None) -> None:
+        self._writers: dict[int, Writer] = {}
+        self._autograd = autograd
+        self._slots: dict[type, list[tuple[str, Any]]] = {}
+        self._hiding: dict[type, frozenset[str]] = {}
+
+    def of(self, obj: Any, kind: str, children: list[Any]) -> list[str]:
+        """Return the label of each child of `obj`, in order."""
+        known = self._known(obj, kind)
+        return [self._label(obj, kind, known, child) for child in children]
+
+    def _known(self, obj: Any, kind: str) -> dict[int, str]:
+        cls = type(obj)
+        if cls is dict:
+            return _dict_labels(obj, self._writers.get(id(obj)))
+        if dict in mro_of(cls):
+            return self._attribute_labels(obj) | _dict_labels(obj, self._writers.get(id(obj)))
+        if cls in _SEQUENCES:
+            return {id(item): f"[{i}]" for i, item in reversed(list(enumerate(obj)))}
+        if cls is types.FunctionType:
+            return _function_labels(obj)
+        if kind == "frame":
+            return _frame_labels(obj)
+        if kind == "class":
+            self._writers.update((id(space), Writer("__dict__")) for space in gc.get_referents(namespace_of(obj)))
+            return {id(value): f".{name}" for name, value in namespace_of(obj).items()}
+        if kind in ("graph", "cell", "array", "part of an array") or cls is types.TracebackType:
+            return {}
+        known = self._slot_labels(obj) | self._attribute_labels(obj)
+        if kind == "tensor" and self._autograd is not None:
+            known |= self._autograd.labels(obj)
+        return known
+
+    def _attribute_labels(self, obj: Any) -> dict[int, str]:
+        """Return how an object's attributes are written, and note how the dicts that hold them write theirs."""
+        attributes = attributes_of(obj)
+        if attributes is None:
+            return {}
+        cls = type(obj)
+        if cls not in self._hiding:
+            self._hiding[cls] = hiding_names(cls)
+        writer = Writer("__dict__", self._hiding[cls])
+        self._writers[id(attributes)] = writer
+        for name in TRANSPARENT:
+            if name in attributes:
+                self._writers[id(attributes[name])] = Writer.of_parts(name, cls)
+        known = {id(value): writer.label(name) for name, value in list(attributes.items()) if type(name) is str}
+        return known | {id(attributes): ""}
+
+    def _slot_labels(self, obj: Any) -> dict[int, str]:
+        cls = type(obj)
+        slots = self._slots.get(cls)
+        if slots is None:
+            spaces = map(namespace_of, mro_of(cls))
+            slots = self._slots[cls] = [
+                (n, s) for space in spaces for n, s in space.items() if type(s) is types.MemberDescriptorType
+            ]
+        labels: dict[int, str] = {}
+        seen: set[str] = set()
+        for name, slot in slots:
+            label = f" → {name}" if name in seen else f".{name}"  # of two slots of that name an attribute gives the first
+            with contextlib.suppress(AttributeError):  # a slot without a value
+                labels.setdefault(id(slot.__get__(obj)), label)
+            seen.add(name)
+        return labels
+
+    def _label(self, obj: Any, kind: str, known: dict[int, str], child: Any) -> str:
+        found = known.get(id(child))
+        if found is not None:
+            return found
+        if type(child) is types.CellType and kind == "frame":
+            try:
+                return known.get(-id(child.cell_contents), " → …")
+            except ValueError:  # an empty cell
+                return " → …"
+        if type(child) is types.FrameType:
+            return f" → {child.f_code.co_name}" if kind == "traceback" else ""
+        if kind in ("graph", "traceback", "cell", "array", "part of an array", "frame") or type(child) in (
+            types.FrameType,
+            types.TracebackType,
+        ):
+            return ""
+        if type(obj) is types.MethodType:
+            return ".__self__"
+        return "" if type(child) in (dict, list, tuple) else f" → {name_of(type(child))}"

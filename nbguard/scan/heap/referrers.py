@@ -1,0 +1,141 @@
+"""Upwards from what something holds that no root leads to, until a name for it is found: a module's global, a class."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from functools import partial
+from operator import is_not
+from typing import Any
+
+from nbguard.scan.heap.kinds import module_namespaces, name_of, namespace_of, never_asked
+from nbguard.scan.heap.outside_references import held_outside, points_below
+from nbguard.scan.heap.walk import Walk
+from nbguard.scan.roots.root import LiveRoot
+
+_CHUNK = 512
+_MAX_CLIMB = 24
+_FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
+_NOT_FOLLOWED = "held in a way that is not followed"
+
+
+def climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot, list[int]]], list[int]]:
+    """Follow holders upwards, the nearest first; return roots that could be named and what else is held outside.
+
+    A climb ends when all that it set out from is explained by a named root: that root may itself be known by many names.
+    """
+    named: list[tuple[LiveRoot, list[int]]] = []
+    explained: set[int] = set()
+    asked: set[int] = set()
+    lowest = len(walk.objects)
+    modules = {id(namespace): name for name, namespace in module_namespaces().items()} | walk.shell
+    for _ in range(_MAX_CLIMB):
+        asking = {id(walk.objects[n]): n for n in held if n not in asked and points_below(walk, first, [n]) - explained}
+        if not asking:
+            break
+        asked.update(asking.values())
+        found: list[tuple[LiveRoot, list[int]]] = []
+        new = len(walk.objects)
+        for holder in _referrers(walk, set(asking)):
+            held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
+            if id(holder) in walk.places:
+                held_by_it = [n for n in held_by_it if n not in walk.entries]
+            if held_by_it:  # another thread may have let go of it since
+                label, what = _name_of_root(walk, first, holder, held_by_it, modules)
+                if label:
+                    found.append((LiveRoot("library", label, (), what=what), held_by_it))
+                elif id(holder) not in walk.number:
+                    walk.add_unwalked(holder)
+            del holder
+        for frame in _callers(walk, new):
+            walk.add_unwalked(frame)
+            del frame
+        for root, entries in sorted(found, key=lambda each: _foreign(walk, *each)):
+            if points := points_below(walk, first, entries) - explained:
+                named.append((root, entries))
+                explained |= points
+        for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
+            below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[n]))  # no list of ours may stay:
+            walk.children[n] = [at for at in below if at >= first]  # it would count as a holder
+        held = held_outside(walk, first)
+    return named, held
+
+
+def _callers(walk: Walk, new: int) -> list[Any]:
+    """Return the frames and tracebacks that hold those met from number `new` on, all the way up: chains of dozens are usual.
+
+    A finished frame is held by the frames it called (`f_back`), as long as any traceback keeps one of them.
+    """
+    kinds = (types.FrameType, types.TracebackType)
+    met = {id(obj) for obj in walk.objects[new:] if type(obj) in kinds}
+    if not met:
+        return []
+    above: dict[int, list[Any]] = {}
+    for obj in gc.get_objects():
+        if type(obj) in kinds:
+            for ref in gc.get_referents(obj):
+                if type(ref) in kinds:
+                    above.setdefault(id(ref), []).append(obj)
+    found: dict[int, Any] = {}
+    todo = list(met)
+    while todo:
+        for obj in above.get(todo.pop(), ()):
+            if id(obj) not in met and id(obj) not in walk.number:
+                met.add(id(obj))
+                found[id(obj)] = obj
+                todo.append(id(obj))
+    return list(found.values())
+
+
+def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, bool, str]:
+    """Order names of one and the same thing: its class, or the module that defines its class, knows it best.
+
+    A private module (a debugger's list of threads) comes last.
+    """
+    is_private = root.label.startswith("_")
+    if root.what == "class of a library":
+        return False, is_private, root.label
+    home = namespace_of(type(walk.objects[entries[0]])).get("__module__")
+    return not (type(home) is str and root.label.startswith(f"{home}.")), is_private, root.label
+
+
+def _name_of_root(walk: Walk, first: int, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> tuple[str, str]:
+    """Return (label, explanation) if `holder` is where a climb ends: a module's globals, or what a root leads to already."""
+    module = modules.get(id(holder))
+    if module is not None:
+        label = _global_name(module, holder, walk.objects[held_by_it[0]])
+        if id(holder) in walk.shell:
+            return label, "attribute of IPython"
+        return (label, "global of a library") if module != "__main__" else (label.removeprefix("__main__."), _NOT_FOLLOWED)
+    if walk.kinds.of(type(holder)) == "class":
+        cls = f"{namespace_of(holder).get('__module__')}.{name_of(holder)}"
+        return _global_name(cls, namespace_of(holder), walk.objects[held_by_it[0]]), "class of a library"
+    if walk.number.get(id(holder), first) < first:
+        return f"a {name_of(type(holder))} that you hold", _NOT_FOLLOWED
+    return "", ""
+
+
+def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
+    """Return the tracked objects that refer to any of `ids`, in one pass, without our own bookkeeping."""
+    if len(ids) <= _FEW:
+        few = tuple([walk.objects[walk.number[key]] for key in ids])  # a list would be copied: since 3.13 the copy is found
+        own = {id(few), id(walk.objects), id(sys._getframe()), id(never_asked())}
+        return [obj for obj in gc.get_referrers(*few) if id(obj) not in own]
+    everything = list(filter(partial(is_not, never_asked()), gc.get_objects()))
+    own = {id(everything), id(walk.objects)}
+    found: list[Any] = []
+    for at in range(0, len(everything), _CHUNK):
+        chunk = everything[at : at + _CHUNK]
+        if ids.isdisjoint(map(id, gc.get_referents(*chunk))):
+            continue
+        found += [obj for obj in chunk if id(obj) not in own and not ids.isdisjoint(map(id, gc.get_referents(obj)))]
+    return found
+
+
+def _global_name(module: str, namespace: Any, obj: Any) -> str:
+    """Return how an attribute of a module or class is written; of what holds it by another way, the module or class alone."""
+    for name, value in list(namespace.items()):
+        if value is obj and type(name) is str:
+            return f"{module}.{name}"
+    return module

@@ -1,0 +1,97 @@
+"""What no root of the user's leads to: garbage that waits for the collector, or something that other code holds.
+
+That is what no root leads to at all, and what only stale ones do (the last error, `Out`), which a cleanup would take for
+theirs alone. The collector's own rule decides: an object whose references are all known to come from the set itself has no
+holder outside, and what is not reached from an object with one is garbage. What has a holder outside is followed upwards,
+in whole passes over the heap, until a module's global is found or nothing more is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nbguard.scan.heap.collectable import stuck_in_cpp
+from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.heap.outside_references import below, held_outside, points_below
+from nbguard.scan.heap.referrers import climb
+from nbguard.scan.heap.walk import Walk
+from nbguard.scan.roots.root import LiveRoot
+
+
+def orphan_roots(walk: Walk, climb_above: int | None) -> list[tuple[LiveRoot, list[int]]]:
+    """Walk what no root has led to and return its roots: garbage, and holders in libraries.
+
+    Holders of less than `climb_above` bytes in all, and of no Learner, are not followed upwards (a pass over a large heap
+    costs some 0.2 s each): they come out as one root of kind `library`. None: code runs in another thread meanwhile, and
+    has made some of this since its own roots were looked at. Nobody can tell what, so all of it counts as held.
+    """
+    first, unreached = walk.only_stale.start, walk.only_stale.stop
+    for obj in walk.unreached():
+        walk.add(obj)
+        del obj
+    if len(walk.objects) == first:
+        return []
+    walk.run()
+    held = held_outside(walk, first)
+    if climb_above is None:
+        meanwhile = [*(n for n in held if n < unreached), *range(unreached, len(walk.objects))]
+        return [(LiveRoot("library", "what runs meanwhile", (), what="made or let go of while this looked"), meanwhile)]
+    named: list[tuple[LiveRoot, list[int]]] = []
+    if held and _is_worth_it(walk, first, held, climb_above):
+        named, held = climb(walk, first, held)
+    alive = below(walk, first, held + [entry for _, entries in named for entry in entries])
+    explained = points_below(walk, first, [entry for _, entries in named for entry in entries])
+    garbage = [n for n in range(unreached, len(walk.objects)) if n not in alive]
+    unknown = [n for n in held if points_below(walk, first, [n]) - explained]
+    tied = [n for n in unknown if n in below(walk, first, walk.children[n])] + sorted(stuck_in_cpp(walk, garbage))
+    if tied:
+        whole = below(walk, first, tied)
+        named.append((LiveRoot("library", "unreachable C++ cycle", (), what=_tie(walk, whole)), tied))
+        garbage = [n for n in garbage if n not in whole]
+        unknown = [n for n in unknown if n not in whole]
+    if garbage:
+        named.append((LiveRoot("garbage", "unreachable cycles", (), what=_count(walk, garbage)), garbage))
+    if unknown:
+        named.append((LiveRoot("library", _tops(walk, unknown), (), what="held in a way that Python does not show"), unknown))
+    return named
+
+
+def _tie(walk: Walk, cycle: Iterable[int]) -> str:
+    """Return what ties a cycle that Python cannot collect together, as far as it shows."""
+    by_kind: dict[str, list[Any]] = {}
+    for n in cycle:
+        by_kind.setdefault(walk.kind[n], []).append(walk.objects[n])
+    autograd = walk.referents.autograd
+    hooked = autograd is not None and any(autograd.has_hooks(tensor) for tensor in by_kind.get("tensor", ()))
+    what = "a hook refers to its own tensor" if hooked else "a graph, a view or a C library refers back to it"
+    if not hooked and "array" in by_kind:
+        what = "an array of objects refers back to itself"
+    return f"{what}: Python cannot collect that"
+
+
+def _tops(walk: Walk, held: list[int]) -> str:
+    """Return what is at the top of what cannot be followed further, e.g. `libraries (a Tensor, a dict)`."""
+    names = sorted({name_of(type(walk.objects[n])) for n in held})
+    return f"libraries ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+
+
+def _is_worth_it(walk: Walk, first: int, held: list[int], climb_above: int) -> bool:
+    points = points_below(walk, first, held)
+    storages = {storage for n in points for storage in walk.holds.get(n, ())}
+    nbytes = sum(walk.storages[storage].nbytes for storage in storages)
+    return nbytes > climb_above or any(walk.kind[n] == "learner" or n in walk.only_stale for n in points)
+
+
+def _count(walk: Walk, garbage: list[int]) -> str:
+    """Return what garbage is made of, e.g. `2 Learners, 3 models`, largest notion first."""
+    for kind, one, many in (
+        ("learner", "earlier Learner", "earlier Learners"),
+        ("model", "module", "modules"),
+        ("loader", "DataLoader", "DataLoaders"),
+    ):
+        count = sum(walk.kind[n] == kind for n in garbage)
+        if count:
+            return f"{count} {one if count == 1 else many}"
+    tensors = sum(walk.kind[n] == "tensor" for n in garbage)
+    return f"{tensors} tensor{'s' if tensors != 1 else ''}"

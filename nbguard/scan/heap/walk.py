@@ -1,0 +1,173 @@
+"""The heap, walked once from every root: which objects lead to a tracked storage, and by which references.
+
+The walk holds objects strongly while it runs and drops them when it returns; what is handed out are numbers, names, and
+weak references to storages and experiments for checking later what is really gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+from nbguard.memory.facts import KEPT_KINDS, StorageFact
+from nbguard.memory.graph import upwards
+from nbguard.scan.heap.kinds import LEAF, Kinds, module_namespaces, never_asked
+from nbguard.scan.heap.referents import Referents
+
+_CANDIDATES = KEPT_KINDS | {"tensor"}
+
+
+@dataclass
+class Witness:
+    """Weak references by which one can tell later what is gone: storages by number, experiments by the id they had.
+
+    `tensors`, where asked for, are those met on each storage; None stands for another thing that shares it.
+    """
+
+    storages: list[Any] = field(default_factory=list)
+    objects: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    tensors: dict[int, list[weakref.ref[Any] | None]] | None = None
+
+    def note(self, obj: Any) -> None:
+        """Remember an experiment weakly, by its id."""
+        with contextlib.suppress(TypeError):  # a class without weak references
+            self.objects[id(obj)] = weakref.ref(obj)
+
+    def expired(self) -> set[int]:
+        """Return the numbers of the storages whose memory has been freed."""
+        return {number for number, ref in enumerate(self.storages) if ref is not None and ref.expired()}
+
+
+class Walk:
+    """One walk. Objects are numbered in the order in which they are met."""
+
+    def __init__(self, tracked: str, stop: Iterable[int], kinds: Kinds) -> None:
+        self.tracked = tracked
+        self.stop = {id(namespace) for namespace in module_namespaces().values()}
+        self.stop.update(stop, [id(never_asked())])
+        self.kinds = kinds
+        self.referents = Referents(kinds, "torch" in sys.modules)
+        self.objects: list[Any] = []
+        self.kind: list[str] = []
+        self.children: list[list[int]] = []
+        self.number: dict[int, int] = {}
+        self.storage_keys: dict[tuple[str, int], int] = {}
+        self.storages: list[StorageFact] = []
+        self.holds: dict[int, list[int]] = {}
+        self.witness = Witness()
+        self.parked: Collection[int] = ()  # addresses of storages that do not count
+        self.only_stale = range(0)  # what only roots lead to that a cleanup may take away
+        self.entries: dict[int, int | None] = {}  # what stale roots refer to directly, and how often, where that is known
+        self.places: set[int] = set()  # ids of what holds these entries for the roots
+        self.shell: dict[int, str] = {}  # ids of the shell's attributes: how it is written
+
+    def add(self, obj: Any) -> int | None:
+        """Number `obj`; None if it is never looked into."""
+        kind = self.kinds.of(type(obj))
+        if kind is LEAF or id(obj) in self.stop or (kind == "class" and not self.referents.is_users_class(obj)):
+            return None
+        return self._number(obj, kind)
+
+    def _number(self, obj: Any, kind: str) -> int:
+        key = id(obj)
+        found = self.number.get(key)
+        if found is None:
+            found = self.number[key] = len(self.objects)
+            self.objects.append(obj)
+            self.kind.append(kind)
+        return found
+
+    def add_unwalked(self, obj: Any) -> None:
+        """Number `obj` without looking into it: its references are filled in by who asked for it."""
+        self._number(obj, self.kinds.of(type(obj)))
+        self.children.append([])
+
+    def run(self) -> None:
+        """Look into every numbered object that has not been looked into yet, and into what it refers to."""
+        objects, kinds, number, stop = self.objects, self.kind, self.number, self.stop
+        kind_of, known = self.kinds.of, self.kinds.known
+        at = len(self.children)
+        while at < len(objects):
+            obj, kind = objects[at], kinds[at]
+            found = []
+            for child in self.referents.of(obj, kind):
+                cls = type(child)
+                child_kind = known.get(cls) or kind_of(cls)
+                if child_kind is LEAF:
+                    continue
+                key = id(child)
+                known_number = number.get(key)
+                if known_number is None:
+                    if key in stop or (child_kind == "class" and not self.referents.is_users_class(child)):
+                        continue
+                    known_number = number[key] = len(objects)
+                    objects.append(child)
+                    kinds.append(child_kind)
+                found.append(known_number)
+            self.children.append(found)
+            if kind in ("tensor", "storage"):
+                self._note_storage(at, obj, kind)
+            at += 1
+
+    def _note_storage(self, at: int, obj: Any, kind: str) -> None:
+        autograd = self.referents.autograd
+        assert autograd is not None
+        try:
+            storage = obj if kind == "storage" else autograd.storage(obj)
+            device = str(storage.device)
+            if device.partition(":")[0] != self.tracked:  # and a fake tensor is asked no further: it would make a real one
+                return
+            address, nbytes = storage.data_ptr(), storage.nbytes()
+        except (RuntimeError, AttributeError):  # sparse and wrapper tensors have no storage of their own
+            parts = autograd.sparse_parts(obj) if kind == "tensor" else []
+            self.children[at] += [self._number(part, "tensor") for part in parts]
+            return
+        if not address or not nbytes:
+            return
+        if address in self.parked:
+            return
+        key = (device, address)
+        if key not in self.storage_keys:
+            self.storage_keys[key] = len(self.storages)
+            self.storages.append(StorageFact(device, nbytes, address))
+            self.witness.storages.append(_weak_storage(storage))
+        self.holds.setdefault(at, []).append(self.storage_keys[key])
+        if self.witness.tensors is not None:
+            ref = weakref.ref(obj) if kind == "tensor" else None
+            self.witness.tensors.setdefault(self.storage_keys[key], []).append(ref)
+
+    def leading_to(self, goals: Iterable[int], first: int = 0, blocked: Collection[int] = ()) -> set[int]:
+        """Return the objects from number `first` on from which a way leads to one of `goals`, not through `blocked`."""
+        parents: dict[int, list[int]] = {}
+        for parent in range(first, len(self.children)):
+            if parent not in blocked:
+                for child in self.children[parent]:
+                    parents.setdefault(child, []).append(parent)
+        return upwards(parents, goals)
+
+    def unreached(self) -> list[Any]:
+        """Return tensors and experiments that gc tracks and no root has led to, in one pass over the heap."""
+        everything = gc.get_objects()
+        types = list(map(type, everything))
+        wanted = {cls for cls in set(types) if self.kinds.of(cls) in _CANDIDATES}
+        found = [obj for obj in compress(everything, map(wanted.__contains__, types)) if id(obj) not in self.number]
+        del everything, types
+        return found
+
+
+def references_by_asking() -> int:
+    """Return what `sys.getrefcount(found[n])` counts by itself: the list's own reference and those of the call."""
+    probe = [object()]
+    return sys.getrefcount(probe[0])
+
+
+def _weak_storage(storage: Any) -> Any:
+    """Return torch's own weak reference to a storage, or None where this torch has none."""
+    reductions: Any = sys.modules.get("torch.multiprocessing.reductions")
+    return None if reductions is None else reductions.StorageWeakRef(storage)

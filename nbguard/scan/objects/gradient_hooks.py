@@ -1,0 +1,62 @@
+"""What hangs on the end of a parameter's graphs, where its gradient is added up: a move to another device would cut it off.
+
+torch gives a parameter that changes its device a new end. What had hooked the former one is told nothing and never runs
+again: processes that train together would drift apart without a word.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+from nbguard.scan.heap.attributes import attributes_of
+from nbguard.scan.heap.kinds import mro_of
+from nbguard.scan.heap.walk import Witness
+from nbguard.scan.objects.plain_torch import plain_torch
+
+_SYNCHRONISED = "its gradients are synchronised with other processes (DistributedDataParallel), and a move would end that"
+_HOOKED = "a hook on its gradient (of the AccumulateGrad node) would not survive a move"
+
+
+def hooked_storages(witness: Witness) -> dict[int, str]:
+    """Return why storages of a device must stay: hooks on where gradients are added up would be lost."""
+    with plain_torch():
+        living = {
+            number: [tensor for ref in refs if ref is not None and (tensor := ref()) is not None]
+            for number, refs in (witness.tensors or {}).items()
+        }
+        reasons = dict[int, str]()
+        for tensor in chain.from_iterable(living.values()):
+            if _may_move(tensor) and _is_hooked(tensor):
+                reasons |= dict.fromkeys((id(tensor), id(tensor.grad)), _HOOKED)
+        for tensor in filter(_may_move, _synchronised(witness)):
+            reasons |= dict.fromkeys((id(tensor), id(tensor.grad)), _SYNCHRONISED)
+        return {number: reasons[id(each)] for number, found in living.items() for each in found if id(each) in reasons}
+
+
+def _may_move(tensor: Any) -> bool:
+    """Say whether parking a tensor would change the device of where its gradient is added up."""
+    return bool(tensor.device.type != "cpu" and tensor.is_leaf and tensor.requires_grad)
+
+
+def _synchronised(witness: Witness) -> Iterator[Any]:
+    """Yield the parameters in what DistributedDataParallel wraps: its hooks are C++'s, and not to be seen."""
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    wrapper = None if module is None else module.__dict__["DistributedDataParallel"]
+    todo = [obj for ref in witness.objects.values() if wrapper in mro_of(type(obj := ref()))]
+    while todo:
+        spaces = attributes_of(todo.pop()) or {}
+        yield from (tensor for tensor in spaces.get("_parameters", {}).values() if tensor is not None)
+        todo += spaces.get("_modules", {}).values()
+
+
+def _is_hooked(tensor: Any) -> bool:
+    """Say whether the end of a leaf's graphs has hooks of Python's, other than those that the tensor itself keeps."""
+    torch: Any = sys.modules["torch"]
+    with torch.enable_grad():
+        end = tensor.expand_as(tensor).grad_fn.next_functions[0][0]
+    hooks = (obj for obj in gc.get_referents(end) if dict in mro_of(type(obj)) and dict.__len__(obj))
+    return any(each is not tensor._backward_hooks for each in hooks)

@@ -1,0 +1,49 @@
+"""fastai Learners: what they are made of, and what an interrupted fit left on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbguard.memory.facts import LearnerFact
+from nbguard.scan.heap.attributes import attributes_of
+from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.objects.loaders import worker_count
+from nbguard.scan.roots.frames import running_fit_owners
+
+LEFTOVERS = {"dl": None, "xb": (None,), "yb": (None,), "pred": None, "loss": None, "loss_grad": None}
+"""What a Learner holds during a batch, with the values that fastai itself gives them at the end of a fit. An exception
+skips that end, `get_preds` and `validate` never reach it, and `loss_grad` (the loss with its graph) is never reset."""
+BARS = ("pbar", "mbar")
+"""What `learn.progress` makes at the start of a fit and keeps until the next: bars that hold the DataLoader they count."""
+
+
+def learner_summary(learner: Any) -> str:
+    """Return e.g. `Learner · Sequential · Adam · 8 workers`, from the Learner's plain attributes."""
+    found = attributes_of(learner) or {}
+    parts = [name_of(type(learner))]
+    if (model := found.get("model")) is not None:
+        parts.append(name_of(type(model)))
+    opt, opt_func = found.get("opt"), found.get("opt_func")
+    name = getattr(opt_func, "__name__", "") if type(opt_func) in (type(learner_summary), type) else ""
+    if opt is not None or name:
+        parts.append(name or name_of(type(opt)))
+    if workers := worker_count(found.get("dls")):
+        parts.append(f"{workers} worker{'s' if workers > 1 else ''}")
+    return " · ".join(parts)
+
+
+def learner_facts(objects: list[tuple[int, Any]]) -> tuple[LearnerFact, ...]:
+    """Return a fact for each (node, Learner)."""
+    running = running_fit_owners() if objects else set()
+    facts = []
+    for node, learner in objects:
+        found = attributes_of(learner) or {}
+        left = tuple(name for name, idle in LEFTOVERS.items() if name in found and not _is_idle(found[name], idle))
+        bars = attributes_of(found.get("progress")) or {}
+        left += tuple(f"progress.{name}" for name in BARS if bars.get(name) is not None)
+        facts.append(LearnerFact(node, id(learner) in running, learner_summary(learner), left if "dls" in found else ()))
+    return tuple(facts)
+
+
+def _is_idle(value: Any, idle: object) -> bool:
+    return value is None or (type(value) is tuple and len(value) == 1 and value[0] is None and idle is not None)

@@ -1,0 +1,123 @@
+"""What is parked: tensors whose data was moved to host memory, held weakly, and where they came from."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+from nbguard.memory.facts import ParkedFact
+from nbguard.scan.heap.kinds import Kinds
+from nbguard.scan.heap.walk import Witness
+from nbguard.scan.objects.gradient_hooks import hooked_storages
+from nbguard.scan.objects.plain_torch import plain_torch
+from nbguard.scan.pause import held_still
+
+
+@dataclass(eq=False, slots=True)
+class Parked:
+    """The storages parked under one name. `hooks` are what stops a parked module from being called."""
+
+    label: str
+    device: str
+    tensors: list[weakref.ref[Any]] = field(default_factory=list)
+    hooks: list[Any] = field(default_factory=list)
+
+    def alive(self) -> list[Any]:
+        """Return the tensors that are still parked: they live, and the user has not moved them to a device."""
+        with plain_torch():
+            return [tensor for ref in self.tensors if (tensor := ref()) is not None and tensor.device.type == "cpu"]
+
+
+PARKED: list[Parked] = []
+"""Everything parked in this process. Written by nbguard.cleanup.apply.parking alone."""
+
+
+def storage_of(tensor: Any) -> Any:
+    """Return a tensor's storage, whatever its subclass says."""
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.Tensor.untyped_storage(tensor)
+
+
+def parked_storages(parked: Parked) -> dict[int, int]:
+    """Return the bytes of the storages that are parked, by address."""
+    storages = [storage_of(tensor) for tensor in parked.alive()]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def parked_facts() -> tuple[ParkedFact, ...]:
+    """Return what is parked; what the user has let go of since is not."""
+    found = []
+    for parked in PARKED:
+        nbytes = sum(parked_storages(parked).values())
+        if nbytes:
+            found.append(ParkedFact(parked.label, parked.device, nbytes, len(parked.alive())))
+    return tuple(found)
+
+
+def parked_addresses() -> frozenset[int]:
+    """Return the addresses of all parked storages: where CPU tensors are tracked, these do not count."""
+    return frozenset(address for parked in PARKED for address in parked_storages(parked))
+
+
+def movable(witness: Witness) -> dict[int, list[Any]]:
+    """Return the tensors of each storage that can be moved: all of what shares it is a Python tensor with plain data.
+
+    A weak reference that died with the look was to a tensor that only C++ has: an autograd graph's, a sparse tensor's part.
+    """
+    found = {}
+    with plain_torch():
+        for number, refs in (witness.tensors or {}).items():
+            tensors = [None if ref is None else ref() for ref in refs]
+            if all(tensor is not None and _is_plain(tensor) for tensor in tensors):
+                found[number] = tensors
+    return found
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Say whether a tensor's data can be exchanged: nothing but the tensor knows where it lies.
+
+    What numpy or another process shares has a storage that torch itself marks as not resizable.
+    """
+    torch: Any = sys.modules["torch"]
+    if tensor.device.type == "cpu" and not storage_of(tensor).resizable():
+        return False
+    odd = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested
+    return not odd and tensor.layout is torch.strided
+
+
+_FIXED = "an autograd graph, numpy or another holder outside Python shares it, or a nested, quantized or conjugate tensor"
+
+
+def fixed_storages(witness: Witness) -> dict[int, str]:
+    """Return why storages cannot be moved, by number."""
+    can = movable(witness).keys()
+    return {number: _FIXED for number in range(len(witness.storages)) if number not in can} | hooked_storages(witness)
+
+
+def sharing(addresses: Collection[int]) -> dict[int, list[Any]]:
+    """Return the living tensors on each of the storages at `addresses`, also those made since it was parked."""
+    found = dict[int, list[Any]]()
+    with held_still():
+        for tensor in _tensors():
+            try:
+                address = storage_of(tensor).data_ptr()
+            except RuntimeError:  # a tensor without a storage of its own
+                continue
+            if address in addresses:
+                found.setdefault(address, []).append(tensor)
+        tensor = None  # before the main thread goes on: it would count as a holder
+    return found
+
+
+def _tensors() -> list[Any]:
+    """Return all tensors of Python's. No generator: on Python 3.10 its frame would be among the objects, and keep them all."""
+    kinds, everything = Kinds(), gc.get_objects()
+    types = list(map(type, everything))
+    wanted = {cls for cls in set(types) if kinds.of(cls) == "tensor"}
+    return list(compress(everything, map(wanted.__contains__, types)))

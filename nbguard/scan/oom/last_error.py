@@ -1,0 +1,172 @@
+"""The last error, where it ran out of memory: what it asked for, where in the user's code, and what its frames tell."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.memory.oom_facts import HOST_KINDS, CodeLine, OomFact
+from nbguard.scan.devices.host import host_facts
+from nbguard.scan.heap.attributes import attribute_of, attributes_of
+from nbguard.scan.heap.kinds import Kinds, name_of, namespace_of
+from nbguard.scan.oom.chain import find_in_chain, slot
+from nbguard.scan.oom.observer import noted
+from nbguard.scan.roots.frames import OPTIMIZED, frame_locals
+from nbguard.scan.roots.tracebacks import error_holders
+
+_STAND_INS = "nbguard.cleanup.apply.placeholders"
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_MAGICS = ("run_cell_magic", "run_line_magic")
+
+
+def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
+    """Return what the error being handled, or else the last one, asked for, if it ran out of memory.
+
+    Args:
+        shell: the IPython shell, or None.
+        inputs: the sources of the session's cells, by number.
+    """
+    last = next((value for value in error_holders(shell) if isinstance(value, BaseException)), None)
+    for shown in (sys.exc_info()[1], last):
+        found = None if shown is None else find_in_chain(shown)
+        if shown is not None and found is not None:
+            break
+    else:
+        return None
+    error, text = found
+    trace = _Trace.of((error, shown), shell)
+    reads, binds = trace.names(inputs)
+    learner, batch_size = trace.learner()
+    seen = noted(text)
+    note = text.note() if seen is None else seen
+    return OomFact(
+        text.device if seen is None else seen.device,
+        text.requested if seen is None else seen.requested,
+        text.slack if seen is None else 0,
+        text.kind,
+        text.limit if seen is None else seen.limit,
+        name_of(type(error)),
+        "" if error is shown else name_of(type(shown)),
+        trace.cell if trace.cell is not None or note is None else note.cell,
+        trace.line,
+        tuple(sorted(reads)),
+        tuple(sorted(binds)),
+        learner,
+        batch_size,
+        trace.was_released(),
+        note,
+        host_facts() if text.kind in HOST_KINDS else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """The frames of an error from the outermost on, each with the line it had reached. Lives only while it is read.
+
+    `cell` is the number of the cell that ran, `at` its line; `line` the deepest line in a cell (in a script: of its own).
+    """
+
+    frames: list[tuple[types.FrameType, int]]
+    cell: int | None
+    at: int
+    line: CodeLine | None
+
+    @classmethod
+    def of(cls, errors: Sequence[BaseException], shell: Any) -> _Trace:
+        """Return the frames of the first of `errors` that passed through the user's own code."""
+        numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+        for error in errors:
+            frames = list(_frames(error))
+            if shell is None:
+                own = [(None, f, at) for f, at in frames if f.f_globals.get("__name__") == "__main__"]
+            else:
+                own = [(numbers[f.f_code.co_filename], f, at) for f, at in frames if f.f_code.co_filename in numbers]
+            if own:
+                number, frame, at = own[-1]
+                text = linecache.getline(frame.f_code.co_filename, at).strip()
+                return cls(frames, own[0][0], own[0][2], CodeLine(number, at, text if len(text) <= 80 else f"{text[:79]}…"))
+        return cls(frames, None, 0, None)
+
+    def names(self, inputs: Sequence[str]) -> tuple[set[str], set[str]]:
+        """Return (the names that the run reads, those that it had bound before it failed)."""
+        source = inputs[self.cell] if self.cell is not None and 0 <= self.cell < len(inputs) else ""
+        reads, binds = _names_in(source, self.at)
+        functions = (frame.f_code for frame, _ in self.frames if frame.f_globals.get("__name__") == "__main__")
+        return reads.union(*(code.co_names for code in functions if code.co_flags & OPTIMIZED)), binds
+
+    def learner(self) -> tuple[int, int | None]:
+        """Return (id, batch size) of the Learner in the frames' variables, or (0, None)."""
+        kinds = Kinds()
+        for value in self._variables():
+            if kinds.of(type(value)) == "learner":
+                found = attributes_of(value) or {}
+                return id(value), _batch_size(found.get("dl")) or _batch_size(_first_loader(found.get("dls")))
+        return 0, None
+
+    def was_released(self) -> bool:
+        """Say whether a cleanup has put stand-ins in the place of the frames' variables."""
+        return any(namespace_of(type(value)).get("__module__") == _STAND_INS for value in self._variables())
+
+    def _variables(self) -> Iterator[Any]:
+        for frame, _ in self.frames:
+            if frame.f_code.co_flags & OPTIMIZED:
+                yield from frame_locals(frame).values()
+
+
+def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
+    traceback = slot(error, "__traceback__")
+    while traceback is not None:
+        yield traceback.tb_frame, traceback.tb_lineno
+        traceback = traceback.tb_next
+
+
+def _first_loader(loaders: Any) -> Any:
+    found = attribute_of(loaders, "loaders")
+    return found[0] if type(found) is list and found else None
+
+
+def _batch_size(loader: Any) -> int | None:
+    size = attribute_of(loader, "bs")
+    return size if type(size) is int and size > 0 else None
+
+
+def _names_in(source: str, at: int) -> tuple[set[str], set[str]]:
+    """Return (names that a cell reads, names that it had bound when it failed in line `at`).
+
+    Bound are those above that line, and any in a loop around it: an earlier turn may have. Of a cell magic's body, whose lines
+    are counted anew, all of them.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return set(), set()
+    nodes = list(ast.walk(tree))
+    reads = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    loops = [node for node in nodes if isinstance(node, _LOOPS) and node.lineno <= at <= (node.end_lineno or at)]
+    inside = {id(node) for loop in loops for node in ast.walk(loop)}
+    binds = {name for name, node in _bindings(tree) if node.lineno < at or id(node) in inside}
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MAGICS:
+            body = node.args[-1] if node.args else None
+            if isinstance(body, ast.Constant) and type(body.value) is str:
+                more = _names_in(body.value, sys.maxsize)
+                reads, binds = reads | more[0], binds | more[1]
+    return reads, binds
+
+
+def _bindings(tree: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Yield (name, node) of what a cell's own statements bind: not what functions bind inside of them."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node
+        if isinstance(node, _SCOPES):
+            if not isinstance(node, ast.Lambda):
+                yield node.name, node
+            continue
+        yield from _bindings(node)

@@ -1,0 +1,135 @@
+"""An observer of running out of memory: it notes numbers at the moment of the failure, before any frame is unwound.
+
+torch calls its observers with the allocator's lock released and offers no way to take one off: ours is attached once per
+process, when CUDA is first used, and can be switched off. It keeps numbers only.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from nbguard.memory.fragmentation import fragmentation, stranded_pages
+from nbguard.memory.oom_facts import OomNote
+from nbguard.scan.devices.cuda import allocator_settings, memory_fraction, segments_by_device
+from nbguard.scan.oom.chain import find_in_chain
+from nbguard.scan.oom.message import OomText, belongs_to
+
+_TOO_MANY = 50_000
+"""Blocks of the allocator that are not read any more while an error is being raised: it would take a tenth of a second."""
+_KEPT = 8
+_ATTACH = "_cuda_attach_out_of_memory_observer"
+
+
+class _Watch:
+    """Whether the observer is attached (for good) and switched on, who is inside it, and its latest notes."""
+
+    def __init__(self) -> None:
+        self.is_attached = False
+        self.is_on = False
+        self.inside: set[int] = set()
+        self.notes: deque[OomNote] = deque(maxlen=_KEPT)
+
+
+_WATCH = _Watch()
+
+
+def attach() -> bool:
+    """Watch for failures from now on, as soon as CUDA is in use; say whether that could be arranged.
+
+    May be called at any time, and often. Opens no context: where CUDA is not initialised yet, torch calls back when it is.
+    Without torch, or with one that has no CUDA, nothing is done.
+    """
+    torch: Any = sys.modules.get("torch")
+    try:
+        if not hasattr(torch._C, _ATTACH):
+            return False
+        _WATCH.is_on = True
+        if not _WATCH.is_attached:
+            _WATCH.is_attached = True
+            torch.cuda._lazy_call(_attach_now)
+    except Exception:  # noqa: BLE001 - no torch, half an import, another torch: there is no observer then, and a card without
+        return False
+    return True
+
+
+def detach() -> None:
+    """Note nothing from now on, and forget what was noted."""
+    _WATCH.is_on = False
+    _WATCH.notes.clear()
+
+
+def ran_out(error: BaseException) -> bool:
+    """Say whether an exception is, or was raised because of or after, running out of memory. Quick; never raises."""
+    try:
+        return find_in_chain(error) is not None
+    except Exception:  # noqa: BLE001 - not an exception at all, or one that is not whole
+        return False
+
+
+def noted(text: OomText) -> OomNote | None:
+    """Return the latest note of the failure that an error's text tells of."""
+    return next((note for note in reversed(tuple(_WATCH.notes)) if belongs_to(note, text)), None)
+
+
+def _attach_now() -> None:
+    try:
+        getattr(sys.modules["torch"]._C, _ATTACH)(_observe)
+    except Exception:  # noqa: BLE001 - this runs while torch initialises CUDA, which it must not disturb
+        _WATCH.is_on = False
+
+
+def _observe(device: int, requested: int, allowed: int, free: int, *_: int) -> None:
+    """Note a failure. Called by torch, in whichever thread asked for memory; an interrupt that falls in here is the user's."""
+    thread = threading.get_ident()
+    if not _WATCH.is_on or thread in _WATCH.inside:
+        return
+    _WATCH.inside.add(thread)
+    try:
+        _WATCH.notes.append(_note(device, requested, allowed, free))
+    except Exception:  # noqa: BLE001 - what is raised in here would take the place of torch's own error
+        return
+    finally:
+        _WATCH.inside.discard(thread)
+
+
+def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
+    """Return the state of `device`. `allowed` is its size or, with a memory fraction, what that leaves of it."""
+    torch: Any = sys.modules["torch"]
+    stats = torch.cuda.memory_stats(device)
+    total = int(torch.cuda.get_device_properties(device).total_memory)
+    fraction = memory_fraction(device)
+    is_limited = allowed < 0.98 * total if fraction is None else fraction < 1
+    blocks = stats.get("active.all.current", 0) + stats.get("inactive_split.all.current", 0)
+    space = pages = None
+    if blocks <= _TOO_MANY:
+        segments = [segment for segment in segments_by_device().get(device, ()) if not segment.is_private]
+        space, pages = fragmentation(segments), stranded_pages(segments)
+    return OomNote(
+        f"cuda:{device}",
+        requested,
+        total,
+        free,
+        allowed if is_limited else None,
+        stats.get("allocated_bytes.all.current", 0),
+        stats.get("reserved_bytes.all.current", 0),
+        stats.get("allocated_bytes.all.peak", 0),
+        stats.get("reserved_bytes.all.peak", 0),
+        None if space is None else space.stranded,
+        None if space is None else space.largest_free,
+        pages,
+        f"{blocks:,} blocks: too many to read while the error was raised" if space is None else "",
+        allocator_settings(),
+        cell_now(),
+        time.time(),
+    )
+
+
+def cell_now() -> int | None:
+    """Return the number of the cell that runs, if a notebook's."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return None if shell is None else len(shell.history_manager.input_hist_parsed) - 1

@@ -1,0 +1,117 @@
+"""The notebook's names and its output history, as roots."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from nbguard.memory.facts import RootKind
+from nbguard.scan.heap.kinds import Kinds, module_namespaces
+from nbguard.scan.heap.referents import Referents
+from nbguard.scan.objects.describe import describe
+from nbguard.scan.roots.root import LiveRoot
+from nbguard.scan.roots.tracebacks import PDB_VARIABLES
+
+_UNDERSCORES = ("_", "__", "___")
+
+
+def user_roots(
+    namespace: dict[str, Any], hidden: dict[str, Any], out: dict[int, Any], cells: Cells, kinds: Kinds
+) -> list[LiveRoot]:
+    """Return a root for each name that is the user's own: not IPython's, or rebound by the user since."""
+    found = []
+    for name, value in list(namespace.items()):
+        if type(name) is not str or (name in hidden and hidden[name] is value) or _is_output_name(name, value, out):
+            continue
+        found.append(LiveRoot("name", name, (value,), cells.birth(name), describe(value, kinds)))
+    return found
+
+
+def _is_output_name(name: str, value: Any, out: dict[int, Any]) -> bool:
+    """Say whether a name is IPython's alias of a displayed result (`_`, `_12`) rather than the user's variable."""
+    if name in ("_oh", "Out", "In", "_ih", "_dh", PDB_VARIABLES):
+        return True
+    if name[:1] == "_" and name[1:].isdigit():
+        return out.get(int(name[1:])) is value
+    return name in _UNDERSCORES and any(value is result for result in out.values())
+
+
+def output_roots(places: list[tuple[str, Any]], out: dict[int, Any], kinds: Kinds) -> list[LiveRoot]:
+    """Return a root for each displayed result that IPython still holds, however many places hold it."""
+    by_id: dict[int, tuple[str, int | None, Any]] = {}
+    for number, value in list(out.items()):
+        by_id.setdefault(id(value), (f"Out[{number}]", number, value))
+    for label, value in places:
+        by_id.setdefault(id(value), (label, None, value))
+    return [LiveRoot("out", label, (value,), cell, describe(value, kinds)) for label, cell, value in by_id.values()]
+
+
+def output_places(shell: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield (namespace, name) of every place besides `Out` where IPython keeps a displayed result."""
+    names = [*_UNDERSCORES, *(f"_{number}" for number in shell.user_ns.get("_oh", ()))]
+    for namespace in (shell.user_ns, shell.user_ns_hidden):
+        yield from ((namespace, name) for name in names if name in namespace)
+    yield from ((shell.displayhook.__dict__, name) for name in _UNDERSCORES if name in shell.displayhook.__dict__)
+    for result in (shell.last_execution_result, getattr(shell.displayhook, "exec_result", None)):
+        if result is not None and "result" in result.__dict__:
+            yield result.__dict__, "result"
+
+
+def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRoot]:
+    """Return a root for each global of the user's own modules (but the one whose globals are the namespace)."""
+    found = []
+    for module_name, found_there in module_namespaces().items():
+        if referents.is_users_module(sys.modules.get(module_name)) and found_there is not namespace:
+            kind: RootKind = "module"
+            found += [
+                LiveRoot(kind, f"{module_name}.{name}", (value,), what="global of your module")
+                for name, value in list(found_there.items())
+                if type(value) is not types.ModuleType and not name.startswith("__")
+            ]
+    return found
+
+
+class Cells:
+    """Which cell last bound a name, read from the inputs of the session (IPython's `In`)."""
+
+    def __init__(self, inputs: list[str]) -> None:
+        self._inputs = inputs
+        self._bound: dict[str, int] | None = None
+
+    def birth(self, name: str) -> int | None:
+        """Return the number of the last cell that binds `name`, or None."""
+        if self._bound is None:
+            self._bound = {}
+            for number, source in enumerate(self._inputs):
+                for bound in _names_bound(source) if type(source) is str else ():
+                    self._bound[bound] = number
+        return self._bound.get(name)
+
+
+@lru_cache(maxsize=4096)
+def _names_bound(source: str) -> frozenset[str]:
+    """Return the names that a cell binds, also inside a line or cell magic such as `%time learn = …`."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.add(name)
+            case ast.ExceptHandler(name=str(name)):
+                found.add(name)
+            case ast.alias(name=name, asname=alias):
+                found.add((alias or name).partition(".")[0])
+            case ast.Call(
+                func=ast.Attribute(attr="run_line_magic" | "run_cell_magic"), args=[*_, ast.Constant(value=str(code))]
+            ):
+                found |= _names_bound(code)
+    return frozenset(found)

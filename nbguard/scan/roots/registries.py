@@ -1,0 +1,101 @@
+"""Where Python, IPython, torch and matplotlib keep what was registered with them, out of any name's reach.
+
+`cache` roots are copies that their owner can do without (a script's old globals, what `%store` has written to disk): a
+cleanup may let them go. `library` roots are in force: they are reported, with the line that ends them.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nbguard.scan.heap.kinds import module_namespace, name_of, namespace_of
+from nbguard.scan.roots.root import LiveRoot
+
+GARBAGE = "gc.garbage"
+
+
+def registry_roots(shell: Any, is_users: Callable[[object], bool]) -> list[LiveRoot]:
+    """Return a root for each thing that is registered somewhere. `is_users` tells functions of the user's own.
+
+    What libraries register of their own (IPython's events, signal handlers) leads to half the process and explains nothing.
+    """
+    found = [*_garbage(), *_torch(), *_figures()]
+    if shell is not None:
+        found += [*_scripts(shell), *_stored(shell)]
+    hooks = [*_interpreter(), *(() if shell is None else _ipython(shell))]
+    return found + [root for root in hooks if is_users(root.objects[0])]
+
+
+def _garbage() -> Iterator[LiveRoot]:
+    if gc.garbage:
+        yield LiveRoot("cache", GARBAGE, tuple(gc.garbage), what="collected, but kept for debugging (gc.DEBUG_SAVEALL)")
+
+
+def _interpreter() -> Iterator[LiveRoot]:
+    for number in sorted(signal.valid_signals()):
+        handler = signal.getsignal(number)
+        if callable(handler):
+            name = signal.Signals(number).name
+            what = f"ended by signal.signal(signal.{name}, signal.SIG_DFL)"
+            yield LiveRoot("library", f"signal handler {name}", (handler,), what=what)
+    for name, hook in (("profile", sys.getprofile()), ("trace", sys.gettrace())):
+        if hook is not None:
+            yield LiveRoot("library", f"sys.set{name} function", (hook,), what=f"ended by sys.set{name}(None)")
+    for callback in gc.callbacks:
+        yield LiveRoot("library", f"gc callback {_name(callback)}", (callback,), what="ended by removing it from gc.callbacks")
+
+
+def _torch() -> Iterator[LiveRoot]:
+    overrides, dispatch = sys.modules.get("torch.overrides"), sys.modules.get("torch.utils._python_dispatch")
+    for module, ask in ((overrides, "_get_current_function_mode_stack"), (dispatch, "_get_current_dispatch_mode_stack")):
+        for mode in getattr(module, ask, list)():
+            yield LiveRoot("library", f"torch mode {name_of(type(mode))}", (mode,), what="ended by its __exit__()")
+    ask_hooks: Any = getattr(sys.modules["torch"]._C._autograd, "_top_saved_tensors_default_hooks", None)
+    hooks = None if ask_hooks is None else ask_hooks(True)
+    if hooks:
+        yield LiveRoot("library", "saved_tensors_hooks", tuple(hooks), what="in force: ended by leaving its `with` block")
+
+
+def _figures() -> Iterator[LiveRoot]:
+    """Yield pyplot's open figures that are only drawn. One with a window or a widget is in use on somebody's screen."""
+    helpers = sys.modules.get("matplotlib._pylab_helpers")
+    for number, manager in [] if helpers is None else list(helpers.Gcf.figs.items()):
+        if namespace_of(type(manager)).get("__module__") in ("matplotlib.backend_bases", "matplotlib_inline.backend_inline"):
+            yield LiveRoot("cache", f"pyplot figure {number}", (manager,), what="open figure")
+
+
+def _scripts(shell: Any) -> Iterator[LiveRoot]:
+    for path, module in list(getattr(shell, "_main_mod_cache", {}).items()):
+        namespace = module_namespace(module)
+        if namespace is not None:
+            what = "globals of a script that has run"
+            yield LiveRoot("cache", f"%run {Path(path).name}", (namespace,), what=what)
+
+
+def _stored(shell: Any) -> Iterator[LiveRoot]:
+    cache = getattr(getattr(shell, "db", None), "cache", None)
+    for path, entry in list(cache.items()) if type(cache) is dict else ():
+        if type(entry) is tuple:
+            yield LiveRoot("cache", f"%store {Path(path).name}", entry[:1], what="copy of what is on disk")
+
+
+def _ipython(shell: Any) -> Iterator[LiveRoot]:
+    for event, callbacks in shell.events.callbacks.items():
+        for callback in callbacks:
+            what = f"ended by get_ipython().events.unregister('{event}', …)"
+            yield LiveRoot("library", f"IPython event {event}: {_name(callback)}", (callback,), what=what)
+    for kind, table in shell.magics_manager.magics.items():
+        for name, function in list(table.items()):
+            yield LiveRoot("library", f"{'%' if kind == 'line' else '%%'}{name}", (function,), what="magic")
+
+
+def _name(callback: Any) -> str:
+    while type(callback) is types.MethodType:
+        callback = callback.__func__
+    return callback.__name__ if type(callback) is types.FunctionType else name_of(type(callback))

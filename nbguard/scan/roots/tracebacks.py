@@ -1,0 +1,121 @@
+"""The last error: everything in Python and IPython that keeps an exception, and with it its frames, alive."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.memory.facts import DEBUGGER
+from nbguard.scan.heap.kinds import module_namespaces
+from nbguard.scan.pause import held_still
+from nbguard.scan.roots.root import LiveRoot
+
+LABEL = "last error"
+PDB_VARIABLES = "__pdb_convenience_variables"
+"""Since Python 3.12 the debugger leaves the frame and the exception it looked at in the globals of the code it stopped in."""
+_SYS_NAMES = ("last_exc", "last_value", "last_traceback", "last_type")
+
+
+def error_holders(shell: Any) -> Iterator[Any]:
+    """Yield all that holds the last error: Python's own record, what a debugger left, IPython's printer and last result."""
+    yield from (sys.__dict__[name] for name in _SYS_NAMES if sys.__dict__.get(name) is not None)
+    spaces = [*module_namespaces().values(), *(() if shell is None else (shell.user_ns,))]
+    yield from {id(space): space[PDB_VARIABLES] for space in spaces if type(space.get(PDB_VARIABLES)) is dict}.values()
+    if shell is None:
+        return
+    printers = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
+    values = [getattr(printer, name, None) for printer in printers for name in ("tb", "evalue", "pdb")]
+    yield from (value for value in values if value is not None and type(value) is not type)
+    result = shell.last_execution_result
+    for name in ("error_in_exec", "error_before_exec"):
+        value = None if result is None else result.__dict__.get(name)
+        if value is not None:
+            yield value
+
+
+def error_roots(shell: Any) -> list[LiveRoot]:
+    """Return the last error as one root, and debuggers left over from `set_trace()`, or nothing."""
+    tracers = tuple(frame.f_trace for frame in traced_frames())
+    found = [LiveRoot("error", DEBUGGER, tracers, what="its last stop")] if tracers else []
+    objects = tuple(error_holders(shell))
+    error = next((value for value in objects if isinstance(value, BaseException)), None)
+    if not objects:
+        return found
+    what = type(error).__name__ if error is not None else "traceback"
+    return [*found, LiveRoot("error", LABEL, objects, _cell_of(error, shell), what)]
+
+
+def traced_frames() -> list[types.FrameType]:
+    """Return the running frames of this thread on which a debugger that has ended left its trace function.
+
+    `set_trace()` puts it on every frame up to the outermost, `continue` takes it off all but that one.
+    """
+    found = []
+    frame = sys._getframe() if sys.gettrace() is None and "bdb" in sys.modules else None
+    while frame is not None:
+        trace = frame.f_trace
+        if type(trace) is types.MethodType and sys.modules["bdb"].Bdb in type(trace.__self__).__mro__:
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _cell_of(error: BaseException | None, shell: Any) -> int | None:
+    """Return the number of the cell in which the error was raised."""
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    traceback = None if error is None else error.__traceback__
+    while traceback is not None:
+        number = numbers.get(traceback.tb_frame.f_code.co_filename)
+        if type(number) is int:
+            return number
+        traceback = traceback.tb_next
+    return None
+
+
+@dataclass(frozen=True)
+class ErrorParts:
+    """The frames and exceptions of the last error, by id."""
+
+    frames: dict[int, types.FrameType]
+    errors: dict[int, BaseException]
+
+
+def error_parts(shell: Any) -> ErrorParts:
+    """Return what the last error keeps: of chained and grouped exceptions and of the debugger too."""
+    found = ErrorParts({}, {})
+    seen: set[int] = set()
+    todo = list(error_holders(shell))
+    while todo:
+        value = todo.pop()
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) is dict:  # what the debugger left
+            todo += value.values()
+        elif type(value) is types.FrameType:
+            found.frames[id(value)] = value
+            todo.append(value.f_back)
+        elif type(value) is types.TracebackType:
+            todo += [value.tb_frame, value.tb_next]
+        elif isinstance(value, BaseException):
+            found.errors[id(value)] = value
+            todo += [value.__traceback__, value.__context__, value.__cause__, *getattr(value, "exceptions", ())]
+    return found
+
+
+def parts_by_id(ids: set[int]) -> ErrorParts:
+    """Return the frames and exceptions with these ids, if they still live."""
+    found = ErrorParts({}, {})
+    with held_still():
+        for obj in gc.get_objects():
+            if id(obj) in ids:
+                if type(obj) is types.FrameType:
+                    found.frames[id(obj)] = obj
+                elif BaseException in type(obj).__mro__:
+                    found.errors[id(obj)] = obj
+        obj = None  # before the main thread goes on: it may be one of its tensors
+    return found

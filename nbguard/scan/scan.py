@@ -1,0 +1,244 @@
+"""One look at the process: every probe once, joined into `Facts`."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+from nbguard.errors import NoTorchError
+from nbguard.memory.facts import DeviceFacts, Facts, StorageFact
+from nbguard.memory.graph import STALE_KINDS
+from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, pinned_facts, tracked_device
+from nbguard.scan.heap.compact import compact
+from nbguard.scan.heap.kinds import Kinds
+from nbguard.scan.heap.unreached import orphan_roots
+from nbguard.scan.heap.walk import Walk, Witness
+from nbguard.scan.objects.compiled import has_compiled
+from nbguard.scan.objects.learners import learner_facts
+from nbguard.scan.objects.parked import parked_addresses, parked_facts
+from nbguard.scan.objects.pools import pool_facts
+from nbguard.scan.objects.workers import workers_facts
+from nbguard.scan.oom.last_error import oom_fact
+from nbguard.scan.pause import held_still
+from nbguard.scan.roots.frames import running_roots
+from nbguard.scan.roots.namespace import Cells, module_roots, output_places, output_roots, user_roots
+from nbguard.scan.roots.registries import registry_roots
+from nbguard.scan.roots.root import LiveRoot
+from nbguard.scan.roots.tracebacks import error_roots
+
+_WORTH_A_CLIMB = 0.01
+"""Share of the bytes found that must be unexplained before holders in libraries are searched for (promise: 99 % named)."""
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """Where names live: an IPython shell, or, in a script, just a namespace.
+
+    `is_running`: code of the user's runs in another thread while this one looks. What no root leads to may be in its hands
+    for a moment then: it counts as held, and is not followed up, which would go on for as long as it runs.
+    """
+
+    shell: Any
+    namespace: dict[str, Any]
+    is_running: bool = False
+
+    @classmethod
+    def current(cls, namespace: dict[str, Any] | None = None) -> Notebook:
+        """Return the running IPython session, or the script's `__main__` (or `namespace`)."""
+        ipython = sys.modules.get("IPython")
+        shell = None if ipython is None or namespace is not None else ipython.get_ipython()
+        return cls(
+            shell,
+            shell.user_ns if shell is not None else namespace if namespace is not None else sys.modules["__main__"].__dict__,
+        )
+
+    @property
+    def out(self) -> dict[int, Any]:
+        """Return IPython's output history, `Out`."""
+        found: dict[int, Any] = self.namespace.get("_oh", {}) if self.shell is not None else {}
+        return found
+
+    @property
+    def hidden(self) -> dict[str, Any]:
+        """Return the names that IPython itself put into the namespace."""
+        found: dict[str, Any] = self.shell.user_ns_hidden if self.shell is not None else {}
+        return found
+
+    @property
+    def inputs(self) -> list[str]:
+        """Return the sources of the session's cells, by number."""
+        found: list[str] = self.namespace.get("In", []) if self.shell is not None else []
+        return found
+
+    def shell_attributes(self) -> dict[int, str]:
+        """Return the ids of the dicts that hold the shell's attributes, each with how one writes the shell."""
+        spaces = [] if self.shell is None else [self.shell.__dict__, self.shell.__dict__.get("_trait_values")]
+        return {id(space): "get_ipython()" for space in spaces if space is not None}
+
+    def internals(self) -> set[int]:
+        """Return the ids of objects that are IPython's machinery: the walk stops there, else it would find everything."""
+        shell = self.shell
+        found = [self.namespace, self]
+        if shell is not None:
+            names = (
+                "user_ns_hidden",
+                "displayhook",
+                "history_manager",
+                "kernel",
+                "InteractiveTB",
+                "SyntaxTB",
+                "events",
+                "compile",
+                "__dict__",
+            )
+            found += [shell, self.out, self.inputs, *(getattr(shell, name, None) for name in names)]
+            found.append(shell.displayhook.__dict__)
+        return {id(value) for value in found if value is not None}
+
+
+@dataclass(frozen=True)
+class Look:
+    """Facts, and weak references for checking later what of it is gone."""
+
+    facts: Facts
+    witness: Witness
+
+
+def look(notebook: Notebook, *, tensors: bool = False) -> Look:
+    """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing.
+
+    With `tensors`, the witness knows each tensor too, weakly: what a parking needs to find them again.
+    """
+    if "torch" not in sys.modules:
+        raise NoTorchError
+    with held_still():
+        return _undisturbed_look(notebook, tensors)
+
+
+def _undisturbed_look(notebook: Notebook, tensors: bool) -> Look:
+    torch: Any = sys.modules["torch"]
+    collects = gc.isenabled()
+    gc.disable()  # what the walk allocates must not start a collection: that would change what is being looked at
+    try:
+        with torch._C.DisableTorchFunctionSubclass():  # reading a tensor subclass's attributes must not run its code
+            return _look(notebook, tensors)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _look(notebook: Notebook, tensors: bool) -> Look:
+    tracked = tracked_device()
+    before = allocations(tracked)
+    devices, missing = device_facts(tracked)
+    kinds = Kinds()
+    walk = Walk(tracked, notebook.internals(), kinds)
+    walk.witness.tensors = {} if tensors else None
+    walk.parked = parked_addresses() if tracked == "cpu" else ()
+    roots = _walk_from(_roots(notebook, walk, kinds), walk)
+    _count_entries(roots, walk, notebook)
+    walk.shell = notebook.shell_attributes()
+    changed = allocations(tracked) != before  # another thread trains: what it has now is nearer to what the walk has seen
+    if changed:
+        devices, missing = device_facts(tracked)
+    threshold = int(_WORTH_A_CLIMB * sum(storage.nbytes for storage in walk.storages))
+    roots += orphan_roots(walk, None if notebook.is_running else threshold)
+    graph = compact(walk, roots, _block_sizes(devices))
+    numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
+    facts = Facts(
+        tracked,
+        devices,
+        graph,
+        learner_facts(_of_kind("learner", walk, numbers)),
+        missing,
+        os.getpid(),
+        gc.get_freeze_count(),
+        is_autocast_on(tracked),
+        pool_facts(_of_kind("pool", walk, numbers)),
+        pinned_facts() if tracked == "cuda" else None,
+        oom_fact(notebook.shell, notebook.inputs),
+        parked_facts(),
+        changed,
+        has_compiled(),
+        workers_facts(walk, _of_kind("iterator", walk, numbers), numbers, _made_here(roots, notebook)),
+    )
+    return Look(facts, walk.witness)
+
+
+def _made_here(roots: list[tuple[LiveRoot, list[int]]], notebook: Notebook) -> set[int]:
+    """Return the ids of what refers to the roots' objects by our looking, or is a place where IPython keeps a result."""
+    places = () if notebook.shell is None else output_places(notebook.shell)
+    return {id(root.objects) for root, _ in roots} | {id(space) for space, _ in places}
+
+
+def _of_kind(kind: str, walk: Walk, numbers: dict[int, int]) -> list[tuple[int, Any]]:
+    """Return (node, object) of each object of a kind that the graph knows."""
+    found = compress(walk.objects, map(kind.__eq__, walk.kind))
+    return [(numbers[id(obj)], obj) for obj in found if id(obj) in numbers]
+
+
+def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
+    shell, out = notebook.shell, notebook.out
+    places = [] if shell is None else [(_place_label(name), space[name]) for space, name in output_places(shell)]
+    shown = [(label, value) for label, value in places if value is not None and not (type(value) is str and not value)]
+    return [
+        *user_roots(notebook.namespace, notebook.hidden, out, Cells(notebook.inputs), kinds),
+        *module_roots(walk.referents, notebook.namespace),
+        *running_roots(),
+        *output_roots(shown, out, kinds),
+        *error_roots(shell),
+        *registry_roots(shell, walk.referents.is_users_function),
+    ]
+
+
+def _place_label(name: str) -> str:
+    return "last result" if name == "result" else name
+
+
+def _walk_from(roots: list[LiveRoot], walk: Walk) -> list[tuple[LiveRoot, list[int]]]:
+    """Walk from the user's own roots, then from the stale ones; return each with the numbers of its objects."""
+    found = []
+    for stale in (False, True):
+        first = len(walk.objects)
+        found += [(root, _entries(walk, root)) for root in roots if (root.kind in STALE_KINDS) is stale]
+        walk.run()
+    walk.only_stale = range(first, len(walk.objects))
+    return found
+
+
+def _count_entries(roots: list[tuple[LiveRoot, list[int]]], walk: Walk, notebook: Notebook) -> None:
+    """Note what stale roots refer to, each with the number of its references from there; only those of `Out` are known."""
+    spaces = [] if notebook.shell is None else [notebook.out, *(space for space, _ in output_places(notebook.shell))]
+    places = {id(place): place for place in [*spaces, *(root.objects for root, _ in roots)]}
+    known = Counter(map(id, gc.get_referents(*places.values())))
+    for root, entries in roots:
+        if root.kind in STALE_KINDS:
+            walk.entries.update((n, known[id(walk.objects[n])] if root.kind == "out" else None) for n in entries)
+    walk.places = set(places)
+
+
+def _entries(walk: Walk, root: LiveRoot) -> list[int]:
+    return [number for obj in root.objects if (number := walk.add(obj)) is not None]
+
+
+def _block_sizes(devices: tuple[DeviceFacts, ...]) -> Any:
+    """Return a function from a storage to the bytes set aside for it: its allocator block where that is known."""
+    known = {device.device for device in devices if device.segments is not None}
+    sizes = {
+        (device.device, block.address): block.size
+        for device in devices
+        for segment in device.segments or ()
+        for block in segment.blocks
+        if block.state != "inactive"
+    }
+
+    def nbytes(storage: StorageFact) -> int:
+        otherwise = 0 if storage.device in known else storage.nbytes
+        return sizes.get((storage.device, storage.address), otherwise)
+
+    return nbytes

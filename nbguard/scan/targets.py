@@ -1,0 +1,163 @@
+"""What a user may name in `%reset_gpu`: whatever `del` accepts. Looked up without running the user's code where possible."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import gc
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from nbguard.errors import TargetError
+from nbguard.memory.target import Target
+from nbguard.scan.heap.attributes import attributes_of
+from nbguard.scan.heap.kinds import mro_of, name_of, namespace_of
+
+_MISSING: Any = object()
+
+
+def parse_target(text: str) -> ast.expr:
+    """Return the one thing that `del text` would delete; TargetError if it is no such thing."""
+    try:
+        statement = ast.parse(f"del {text}").body
+    except SyntaxError:
+        statement = []
+    match statement:
+        case [ast.Delete(targets=[(ast.Name() | ast.Attribute() | ast.Subscript()) as target])]:
+            return target
+    raise TargetError(
+        f"{text} is not something that can be freed: give a name or a part of it, as in  %reset_gpu learn runs['a'] exp.learn"
+    )
+
+
+def resolve_targets(
+    texts: Iterable[str], namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]
+) -> tuple[Target, ...]:
+    """Return what each text stands for, in order; TargetError, before anything is touched, if one of them is nothing."""
+    return tuple(_resolve(text, parse_target(text), namespace, out, hidden) for text in texts)
+
+
+def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]) -> Target:
+    output = output_label(target, out)
+    if output:
+        return Target(text, root=output, value_kind="a displayed result")
+    if isinstance(target, ast.Name):
+        value = lookup(target, namespace)
+        if target.id in hidden and hidden[target.id] is value:
+            raise TargetError(
+                f"{text} is IPython's own: it cannot be freed (a displayed result is freed by  %reset_gpu Out[3])"
+            )
+        return Target(text, root=target.id, value_kind=name_of(type(value)))
+    if not isinstance(target, (ast.Attribute, ast.Subscript)):
+        raise AssertionError(target)
+    owner = lookup(target.value, namespace)
+    if owner is _MISSING:
+        return Target(text)
+    value, containers = _part(target, owner, namespace)
+    if value is _MISSING and isinstance(target, ast.Attribute) and _cannot_delete(owner, target.attr):
+        raise TargetError(f"{text} does not exist: {name_of(type(owner))} has no such attribute")
+    if value is _MISSING:
+        return Target(text)
+    return Target(text, containers=tuple(map(id, containers)), value=id(value), value_kind=name_of(type(value)))
+
+
+def _cannot_delete(owner: Any, name: str) -> bool:
+    """Say whether `del owner.name` must fail: no such attribute, and the class deletes attributes in the usual way."""
+    bases = mro_of(type(owner))
+    deletes = next(base for base in bases if "__delattr__" in namespace_of(base))
+    modules = sys.modules.get("torch.nn")
+    usual = deletes is object or (modules is not None and deletes is modules.__dict__["Module"])
+    return usual and attributes_of(owner) is not None and not any(name in namespace_of(base) for base in bases)
+
+
+def output_label(target: ast.expr, out: dict[int, Any]) -> str:
+    """Return `Out[n]` if the target is a displayed result, else an empty string; n is the first that shows this object."""
+    match target:
+        case ast.Subscript(value=ast.Name(id="Out" | "_oh"), slice=ast.Constant(value=int(number))):
+            if number not in out:
+                raise TargetError(f"Out[{number}] does not exist: there is no such displayed result")
+        case ast.Name(id=name) if name[:1] == "_" and name[1:].isdigit() and int(name[1:]) in out:
+            number = int(name[1:])
+        case _:
+            return ""
+    return f"Out[{next(n for n, value in out.items() if value is out[number])}]"
+
+
+def lookup(expression: ast.expr, namespace: dict[str, Any]) -> Any:
+    """Return the object an expression of names, attributes and constant keys stands for, or a mark that it is computed."""
+    if isinstance(expression, ast.Name):
+        if expression.id not in namespace:
+            near = difflib.get_close_matches(expression.id, [name for name in namespace if not name.startswith("_")], n=1)
+            hint = f": did you mean {near[0]}?" if near else ": it is not defined in this notebook"
+            raise TargetError(f"name '{expression.id}' does not exist{hint}")
+        return namespace[expression.id]
+    if isinstance(expression, (ast.Attribute, ast.Subscript)):
+        owner = lookup(expression.value, namespace)
+        return _MISSING if owner is _MISSING else _part(expression, owner, namespace)[0]
+    return _MISSING
+
+
+def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    """Return (part of `owner`, the containers that refer to it); the part is a mark if only user code could tell."""
+    if isinstance(target, ast.Attribute):
+        return _attribute(owner, target.attr, ast.unparse(target))
+    try:
+        key = (
+            namespace[target.slice.id]
+            if isinstance(target.slice, ast.Name) and target.slice.id in namespace
+            else ast.literal_eval(target.slice)
+        )
+    except ValueError:
+        return _MISSING, ()
+    bases = mro_of(type(owner))
+    try:
+        if dict in bases and type(key) in (str, int, float, bool, bytes, tuple, type(None)):
+            return _once(dict.__getitem__(owner, key), owner, dict.values(owner))
+        if type(owner) in (list, tuple, deque) and type(key) is int:
+            return _once(owner[key], owner, owner)
+        if type(key) is int and (modules := _numbered_modules(owner)) is not None:
+            parts = list(modules.values())
+            return _once(parts[key], modules, parts)
+    except (KeyError, IndexError):
+        raise TargetError(f"{ast.unparse(target)} does not exist: there is no such key") from None
+    return _MISSING, ()
+
+
+def _numbered_modules(owner: Any) -> dict[str, Any] | None:
+    """Return the parts of a module that are deleted by number: `del net[0]`."""
+    nn = sys.modules.get("torch.nn")
+    if nn is None or type(owner) not in (nn.__dict__["Sequential"], nn.__dict__["ModuleList"]):
+        return None
+    return (attributes_of(owner) or {}).get("_modules")
+
+
+def _once(value: Any, owner: Any, values: Iterable[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """Return the reference to cut, unless the container holds the value more than once: then deleting one frees nothing."""
+    return value, (owner,) if sum(other is value for other in values) == 1 else ()
+
+
+def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
+    for base in mro_of(type(owner)):
+        slot = namespace_of(base).get(name)
+        if type(slot) is types.MemberDescriptorType:
+            try:
+                return _once(slot.__get__(owner), owner, gc.get_referents(owner))
+            except AttributeError:  # a slot without a value
+                break
+    found = attributes_of(owner)
+    if found is None:
+        return _MISSING, ()
+    if name in found:
+        value, containers = _once(found[name], owner, found.values())
+        return value, (*containers, found) if containers else ()
+    for inner in ("_modules", "_parameters", "_buffers"):
+        part = found.get(inner)
+        if part is not None and dict in mro_of(type(part)) and name in part:
+            return part[name], (part,)
+    bases = [namespace_of(base) for base in mro_of(type(owner))]
+    if any(name in base for base in bases) or any("__getattr__" in base for base in bases):
+        return _MISSING, ()
+    raise TargetError(f"{text} does not exist: {name_of(type(owner))} has no such attribute")

@@ -1,0 +1,1 @@
+"""The hub of one kernel, which serves all its sidebars."""

@@ -1,0 +1,163 @@
+"""Readings for a tick, several times a second from a thread of its own: counters of the allocator, and now and then the driver.
+
+Opens no device, waits for none, and asks for no blocks: a tick takes well under a millisecond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nbguard.memory.counters import TickReading
+from nbguard.memory.facts import AllocatorStats, DeviceFacts, NvmlFacts, ProcessFact
+from nbguard.scan.devices.counters import Counters
+from nbguard.scan.devices.cuda import allocator_settings, device_facts, is_opened, tracked_device
+from nbguard.scan.devices.nvml import NvmlReader
+
+_DRIVER_EVERY = 1.0
+"""Seconds between two readings of the driver, which may take milliseconds each."""
+_HEAP_SHARE = 0.0005
+"""Of the processor's time that readings of malloc may take: it goes through all its free pieces, and others wait meanwhile."""
+
+
+class DeviceReader:
+    """Reads what the counters of this process say. Holds a session with the driver from the first reading to `close`."""
+
+    def __init__(self) -> None:
+        self._tracked = ""
+        self._heap = _Heap()
+        self._driver = _Driver()
+
+    def read(self) -> TickReading:
+        """Return the counters now; `tracked` is empty before PyTorch is imported."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or getattr(torch.__spec__, "_initializing", False):  # not imported, or only just begun to be
+            return TickReading()
+        if not self._tracked:
+            self._tracked = tracked_device()
+        if self._tracked == "cpu":
+            return TickReading("cpu", (DeviceFacts("cpu", "host memory"),), os.getpid(), *self._heap.read())
+        if self._tracked != "cuda":
+            return TickReading(self._tracked, device_facts(self._tracked)[0], os.getpid())
+        if not torch.cuda.is_initialized():
+            return TickReading("cuda", self._driver.unused(), os.getpid())
+        stats = [_counted(torch.cuda.memory_stats_as_nested_dict(index)) for index in range(torch.cuda.device_count())]
+        devices = tuple(self._driver.device(torch, index, each) for index, each in enumerate(stats))
+        return TickReading("cuda", devices, os.getpid())
+
+    def close(self) -> None:
+        """End the session with the driver."""
+        self._driver.close()
+
+
+def _counted(stats: Any) -> AllocatorStats:
+    """Return the counters as torch nests them: flattened by `memory_stats` they cost eight times as much."""
+    names = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
+    allocated, reserved, active, split = (stats[name]["all"] for name in names)
+    peaks = (allocated["peak"], reserved["peak"])
+    return AllocatorStats(allocated["current"], reserved["current"], *peaks, active["current"], split["current"])
+
+
+class _Heap:
+    """What malloc last said. The longer it takes to answer, the more rarely it is asked; in between it is as it was."""
+
+    def __init__(self) -> None:
+        self._counters = Counters()
+        self._said: tuple[int | None, str] = (None, "")
+        self._next = 0.0
+
+    def read(self) -> tuple[int | None, str]:
+        """Return the bytes that this process has in use, and who says so."""
+        if time.monotonic() >= self._next:
+            start = time.thread_time()
+            counted = self._counters.read()
+            self._next = time.monotonic() + (time.thread_time() - start) / _HEAP_SHARE
+            self._said = (None, "") if counted is None else (counted.heap, counted.source)
+        return self._said
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What torch and the driver said of a device at some time.
+
+    `used` are the bytes in use by everybody, when torch had `reserved` so many of them.
+    """
+
+    at: float
+    name: str
+    total: int
+    opened: bool
+    used: int | None
+    reserved: int
+    nvml: NvmlFacts | None
+    settings: str
+
+
+class _Driver:
+    """What the driver last said about each device, at most once a second.
+
+    In between this process's own bytes are kept up by its counters: what is outside of them is as it was.
+    """
+
+    def __init__(self) -> None:
+        self._session: NvmlReader | None = None
+        self._said: dict[int, _Said] = {}
+        self._unused: tuple[float, tuple[DeviceFacts, ...]] | None = None
+
+    def device(self, torch: Any, index: int, stats: AllocatorStats) -> DeviceFacts:
+        """Return torch's device `index`, whose allocator counts `stats`."""
+        said = self._said.get(index)
+        if said is None or time.monotonic() - said.at >= _DRIVER_EVERY or (stats.reserved and not said.opened):
+            said = self._said[index] = self._listen(torch, index, stats.reserved)
+        free = None if said.used is None else max(0, said.total - said.used - stats.reserved + said.reserved)
+        nvml = None if said.nvml is None else _kept_up(said.nvml, stats.reserved - said.reserved)
+        return DeviceFacts(
+            f"cuda:{index}", said.name, said.total, free, stats, None, nvml, said.settings, has_context=said.opened
+        )
+
+    def _listen(self, torch: Any, index: int, reserved: int) -> _Said:
+        properties = torch.cuda.get_device_properties(index)
+        total, opened = int(properties.total_memory), is_opened(torch, index, reserved)
+        nvml = self._ask().device(properties, index)
+        used = None if nvml is None else min(nvml.used, total)
+        if opened:  # elsewhere the question itself would open one
+            with contextlib.suppress(RuntimeError):  # after an error that lasts: the driver's own reading remains
+                used = total - int(torch.cuda.mem_get_info(index)[0])
+        return _Said(time.monotonic(), str(properties.name), total, opened, used, reserved, nvml, allocator_settings())
+
+    def unused(self) -> tuple[DeviceFacts, ...]:
+        """Return what the driver says about the devices before torch has used any."""
+        if self._unused is None or time.monotonic() - self._unused[0] >= _DRIVER_EVERY:
+            self._ask()  # the session that keeps the driver awake between readings
+            self._unused = (time.monotonic(), device_facts("cuda")[0])
+        return self._unused[1]
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.__exit__(None, None, None)
+            self._session = None
+
+    def _ask(self) -> NvmlReader:
+        if self._session is None:
+            self._session = NvmlReader().__enter__()
+        return self._session
+
+
+def _kept_up(nvml: NvmlFacts, grown: int) -> NvmlFacts:
+    """Return a reading of the driver as it would be now that this process has reserved `grown` bytes more."""
+    if not grown:
+        return nvml
+    known = nvml.processes
+    alone = known is not None and len(known) == 1  # in a container it has another pid
+    processes = (
+        None if known is None else tuple(_grown(each, grown) if alone or each.pid == os.getpid() else each for each in known)
+    )
+    return replace(nvml, used=nvml.used + grown, processes=processes)
+
+
+def _grown(process: ProcessFact, nbytes: int) -> ProcessFact:
+    return process if process.used is None else replace(process, used=process.used + nbytes)

@@ -1,0 +1,174 @@
+"""The fastai fit that runs now, seen from another thread: how far it is, and how often it is met waiting for data.
+
+Looks at frames and plain attributes only. Of frames it reads the variables of `fit` and `_do_epoch_validate` alone: these hold
+the Learner and plain arguments, never a batch that reading them could keep alive.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.heap.kinds import mro_of
+from nbguard.sidebar.protocol.state import FitTick
+from nbguard.sidebar.protocol.truncation import cut
+
+_FIT, _VALIDATE = "fit", "_do_epoch_validate"
+_LOADING = "torch.utils.data.dataloader"
+_SEEN = ("fastai.", _LOADING)
+_SAMPLES = 20
+"""Fewer looks than this say nothing about the share of waiting."""
+
+
+@dataclass
+class _Found:
+    """Frames of one thread in which fastai runs, by what they are for; `call` is the outermost of fastai's own."""
+
+    fit: types.FrameType | None = None
+    validate: types.FrameType | None = None
+    call: str = ""
+    is_loading: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        return self.fit is not None or self.validate is not None
+
+
+@dataclass
+class _Course:
+    """One fit as it was seen so far: how many looks, in how many of them it waited, and the peak when it was first seen."""
+
+    key: tuple[int, ...]
+    batches: int = 0  # it has trained on so far
+    peak: int | None = None
+    looks: int = 0
+    waits: int = 0
+
+
+@dataclass
+class FitProgress:
+    """Follows fits of this process. `names` says what Learners are called, by their ids. Keeps none of them alive."""
+
+    names: Mapping[int, str] = field(default_factory=dict)
+    _course: _Course | None = None
+
+    def read(self, peak: int | None = None) -> FitTick | None:
+        """Return how far the fit that runs now has come; None without one. Never raises.
+
+        `peak` is the most that has ever been allocated: only if that has risen since, it is the peak of this fit.
+        """
+        try:
+            return self._read(peak)
+        except Exception:  # noqa: BLE001 - frames and attributes of other threads change while they are read
+            return None
+
+    def _read(self, peak: int | None) -> FitTick | None:
+        if "fastai.learner" not in sys.modules:
+            return None
+        found = _running()
+        frame = None if found is None else found.fit or found.validate
+        if found is None or frame is None:
+            self._course = None
+            return None
+        learner = frame.f_locals.get("self")
+        key = (id(learner), id(frame), _count(learner, "n_epoch") or 0)
+        course = self._follow(key, _count(learner, "train_iter") or 0, peak)
+        course.looks += 1
+        course.waits += found.is_loading
+        label = self.names.get(id(learner), "a Learner")
+        return self._tick(label, found, learner, course, peak)
+
+    def _follow(self, key: tuple[int, ...], batches: int, peak: int | None) -> _Course:
+        """Return the course of this fit: a new one if it is another fit, perhaps in the same frame as the one before."""
+        course = self._course
+        if course is None or course.key != key or batches < course.batches:
+            course = self._course = _Course(key, peak=peak)
+        course.batches = batches
+        return course
+
+    def _tick(self, label: str, found: _Found, learner: Any, course: _Course, peak: int | None) -> FitTick:
+        in_fit = found.fit is not None
+        epoch, epochs = (_count(learner, "epoch", 1), _count(learner, "n_epoch")) if in_fit else (None, None)
+        batch, batches = _count(learner, "iter", 1), _count(learner, "n_iter")
+        if batch is not None and batches is not None and batch > batches:  # of the epoch before, as this one begins
+            batch = None
+        has_risen = peak is not None and course.peak is not None and peak > course.peak
+        return FitTick(
+            cut(label),
+            cut(found.call, 60),
+            epoch,
+            epochs,
+            batch,
+            batches,
+            in_fit and found.validate is None,
+            _loss(learner) if in_fit else None,
+            peak if has_risen else None,
+            round(course.waits / course.looks, 2) if course.looks >= _SAMPLES else None,
+        )
+
+
+def _running() -> _Found | None:
+    """Return the frames of the fit that runs now, of the main thread's if there is one there, else of any thread."""
+    tops = sys._current_frames()
+    del tops[threading.get_ident()]  # this very frame: a cycle, in which every thread's frames would wait for the collector
+    main = threading.main_thread().ident
+    for ident in sorted(tops, key=lambda ident: (ident != main, ident)):
+        found = _of_thread(tops[ident])
+        if found.is_running:
+            return found
+    return None
+
+
+def _of_thread(top: types.FrameType) -> _Found:
+    found = _Found()
+    for frame in _outwards(top):
+        module = frame.f_globals.get("__name__")
+        if type(module) is not str or not module.startswith(_SEEN):
+            continue
+        name = frame.f_code.co_name
+        if module == _LOADING and not found.is_running:
+            found.is_loading = True
+        elif module == "fastai.learner" and name == _VALIDATE:
+            found.validate = found.validate or frame
+        elif module == "fastai.learner" and name == _FIT:
+            found.fit = frame
+        if found.is_running and module.startswith("fastai.") and not name.startswith(("_", "<")):
+            found.call = name
+    return found
+
+
+def _outwards(top: types.FrameType) -> list[types.FrameType]:
+    """Return the frames from `top` on, all at once: the thread goes on, and where a generator rests the way out ends."""
+    frames: list[types.FrameType] = []
+    frame: types.FrameType | None = top
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _count(learner: Any, name: str, start: int = 0) -> int | None:
+    found = attribute_of(learner, name)
+    return found + start if type(found) is int else None
+
+
+def _loss(learner: Any) -> float | None:
+    """Return the smoothed loss of the last batch, which fastai's Recorder holds on the host already; None if it does not."""
+    losses = attribute_of(attribute_of(learner, "recorder"), "losses")
+    if type(losses) is not list or not losses:
+        return None
+    torch: Any = sys.modules["torch"]
+    last, base = losses[-1], torch.Tensor
+    if base not in mro_of(type(last)) or type(last).__torch_dispatch__ is not base.__torch_dispatch__:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code must not run
+        if not base.is_cpu.__get__(last) or base.numel(last) != 1:
+            return None
+        loss = float(base.item(last))
+    return loss if math.isfinite(loss) else None

@@ -1,0 +1,264 @@
+"""The hub of one kernel: takes what sidebars send, and has it done where and when it may be."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nbguard.cells.cell_end import CellEnd
+from nbguard.cells.hooks import CellFact
+from nbguard.errors import OldHeapError
+from nbguard.sidebar.hub.busy import Busy, is_in_cell
+from nbguard.sidebar.hub.jobs import Job, Jobs
+from nbguard.sidebar.hub.leases import Leases, Way
+from nbguard.sidebar.hub.panel_comm import Wire
+from nbguard.sidebar.hub.sampler import Sampler
+from nbguard.sidebar.protocol.builtins import plain
+
+if TYPE_CHECKING:
+    from nbguard.memory.counters import TickReading
+    from nbguard.scan.scan import Notebook
+    from nbguard.sidebar.hub.requests import Desk
+    from nbguard.sidebar.hub.tick_source import Feed
+    from nbguard.sidebar.protocol import messages
+
+_SETTLED = 0.3
+"""Seconds after a cell's end before the heap is looked at: the next cell may be waiting already."""
+
+_LOOK = "nbguard: look"
+"""Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""
+
+_log = logging.getLogger("nbguard")
+
+
+class Hub:
+    """Answers sidebars, and ticks while somebody looks; a listener of `live.hooks.Hooks`, which tells it of cells.
+
+    What arrives is only taken note of in the thread that has it. Nothing runs, and nothing heavy is imported, before the
+    first view says hello. `simulated` returns the counters of the simulated device, while cells run on one.
+    """
+
+    name = "the sidebar"
+    rank = 50
+
+    def __init__(self, shell: Any, simulated: Callable[[], TickReading | None]) -> None:
+        self._shell = shell
+        self._simulated = simulated
+        self._kernel = shell.kernel
+        self._thread = threading.get_ident()
+        self._boot = uuid.uuid4().hex
+        self._busy = Busy(shell, self._kernel)
+        self._leases = Leases()
+        self._jobs = Jobs(lambda: self._busy.cell is not None, lambda act: self._kernel.io_loop.add_callback(act))
+        self._sampler = Sampler(self._tick, lambda: self._leases.interval)
+        self._to_greet: deque[tuple[Way, messages.Hello]] = deque()
+        self._made = threading.Lock()
+        self._feed: Feed | None = None
+        self._desk: Desk | None = None
+        self._settling: Any = None
+        self._first_cell: CellEnd | None = None
+        self._is_open = True
+        if is_in_cell(shell):  # its beginning was not told, so neither will be its end
+            self._busy.begin(is_running=True)
+            self._first_cell = CellEnd(shell, self._ended)
+        self._wire = Wire(self._kernel, self.receive)
+
+    def close(self) -> None:
+        """Take no more messages, forget who looks, see the threads end, and say that nothing more comes."""
+        self._is_open = False
+        ways = {id(way): way for way in (self._wire, *self._leases.ways)}  # panels that do not look listen, too
+        if self._first_cell is not None:
+            self._first_cell.cancel()
+        self._cancel_settling()
+        self._leases.clear()
+        self._jobs.clear()
+        self._sampler.end()
+        self._jobs.join()
+        if self._feed is not None:
+            self._feed.close()
+        for way in ways.values():
+            _send(way, "closed")
+        self._wire.close()
+
+    @property
+    def audience(self) -> tuple[int, float]:
+        """Return how many views look, and how often a second they are told."""
+        interval = self._leases.interval
+        return self._leases.count, 0.0 if interval is None else 1 / (interval * self._sampler.slowness)
+
+    @property
+    def waiting(self) -> int:
+        """Return how much of what views have asked for is not done yet."""
+        return len(self._jobs.listed)
+
+    # --- cells ------------------------------------------------------------------------------------------------------------
+
+    def before(self) -> None:
+        """Note that a cell begins."""
+        self._busy.begin()
+        self._cancel_settling()
+        if self._feed is not None:
+            self._feed.mark(f"In[{self._busy.cell}]")
+        self._jobs.proceed()
+
+    def after(self, cell: CellFact) -> None:
+        """Note that it has ended."""
+        self._ended(cell)
+
+    def _ended(self, _: Any) -> None:
+        """Let what waited for the end of a cell be done, and have the heap looked at."""
+        number = self._busy.end()
+        self._jobs.proceed()
+        if self._desk is not None and self._leases.interval is not None:
+            self._desk.heaps.cell = number
+            self._settling = self._kernel.io_loop.call_later(_SETTLED, self._settled)
+
+    def _settled(self) -> None:
+        """Look at the heap if the cell has changed anything and none has begun since."""
+        self._settling = None
+        if self._desk is not None and self._busy.cell is None and self._desk.heaps.is_outdated:
+            self._look()
+
+    def _cancel_settling(self) -> None:
+        if self._settling is not None:
+            self._kernel.io_loop.remove_timeout(self._settling)
+            self._settling = None
+
+    # --- views ------------------------------------------------------------------------------------------------------------
+
+    def receive(self, message: Any, way: Way) -> None:
+        """Take what a view sends. Whatever it is, nothing is raised and nothing of it is run."""
+        try:
+            if self._is_open:
+                self._take(message, way)
+        except Exception:  # noqa: BLE001 - what a browser sends must not cost the kernel anything
+            _log.debug("a message of a sidebar was dropped", exc_info=True)
+        finally:
+            self._busy.again()
+
+    def leave(self, way: Way) -> None:
+        """Forget the views at the end of a way: a widget that is closed."""
+        self._leases.end_way(way)
+
+    def _take(self, message: Any, way: Way) -> None:
+        from nbguard.sidebar.protocol import messages
+
+        match messages.parse(message):
+            case messages.Hello() as hello:
+                self._leases.renew(hello.client, way, visible=hello.visible)
+                self._to_greet.append((way, hello))
+                self._sampler.wake()
+            case messages.Bye(client):
+                self._leases.end(client)
+            case messages.Bad(rid, why):
+                _send(way, "refused", rid=rid, why=why)
+            case messages.Cancel(rid):
+                self._cancel(way, rid)
+            case messages.Refresh(rid):
+                self._put(way, rid, "Refresh", "", lambda: self._look_and_tell(always=True))
+            case messages.Ask() | messages.PlanRequest() as asked:
+                self._put(way, asked.rid, "Look", "", lambda: self._answer(way, asked))
+            case messages.Apply(rid, token) as asked:
+                title, why = ("Apply", "") if self._desk is None else self._desk.plans.about(token)
+                self._put(way, rid, title, why, lambda: self._answer(way, asked))
+
+    def _put(self, way: Way, rid: str, title: str, why: str, run: Callable[[], None]) -> None:
+        """Have a request done, and its sender told how it goes; `why` it waits, if a cell runs."""
+        _send(way, "ack", rid=rid)
+
+        def refuse(reason: str) -> None:
+            _send(way, "refused", rid=rid, why=reason)
+
+        def tell_queued(reason: str) -> None:
+            _send(way, "queued", rid=rid, why=reason)
+
+        if not self._jobs.put(Job(run, refuse, rid, title, why, tell_queued)):
+            refuse("too much is waiting to be done already: wait for the cell to end")
+
+    def _answer(self, way: Way, asked: messages.Ask | messages.PlanRequest | messages.Apply) -> None:
+        desk = self._ready()
+        try:
+            op, content = desk.answer(asked)
+        except OldHeapError:
+            _send(way, "heap", heap=plain(desk.heaps.last))
+            raise
+        _send(way, op, rid=asked.rid, **content)
+        if op == "done":
+            self._look_and_tell(always=True)
+
+    def _cancel(self, way: Way, rid: str) -> None:
+        """Drop what waits under `rid`. What runs goes on, and is answered when it is done."""
+        _send(way, "ack", rid=rid)
+        dropped = self._jobs.cancel(rid)
+        if dropped is not None:
+            dropped.failed("cancelled before it began: nothing was touched")
+        elif not self._jobs.has(rid):
+            _send(way, "refused", rid=rid, why="there is nothing to cancel: it is done already")
+
+    # --- what is told -----------------------------------------------------------------------------------------------------
+
+    def _notebook(self) -> Notebook:
+        """Return where the names live, and whether a cell runs while this thread looks."""
+        from nbguard.scan.scan import Notebook
+
+        return Notebook(self._shell, self._shell.user_ns, is_running=threading.get_ident() != self._thread)
+
+    def _ready(self) -> Desk:
+        """Return what does the work; it is made when it is first needed, never in a thread of the kernel's channels."""
+        with self._made:
+            if self._desk is None:
+                from nbguard.sidebar.hub.requests import Desk
+
+                self._desk = Desk(self._notebook, self._boot)
+            return self._desk
+
+    def _tick(self) -> None:
+        try:
+            if self._feed is None:
+                from nbguard.sidebar.hub.tick_source import Feed
+
+                self._feed = Feed(self._boot, self._simulated)
+            heap = 0 if self._desk is None else self._desk.heaps.last.heap
+            self._tell("tick", tick=plain(self._feed.tick(heap, self._busy.cell, self._jobs.listed)))
+            if self._to_greet:
+                self._greet(self._ready())
+        except Exception:  # noqa: BLE001 - the next one may do
+            _log.debug("a tick of the sidebar failed", exc_info=True)
+
+    def _greet(self, desk: Desk) -> None:
+        """Send the heap to who has said hello without it; look again if it is old, beside a cell only if there is none yet."""
+        while self._to_greet:
+            way, hello = self._to_greet.popleft()
+            if (hello.boot, hello.heap) != (self._boot, desk.heaps.last.heap):
+                _send(way, "heap", heap=plain(desk.heaps.last))
+        if desk.heaps.is_outdated and (self._busy.cell is None or not desk.heaps.last.heap):
+            self._look(waits=bool(desk.heaps.last.heap))
+
+    def _look(self, *, waits: bool = True) -> None:
+        """Have the heap looked at, unless it is to be already; `waits`: not while a cell runs."""
+        why = "a look at the heap waits for the end of the cell" if waits else ""
+        self._jobs.put(Job(self._look_and_tell, lambda reason: _log.debug("a look at the heap: %s", reason), _LOOK, why=why))
+
+    def _look_and_tell(self, *, always: bool = False) -> None:
+        heaps = self._ready().heaps
+        has_changed = heaps.look()
+        if self._feed is not None:
+            self._feed.call(heaps.learners)
+        if has_changed or always:
+            self._tell("heap", heap=plain(heaps.last))
+
+    def _tell(self, op: str, **content: Any) -> None:
+        """Tell everybody who looks."""
+        for way in self._leases.ways:
+            _send(way, op, **content)
+
+
+def _send(way: Way, op: str, **content: Any) -> None:
+    try:
+        way.send({"op": op, **content})
+    except Exception:  # noqa: BLE001 - a view that cannot be reached is its own loss
+        _log.debug("a sidebar could not be told", exc_info=True)

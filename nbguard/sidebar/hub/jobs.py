@@ -1,0 +1,151 @@
+"""What has been asked for and is not done yet: one job at a time, on the main thread, or while a cell runs beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nbguard.errors import NbguardError
+
+if TYPE_CHECKING:
+    from nbguard.sidebar.protocol import state
+
+_MOST = 32
+"""Jobs that may wait. More are refused: nobody clicks so fast."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """Something to do once, on whatever thread may do it. Holds no object of the user's.
+
+    `why` says what it has to wait for while a cell runs; empty: it may be done beside the cell. `tell_queued` is called with
+    it as soon as the job does wait, `failed` with what went wrong in `run`. A job without a `title` is the hub's own.
+    """
+
+    run: Callable[[], None]
+    failed: Callable[[str], None]
+    rid: str = ""
+    title: str = ""
+    why: str = ""
+    tell_queued: Callable[[str], None] | None = None
+    is_told: bool = False
+
+
+class Jobs:
+    """A queue that is worked off on the kernel's main thread while no cell runs, else by a thread that ends with it.
+
+    Args:
+        is_busy: says whether a cell runs. Asked on the main thread, its answer holds until that thread is given back.
+        on_main: has a function called on the main thread when its event loop comes to it.
+    """
+
+    def __init__(self, is_busy: Callable[[], bool], on_main: Callable[[Callable[[], None]], Any]) -> None:
+        self._is_busy = is_busy
+        self._on_main = on_main
+        self._lock = threading.Lock()
+        self._pending: list[Job] = []
+        self._running: Job | None = None
+        self._worker: threading.Thread | None = None
+
+    @property
+    def listed(self) -> tuple[state.Job, ...]:
+        """Return what was asked for and is not done yet, what runs first."""
+        if not self._pending and self._running is None:
+            return ()
+        from nbguard.sidebar.protocol import state
+
+        with self._lock:
+            running = self._running
+            found = [] if running is None else [state.Job(running.rid, running.title, "running")]
+            found += [state.Job(job.rid, job.title, "queued", job.why if job.is_told else "") for job in self._pending]
+        return tuple(job for job in found if job.title)
+
+    def put(self, job: Job) -> bool:
+        """Have a job done. Return whether it was taken: not if too many wait, or one of its name does."""
+        with self._lock:
+            names = [each.rid for each in (*self._pending, self._running) if each is not None]
+            if len(names) >= _MOST or (job.rid and job.rid in names):
+                return False
+            self._pending.append(job)
+        self.proceed()
+        return True
+
+    def cancel(self, rid: str) -> Job | None:
+        """Drop the job of a name, if it still waits, and return it."""
+        with self._lock:
+            found = next((job for job in self._pending if job.rid == rid), None)
+            if found is not None:
+                self._pending.remove(found)
+            return found
+
+    def has(self, rid: str) -> bool:
+        """Say whether the job of a name waits or runs."""
+        with self._lock:
+            return any(job is not None and job.rid == rid for job in (*self._pending, self._running))
+
+    def clear(self) -> None:
+        """Drop everything that waits."""
+        with self._lock:
+            self._pending.clear()
+
+    def proceed(self) -> None:
+        """Have the next job done where it can be: after a job was put, and when a cell begins or ends."""
+        waiting: list[Job] = []
+        with self._lock:
+            if not self._pending or self._running is not None:
+                return
+            if not self._is_busy():
+                self._on_main(self._do_on_main)
+                return
+            waiting = [job for job in self._pending if job.why and not job.is_told]
+            if self._worker is None and any(not job.why for job in self._pending):
+                self._worker = threading.Thread(target=self._work, name="nbguard worker", daemon=True)
+                self._worker.start()
+        for job in waiting:
+            job.is_told = True
+            if job.tell_queued is not None:
+                job.tell_queued(job.why)
+
+    def join(self, timeout: float = 2.0) -> None:
+        """See the thread end, which it does when there is nothing for it to do; wait no longer than `timeout` seconds."""
+        worker = self._worker
+        if worker is not None and worker is not threading.current_thread():
+            worker.join(timeout)
+
+    def _do_on_main(self) -> None:
+        job = self._take(on_main=True)
+        if job is not None:
+            self._do(job)
+        self.proceed()
+
+    def _work(self) -> None:
+        while (job := self._take(on_main=False)) is not None:
+            self._do(job)
+        self.proceed()  # the cell may have ended meanwhile
+
+    def _take(self, *, on_main: bool) -> Job | None:
+        """Take the next job that this thread may do now. Without one, the worker is at its end."""
+        with self._lock:
+            may = self._running is None and self._is_busy() is not on_main
+            found = next((job for job in self._pending if may and (on_main or not job.why)), None)
+            if found is not None:
+                self._pending.remove(found)
+                self._running = found
+            elif not on_main:
+                self._worker = None
+            return found
+
+    def _do(self, job: Job) -> None:
+        try:
+            job.run()
+        except NbguardError as error:
+            job.failed(str(error))
+        except KeyboardInterrupt:
+            job.failed("interrupted")
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the kernel more than this job
+            job.failed(f"nbguard failed at this ({type(error).__name__}): please report it")
+        finally:
+            with self._lock:
+                self._running = None

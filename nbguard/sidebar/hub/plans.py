@@ -1,0 +1,165 @@
+"""Plans that a view has been shown, and what becomes of them: nothing is done that was not agreed to."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from nbguard.cleanup.apply.apply import apply, bring_back, uncover
+from nbguard.cleanup.apply.cache import empty_cache
+from nbguard.cleanup.plan.parking import plan_parking
+from nbguard.cleanup.plan.plan import Plan
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.errors import NbguardError
+from nbguard.memory.facts import Facts
+from nbguard.memory.pools import pools_in_use
+from nbguard.report.cell_ledger import names_of
+from nbguard.scan.devices.counters import Counters
+from nbguard.scan.objects.parked import fixed_storages, parked_facts
+from nbguard.scan.scan import Look, Notebook, look
+from nbguard.scan.targets import resolve_targets
+from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view, unpark_view, unparked_view
+from nbguard.sidebar.protocol.requests import does_something, request_of, rest_of, waits_for_cell
+from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanView
+
+_KEPT = 20
+_VALID = 3600.0
+"""Seconds for which a plan can be agreed to."""
+_GONE = "this plan is no longer known: ask for a new one"
+
+Step = tuple[str, str, int]
+"""(kind, name, id of the object) of something that a plan does: ids tell that a name has another object since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a view wants done: an action on what is called by `texts`, without the steps that `keep` names."""
+
+    action: ActionName
+    texts: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A plan that a view has. Its ids mean nothing to anybody but the comparison with a later one."""
+
+    wanted: Wanted
+    promised: int
+    since: float
+    plan: Plan | None = None
+    steps: frozenset[Step] = frozenset()
+
+
+class Plans:
+    """Makes plans and applies them by the token under which they were shown.
+
+    Args:
+        notebook: returns where the names live, and whether a cell runs beside the thread that asks.
+    """
+
+    def __init__(self, notebook: Callable[[], Notebook]) -> None:
+        self._notebook = notebook
+        self._shown: dict[str, _Shown] = {}
+
+    def show(self, wanted: Wanted) -> PlanView:
+        """Return what `wanted` would do, with a token by which it can be done. Nothing is touched."""
+        token = secrets.token_urlsafe(12)
+        match wanted.action:
+            case "empty_cache":
+                facts = look(self._notebook()).facts
+                view, plan, steps = cache_view(facts.devices, pools_in_use(facts), token), None, frozenset[Step]()
+            case "unpark":
+                view = unpark_view(parked_facts(), wanted.texts, token, *self._when("unpark"))
+                plan, steps = None, frozenset[Step]()
+            case action:
+                plan, seen, rest = self._make(wanted)
+                noted = replace(plan, skipped=plan.skipped + tuple(f"{label}: {why}" for label, why in rest))
+                view = plan_view(noted, action, token, *self._when(action, plan))
+                steps = _steps(plan, seen.facts)
+        if view.token:
+            self._remember(token, _Shown(wanted, view.promised, time.monotonic(), plan, steps))
+        return view
+
+    def about(self, token: str) -> tuple[str, str]:
+        """Return what the plan of `token` does in two words, and why it waits while a cell runs (empty: it need not)."""
+        shown = self._shown.get(token)
+        if shown is None:
+            return "Apply", ""
+        action = shown.wanted.action
+        return " ".join([action.replace("_", " ").capitalize(), *shown.wanted.texts]), waits_for_cell(action, shown.plan)
+
+    def apply(self, token: str) -> OutcomeView | PlanView:
+        """Do what was agreed to, and return what came of it; the plan anew, if it would do anything else by now.
+
+        Raises:
+            NbguardError: there is no such plan, or it cannot be done; nothing has been touched.
+        """
+        shown = self._shown.pop(token, None)
+        if shown is None or time.monotonic() > shown.since + _VALID:
+            raise NbguardError(_GONE)
+        match shown.wanted.action:
+            case "empty_cache":
+                before = _reserved()
+                empty_cache()
+                return emptied_view(shown.promised, before, _reserved())
+            case "unpark":
+                return unparked_view(bring_back(shown.wanted.texts), shown.promised)
+        return self._apply(shown)
+
+    def _apply(self, shown: _Shown) -> OutcomeView | PlanView:
+        wanted, notebook = shown.wanted, self._notebook()
+        uncovered = 0 if notebook.is_running or wanted.action == "park" else uncover()
+        plan, seen, rest = self._make(wanted)
+        steps = _steps(plan, seen.facts)
+        if steps - shown.steps or (notebook.is_running and waits_for_cell(wanted.action, plan)):
+            return self.show(wanted)
+        outcome = apply(plan, notebook, seen, uncovered)
+        outcome = replace(outcome, undone=outcome.undone + rest)
+        parked = {fact.label for fact in parked_facts()} if wanted.action == "park" else set()
+        return outcome_view(outcome, wanted.action, tuple(text for text in wanted.texts if text in parked))
+
+    def _make(self, wanted: Wanted) -> tuple[Plan, Look, tuple[tuple[str, str], ...]]:
+        """Return the plan by what there is now, what it was made from, and (step, why) of what has to stay beside a cell."""
+        notebook = self._notebook()
+        targets = resolve_targets(wanted.texts, notebook.namespace, notebook.out, notebook.hidden)
+        seen = look(notebook, tensors=wanted.action == "park")
+        if wanted.action == "park":
+            return plan_parking(seen.facts, targets, fixed_storages(seen.witness)), seen, ()
+        whole = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep))
+        if wanted.action == "clean_stale" and notebook.is_running:
+            beside = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep, while_busy=True))
+            if does_something(beside):
+                return beside, seen, rest_of(whole)
+        return whole, seen, ()
+
+    def _when(self, action: ActionName, plan: Plan | None = None) -> tuple[Now, str]:
+        why = waits_for_cell(action, plan) if self._notebook().is_running else ""
+        return ("cell_end", why) if why else ("now", "")
+
+    def _remember(self, token: str, shown: _Shown) -> None:
+        self._shown[token] = shown
+        for old in list(self._shown)[:-_KEPT]:
+            self._shown.pop(old, None)
+
+
+def _steps(plan: Plan, facts: Facts) -> frozenset[Step]:
+    """Return what a plan does, step by step. Collecting garbage needs nobody's consent."""
+    names = names_of(facts.graph)
+    objects = {target.text: target.value or names.get(target.root, 0) for target in plan.request.targets}
+    found = set[Step]()
+    for action in plan.actions:
+        if action.kind == "collect":
+            continue
+        refs = (0,) if action.kind in ("del", "park") else action.refs or (0,)
+        found |= {(action.kind, name, objects.get(name, ref)) for name in action.names or ("",) for ref in refs}
+        found |= {(action.kind, "process", process.pid) for process in action.processes}
+    return frozenset(found)
+
+
+def _reserved() -> int:
+    """Return the bytes that the allocators of all devices have now."""
+    reading = Counters().read()
+    return 0 if reading is None else sum(each.reserved or 0 for each in reading.devices)

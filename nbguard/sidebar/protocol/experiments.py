@@ -1,0 +1,125 @@
+"""The Learners of a notebook: each by the shortest way to it, with its bytes, and what keeps a stale one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from nbguard.memory.facts import Facts, Graph, LearnerFact, Root
+from nbguard.memory.graph import STALE_KINDS, path_text, shortest_path
+from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.sidebar.protocol.rows import Rows
+from nbguard.sidebar.protocol.state import Experiment
+from nbguard.sidebar.protocol.truncation import cut
+from nbguard.units import format_bytes
+
+_ORDER = ("name", "module", "frame", "library", "out", "error", "cache", "garbage")
+_WAYS = 8
+"""Of so many roots that lead to a Learner the shortest way is looked for: of thousands, another would hardly be shorter."""
+_SHORT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How one would write a Learner, and the root that this starts from; `is_direct`: the root is the Learner itself."""
+
+    root: Root
+    number: int
+    text: str
+    is_direct: bool
+
+
+def experiments(facts: Facts, rows: Rows) -> tuple[Experiment, ...]:
+    """Return the Learners, the one that trains first, then the largest, and what else is parked last."""
+    found = sorted(_learners(facts, rows), key=lambda each: (each.state != "training", each.state == "stale", -each.nbytes))
+    parked: dict[str, int] = {}
+    for fact in facts.parked:
+        parked[fact.label] = parked.get(fact.label, 0) + fact.nbytes
+    where = "host memory" if facts.tracked != "cpu" else "a file"
+    for label, nbytes in parked.items():
+        note = f"{format_bytes(nbytes)} parked in {where}"
+        known = next((n for n, each in enumerate(found) if each.label == label), None)
+        can = ("unpark",) if cut(label) == label else ()
+        if known is None:
+            found.append(Experiment(None, cut(label), "", 0, "parked", note=note, can=can))
+        elif found[known].state != "training":
+            found[known] = replace(found[known], id=None, state="parked", note=note, can=can)
+    return tuple(sorted(found, key=lambda each: each.state == "parked"))
+
+
+def names_of_learners(facts: Facts) -> dict[int, str]:
+    """Return how one would write each Learner, by its id while it lives."""
+    ways = zip(facts.learners, _ways(facts), strict=True)
+    return {facts.graph.nodes[learner.node].ref: cut(way.text) for learner, way in ways if way is not None}
+
+
+def _learners(facts: Facts, rows: Rows) -> Iterator[Experiment]:
+    graph = facts.graph
+    apart = [n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")]  # what an error holds is not its
+    owners = owners_of_nodes(graph, [[learner.node] for learner in facts.learners], blocked=apart)
+    nbytes = [0] * len(facts.learners)
+    for storage, mask in zip(graph.storages, owners_of_storages(graph, owners), strict=True):
+        for number in bits_of(mask):
+            nbytes[number] += storage.nbytes
+    own = [(number, row) for number, row in enumerate(rows.holders) if not row.is_shared]
+    places = {root: number for number, row in reversed(own) for root in row.roots}
+    for number, (learner, way) in enumerate(zip(facts.learners, _ways(facts), strict=True)):
+        if way is None:
+            continue
+        place = places.get(way.number)
+        yield Experiment(
+            place,
+            cut(way.text),
+            cut(_summary(learner)),
+            nbytes[number],
+            "training" if learner.is_running else "stale" if way.root.kind in STALE_KINDS else "live",
+            way.root.cell,
+            _workers(facts, owners, number),
+            "" if learner.is_running or way.root.kind in ("name", "module") else _kept_by(way.root),
+            () if place is None else _can(rows.can[place], way),
+        )
+
+
+def _ways(facts: Facts) -> Iterator[_Way | None]:
+    """Yield the best way to each Learner: by a name of the user's if there is one, then the shortest."""
+    graph = facts.graph
+    leading = owners_of_nodes(graph, [root.nodes for root in graph.roots]) if facts.learners else []
+    for learner in facts.learners:
+        candidates = sorted(bits_of(leading[learner.node]), key=lambda number: _rank(graph, number, learner.node))
+        yield min(
+            (_way(graph, number, learner.node) for number in candidates[:_WAYS]),
+            key=lambda way: (_ORDER.index(way.root.kind), not way.is_direct, len(way.text), way.text),
+            default=None,
+        )
+
+
+def _rank(graph: Graph, number: int, node: int) -> tuple[int, bool, int]:
+    root = graph.roots[number]
+    return _ORDER.index(root.kind), node not in root.nodes, len(root.label)
+
+
+def _way(graph: Graph, number: int, node: int) -> _Way:
+    root = graph.roots[number]
+    path = shortest_path(graph, root, {node})
+    return _Way(root, number, path_text(graph, root, path, shorten=_SHORT), node in root.nodes)
+
+
+def _can(row: tuple[str, ...], way: _Way) -> tuple[str, ...]:
+    """Return what may be asked of a Learner: all that may be of its row, if that is nothing but the Learner."""
+    return row if way.is_direct else tuple(ability for ability in row if ability == "why")
+
+
+def _summary(learner: LearnerFact) -> str:
+    """Return what a Learner is made of, without saying again that it is one."""
+    return learner.summary.removeprefix("Learner · ")
+
+
+def _workers(facts: Facts, owners: Sequence[int], number: int) -> int:
+    """Return how many worker processes of a Learner's DataLoaders run now."""
+    mine = (fact for fact in facts.workers if fact.node is not None and owners[fact.node] >> number & 1)
+    return sum(len(fact.processes) for fact in mine)
+
+
+def _kept_by(root: Root) -> str:
+    words = {"error": f"the {root.label}", "garbage": "a cycle that Python has not collected yet"}
+    return f"kept by {words.get(root.kind, cut(root.label, 60))}"

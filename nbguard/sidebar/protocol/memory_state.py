@@ -1,0 +1,91 @@
+"""What a look at the heap found, for a sidebar: who holds what, the experiments, the segments, the last out-of-memory error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nbguard.cleanup.plan.plan import Plan, Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.facts import Facts
+from nbguard.oom.card import OomCard, asked_words, build_card
+from nbguard.oom.fixes import Fix
+from nbguard.report.findings import find
+from nbguard.sidebar.protocol.experiments import experiments
+from nbguard.sidebar.protocol.rows import Rows, beside_running_code, rows_of
+from nbguard.sidebar.protocol.segments import device_heaps
+from nbguard.sidebar.protocol.state import FixRow, Heap, HolderRow, OomView
+from nbguard.sidebar.protocol.truncation import cut, fitting, json_bytes
+from nbguard.units import format_bytes
+
+_MESSAGE = 60_000
+"""A heap is at most so many bytes as JSON: what is left of 64 kB goes to the message around it."""
+_HOLDERS = 150
+_EXPERIMENTS = 10_000
+_FINDINGS, _FIXES = 6, 6
+_SENTENCE = 400
+_SHOWN_ELSEWHERE = frozenset({"stale", "oom", "parked"})
+"""Findings that a heap has a place of its own for."""
+_VERDICTS = {True: "enough", False: "not enough alone", None: "may be enough"}
+
+
+def build_heap(facts: Facts, boot: str, number: int, t: float, seconds: float, cell: int | None) -> tuple[Heap, Rows]:
+    """Return the heap that `facts` describe, and what its rows mean in requests.
+
+    It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`.
+    """
+    plan = plan_cleanup(facts, Request())
+    rows = rows_of(facts, plan.storages)
+    heap = Heap(
+        boot,
+        number,
+        t,
+        seconds,
+        cell,
+        plan.promised,
+        experiments=fitting(experiments(facts, rows), _EXPERIMENTS),
+        devices=device_heaps(replace(facts, graph=beside_running_code(facts.graph)), plan.storages),
+        findings=_findings(facts, plan),
+        oom=_oom(build_card(facts, plan)),
+    )
+    listed = (_holder(rows, place) for place in range(min(len(rows.holders), _HOLDERS)))
+    holders = fitting(listed, _MESSAGE - json_bytes(heap))
+    rest = rows.holders[len(holders) :]
+    return replace(heap, holders=holders, more=(len(rest), sum(row.retained for row in rest))), rows
+
+
+def _holder(rows: Rows, number: int) -> HolderRow:
+    row = rows.holders[number]
+    return HolderRow(
+        number,
+        cut(row.label),
+        row.kind,
+        cut(row.what),
+        cut(row.path),
+        rows.devices[number],
+        row.retained,
+        row.reaches,
+        row.cell,
+        row.stale,
+        rows.can[number],
+    )
+
+
+def _findings(facts: Facts, plan: Plan) -> tuple[tuple[str, str], ...]:
+    found = [each for each in find(facts, plan) if each.kind not in _SHOWN_ELSEWHERE]
+    return tuple((cut(each.sentence, _SENTENCE), cut(each.command)) for each in found[:_FINDINGS])
+
+
+def _oom(card: OomCard | None) -> OomView | None:
+    """Return the card in the words of a sidebar: what was asked for, what can be had now, what helps."""
+    if card is None:
+        return None
+    where = "" if card.asked.cell is None else f" in In[{card.asked.cell}]"
+    sentence = asked_words(card.asked, card.device)
+    sentence = sentence[:1].upper() + sentence[1:]
+    if card.had is not None:
+        sentence += f"; {format_bytes(card.had)} can be had now"
+    return OomView(f"Out of memory{where}", f"{cut(sentence, _SENTENCE)}.", tuple(map(_fix, card.fixes[:_FIXES])))
+
+
+def _fix(fix: Fix) -> FixRow:
+    return FixRow(f"{_VERDICTS[fix.enough]}: {cut(fix.words, _SENTENCE)}", fix.nbytes, tuple(map(cut, fix.commands)))

@@ -1,0 +1,191 @@
+"""Plans and outcomes in the words of a sidebar: a title, a row for each step, what the button says, what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from nbguard.cleanup.plan.parking import Unparked
+from nbguard.cleanup.plan.plan import Action, Outcome, Plan
+from nbguard.memory.facts import DEBUGGER, DeviceFacts, ParkedFact, PoolId
+from nbguard.memory.fragmentation import fragmentation
+from nbguard.sidebar.protocol.requests import does_something
+from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanRow, PlanView
+from nbguard.sidebar.protocol.truncation import cut
+from nbguard.units import format_bytes
+
+_SENTENCE = 400
+_ROWS = 100
+_KEYS = {"error": "last error", "debugger": DEBUGGER}
+"""The label of the root that a step lets go of: what a request lists under `keep`. Other steps have it among their names."""
+_VERBS = {
+    "clean_stale": "Clean stale",
+    "empty_cache": "Empty cache",
+    "release": "Release",
+    "park": "Park",
+    "unpark": "Unpark",
+    "stop_workers": "Stop workers",
+}
+_PAST = {"clean_stale": "Freed", "release": "Freed", "park": "Parked", "stop_workers": "Freed"}
+
+
+def plan_view(plan: Plan, action: ActionName, token: str, when: Now = "now", why: str = "") -> PlanView:
+    """Return `plan` to agree to; `token` applies it."""
+    refused = _refused(plan, action)
+    names = _names(plan)
+    return PlanView(
+        "" if refused else token,
+        action,
+        f"{_title(action, names)}: the plan",
+        _confirm(plan, action, names),
+        tuple(_rows(plan, action)),
+        plan.promised,
+        when,
+        why,
+        "" if refused else _irreversible(plan, action, names),
+        tuple(cut(sentence, _SENTENCE) for sentence in plan.skipped[:_ROWS]),
+        refused,
+    )
+
+
+def cache_view(
+    devices: Sequence[DeviceFacts], in_use: Collection[PoolId], token: str, when: Now = "now", why: str = ""
+) -> PlanView:
+    """Return what emptying the cache gives back, by device; `in_use` are the private pools that something keeps."""
+    found = [(each.device, fragmentation(each.segments, in_use=in_use).releasable) for each in devices if each.segments]
+    rows: list[PlanRow] = [
+        PlanRow(device, "segments with nothing in them go back to the device", nbytes) for device, nbytes in found if nbytes
+    ]
+    unknown = [each for each in devices if each.segments is None and each.allocator is not None]
+    rows += [PlanRow(each.device, "this device does not tell how much it gives back", None) for each in unknown]
+    refused = ""
+    if not found and not unknown:
+        refused = "There is no cache to empty: PyTorch has reserved no memory of a GPU in this kernel."
+    elif not rows:
+        refused = "The cache is empty already: every segment has something in it."
+    title, confirm = "Empty cache: the plan", "Empty the cache"
+    promised = sum(nbytes for _, nbytes in found)
+    return PlanView("" if refused else token, "empty_cache", title, confirm, tuple(rows), promised, when, why, refused=refused)
+
+
+def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, when: Now = "now", why: str = "") -> PlanView:
+    """Return what bringing `names` back (everything, without names) takes of each device."""
+    found = [fact for fact in parked if not names or fact.label in names]
+    rows = tuple(
+        PlanRow(cut(fact.label), f"goes back to {fact.device}, bit by bit ({fact.tensors} tensors)", fact.nbytes)
+        for fact in found[:_ROWS]
+    )
+    missing = [name for name in names if all(name != fact.label for fact in parked)]
+    refused = f"Nothing is parked under {cut(', '.join(missing))}." if missing else "" if found else "Nothing is parked."
+    who = _listed(dict.fromkeys(fact.label for fact in found))
+    title, confirm = f"Unpark {who}: the plan", f"Bring {who} back"
+    nbytes = sum(fact.nbytes for fact in found)
+    return PlanView("" if refused else token, "unpark", title, confirm, rows, nbytes, when, why, refused=refused)
+
+
+def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = ()) -> OutcomeView:
+    """Return what a plan did; `undo` are the names under which what was parked comes back."""
+    plan = outcome.plan
+    undone = tuple((cut(label), cut(reason)) for label, reason in outcome.undone[:_ROWS])
+    sentence = cut(" ".join(_said(outcome, action)), _SENTENCE)
+    title = _title(action, _names(plan))
+    return OutcomeView(action, title, sentence, plan.promised, outcome.realised, outcome.extra, undone, undo)
+
+
+def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
+    """Return what emptying the cache did: bytes reserved on all devices `before` and `after`."""
+    back = before - after
+    said = f"Gave {format_bytes(max(0, back))} of {format_bytes(promised)} promised back to the device."
+    if back < promised:
+        said += " What runs meanwhile has taken memory of its own."
+    return OutcomeView("empty_cache", "Empty cache", said, promised, max(0, min(back, promised)), max(0, back - promised))
+
+
+def unparked_view(found: Unparked, promised: int | None = None) -> OutcomeView:
+    """Return what was brought back; without `promised`, that was all that was parked under these names."""
+    left = sum(nbytes for _, nbytes, _ in found.left)
+    where = f" to {', '.join(found.devices)}" if found.devices else ""
+    said = f"Brought {format_bytes(found.nbytes)} back{where}."
+    if left:
+        said += f" {format_bytes(left)} is still parked."
+    undone = tuple((cut(name), cut(why)) for name, _, why in found.left)
+    asked = found.nbytes + left if promised is None else promised
+    return OutcomeView("unpark", _title("unpark", found.names), said, asked, found.nbytes, undone=undone)
+
+
+def _rows(plan: Plan, action: ActionName) -> Iterator[PlanRow]:
+    """Yield a row for each step, in order; what was asked to be left out stands first, so that it can be asked for again."""
+    if action == "clean_stale":
+        yield from (PlanRow(cut(key), "left out", None, key, kept=True) for key in plan.request.keep)
+    steps = [each for each in plan.actions if each.kind != "collect" or each.nbytes]
+    for each in steps[:_ROWS]:
+        yield PlanRow(cut(each.label), cut(each.detail), each.nbytes, _key(each) if action == "clean_stale" else "")
+
+
+def _key(action: Action) -> str:
+    found = action.names[0] if action.kind == "out" else _KEYS.get(action.kind, "")
+    return found if cut(found) == found else ""
+
+
+def _names(plan: Plan) -> tuple[str, ...]:
+    """Return what a plan is about in the user's words: what was asked to go, or is parked."""
+    return tuple(target.text for target in plan.request.targets)
+
+
+def _title(action: ActionName, names: Sequence[str]) -> str:
+    return f"{_VERBS[action]} {_listed(names)}" if names else _VERBS[action]
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = [cut(name, 60) for name in [*names][:3]]
+    return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _workers(plan: Plan) -> int:
+    return sum(len(action.processes) for action in plan.actions)
+
+
+def _confirm(plan: Plan, action: ActionName, names: Sequence[str]) -> str:
+    if action == "clean_stale":
+        return f"Free {format_bytes(plan.promised)}" if plan.promised else "Clean up"
+    if action == "stop_workers":
+        count = _workers(plan)
+        return f"End {count} worker{'s' if count != 1 else ''}" if count else "Give host memory back"
+    return _title(action, names)
+
+
+def _irreversible(plan: Plan, action: ActionName, names: Sequence[str]) -> str:
+    if action == "release":
+        return f"{_listed(names)} {'is' if len(names) == 1 else 'are'} deleted: this cannot be undone"
+    if action == "stop_workers" and _workers(plan):
+        return "Batches that the workers have made and not given yet are lost; the next epoch starts new workers"
+    return ""
+
+
+def _refused(plan: Plan, action: ActionName) -> str:
+    """Return why there is nothing to apply, or an empty string."""
+    match action:
+        case "clean_stale" if not does_something(plan):
+            kept = f" but what you keep ({_listed(plan.request.keep)})" if plan.request.keep else ""
+            return f"Nothing is stale{kept}: names of yours or running code hold all that is listed."
+        case "stop_workers" if not any(each.kind == "workers" or each.host for each in plan.actions):
+            return "No worker process of a DataLoader is idle: there is nothing to stop."
+        case "release" if all(each.kind not in ("del", "out") for each in plan.actions):
+            return cut(f"There is nothing to release: {'; '.join(plan.skipped)}.", _SENTENCE)
+    return ""
+
+
+def _said(outcome: Outcome, action: ActionName) -> Iterator[str]:
+    """Yield in sentences what came of a plan."""
+    promised = outcome.plan.promised
+    ended = sum(len(each.processes) for each in outcome.done)
+    if action == "stop_workers":
+        host = "" if outcome.host is None else f"; {format_bytes(outcome.host)} of host memory came back"
+        yield f"Ended {ended} worker{'s' if ended != 1 else ''}{host}."
+    if action != "stop_workers" or promised:
+        yield f"{_PAST[action]} {format_bytes(outcome.realised)} of {format_bytes(promised)} promised."
+    if outcome.extra:
+        yield f"{format_bytes(outcome.extra)} more came back besides."
+    if outcome.interrupted:
+        yield "Interrupted: the steps below were not done."
+    if outcome.survivors:
+        yield f"Still held: {'; '.join(f'{cut(who, 80)} {format_bytes(nbytes)}' for who, nbytes in outcome.survivors[:3])}."

@@ -1,0 +1,99 @@
+"""The rows of a heap by number: what each is called in a request, and what may be asked of it.
+
+A browser names rows by their place in this table, never by text. So the table is made from the facts alone, in the same way
+for the heap that is sent and for looking a number up.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
+
+from nbguard.memory.facts import Facts, Graph
+from nbguard.memory.graph import Holder, leading_to, reach
+from nbguard.memory.unheld import all_holders
+
+_OUTPUT = re.compile(r"Out\[\d+\]")
+_PARKED_KINDS = frozenset({"learner", "model", "optimizer", "tensor"})
+_CONTAINERS = frozenset({"list", "tuple", "dict", "L"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """By number of a row: the device, the holder, and what a request about it means.
+
+    `targets` are what `release` and `park` are asked for: `learn`, `Out[9]`, every name of one and the same object; none where
+    nothing can be asked. `roots` are the labels of the roots to explain, empty for what no root leads to, `can` what a
+    sidebar may ask of a row.
+    """
+
+    devices: tuple[str, ...]
+    holders: tuple[Holder, ...]
+    targets: tuple[tuple[str, ...], ...]
+    roots: tuple[str, ...]
+    can: tuple[tuple[str, ...], ...]
+
+    def texts(self, what: str, ids: Iterable[int]) -> tuple[str, ...] | None:
+        """Return what the rows `ids` are called; None if there is no such row, or one of them is not for `what`."""
+        numbers = tuple(ids)
+        if not numbers or not all(0 <= number < len(self.can) and what in self.can[number] for number in numbers):
+            return None
+        return tuple(dict.fromkeys(text for number in numbers for text in self.targets[number]))
+
+
+def rows_of(facts: Facts, freed: Set[int] = frozenset()) -> Rows:
+    """Return the rows of every device, the largest holders first; `freed` are the storages that a cleanup would free.
+
+    Those only decide which rows are called stale: the numbers are the same without them.
+    """
+    graph = beside_running_code(facts.graph)
+    found = [(device.device, row) for device in facts.devices for row in all_holders(graph, device, freed)]
+    found.sort(key=lambda each: -each[1].retained)
+    training = leading_to(graph, (learner.node for learner in facts.learners if learner.is_running))
+    rows = [row for _, row in found]
+    targets = tuple(_targets(graph, row) for row in rows)
+    return Rows(
+        tuple(device for device, _ in found),
+        tuple(rows),
+        targets,
+        tuple(graph.roots[row.roots[0]].label if row.roots else "" for row in rows),
+        tuple(_can(graph, row, texts, training) for row, texts in zip(rows, targets, strict=True)),
+    )
+
+
+def beside_running_code(graph: Graph) -> Graph:
+    """Return `graph` with running functions as holders only of what no name leads to.
+
+    While a cell trains `learn`, its functions hold the same Learner: it stays `learn`, not something that they share.
+    """
+    named = reach(graph, (node for root in graph.roots if root.kind in ("name", "module") for node in root.nodes))
+    roots = (
+        replace(root, nodes=tuple(node for node in root.nodes if node not in named)) if root.kind == "frame" else root
+        for root in graph.roots
+    )
+    return replace(graph, roots=tuple(roots))
+
+
+def _targets(graph: Graph, row: Holder) -> tuple[str, ...]:
+    """Return what a row is called where that can be asked for: by its names, or as a displayed result."""
+    labels = tuple(graph.roots[root].label for root in row.roots)
+    if row.kind == "name" and all(label.isidentifier() and not keyword.iskeyword(label) for label in labels):
+        return labels
+    return labels if row.kind == "out" and all(map(_OUTPUT.fullmatch, labels)) else ()
+
+
+def _can(graph: Graph, row: Holder, texts: Sequence[str], training: Set[int]) -> tuple[str, ...]:
+    """Return what may be asked of a row; `training` are the nodes that lead to a Learner on which a fit runs."""
+    if not texts:
+        return ()
+    nodes = graph.roots[row.roots[0]].nodes
+    may_park = row.kind == "name" and row.retained > 0 and _is_movable(graph, nodes) and training.isdisjoint(nodes)
+    return ("why", "release", "park") if may_park else ("why", "release")
+
+
+def _is_movable(graph: Graph, nodes: Iterable[int]) -> bool:
+    """Say whether this is an experiment, a tensor or a container: what parking is for."""
+    found = [graph.nodes[node] for node in nodes]
+    return any(node.kind in _PARKED_KINDS or node.type_name in _CONTAINERS for node in found)

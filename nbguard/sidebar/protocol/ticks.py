@@ -1,0 +1,62 @@
+"""A tick: what the counters say now, and the line of the last minutes. Pure; `probes/ticking` reads the counters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nbguard.memory.breakdown import Part, parts_of
+from nbguard.memory.counters import TickReading
+from nbguard.memory.facts import DeviceFacts
+from nbguard.sidebar.protocol.sparkline import Sparks
+from nbguard.sidebar.protocol.state import DeviceTick, FitTick, Job, Tick
+from nbguard.sidebar.protocol.truncation import cut
+
+PROCESS = "process"
+"""The part that stands for all memory of this process, where no allocator counts what tensors have of it."""
+_TALKATIVE = 2
+"""Of more devices only the parts that there are are sent, with no note that is the same of each: a tick is to be small."""
+_SOURCES = {"malloc": "in use by malloc", "resident": "resident"}
+
+
+def build_tick(
+    boot: str,
+    n: int,
+    t: float,
+    heap: int,
+    reading: TickReading,
+    history: Sparks,
+    *,
+    busy: bool,
+    cell: int | None = None,
+    fit: FitTick | None = None,
+    jobs: tuple[Job, ...] = (),
+) -> Tick:
+    """Return the `n`-th tick of the kernel `boot`, at time `t`; `heap` is the number of the heap that goes with it.
+
+    `history` knows this reading already.
+    """
+    brief = len(reading.devices) > _TALKATIVE
+    devices = tuple(_device(reading, device, history, brief) for device in reading.devices)
+    return Tick(boot, n, round(t, 3), heap, reading.tracked, busy, cell, devices, fit, jobs, history.marks(t))
+
+
+def _device(reading: TickReading, device: DeviceFacts, history: Sparks, brief: bool) -> DeviceTick:
+    parts = _parts(reading, device)
+    if brief:
+        told = (part for part in parts if part.nbytes)
+        parts = tuple(part if part.name == "others" else replace(part, note=_bound(part.note)) for part in told)
+    peak = None if device.allocator is None else device.allocator.peak_allocated
+    return DeviceTick(device.device, cut(device.name, 60), device.total, parts, peak, history.points(device.device))
+
+
+def _bound(note: str) -> str:
+    """Return of a note only that the figure is a bound."""
+    return note.partition(";")[0] if note.startswith(("at most", "at least")) else ""
+
+
+def _parts(reading: TickReading, device: DeviceFacts) -> tuple[Part, ...]:
+    if reading.process is not None:
+        source = _SOURCES.get(reading.source, reading.source)
+        return (Part(PROCESS, reading.process, f"tensors and everything else in this process ({source})"),)
+    allocated = 0 if device.allocator is None else device.allocator.allocated
+    return parts_of(device, allocated, reading.pid, ())

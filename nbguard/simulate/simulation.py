@@ -1,0 +1,262 @@
+"""`nbguard.simulate`: runs code that works on CPU tensors against a model of a GPU's memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from nbguard.allocator.model.policy import parse_version
+from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.errors import NbguardError, SimulatedOutOfMemoryError
+from nbguard.memory.counters import TickReading
+from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
+from nbguard.memory.simulated import DEVICE, NAME, TRACKED, Simulated, on_simulated
+from nbguard.oom.card import OomCard, build_card
+from nbguard.report.report import Report, build_report
+from nbguard.scan.scan import Notebook, look
+from nbguard.scan.storage_events import StorageMode
+from nbguard.simulate.device import SimulatedDevice
+from nbguard.units import format_bytes, parse_bytes
+
+_TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
+
+
+class SimulatedCudaOutOfMemoryError(_TorchOutOfMemoryError):  # type: ignore[misc]
+    """A simulated device has no room. Code that catches `torch.OutOfMemoryError` catches this, too."""
+
+
+class Simulation:
+    """A simulated device, and the switch that puts code on it: `with nbguard.simulate("16GiB") as sim: ...`.
+
+    May be entered again: the device goes on as it is. What dies in between is freed on it. It keeps no tensor alive and
+    changes no result; only the thread that enters it is simulated.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        settings: AllocatorSettings,
+        context: int,
+        fraction: float | None,
+        version: str,
+        *,
+        record: bool,
+    ) -> None:
+        self._device = SimulatedDevice(capacity, context, settings, fraction, version, self._refuse, records=record)
+        self._mode = StorageMode(self._device)
+        self._version = version
+
+    # --- the switch -------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Simulation:
+        if self._mode.is_entered:
+            raise NbguardError("this simulation is running already: leave it before you enter it again")
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._mode.leave()
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether this thread's operations run on the simulated device."""
+        return self._mode.is_entered
+
+    def on_host(self, *tensors: Any) -> None:
+        """Say that tensors are in host memory: neither they nor views of them count. A copy of one does, as `.to(device)`."""
+        if wrong := next((type(each).__name__ for each in tensors if not isinstance(each, torch.Tensor)), ""):
+            raise NbguardError(
+                f"on_host takes tensors, not {wrong}: name them one by one, as in  sim.on_host(train_x, train_y)"
+            )
+        self._mode.leave_out(tensors)
+
+    # --- the counters, by torch.cuda's names ------------------------------------------------------------------------------
+
+    def memory_allocated(self) -> int:
+        """Return the bytes in tensors now."""
+        return self.figures().allocated
+
+    def max_memory_allocated(self) -> int:
+        """Return the most bytes that were in tensors at once, since the last reset."""
+        return self.figures().peak_allocated
+
+    def memory_reserved(self) -> int:
+        """Return the bytes that the allocator has from the device now."""
+        return self.figures().reserved
+
+    def max_memory_reserved(self) -> int:
+        """Return the most bytes that the allocator had from the device at once, since the last reset."""
+        return self.figures().peak_reserved
+
+    def mem_get_info(self) -> tuple[int, int]:
+        """Return (free, size) of the device in bytes."""
+        found = self.figures()
+        return found.free, found.capacity
+
+    def memory_stats(self) -> dict[str, Any]:
+        """Return counters by the names of `torch.cuda.memory_stats()`."""
+        self._settle()
+        return self._device.model.stats()
+
+    def segments(self) -> list[dict[str, Any]]:
+        """Return segments and blocks in the form of `torch.cuda.memory_snapshot()`."""
+        self._settle()
+        return self._device.model.segments()
+
+    def events(self) -> list[tuple[str, int, int, int]]:
+        """Return (action, address, bytes, stream) of all that happened, in order; empty unless made with `record=True`."""
+        self._settle()
+        return list(self._device.events)
+
+    def empty_cache(self) -> None:
+        """Give back to the device what the allocator has cached, as `torch.cuda.empty_cache()`."""
+        self._settle()
+        self._device.empty_cache()
+
+    def reset_peak_memory_stats(self) -> None:
+        """Let the peaks count from now."""
+        self._settle()
+        model = self._device.model
+        model.peak_allocated, model.peak_reserved = model.allocated, model.reserved
+
+    # --- the whole --------------------------------------------------------------------------------------------------------
+
+    def figures(self) -> Simulated:
+        """Return the figures of the device now, as frozen plain data."""
+        self._settle()
+        model = self._device.model
+        return Simulated(
+            self._device.capacity,
+            self._device.context,
+            model.settings.conf(),
+            self._version,
+            model.allocated,
+            model.reserved,
+            model.peak_allocated,
+            model.peak_reserved,
+            model.driver.free() or 0,
+            model.num_allocs,
+            model.num_frees,
+            model.num_alloc_retries,
+            model.num_ooms,
+            self._segments(),
+            self._mode.unseen,
+            self._device.broken,
+        )
+
+    def reading(self) -> TickReading | None:
+        """Return what a sidebar's tick shows of the device now, from any thread; None if its figures have ended."""
+        found = self._device.counted()
+        return None if found is None else TickReading(TRACKED, (self._device_facts(*found, None),), os.getpid())
+
+    def report(self, namespace: dict[str, Any] | None = None) -> Report:
+        """Return who holds the memory of the simulated device: what `%gpumem` says while it is on.
+
+        Args:
+            namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
+        """
+        return build_report(self._look(namespace))
+
+    def oom(self, namespace: dict[str, Any] | None = None) -> OomCard | None:
+        """Return the card on the last error, or on the one being handled; None if it did not run out of memory."""
+        return build_card(self._look(namespace))
+
+    def _settle(self) -> None:
+        self._mode.settle()
+        self._device.settle()
+
+    def _look(self, namespace: dict[str, Any] | None) -> Facts:
+        facts = look(Notebook.current(namespace)).facts
+        figures = self.figures()
+        return on_simulated(facts, self._facts(figures), self._mode.places(), figures)
+
+    def _facts(self, figures: Simulated) -> DeviceFacts:
+        stats = AllocatorStats(figures.allocated, figures.reserved, figures.peak_allocated, figures.peak_reserved)
+        return self._device_facts(stats, figures.free, figures.segments)
+
+    def _device_facts(self, stats: AllocatorStats, free: int, segments: tuple[Segment, ...] | None) -> DeviceFacts:
+        capacity, model = self._device.capacity, self._device.model
+        used = capacity - free
+        driver = NvmlFacts(capacity, used, (ProcessFact(os.getpid(), used),))
+        return DeviceFacts(DEVICE, NAME, capacity, free, stats, segments, driver, model.settings.conf(), limit=model.cap)
+
+    def _segments(self) -> tuple[Segment, ...]:
+        return tuple(
+            Segment(
+                found["address"],
+                found["total_size"],
+                found["segment_type"] == "small",
+                found["is_expandable"],
+                tuple(Block(b["address"], b["size"], b["state"], b["requested_size"]) for b in found["blocks"]),
+                found["stream"],
+                tuple(found["segment_pool_id"]),
+            )
+            for found in self._device.model.segments()
+        )
+
+    def _refuse(self, failed: SimulatedOutOfMemoryError, asked: int) -> Exception:
+        model = self._device.model
+        total, allocated = format_bytes(self._device.capacity), format_bytes(model.allocated)
+        besides = format_bytes(model.reserved - model.allocated)
+        limit = "" if model.cap is None else f" PyTorch may take {format_bytes(model.cap)} of it."
+        return SimulatedCudaOutOfMemoryError(
+            f"Simulated CUDA out of memory (nbguard.simulate): tried to allocate {format_bytes(asked)}; the simulated device "
+            f"of {total} has {format_bytes(failed.free)} free.{limit} {allocated} is allocated by tensors, and {besides} is "
+            "reserved by PyTorch's allocator but unallocated. Nothing is short on this machine."
+        )
+
+
+def simulate(
+    capacity: str | int,
+    settings: str = "",
+    *,
+    context: str | int = 0,
+    fraction: float | None = None,
+    torch_version: str | None = None,
+    record: bool = False,
+) -> Simulation:
+    """Return a simulated GPU: code under `with` sees reserved, allocated, fragmentation and out of memory as on a real one.
+
+    The code itself runs on the CPU, and its results do not change. Every CPU tensor that an operation uses counts as on the
+    device; what a GPU would do differently is not simulated and is named in every report (`sim.figures().assumptions`).
+
+    Args:
+        capacity: of the device: "16GiB", or bytes.
+        settings: what `PYTORCH_ALLOC_CONF` would say.
+        context: what CUDA itself takes of the device; 0 unless given, as it differs from one GPU to the next.
+        fraction: of the device that PyTorch may take (`set_per_process_memory_fraction`).
+        torch_version: whose allocator is modelled; this PyTorch's own if not given.
+        record: keep all requests for `sim.events()`.
+
+    Raises:
+        SettingsError: the settings name an unknown key or a value that it cannot have.
+        NbguardError: the sizes or the fraction cannot be used.
+    """
+    size, taken = _size(capacity, "capacity"), _size(context, "context")
+    version = torch_version or str(torch.__version__)
+    try:
+        known = parse_version(version)
+    except ValueError as error:
+        raise NbguardError(f"torch_version: {error}") from None
+    if not size or taken >= size:
+        raise NbguardError(
+            f"a device of {format_bytes(size)} with a context of {format_bytes(taken)} leaves no memory to simulate"
+        )
+    if fraction is not None and not 0 < fraction <= 1:
+        raise NbguardError(f"fraction is a share of the device above 0 and up to 1, not {fraction}")
+    return Simulation(size, AllocatorSettings.parse(settings, known), taken, fraction, version, record=record)
+
+
+def _size(value: str | int, name: str) -> int:
+    if type(value) is int and 0 <= value < sys.maxsize:
+        return value
+    if type(value) is str:
+        try:
+            return parse_bytes(value)
+        except ValueError as error:
+            raise NbguardError(f"{name}: {error}") from None
+    raise NbguardError(f"{name} is a size such as '16GiB', or bytes, not {value!r:.40}")

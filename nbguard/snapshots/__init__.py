@@ -1,0 +1,1 @@
+"""Memory snapshots: capturing, saving, loading, comparing them, and what-ifs of their traces."""

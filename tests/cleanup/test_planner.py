@@ -1,0 +1,273 @@
+"""Plans: what goes, what stays, and the bytes promised, on graphs small enough to see through."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbguard.cleanup.plan.plan import Plan, Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.facts import Facts, LearnerFact
+from nbguard.memory.target import Target
+from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, ref_of
+
+
+def _plan(facts: Facts, *targets: Target, **request: object) -> Plan:
+    return plan_cleanup(facts, Request(targets, **request))  # type: ignore[arg-type]
+
+
+def _steps(plan: Plan) -> list[tuple[str, int | None]]:
+    return [(action.kind, action.nbytes) for action in plan.actions if action.nbytes != 0]
+
+
+def test_nothing_stale_nothing_promised() -> None:
+    facts = make_facts(make_graph({"learn": ["l"]}, storages={"l": 9}, kinds={"l": "learner"}))
+
+    assert _steps(_plan(facts)) == []
+    assert _plan(facts).promised == 0
+
+
+def test_a_displayed_learner_goes_and_a_displayed_tensor_stays() -> None:
+    graph = make_graph({"Out[1]": ["l"], "Out[2]": ["t"]}, storages={"l": 9, "t": 4}, kinds={"l": "learner", "t": "tensor"})
+
+    plan = _plan(make_facts(graph))
+
+    assert _steps(plan) == [("out", 9)]
+    assert plan.promised == 9
+
+
+def test_a_displayed_result_with_data_of_its_own_stays() -> None:
+    graph = make_graph(
+        {"Out[1]": ["d"]}, {"d": {"['m']": "m", "['preds']": "t"}}, {"m": 9, "t": 4}, {"m": "model", "t": "tensor"}
+    )
+
+    assert _plan(make_facts(graph)).promised == 0
+
+
+def test_data_that_is_part_of_the_experiment_is_no_reason_to_keep_it() -> None:
+    graph = make_graph(
+        {"Out[1]": ["rec"]},
+        {"rec": {".learn": "l", ".losses": "t"}, "l": {".recorder": "rec"}},
+        {"l": 9, "t": 4},
+        {"l": "learner", "t": "tensor"},
+    )
+
+    assert _plan(make_facts(graph)).promised == 13
+
+
+def test_what_a_name_needs_is_not_promised() -> None:
+    graph = make_graph(
+        {"dls": ["d"], "Out[1]": ["l"]}, {"l": {".dls": "d"}}, {"l": 9, "d": 50}, {"l": "learner", "d": "loader"}
+    )
+
+    assert _plan(make_facts(graph)).promised == 9
+
+
+def test_variables_of_the_last_error_go_but_not_those_a_name_needs() -> None:
+    graph = make_graph(
+        {"learn": ["l"], "last error": ["e"]},
+        {"e": {"": "tb"}, "tb": {" → fit": "f"}, "f": {" → self": "l", " → xb": "x", " → n": "n"}},
+        {"l": 9, "x": 30},
+        {"l": "learner", "e": "traceback", "tb": "traceback", "f": "frame", "x": "tensor", "n": "data"},
+    )
+
+    plan = _plan(make_facts(graph))
+
+    assert plan.promised == 30
+    assert [action.names for action in plan.actions if action.kind == "error"] == [(" → xb",)]
+
+
+def test_a_variable_shared_with_a_closure_goes_through_its_cell_unless_the_closure_lives() -> None:
+    edges = {"e": {" → f": "f"}, "f": {" → big": "c"}, "c": {"": "x"}, "fn": {" → closure big": "c"}}
+    kinds = {"e": "traceback", "f": "frame", "c": "cell", "x": "tensor", "fn": "code"}
+    dead = make_graph({"last error": ["e"]}, edges, {"x": 30}, kinds)
+    alive = make_graph({"last error": ["e"], "use": ["fn"]}, edges, {"x": 30}, kinds)
+
+    assert _plan(make_facts(dead)).promised == 30
+    assert _plan(make_facts(alive)).promised == 0
+
+
+def test_an_error_kept_by_the_user_is_left_alone() -> None:
+    edges = {"e": {" → f": "f"}, "f": {" → xb": "x"}}
+    graph = make_graph({"err": ["e"], "last error": ["e"]}, edges, {"x": 30}, {"e": "traceback", "f": "frame", "x": "tensor"})
+
+    assert _plan(make_facts(graph)).promised == 0
+
+
+@pytest.mark.parametrize(("running", "promised"), [(False, 20), (True, 0)])
+def test_leftovers_of_a_batch_go_when_no_fit_runs(running: bool, promised: int) -> None:
+    graph = make_graph(
+        {"learn": ["l"]}, {"l": {".xb": "x", ".model": "m"}}, {"x": 20, "m": 9}, {"l": "learner", "m": "model", "x": "tensor"}
+    )
+    facts = make_facts(graph, [LearnerFact(0, running, "Learner", ("xb",))])
+
+    assert _plan(facts).promised == promised
+
+
+def test_garbage_is_collected() -> None:
+    assert _steps(_plan(make_facts(make_graph({"unreachable cycles": ["l"]}, storages={"l": 9})))) == [("collect", 9)]
+
+
+def test_targets_go_and_nothing_else_that_is_stale() -> None:
+    graph = make_graph(
+        {"learn": ["a"], "Out[1]": ["b"], "Out[2]": ["a"]}, storages={"a": 9, "b": 5}, kinds={"a": "learner", "b": "learner"}
+    )
+
+    plan = _plan(make_facts(graph), Target("learn", root="learn"))
+
+    assert plan.promised == 9
+    assert [action.label for action in plan.actions if action.kind in ("del", "out")] == ["del learn", "Out[2]:  forgotten"]
+
+
+def test_another_name_of_a_target_keeps_it() -> None:
+    graph = make_graph({"learn": ["a"], "best": ["a"]}, storages={"a": 9}, kinds={"a": "learner"})
+
+    assert _plan(make_facts(graph), Target("learn", root="learn")).promised == 0
+
+
+def test_a_part_of_a_container_goes_alone() -> None:
+    graph = make_graph(
+        {"runs": ["d"]}, {"d": {"['a']": "x", "['b']": "y"}}, {"x": 9, "y": 5}, {"d": "object", "x": "model", "y": "learner"}
+    )
+    target = Target("runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
+
+    assert _plan(make_facts(graph), target).promised == 9
+
+
+def test_a_computed_target_is_done_but_not_promised() -> None:
+    plan = _plan(make_facts(make_graph({"runs": ["d"]}, storages={"d": 9})), Target("runs[key()]"))
+
+    assert (plan.actions[0].kind, plan.actions[0].nbytes) == ("del", None)
+    assert plan.promised == 0
+
+
+def test_a_target_without_memory_is_skipped_with_a_word() -> None:
+    plan = _plan(make_facts(make_graph({"a": ["x"]}, storages={"x": 3})), Target("n", root="n", value_kind="int"))
+
+    assert plan.skipped == ("n (int) leads to no tensor, model or loader on cpu: left as it is",)
+    assert [action.kind for action in plan.actions] == ["collect"]
+
+
+def test_everything_goes_but_functions_and_what_is_kept() -> None:
+    graph = make_graph({"a": ["x"], "keep": ["y"], "f": ["z"]}, storages={"x": 1, "y": 2, "z": 4}, kinds={"z": "code"})
+
+    assert _plan(make_facts(graph), everything=True, keep=("keep",)).promised == 1
+
+
+def test_a_displayed_result_can_be_kept() -> None:
+    graph = make_graph({"Out[1]": ["l"]}, storages={"l": 9}, kinds={"l": "learner"})
+
+    assert _plan(make_facts(graph), keep=("Out[1]",)).promised == 0
+
+
+def test_bytes_of_steps_re_add_to_the_promise_when_they_overlap() -> None:
+    """Displayed and in the last error: each byte is promised once, by the step after which it is gone."""
+    graph = make_graph(
+        {"Out[1]": ["l"], "last error": ["e"]},
+        {"e": {" → f": "f"}, "f": {" → self": "l", " → x": "x"}},
+        {"l": 9, "x": 4},
+        {"l": "learner", "e": "traceback", "f": "frame", "x": "tensor"},
+    )
+    plan = _plan(make_facts(graph))
+
+    assert sum(action.nbytes or 0 for action in plan.actions) == plan.promised == 13
+
+
+def test_bytes_back_to_the_device_are_whole_segments() -> None:
+    graph = make_graph({"Out[1]": ["l"]}, storages={"l": 60}, kinds={"l": "learner"}, device="cuda:0")
+    address = graph.storages[0].address
+    alone = make_segment((60, "active_allocated"), (40, "inactive"), address=address)
+    shared = make_segment((60, "active_allocated"), (40, "active_allocated"), address=address)
+
+    assert _plan(make_facts(graph, device=make_cuda_device([alone], 1000, 900))).reserved == 100
+    assert _plan(make_facts(graph, device=make_cuda_device([shared], 1000, 900))).reserved == 0
+
+
+def _after_a_failed_fit() -> Facts:
+    """A Learner whose fit has failed, another with leftovers of an earlier one, a displayed Learner, a loose cycle."""
+    graph = make_graph(
+        {"learn": ["l"], "other": ["o"], "Out[3]": ["shown"], "last error": ["e"], "unreachable cycles": ["c"]},
+        {
+            "l": {".model": "m", ".pred": "p"},
+            "o": {".pred": "q"},
+            "e": {" → fit": "f"},
+            "f": {" → self": "l", " → batch": "x", " → shown": "shown"},
+        },
+        {"m": 100, "p": 20, "q": 3000, "x": 40_000, "shown": 500_000, "c": 6_000_000},
+        {"l": "learner", "o": "learner", "shown": "learner", "e": "traceback", "f": "frame", "x": "tensor", "c": "learner"},
+    )
+    nodes = [n for n, node in enumerate(graph.nodes) if node.kind == "learner"][:2]
+    learners = [LearnerFact(node, is_running=False, summary="Learner", leftovers=("pred",)) for node in nodes]
+    return make_facts(graph, learners)
+
+
+def test_after_a_failed_cell_only_what_its_error_holds_and_left_on_its_learner_goes() -> None:
+    plan = plan_cleanup(_after_a_failed_fit(), Request(only_error=True))
+
+    assert [(action.kind, action.nbytes) for action in plan.actions] == [
+        ("leftovers", 20),
+        ("error", 40_000),
+        ("collect", 6_000_000),
+    ]
+    (error,) = [action for action in plan.actions if action.kind == "error"]
+    assert error.names == (" → batch",)
+
+
+def test_a_full_cleanup_of_the_same_takes_the_rest_too() -> None:
+    plan = plan_cleanup(_after_a_failed_fit(), Request())
+
+    assert plan.promised == 20 + 3000 + 40_000 + 500_000 + 6_000_000
+
+
+def test_a_displayed_result_that_leads_to_a_target_only_by_the_reference_that_goes_stays() -> None:
+    """`runs` is displayed with something else: after `del runs['a']` it no longer leads to what is to go."""
+    graph = make_graph(
+        {"runs": ["d"], "Out[1]": ["t"]},
+        {"d": {"['a']": "x"}, "t": {"[0]": "d", "[1]": "y"}},
+        {"x": 9, "y": 5},
+        {"x": "model", "y": "learner"},
+    )
+    target = Target("runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
+
+    plan = _plan(make_facts(graph), target)
+
+    assert [action.kind for action in plan.actions] == ["del", "collect"]
+    assert plan.promised == 9
+
+
+def test_a_displayed_container_of_a_target_does_not_keep_it_in_the_last_error() -> None:
+    graph = make_graph(
+        {"runs": ["d"], "Out[1]": ["d"], "last error": ["e"]},
+        {"d": {"['a']": "x"}, "e": {" → f": "f"}, "f": {" → run": "x"}},
+        {"x": 9},
+        {"x": "model", "e": "traceback", "f": "frame"},
+    )
+    target = Target("runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
+
+    assert _plan(make_facts(graph), target).promised == 9
+
+
+def test_leftovers_of_a_fit_that_ended_well_go_if_they_hold_something_of_their_own() -> None:
+    """The bars' loader replaced since: bytes come back. Still in use, by the Learner or by another's bars: none would."""
+    edges = {
+        "l": {".dls": "d", ".progress": "p"},
+        "p": {".pbar": "old"},
+        "m": {".dls": "d", ".progress": "q"},
+        "q": {".pbar": "d"},
+    }
+    kinds = {"l": "learner", "m": "learner", "d": "loader", "old": "loader"}
+    graph = make_graph({"learn": ["l"], "other": ["m"]}, edges, {"d": 5000, "old": 4000}, kinds)
+    learners = [LearnerFact(n, False, name, ("progress.pbar",)) for n, name in ((0, "one"), (1, "two"))]
+
+    plan = _plan(make_facts(graph, learners))
+
+    assert [(action.kind, action.nbytes) for action in plan.actions] == [("leftovers", 4000), ("collect", 0)]
+
+
+def test_leftovers_that_two_learners_share_go_with_both() -> None:
+    """A batch that two interrupted fits hold comes back by the second of them."""
+    edges = {"l": {".xb": "x"}, "m": {".xb": "x"}}
+    graph = make_graph({"learn": ["l"], "other": ["m"]}, edges, {"x": 5000}, {"l": "learner", "m": "learner", "x": "tensor"})
+    learners = [LearnerFact(n, False, name, ("xb",)) for n, name in ((0, "one"), (1, "two"))]
+
+    assert _steps(_plan(make_facts(graph, learners))) == [("leftovers", 5000)]
+    assert _plan(make_facts(graph, learners)).promised == 5000

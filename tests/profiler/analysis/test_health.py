@@ -1,0 +1,112 @@
+"""From facts to findings: what is a problem, what is advice, and what is nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from nbguard.profiler.analysis.health.amp import AmpFacts, ScalerFacts, amp_findings
+from nbguard.profiler.analysis.health.health import health
+from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, Kind, NotFinite, Origin, Place, nan_findings
+from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts, optimizer_findings
+from nbguard.profiler.analysis.health.switches import SwitchFacts, switch_findings
+from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite, sync_findings
+from nbguard.profiler.analysis.remedies import Seen, remedies, seen
+from nbguard.profiler.analysis.report import Category, FitFinding, MemoryReport
+from nbguard.units import GiB, MiB
+
+MS = 1_000_000
+
+
+def severities(found: tuple[FitFinding, ...]) -> list[str]:
+    return [each.severity for each in found]
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("has_stopped", [False, True])
+def test_each_origin_is_a_problem_with_a_change(kind: Kind, has_stopped: bool) -> None:
+    origin = Origin(kind, "0.conv", "Conv2d", "ResNet", note="it is gone")
+    first = NotFinite("loss", "NaN", Place(17, 2), origin, has_stopped)
+
+    (found,) = nan_findings(FiniteFacts(20, 3, first))
+    assert found.severity == "problem"
+    assert found.what.startswith("the loss is NaN in batch 17 of epoch 2")
+    assert ("it is gone" if kind == "unknown" else "`0.conv` (Conv2d) of `ResNet`") in found.evidence
+    assert ("stopped there" in found.what) == has_stopped
+
+
+def test_a_scale_may_grow_too_far_once_per_growth() -> None:
+    updates = tuple(range(2001, 20001, 2001))
+    scaler = ScalerFacts(65536.0, 2.0, 0.5, 2000, 20000, ((1, 4096.0),), updates)
+
+    assert severities(amp_findings(AmpFacts((("float16", 20000),), (scaler,)))) == ["note"]
+    more = replace(scaler, skipped=tuple(range(100, 1400, 100)) + updates)
+    assert severities(amp_findings(AmpFacts((("float16", 20000),), (more,)))) == ["problem"]
+
+
+def test_a_long_warm_up_is_no_problem() -> None:
+    scaler = ScalerFacts(2.0**24, 2.0, 0.5, 2000, 100, skipped=tuple(range(1, 17)))
+
+    assert severities(amp_findings(AmpFacts((("float16", 100),), (scaler,)))) == ["note"]
+
+
+def test_waiting_is_worth_advice_from_a_twentieth_of_a_step() -> None:
+    site = SyncSite("In[5], line 8", "", ("item",), 100, 100, 100 * MS)
+    facts = SyncFacts((site, replace(site, own="Recorder"), replace(site, where="rare", calls=9, batches=9)), 100)
+
+    assert severities(sync_findings(facts, step=20 * MS)) == ["advice", "note"]
+    assert severities(sync_findings(facts, step=21 * MS)) == ["note", "note"]
+    found = sync_findings(facts)[0]
+    assert (found.time, found.what) == (MS, "In[5], line 8 waits for the GPU in every batch")
+    assert "1.00 ms per batch" in found.evidence
+
+
+def test_a_scaler_may_take_no_step_at_all() -> None:
+    facts = OptimizersFacts((OptimizerFacts("Adam", cleared=9),), backwards=9)
+
+    assert severities(optimizer_findings(facts)) == ["problem"]
+    assert optimizer_findings(facts, is_scaled=True) == ()
+
+
+def test_switches_are_advice_only_where_there_is_a_device() -> None:
+    facts = SwitchFacts(blocks_launches=True, benchmarks=True, is_deterministic=True, shapes=9)
+
+    assert severities(switch_findings(facts)) == ["note"] * 3
+    assert severities(switch_findings(replace(facts, has_device=True))) == ["advice"] * 3
+
+
+def test_findings_come_worst_first() -> None:
+    first = NotFinite("loss", "NaN", Place(1), Origin("loss", root="Net"))
+    site = SyncSite("a.py:1", "", ("item",), 9, 9, None)
+    amp = AmpFacts((("bfloat16", 9),), (ScalerFacts(1.0, 2.0, 0.5, 2000, 9),))
+
+    found = health(FiniteFacts(9, 1, first), amp, OptimizersFacts(), SyncFacts((site,), 9), SwitchFacts())
+    assert severities(found) == ["problem", "advice", "note", "note"]
+
+
+def test_a_small_fit_on_a_cpu_is_offered_nothing() -> None:
+    assert remedies(Seen(has_device=False, gradients=90 * MiB, clears_in_place=True, convolves=True, batch_size=64)) == ()
+
+
+def test_remedies_fit_what_was_seen_and_say_what_is_not_measured() -> None:
+    tight = Seen(True, 15 * GiB, 16 * GiB, 90 * MiB, 8 * GiB, True, True, "float32", 64, True)
+    found = {remedy.name: remedy for remedy in remedies(tight)}
+
+    assert list(found) == ["set_to_none", "mixed precision", "smaller batch, gradient accumulation", "checkpointing"]
+    assert (found["set_to_none"].measured, found["set_to_none"].nbytes) == (True, 90 * MiB)
+    assert all("not measured" in remedy.effect for remedy in found.values() if not remedy.measured)
+    assert "bs=32" in found["smaller batch, gradient accumulation"].change
+    assert "channels_last" in [remedy.name for remedy in remedies(replace(tight, dtype="float16"))]
+    roomy = replace(tight, peak=2 * GiB, clears_in_place=False, dtype="bfloat16", is_channels_last=True)
+    assert remedies(roomy) == ()
+
+
+def test_what_speaks_for_a_remedy_comes_from_all_parts() -> None:
+    optimizers = OptimizersFacts((OptimizerFacts("Adam", 9, 9, gradient_bytes=5 * MiB, is_fastai=True),))
+    memory = MemoryReport("cuda:0", "torch.cuda", 15 * GiB, 0, 0, 16 * GiB, categories=(Category("activations", GiB),))
+    amp = AmpFacts((("float32", 1), ("bfloat16", 8)))
+
+    found = seen(optimizers, amp, SwitchFacts(has_device=True, batch_size=8), memory)
+    assert found == Seen(True, 15 * GiB, 16 * GiB, 5 * MiB, GiB, True, True, "bfloat16", 8)

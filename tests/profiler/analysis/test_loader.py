@@ -1,0 +1,300 @@
+"""What a fit waits for, and what is advised, from figures; and which function of a call graph a fetch spends its time in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nbguard.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, slowest
+from nbguard.profiler.analysis.loader.slowest import Call, Function, Profile, Step, steps
+from nbguard.profiler.analysis.loader.verdict import verdict
+from nbguard.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
+from nbguard.profiler.analysis.time import phases
+
+MS = 1_000_000
+
+
+def timing(step: float, busy: float | None = None, epochs: tuple[EpochRow, ...] = (), **medians: float) -> Timing:
+    names = {"wait": phases.WAIT, "to_device": phases.TO_DEVICE, "other": phases.OTHER, "callback": phases.callback("Slow")}
+    rows = [TimeRow(names[name], "batch", round(50 * ms * MS), round(ms * MS)) for name, ms in medians.items()]
+    rest = step - sum(medians.values())
+    rows.append(TimeRow(phases.BACKWARD, "batch", round(50 * rest * MS), round(rest * MS)))
+    return Timing(round(50 * step * MS), tuple(rows), 50, 3, step=round(step * MS), busy=busy, epochs=epochs)
+
+
+def loader(workers: int = 0, fetch_ms: float = 30, **more: Any) -> LoaderFacts:
+    fetch = FetchFacts(50, 800, round(fetch_ms * MS), round(fetch_ms * MS))
+    return LoaderFacts("Rows", is_training=True, workers=workers, batch_size=16, **{"fetch": fetch, **more})
+
+
+def kinds(found: tuple[FitFinding, ...]) -> list[str]:
+    return [each.kind for each in found]
+
+
+def only(found: tuple[FitFinding, ...]) -> FitFinding:
+    (finding,) = found
+    return finding
+
+
+# --- what the fit waits for ----------------------------------------------------------------------------------------------
+
+
+def test_a_fit_that_waits_is_data_bound_with_an_upper_bound_of_the_gain() -> None:
+    found = verdict(timing(41, wait=32.1), (loader(),), 2, on_accelerator=False)
+    assert (found.bound, found.gain) == ("data", round(32.1 * MS))
+    assert found.sentence == (
+        "data-bound: 32.1 ms of each batch's 41.0 ms (78%) is waiting for data; at most 32.1 ms per batch (78%) to gain"
+    )
+
+
+@pytest.mark.parametrize(("wait", "bound"), [(9.9, "compute"), (10.1, "data")])
+def test_a_tenth_of_the_step_is_the_limit(wait: float, bound: str) -> None:
+    assert verdict(timing(100, wait=wait), (), 2, on_accelerator=False).bound == bound
+
+
+def test_a_wait_that_a_busy_gpu_covers_is_no_bound() -> None:
+    found = verdict(timing(40, busy=0.97, wait=12), (loader(),), 4, on_accelerator=True)
+    assert (found.bound, found.gain, found.advice) == ("compute", None, ())
+    assert "the GPU worked 97% of the time" in found.sentence
+
+
+def test_the_gain_is_no_more_than_the_gpu_was_idle() -> None:
+    found = verdict(timing(40, busy=0.8, wait=20), (loader(),), 4, on_accelerator=True)
+    assert (found.bound, found.gain) == ("data", 8 * MS)
+
+
+def test_copies_to_the_device_bind_only_where_there_is_one() -> None:
+    slow = timing(40, to_device=10, wait=1)
+    assert verdict(slow, (), 4, on_accelerator=True).bound == "transfer"
+    assert verdict(slow, (), 4, on_accelerator=True).gain == 10 * MS
+    assert verdict(slow, (), 4, on_accelerator=False).bound == "compute"
+
+
+def test_python_binds_by_its_own_time_on_a_cpu_and_by_the_idle_gpu_on_a_gpu() -> None:
+    found = verdict(timing(10, callback=3, other=0.5, wait=0.1), (), 2, on_accelerator=False)
+    assert (found.bound, found.gain) == ("Python", round(3.5 * MS))
+    assert "in callbacks and other code" in found.sentence
+    assert verdict(timing(10, callback=2.5, other=0.4), (), 2, on_accelerator=False).bound == "compute"
+    found = verdict(timing(10, busy=0.3, wait=0.1), (), 2, on_accelerator=True)
+    assert (found.bound, found.gain) == ("Python", 7 * MS)
+    found = verdict(timing(10, callback=9), (), 2, on_accelerator=True)  # it may wait for the GPU there
+    assert (found.bound, found.gain) == ("unknown", None)
+    assert "is not known" in found.sentence
+
+
+def test_without_a_steady_state_nothing_is_said() -> None:
+    found = verdict(Timing(0, (), 0, 0), (loader(8),), 2, on_accelerator=False)
+    assert (found.bound, found.gain, found.advice) == ("unknown", None, ())
+
+
+# --- advice --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        (),
+        (loader(),),
+        (loader(2), replace(loader(2), is_training=False)),
+        (loader(2, persistent=True, iterators=1, start=3000 * MS),),
+        (loader(2, pin_memory=True, is_fastai=True),),
+        (loader(1, is_iterable=True),),
+    ],
+)
+@pytest.mark.parametrize("on_accelerator", [True, False])
+def test_a_healthy_fit_gets_no_advice(facts: tuple[LoaderFacts, ...], on_accelerator: bool) -> None:
+    epochs = tuple(EpochRow(number, True, 500, 20_000 * MS, 500 * MS) for number in (1, 2))
+    healthy = replace(timing(40, busy=0.95 if on_accelerator else None, wait=1, to_device=1, epochs=epochs), wall=40_000 * MS)
+    found = verdict(healthy, facts, 2, on_accelerator)
+    assert (found.bound, found.advice) == ("compute", ())
+
+
+def test_a_small_wait_is_not_worth_a_worker() -> None:
+    """Collating tensors takes 0.3 ms of a 1 ms step: a worker would take longer to hand a batch over."""
+    found = verdict(timing(1, wait=0.3), (loader(fetch_ms=0.3),), 8, on_accelerator=False)
+    assert (found.bound, found.advice) == ("data", ())
+
+
+def test_eight_workers_on_two_cores_are_too_many() -> None:
+    finding = only(verdict(timing(40, wait=1), (loader(8),), 2, on_accelerator=False).advice)
+    assert (finding.kind, finding.severity, finding.what) == ("workers", "advice", "8 workers share 2 cores")
+    assert finding.change.startswith("`num_workers=2`")
+
+
+def test_no_worker_and_too_few_are_told_where_there_are_cores_to_spare() -> None:
+    slow = timing(40, wait=30, epochs=(EpochRow(1, True, 20, 800 * MS, 600 * MS),))
+    finding = only(verdict(slow, (loader(0),), 4, on_accelerator=False).advice)
+    assert (finding.kind, finding.time) == ("workers", 30 * MS)
+    assert "one after the other" in finding.what
+    assert only(verdict(slow, (loader(1),), 4, on_accelerator=False).advice).what == "1 worker cannot keep up with the fit"
+    assert verdict(slow, (loader(0),), 1, on_accelerator=False).advice == ()
+
+
+def test_workers_that_would_cost_more_than_they_save_are_not_advised() -> None:
+    short = timing(40, wait=30, epochs=(EpochRow(1, True, 4, 160 * MS, 120 * MS),))
+    quick = timing(4, wait=2, epochs=(EpochRow(1, True, 2000, 8000 * MS, 4000 * MS),))
+    assert verdict(short, (loader(0),), 4, on_accelerator=False).advice == ()
+    assert verdict(quick, (loader(0, fetch_ms=2),), 4, on_accelerator=False).advice == ()
+
+
+def test_a_batch_that_takes_longer_to_hand_over_than_to_make_needs_no_worker() -> None:
+    finding = only(verdict(timing(6, wait=2), (loader(1, fetch_ms=0.3),), 4, on_accelerator=False).advice)
+    assert (finding.kind, finding.time) == ("workers", round(1.7 * MS))
+    assert finding.change.startswith("`num_workers=0`")
+    assert "1 worker than a batch takes to make" in finding.what
+
+
+def test_of_workers_that_are_too_many_nothing_else_is_said() -> None:
+    found = verdict(timing(40, wait=20), (loader(8, fetch_ms=30),), 2, on_accelerator=False)
+    assert only(found.advice).what == "8 workers share 2 cores"
+
+
+def test_workers_that_are_fast_enough_need_more_batches_ahead() -> None:
+    finding = only(verdict(timing(40, wait=20), (loader(4, fetch_ms=30, prefetch=2),), 4, on_accelerator=False).advice)
+    assert finding.kind == "prefetch"
+    assert "`prefetch_factor=4` (it is 2)" in finding.change
+    assert verdict(timing(40, wait=20), (loader(4, fetch_ms=300),), 4, on_accelerator=False).advice == ()
+
+
+def test_workers_that_start_for_each_epoch_cost_a_share_of_it() -> None:
+    epochs = tuple(EpochRow(number, True, 20, 1000 * MS, 0) for number in (1, 2))
+    slow = timing(40, wait=1, epochs=epochs)
+    finding = only(verdict(slow, (loader(2, iterators=6, start=230 * MS),), 2, on_accelerator=False).advice)
+    assert (finding.kind, finding.time) == ("persistent_workers", 10 * MS)
+    assert finding.evidence == "200 ms before the first batch of each training epoch, whose batches take 1.00 s"
+    small, short, once = (
+        loader(2, iterators=100, start=79 * MS),
+        loader(2, iterators=4, start=230 * MS),
+        loader(2, iterators=9, start=900 * MS),
+    )
+    for other in (small, short, replace(once, persistent=True), loader(0, iterators=6, start=230 * MS)):
+        assert verdict(slow, (other,), 2, on_accelerator=False).advice == ()
+
+
+def test_copies_are_told_by_how_the_loader_is_set_up() -> None:
+    def advice(**how: Any) -> FitFinding:
+        return only(verdict(timing(40, busy=0.95, to_device=3), (loader(2, **how),), 2, on_accelerator=True).advice)
+
+    assert advice().change.startswith("`pin_memory=True`")
+    assert "`non_blocking=False`" in advice(pin_memory=True, is_fastai=True).what
+    assert "if it is not said yet" in advice(pin_memory=True).change
+    assert advice().time == 3 * MS
+    assert verdict(timing(40, busy=0.95, to_device=1.9), (loader(2),), 2, on_accelerator=True).advice == ()
+
+
+def test_a_late_first_batch_is_told() -> None:
+    facts = loader(2, start=5000 * MS)
+    assert "5.00 s until it was there, 40.0 ms for a later one" in only(verdict(timing(40), (facts,), 2, False).advice).evidence
+    assert verdict(replace(timing(40), wall=60_000 * MS), (facts,), 2, on_accelerator=False).advice == ()
+
+
+def test_the_slowest_transform_is_named_with_its_cost() -> None:
+    function = Function("slow_transform", "In[3]", 4, is_users=True)
+    fetch = FetchFacts(50, 800, 83 * MS, 90 * MS, 4, 4 * 90 * MS, (Step(function, "transform", 64, 4 * 87 * MS),))
+    found = verdict(timing(100, wait=81), (loader(0, fetch=fetch),), 1, on_accelerator=False)
+    finding = only(found.advice)
+    assert (finding.kind, finding.what) == ("transform", "`slow_transform` (In[3], line 4) is the slowest transform")
+    assert finding.evidence == "5.01 ms per call, 16 calls per batch, 80.2 ms of each batch's 83.0 ms"
+    assert finding.time == round(87 / 90 * 83 * MS)
+    two = verdict(timing(100, wait=81), (loader(2, fetch=fetch),), 2, on_accelerator=False)
+    assert only(two.advice).time == round(87 / 90 * 83 * MS) // 2
+    assert "spread over 2 workers" in only(two.advice).evidence
+    assert verdict(timing(100, wait=5), (loader(0, fetch=fetch),), 1, on_accelerator=False).advice == ()
+
+
+def test_a_librarys_transform_is_named_where_the_whole_fit_notices_it() -> None:
+    function = Function("TabDataLoader.create_batch", "/lib/site-packages/fastai/tabular/core.py", 349, is_users=False)
+    fetch = FetchFacts(50, 800, 83 * MS, 90 * MS, 4, 4 * 90 * MS, (Step(function, "transform", 64, 4 * 87 * MS),))
+
+    def told(batches: int) -> list[str]:
+        found = verdict(replace(timing(100, wait=81), batches=batches), (loader(0, fetch=fetch),), 1, on_accelerator=False)
+        return [each.kind for each in found.advice]
+
+    assert told(12) == []
+    assert told(13) == ["transform"]
+
+
+def test_what_was_not_profiled_has_no_slowest_step() -> None:
+    assert slowest(FetchFacts()) is None
+    assert slowest(FetchFacts(50, 800, 83 * MS)) is None
+
+
+# --- the call graph of a fetch ----------------------------------------------------------------------------------------------
+
+FETCH = Function("_MapDatasetFetcher.fetch", "/lib/site-packages/torch/utils/data/_utils/fetch.py", 50, is_users=False)
+SLEEP = Function("<built-in method time.sleep>", "", 0, is_users=False)
+GET = Function("Rows.__getitem__", "/home/me/train.py", 5, is_users=True)
+COMPOSE = Function("Compose.__call__", "/lib/site-packages/torchvision/transforms/transforms.py", 95, is_users=False)
+SLOW = Function("f.<locals>.Slow.__call__", "/home/me/train.py", 20, is_users=True)
+QUICK = Function("quick", "/home/me/train.py", 30, is_users=True)
+RESIZE = Function("Resize.forward", "/lib/site-packages/torchvision/transforms/transforms.py", 360, is_users=False)
+COLLATE = Function("default_collate", "/lib/site-packages/torch/utils/data/_utils/collate.py", 340, is_users=False)
+
+
+def profile(functions: list[Function], calls: dict[int, list[tuple[int, int, float]]], own: dict[int, float]) -> Profile:
+    made = {
+        caller: tuple(Call(callee, count, round(ms * MS), round(ms * MS)) for callee, count, ms in found)
+        for caller, found in calls.items()
+    }
+    return Profile(
+        tuple(functions), made, (16,) * len(functions), tuple(round(own.get(i, 0) * MS) for i in range(len(functions)))
+    )
+
+
+def named(found: tuple[Step, ...]) -> list[tuple[str, str, int, int]]:
+    return [(step.name, step.kind, step.calls, step.time // MS) for step in found]
+
+
+def test_transforms_are_found_behind_what_only_leads_to_them() -> None:
+    functions = [FETCH, GET, COMPOSE, SLOW, QUICK, RESIZE, COLLATE, SLEEP]
+    calls = {0: [(1, 16, 100), (6, 1, 4)], 1: [(2, 16, 95)], 2: [(3, 16, 80), (4, 16, 6), (5, 16, 9)], 3: [(7, 16, 80)]}
+    assert named(steps(profile(functions, calls, {1: 5, 7: 80}))) == [
+        ("Slow", "transform", 16, 80),
+        ("Resize", "transform", 16, 9),
+        ("quick", "transform", 16, 6),
+        ("Rows.__getitem__", "dataset", 16, 5),
+        ("default_collate", "collate", 1, 4),
+    ]
+
+
+def test_where_nearly_all_the_time_of_a_users_function_goes_is_said() -> None:
+    compose = Function("Compose.__call__", "/home/me/train.py", 10, is_users=True)
+    functions = [FETCH, GET, compose, SLOW, QUICK, SLEEP]
+    calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 85), (4, 16, 6)], 3: [(5, 16, 85)]}
+    (first, *_) = steps(profile(functions, calls, {5: 85}))
+    assert (first.name, first.function.inner) == ("Compose", "`Slow`")
+    found = slowest(FetchFacts(16, 16, 100 * MS, 100 * MS, 1, 100 * MS, (first,)))
+    assert found is not None
+    assert found.evidence().endswith("nearly all of it in `Slow`")
+    calls[2] = [(3, 16, 60), (4, 16, 30)]
+    assert steps(profile(functions, calls, {5: 60}))[0].function.inner == ""
+
+
+def test_what_a_library_does_for_an_item_is_reading_the_dataset() -> None:
+    access = Function("_LocIndexer.__getitem__", "/lib/site-packages/pandas/core/indexing.py", 7, is_users=False)
+    inner = Function("_LocIndexer._getitem_axis", "/lib/site-packages/pandas/core/indexing.py", 90, is_users=False)
+    calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90)]}
+    assert named(steps(profile([FETCH, GET, access, inner], calls, {})))[0] == ("_LocIndexer._getitem_axis", "dataset", 16, 90)
+
+
+def test_what_a_dataset_does_itself_is_its_own() -> None:
+    functions = [FETCH, GET, QUICK, SLEEP]
+    calls = {0: [(1, 16, 100)], 1: [(2, 16, 5), (3, 16, 80)]}
+    assert named(steps(profile(functions, calls, {1: 15, 3: 80})))[0] == ("Rows.__getitem__", "dataset", 16, 95)
+
+
+def test_a_function_of_a_library_that_only_calls_the_users_is_not_named_for_it() -> None:
+    library = Function("apply_to", "/lib/site-packages/mylib/core.py", 3, is_users=False)
+    functions = [FETCH, GET, library, SLOW, QUICK]
+    calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90), (4, 16, 1)]}
+    assert named(steps(profile(functions, calls, {})))[0] == ("Slow", "transform", 16, 90)
+    calls[2] = [(3, 16, 40)]
+    assert named(steps(profile(functions, calls, {})))[0] == ("apply_to", "transform", 16, 95)
+
+
+def test_recursion_ends() -> None:
+    functions = [FETCH, GET, QUICK]
+    calls = {0: [(1, 16, 100)], 1: [(1, 16, 90), (2, 16, 80)], 2: [(2, 3, 70)]}
+    assert named(steps(profile(functions, calls, {1: 20})))[0] == ("quick", "transform", 16, 80)

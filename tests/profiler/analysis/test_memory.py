@@ -1,0 +1,276 @@
+"""Growth, holders, categories and recorded batches: pure functions of numbers and graphs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbguard.memory.facts import Graph, Node, Root, StorageFact
+from nbguard.profiler.analysis.memory import categories as memory
+from nbguard.profiler.analysis.memory.categories import Shape, Stock, categories
+from nbguard.profiler.analysis.memory.growth import Sample, growth_finding, growth_per_batch, growth_per_epoch
+from nbguard.profiler.analysis.memory.holders import Grown, Holdings, grown, holdings_of
+from nbguard.profiler.analysis.memory.recorded_batch import Event, Mark, read_batch, with_batch
+from nbguard.profiler.analysis.report import Growth, MemoryReport, PhasePeak
+from nbguard.profiler.analysis.time import phases
+from nbguard.units import KiB, MiB
+
+
+def _samples(levels: list[int], per_epoch: int = 1000) -> list[Sample]:
+    return [Sample(batch, 1 + (batch - 1) // per_epoch, level) for batch, level in enumerate(levels, start=1)]
+
+
+# --- growth ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [16, 24, 60, 500])
+def test_a_steady_leak_is_found_to_the_byte(count: int) -> None:
+    assert growth_per_batch(_samples([MiB + 12_345 * n for n in range(count)])) == 12_345
+
+
+def test_a_leak_is_found_although_the_last_batch_of_each_epoch_is_smaller() -> None:
+    levels = [64 * KiB * n - (40 * MiB if n % 10 == 9 else 0) for n in range(60)]
+
+    assert growth_per_batch(_samples(levels)) == pytest.approx(64 * KiB, rel=0.05)
+
+
+def test_a_leak_among_batches_of_many_sizes_is_found() -> None:
+    sizes = random.Random(1)
+    levels = [MiB * n + sizes.randrange(0, 4 * MiB) for n in range(60)]
+
+    assert growth_per_batch(_samples(levels)) == pytest.approx(MiB, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        [7 * MiB] * 100,
+        [min(n, 3) * 50 * MiB for n in range(100)],  # caches of the allocator in the first batches
+        [min(n, 70) * MiB for n in range(100)],  # a cache that is full after the first epoch
+        [1000 * n for n in range(100)],  # a list of numbers
+        [MiB * (n % 20) for n in range(100)],  # given back after each epoch
+        [n * MiB for n in range(14)],  # too few to tell
+        [(n % 2) * 130 * KiB + 1400 * n for n in range(100)],
+    ],
+)
+def test_what_does_not_grow_all_the_time_is_no_growth(levels: list[int]) -> None:
+    assert growth_per_batch(_samples(levels)) is None
+
+
+def test_batches_of_random_size_hardly_ever_look_like_a_leak() -> None:
+    found = 0
+    for seed in range(300):
+        sizes = random.Random(seed)
+        found += growth_per_batch(_samples([sizes.randrange(0, 100 * MiB) for _ in range(30)])) is not None
+
+    assert found <= 1
+
+
+def test_growth_from_epoch_to_epoch_is_told_apart() -> None:
+    levels = [MiB * (n // 5) for n in range(25)]
+
+    assert growth_per_epoch(_samples(levels, per_epoch=5)) == MiB
+    assert growth_per_epoch(_samples([0] * 25, per_epoch=5)) is None
+    assert growth_per_epoch(_samples(levels[:10], per_epoch=5)) is None  # one step after the first epoch says nothing
+
+
+# --- holders --------------------------------------------------------------------------------------------------------------
+
+
+def _graph(losses: int, *, with_graph: bool) -> Graph:
+    """Return a running function whose `losses` holds so many tensors of 1 KiB, each with a graph that saves 1 MiB, or not."""
+    nodes = [Node("data", "list", 1, tuple(range(1, losses + 1)), tuple(f"[{n}]" for n in range(losses)))]
+    storages = []
+    for number in range(losses):
+        children, labels = ((losses + 1 + number,), (" → graph",)) if with_graph else ((), ())
+        nodes.append(Node("tensor", "Tensor", 10 + number, children, labels, (len(storages),)))
+        storages.append(StorageFact("cpu", KiB, 4096 * (number + 1)))
+    for number in range(losses if with_graph else 0):
+        nodes.append(Node("graph", "AddBackward0", 1000 + number, (), (), (len(storages),)))
+        storages.append(StorageFact("cpu", MiB, 10**9 + 4096 * number))
+    return Graph((Root("frame", "running train()", (0,)),), tuple(nodes), tuple(storages))
+
+
+def test_the_holder_is_the_place_below_which_the_growth_divides() -> None:
+    looks = [holdings_of(_graph(count, with_graph=True), {1: "losses"}) for count in (15, 23)]
+
+    found = grown(*looks, expected=8 * MiB)
+
+    assert found == Grown("running train() → losses → graph", 8 * (MiB + KiB), 23 * (MiB + KiB))
+
+
+def test_tensors_without_a_graph_are_not_said_to_have_one() -> None:
+    looks = [holdings_of(_graph(count, with_graph=False), {1: "kept"}) for count in (15, 23)]
+
+    assert grown(*looks, expected=8 * KiB) == Grown("running train() → kept", 8 * KiB, 23 * KiB)
+
+
+def test_graphs_that_lost_their_tensors_are_told_by_their_nodes() -> None:
+    before = Holdings({("total",): 4, ("learn", ".model"): MiB}, {("total", " → graph"): 40})
+    after = Holdings({("total",): 4, ("learn", ".model"): MiB}, {("total", " → graph"): 90})
+
+    assert grown(before, after, expected=50 * KiB) == Grown("total → graph", is_sum=True)
+
+
+def test_what_all_graphs_share_does_not_hide_that_they_are_kept() -> None:
+    """The parameters' gradients are met on the way of one graph: of another one at each look."""
+    before, after = (
+        Holdings(
+            {("losses", f"[{last}]", " → graph", ".grad"): MiB, **{("losses", f"[{at}]"): 4 for at in range(last + 1)}},
+            {("losses", f"[{at}]", " → graph"): 7 for at in range(last + 1)},
+        )
+        for last in (14, 22)
+    )
+
+    assert grown(before, after, expected=50 * KiB) == Grown("losses → graph")
+
+
+def test_what_is_merely_replaced_has_not_grown() -> None:
+    before = Holdings({("learn", ".xb", "[0]"): 5 * MiB, ("kept", "[0]"): MiB}, {})
+    after = Holdings({("learn", ".xb", "[0]"): 5 * MiB, ("kept", "[0]"): MiB, ("kept", "[1]"): MiB, ("kept", "[2]"): MiB}, {})
+
+    assert grown(before, after, expected=2 * MiB) == Grown("kept", 2 * MiB, 3 * MiB)
+    assert grown(after, after, expected=2 * MiB) is None
+
+
+def test_names_come_before_running_functions_and_outer_functions_before_inner() -> None:
+    nodes = tuple(Node("tensor", "Tensor", ref, (), (), (0,)) for ref in range(3))
+    roots = (Root("frame", "running step()", (0,)), Root("frame", "running train()", (1,)), Root("name", "x", (2,)))
+    storages = (StorageFact("cpu", 64, 64),)
+
+    assert holdings_of(Graph(roots, nodes, storages), {}).nbytes == {("x",): 64}
+    assert holdings_of(Graph(roots[:2], nodes, storages), {1: "y"}).nbytes == {("running train()", " → y"): 64}
+
+
+def test_a_finding_names_the_line_to_change() -> None:
+    graph = growth_finding(Growth(3 * MiB, 40, "running train() → losses → graph", 90 * MiB))
+    total = growth_finding(Growth(5 * KiB, 40, "total → graph", is_sum=True))
+    kept = growth_finding(Growth(MiB, 40, "learn.keep.preds", 40 * MiB, epochs=2))
+    cache = growth_finding(Growth(MiB, 40, "ds.cache", 40 * MiB))
+    unknown = growth_finding(Growth(0, 40, per_epoch=MiB, epochs=4))
+
+    assert (graph.kind, graph.severity, graph.nbytes) == ("graph", "problem", 3 * MiB)
+    assert "`losses.append(loss.item())`" in graph.change
+    assert "3.00 MiB per batch" in graph.what
+    assert "90.00 MiB" in graph.evidence
+    assert "`total += loss.item()`" in total.change
+    assert (kept.kind, kept.severity) == ("growth", "problem")
+    assert (cache.severity, "cache that fills" in cache.evidence) == ("advice", True)
+    assert "1.00 MiB per epoch" in unknown.what
+    assert unknown.severity == "advice"
+
+
+# --- categories -----------------------------------------------------------------------------------------------------------
+
+_SIZE = st.integers(0, 10**12)
+
+
+@given(
+    _SIZE,
+    _SIZE,
+    st.none() | st.builds(Stock, *[_SIZE] * 6),
+    st.none() | st.builds(Shape, _SIZE, st.none() | _SIZE, _SIZE, st.sampled_from(phases.ALL)),
+    st.booleans(),
+)
+def test_categories_always_add_up_to_the_peak(
+    peak: int, start: int, stock: Stock | None, shape: Shape | None, grows: bool
+) -> None:
+    found = categories(peak, start, stock, shape, grows=grows)
+
+    assert sum(each.nbytes for each in found) == peak
+    assert all(each.nbytes > 0 for each in found)
+    assert len({each.name for each in found}) == len(found)
+
+
+def _named(peak: int, start: int, stock: Stock, shape: Shape, *, grows: bool = False) -> dict[str, int]:
+    return {each.name: each.nbytes for each in categories(peak, start, stock, shape, grows=grows)}
+
+
+def test_a_peak_in_the_loss_has_activations_and_no_new_gradients() -> None:
+    stock = Stock(parameters=100, gradients=100, state=200, inputs=30)
+
+    assert _named(920, 150, stock, Shape(330 + 50, 880, 920, phases.LOSS)) == {
+        "parameters": 100, "optimizer state": 200, "inputs": 30, "activations": 500, "temporaries": 40, "before the fit": 50,
+    }  # fmt: skip
+
+
+def test_a_peak_in_the_step_has_gradients_and_no_activations() -> None:
+    stock = Stock(parameters=100, gradients=100, state=200, inputs=30)
+
+    found = _named(500, 0, stock, Shape(330, 880, 500, phases.STEP))
+
+    assert found == {"parameters": 100, "gradients": 100, "optimizer state": 200, "inputs": 30, "temporaries": 70}
+
+
+def test_what_has_grown_since_the_batch_that_was_followed_is_other() -> None:
+    stock = Stock(parameters=100)
+    shape = Shape(100, 150, 160, phases.FORWARD)
+
+    assert _named(1160, 0, stock, shape, grows=True)["other"] == 1000
+    assert _named(1160, 0, stock, shape)["temporaries"] == 1010
+
+
+# --- a recorded batch -----------------------------------------------------------------------------------------------------
+
+
+def test_a_recorded_batch_tells_the_peak_inside_a_phase_and_who_it_was() -> None:
+    events = (
+        Event(1, 10, "a.py:1"),  # the batch before: still there
+        Event(2, 30, "load"),
+        Event(3, 500, "net.py:7"),  # within the forward pass: gone before its end
+        Event(4, 200, "net.py:8"),
+        Event(3),
+        Event(4),
+        Event(5, 100, "backward"),
+        Event(5),
+    )
+    marks = (
+        Mark(1, phases.OTHER, 1010),
+        Mark(2, phases.WAIT, 1040),
+        Mark(5, phases.FORWARD, 1240),
+        Mark(8, phases.BACKWARD, 1040),
+    )
+
+    found = read_batch(events, marks, {}, Stock(parameters=600), 250)
+
+    assert (found.peak, found.phase) == (1740, phases.FORWARD)
+    assert found.phases == {phases.WAIT: 1040, phases.FORWARD: 1740, phases.BACKWARD: 1240}
+    assert {each.name: each.nbytes for each in found.categories} == {
+        "parameters": 600, "inputs": 30, "activations": 200, "temporaries": 500, "before the fit": 250, "other": 160,
+    }  # fmt: skip
+    assert [(each.site, each.nbytes, each.category) for each in found.stacks][:2] == [
+        ("net.py:7", 500, memory.TEMPORARIES),
+        ("net.py:8", 200, memory.ACTIVATIONS),
+    ]
+
+
+@given(st.data())
+def test_a_recorded_batch_re_adds(data: st.DataObject) -> None:
+    living: list[int] = []
+    events: list[Event] = []
+    for number in range(1, data.draw(st.integers(1, 40))):
+        if living and data.draw(st.booleans()):
+            events.append(Event(living.pop(data.draw(st.integers(0, len(living) - 1)))))
+        events.append(Event(number, data.draw(st.integers(1, 1000)), data.draw(st.sampled_from(["", "a", "b"]))))
+        living.append(number)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(events)), min_size=2, max_size=8)))
+    marks = [Mark(cut, data.draw(st.sampled_from(phases.ALL)), data.draw(st.integers(0, 5000))) for cut in cuts]
+    stock = data.draw(st.builds(Stock, *[st.integers(0, 2000)] * 6))
+
+    batch = read_batch(events, marks, {1: memory.PARAMETERS}, stock, data.draw(st.integers(0, 2000)))
+    report = with_batch(MemoryReport("cpu", "heap of the process", 3000, 0, 0, phases=(PhasePeak("wait", 7),)), batch)
+
+    assert sum(each.nbytes for each in batch.categories) == batch.peak
+    assert sum(each.nbytes for each in report.categories) == report.peak >= 3000
+    assert max(each.peak for each in report.phases) <= report.peak
+
+
+def test_a_list_is_named_and_not_the_one_of_its_graphs_by_which_what_is_new_was_met() -> None:
+    at = ("losses", "[22]", " → graph")
+    found = grown(Holdings({at: 1000}, {at: 9}), Holdings({at: 90_000}, {at: 900}), 80_000)
+
+    assert found is not None
+    assert (found.holder, found.is_sum) == ("losses → graph", False)

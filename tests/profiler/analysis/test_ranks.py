@@ -1,0 +1,132 @@
+"""What ranks tell: who stands out among them, and who has not told anything."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nbguard.profiler.analysis.distributed.ranks import Pulse, Told, from_text, rank_report, to_text
+from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
+from nbguard.profiler.analysis.time import phases
+
+MS = 1_000_000
+SECOND = 1_000 * MS
+GIB = 1 << 30
+
+
+def _row(rank: int, **figures: object) -> RankRow:
+    """A rank like the others: 2 ms of a step of 40 ms wait for data, 20 ms are the backward pass."""
+    row = RankRow(rank, "one", 100 + rank, "complete", 50, 40 * MS, 2 * MS, 20 * MS, 4 * GIB, "cuda:0")
+    return replace(row, **figures)  # type: ignore[arg-type]
+
+
+def _report(*rows: RankRow, pulses: tuple[Pulse, ...] = (), world: int = 4, waited: int = 10 * SECOND) -> RankReport:
+    return rank_report(world, [Told(row) for row in rows], {pulse.rank: pulse for pulse in pulses}, waited, "one")
+
+
+def _pulse(**facts: object) -> Pulse:
+    return replace(Pulse(3, 77, 5, phases.LOSS, 200 * MS, is_alive=True), **facts)  # type: ignore[arg-type]
+
+
+def _only(report: RankReport) -> FitFinding:
+    (found,) = report.findings
+    return found
+
+
+def test_ranks_that_are_alike_give_no_finding() -> None:
+    report = _report(*(_row(rank, step=(40 + rank % 2) * MS, peak=4 * GIB + rank) for rank in range(4)))
+
+    assert (report.findings, report.note) == ((), "")
+    assert [row.rank for row in report.rows] == [0, 1, 2, 3]
+
+
+def test_the_straggler_is_told_from_those_who_wait_for_it() -> None:
+    others = [_row(rank, step=60 * MS, backward=40 * MS) for rank in (0, 1, 3)]
+    slow = _row(2, step=60 * MS, wait=22 * MS, backward=20 * MS)
+
+    found = _only(_report(*others, slow))
+
+    assert (found.what, found.time) == ("Rank 2 is the straggler", 20 * MS)
+    assert found.evidence == (
+        "40.0 ms per batch outside the backward pass, the other ranks 20.0 ms; 20.0 ms of the difference is waiting for data. "
+        "The others wait for it: their backward pass takes 20.0 ms longer than its own"
+    )
+    assert "num_workers" in found.change
+
+
+def test_a_straggler_that_computes_longer_is_not_sent_to_its_data() -> None:
+    found = _only(_report(_row(0), _row(1), _row(2), _row(3, step=50 * MS)))
+
+    assert "waiting for data" not in found.evidence
+    assert found.change == "look for what else runs on cuda:0 of one, and for work that only this rank does"
+
+
+def test_a_longer_part_that_nobody_waits_for_is_no_straggler() -> None:
+    assert not _report(_row(0), _row(1), _row(2), _row(3, backward=18 * MS, step=43 * MS)).findings
+
+
+def test_ranks_without_times_are_not_compared() -> None:
+    assert not _report(*(_row(rank, step=None, wait=None, backward=None, peak=None) for rank in range(4))).findings
+
+
+def test_more_memory_is_named_with_how_much() -> None:
+    found = _only(_report(_row(0, peak=5 * GIB), _row(1), _row(2), _row(3)))
+
+    assert (found.what, found.nbytes) == ("Rank 0 takes more memory", GIB)
+
+
+def test_versions_that_differ_are_a_problem_and_a_variable_that_one_rank_lacks_is_named() -> None:
+    said = [
+        Told(_row(0), (Setting("torch version", "2.13.0"), Setting("NCCL_P2P_DISABLE", "1"))),
+        Told(_row(1), (Setting("torch version", "2.12.0"),)),
+        Told(_row(2), (Setting("torch version", "2.13.0"),)),
+    ]
+
+    variable, version = rank_report(3, said, {}, 0, "one").findings
+
+    assert (version.severity, version.evidence) == ("problem", "rank 0, 2: 2.13.0; rank 1: 2.12.0")
+    assert (variable.severity, variable.evidence) == ("advice", "rank 0: 1; rank 1, 2: not set")
+    assert variable.change == "set `NCCL_P2P_DISABLE` alike where the ranks are launched"
+
+
+def test_batches_are_only_compared_where_the_fit_came_to_its_end() -> None:
+    rows = [_row(0), _row(1), _row(2)]
+
+    assert "different numbers of batches" in _only(_report(*rows, _row(3, batches=49))).what
+    assert not _report(*rows, _row(3, batches=7, state="interrupted")).findings
+
+
+@pytest.mark.parametrize(
+    ("pulse", "state", "what"),
+    [
+        (_pulse(is_alive=False), "died in batch 5, after loss", "Rank 3 died in batch 5, after loss"),
+        (
+            _pulse(is_alive=False, phase=""),
+            "died in batch 5, before its data came",
+            "Rank 3 died in batch 5, before its data came",
+        ),
+        (_pulse(age=9 * SECOND), "no progress for 9.00 s in batch 5, after loss", "Rank 3 hangs in batch 5, after loss"),
+        (_pulse(age=4 * SECOND), "still running, in batch 5, after loss", "Rank 3 still runs"),
+        (
+            _pulse(batch=0, age=9 * SECOND),
+            "no progress for 9.00 s before its first batch",
+            "Rank 3 hangs before its first batch",
+        ),
+    ],
+)
+def test_a_silent_rank_has_the_state_that_its_last_sign_of_life_tells(pulse: Pulse, state: str, what: str) -> None:
+    report = _report(_row(0), _row(1), _row(2), pulses=(pulse,))
+
+    assert report.rows[3].state == state
+    assert _only(report).what == what
+    assert report.note == "1 of 4 ranks did not report; waited 10.0 s."
+
+
+def test_what_is_told_survives_the_way() -> None:
+    told = Told(_row(1), (Setting("NCCL_DEBUG", "INFO"),))
+
+    assert from_text(to_text(told)) == told
+    assert from_text("{}") is None
+    assert from_text("no JSON") is None
+    assert from_text('{"row": {"rank": 1, "colour": 2}, "environment": []}') is None

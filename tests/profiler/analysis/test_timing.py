@@ -1,0 +1,186 @@
+"""A log of a fit divided into batches, on logs short enough to see through; and on any log, that nothing is lost."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.batches import divide
+from nbguard.profiler.analysis.time.phase_log import Marks, Turn, TurnKind
+from nbguard.profiler.analysis.time.timing import quantile, steady_batches, timing_of
+
+KINDS: tuple[TurnKind, ...] = ("batch", "end", "loss", "step", "fit", "disturbed")
+SHORT = {"w": phases.WAIT, "f": phases.FORWARD, "b": phases.BACKWARD, "s": phases.STEP, "o": phases.OTHER, "n": phases.OWN}
+
+
+def log(words: str) -> Marks:
+    """Return a log: `w3` waits 3 ns, `>1` the next batch of loader 1, `/1` its end, `|` a step, `L` a loss, `!` disturbed."""
+    labels = tuple(dict.fromkeys(SHORT.values()))
+    codes, times, turns, now = [], [], [], 100
+    for word in words.split():
+        kind, rest = word[0], word[1:]
+        if kind in SHORT:
+            now += int(rest)
+            codes.append(labels.index(SHORT[kind]))
+            times.append(now)
+        else:
+            turn: TurnKind = {">": "batch", "/": "end", "|": "step", "!": "disturbed", "L": "loss"}[kind]  # type: ignore[assignment]
+            turns.append(Turn(len(codes), turn, int(rest or 0)))
+    return Marks(100, codes, times, labels, tuple(turns))
+
+
+def told(words: str) -> list[tuple[int, dict[str, int], bool]]:
+    names = {phase: short for short, phase in SHORT.items()}
+    found = divide(log(words)).batches
+    return [
+        (batch.loop, {names[phase]: time for phase, time in batch.times.items()}, batch.is_complete and batch.is_training)
+        for batch in found
+    ]
+
+
+def outside(words: str) -> dict[str, int]:
+    names = {phase: short for short, phase in SHORT.items()}
+    return {names[phase]: time for phase, time in divide(log(words)).outside.items() if time}
+
+
+def test_a_loop_over_a_loader() -> None:
+    words = "o5 >1 w1 f2 b3 s4 | o1 >1 w2 f2 b2 s2 | >1 w7 /1 o9"
+
+    assert told(words) == [
+        (1, {"w": 1, "f": 2, "b": 3, "s": 4, "o": 1}, True),
+        (1, {"w": 2, "f": 2, "b": 2, "s": 2}, True),
+    ]
+    assert outside(words) == {"o": 14, "w": 7}
+
+
+def test_an_iterator_that_is_used_again_is_a_new_pass() -> None:
+    words = ">1 w1 b1 >1 w1 /1 o1 >1 w1 b1 >1 w1 /1"
+
+    assert [batch[0] for batch in told(words)] == [1, 2]
+    assert [epoch.number for epoch in timing_of(divide(log(words))).epochs] == [1, 2]
+
+
+def test_a_loader_that_is_asked_one_batch_ahead() -> None:
+    words = ">1 w5 >1 w1 f1 b1 s1 | o1 >1 w1 f2 b2 s2 | o1 >1 w1 /1 f3 b3 s3 | o9"
+
+    assert told(words) == [
+        (1, {"w": 6, "f": 1, "b": 1, "s": 1, "o": 1}, True),
+        (1, {"w": 1, "f": 2, "b": 2, "s": 2, "o": 1}, True),
+        (1, {"w": 1, "f": 3, "b": 3, "s": 3}, True),
+    ]
+    assert outside(words) == {"o": 9}
+
+
+def test_a_loader_that_nobody_trains_on_has_as_many_batches_as_it_gave() -> None:
+    words = ">1 w1 o1 >1 w1 o1 >1 w1 o1 >1 w1 /1 o1 >2 w1 b1 >2 w1 b1 >2 w1 /2"
+
+    assert [batch[0] for batch in told(words)] == [1, 1, 1, 2, 2]
+
+
+def test_an_evaluation_inside_a_batch_interrupts_it() -> None:
+    words = ">1 w1 f1 b1 >2 w1 f5 >2 w1 f5 >2 w1 /2 o3 s2 | >1 w1 /1"
+
+    assert told(words) == [
+        (1, {"w": 1, "f": 1, "b": 1, "o": 3, "s": 2}, True),
+        (2, {"w": 1, "f": 5}, False),
+        (2, {"w": 1, "f": 5}, False),
+    ]
+    assert outside(words) == {"w": 2}
+
+
+def test_two_loaders_side_by_side_are_one_loop() -> None:
+    words = ">1 w1 >2 w2 f1 b1 >1 w1 >2 w2 f1 b1 >1 w1 /1 o1"
+
+    assert told(words) == [(1, {"w": 3, "f": 1, "b": 1}, True), (1, {"w": 3, "f": 1, "b": 1}, True)]
+    assert outside(words) == {"w": 1, "o": 1}
+
+
+def test_a_first_batch_taken_to_look_at_is_no_loop_around_the_fit() -> None:
+    words = ">1 w1 o2 >2 w1 b1 >2 w1 b1 >2 w1 /2 o50"
+
+    assert told(words) == [(1, {"w": 1, "o": 2}, False), (2, {"w": 1, "b": 1}, True), (2, {"w": 1, "b": 1}, True)]
+    assert outside(words) == {"w": 1, "o": 50}
+
+
+def test_a_loop_that_was_left_inside_another() -> None:
+    words = ">1 w1 b1 >2 w1 f1 >2 w1 f1 >1 w1 b1 >1 w1 /1"
+
+    assert [batch[0] for batch in told(words)] == [1, 2, 2, 1]
+    assert told(words)[0] == (1, {"w": 1, "b": 1}, True)
+
+
+def test_a_batch_that_was_stopped_at_its_loss_is_a_training_batch() -> None:
+    (batch,) = divide(log(">1 w1 f1 L o1")).batches
+
+    assert (batch.is_training, batch.is_complete) == (True, False)
+
+
+def test_without_a_loader_a_step_ends_a_batch() -> None:
+    words = "o9 f1 b1 s1 | o1 f1 b1 s1 | o4"
+
+    assert told(words) == [(0, {"f": 1, "b": 1, "s": 1}, True), (0, {"o": 1, "f": 1, "b": 1, "s": 1}, True)]
+    assert outside(words) == {"o": 13}
+
+
+def test_where_nothing_steps_a_loss_begins_a_batch() -> None:
+    """Parameters that are changed by hand."""
+    words = "o5 f2 L b3 o1 f2 L b4 o1 f2 L b5 o9"
+
+    assert [batch["b"] for _, batch, _ in told(words)] == [3, 4, 5]
+    assert [is_whole for _, _, is_whole in told(words)] == [True, True, False]
+    assert timing_of(divide(log(words))).batches == 3
+
+
+def test_an_error_leaves_a_batch_that_counts_but_is_no_measure() -> None:
+    words = " ".join([">1 w1 f1 b8"] * 9) + " >1 w1 f1 b500"
+    timing = timing_of(divide(log(words)))
+
+    assert timing.batches == 10
+    assert (timing.step, timing.step_p95) == (10, 10)
+    assert timing.wall == sum(row.total for row in timing.rows) == 9 * 10 + 502
+
+
+def test_warm_up_and_disturbed_batches_are_left_out_of_medians() -> None:
+    words = ">1 b900 " * 3 + ">1 b10 " * 4 + ">1 ! b700 " * 4 + ">1 b10 " * 2 + ">1 b1"
+    timing = timing_of(divide(log(words)))
+
+    assert (timing.warm_up, timing.first, timing.step) == (3, 900, 10)
+    assert len(steady_batches(divide(log(words)))) == 6
+
+
+def test_what_nbguard_takes_is_a_row_of_its_own() -> None:
+    timing = timing_of(divide(log(">1 w1 b1 n50 >1 w1 b1 n60 >1 /1")))
+
+    assert [(row.group, row.total) for row in timing.rows if row.phase == phases.OWN] == [("around", 110)]
+    assert timing.step == 2
+
+
+def test_quantiles() -> None:
+    assert quantile([], 0.5) is None
+    assert quantile([7], 0.95) == 7
+    assert quantile([0, 10], 0.5) == 5
+    assert quantile(range(101), 0.95) == 95
+
+
+@given(
+    st.lists(st.one_of(st.tuples(st.integers(0, 5), st.integers(0, 99)), st.tuples(st.sampled_from(KINDS), st.integers(1, 4))))
+)
+def test_every_nanosecond_is_somewhere_whatever_the_log(events: list[tuple[int | str, int]]) -> None:
+    labels = tuple(SHORT.values())
+    codes, times, turns, now = [], [], [], 0
+    for kind, number in events:
+        if isinstance(kind, int):
+            now += number
+            codes.append(kind)
+            times.append(now)
+        else:
+            turns.append(Turn(len(codes), kind, number))  # type: ignore[arg-type]
+    marks = Marks(0, codes, times, labels, tuple(turns))
+
+    divided, timing = divide(marks), timing_of(divide(marks))
+
+    inside = sum(sum(batch.times.values()) for batch in divided.batches)
+    assert inside + sum(divided.outside.values()) == now
+    assert sum(row.total for row in timing.rows) == timing.wall == now
+    assert all(time >= 0 for batch in divided.batches for time in batch.times.values())

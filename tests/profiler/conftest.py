@@ -1,0 +1,26 @@
+"""Fits in this process: one thread, so that a busy machine slows them and does not stall them; nothing stays compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from nbguard.scan.objects.compiled import has_compiled
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    """A recording of allocations steps aside where code is compiled: that is of one test, not of those after it."""
+    yield
+    if has_compiled():
+        torch._dynamo.reset()

@@ -1,0 +1,189 @@
+"""What parts may do to the user's fit: end it on purpose, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nbguard.profiler.record.fastai_loop import FastaiLoop
+from nbguard.profiler.record.recorder import Recorder, StopFit
+from nbguard.profiler.record.torch_loop import TorchLoop
+from tests.profiler.recording import recording
+
+
+def test_a_part_ends_the_fit_by_stop_fit_only() -> None:
+    def mistake(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    def stop(*_: Any) -> None:
+        raise StopFit(KeyError("enough"))
+
+    recorder = Recorder()
+    recorder.watch("loss", mistake)
+    recorder.watch("backward", stop)
+    recorder.tell("loss", None)
+    with pytest.raises(KeyError, match="enough"):
+        recorder.tell("backward")
+    assert len(recorder.failed) == 1
+    assert recorder.stop().labels[recorder.stop().codes[-2]] == "nbguard itself"
+
+
+def test_a_part_that_fails_is_told_of_nothing_more() -> None:
+    """Else it would make a finding of half of what happens: an optimizer that never steps."""
+
+    class Part:
+        def __init__(self) -> None:
+            self.losses = 0
+
+        def step(self, _: Any) -> None:
+            raise ZeroDivisionError
+
+        def loss(self, _: Any) -> None:
+            self.losses += 1
+
+    part, recorder = Part(), Recorder()
+    recorder.watch("loss", part.loss, each=True)
+    recorder.watch("step", part.step)
+    for event in ("loss", "step", "loss"):
+        recorder.tell(event, None)
+
+    assert part.losses == 1
+    assert recorder.failed[0].startswith("Part failed at 'step' and was switched off")
+
+
+def test_a_part_that_ends_the_recording_ends_it() -> None:
+    """As FitMonitor does, with its fit: what is patched passes calls on from there."""
+    recorder = Recorder()
+    recorder.watch("fit ends", lambda _: recorder.stop())
+    recorder.watch("fit ends", lambda _: pytest.fail("told after the end"))
+
+    recorder.tell("fit ends", None)
+    marks = len(recorder)
+    recorder.tell("fit ends", None)
+
+    assert recorder.thread != threading.get_ident()
+    assert len(recorder) == marks
+
+
+def test_what_a_part_does_is_not_taken_for_the_users() -> None:
+    model, seen = nn.Linear(2, 1), []
+    with recording() as recorder:
+        recorder.watch("forward", lambda module, _: (seen.append(module), model(torch.ones(2)).sum().backward()))
+        recorder.watch("loss", lambda _: seen.append("loss"))
+        model(torch.ones(2))
+    assert seen == [model]
+
+
+def test_mixed_precision_ends_its_autocast_when_a_part_stops_the_fit() -> None:
+    from fastai.vision.all import CancelFitException, DataLoader, DataLoaders, Learner, MixedPrecision
+
+    def stop(_: Any) -> None:
+        raise StopFit(CancelFitException())
+
+    class OnHost(MixedPrecision):
+        def before_fit(self) -> None:
+            super().before_fit()
+            self.autocast = torch.autocast("cpu", torch.bfloat16)
+
+    items = DataLoader([(torch.ones(4), torch.ones(1))] * 8, bs=4)
+    learner = Learner(DataLoaders(items, items), nn.Linear(4, 1), loss_func=nn.functional.mse_loss, cbs=OnHost("bf16"))
+    recorder = Recorder()
+    loop = TorchLoop(recorder)
+    fronts = [loop, FastaiLoop(recorder, loop)]
+    for front in fronts:
+        front.start()
+    recorder.watch("loss", stop)
+    with learner.no_bar(), learner.no_logging():
+        learner.fit(1)
+    for front in fronts:
+        front.stop()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_who_need_not_see_each_batch_sees_the_first_ones_and_then_each_seventh() -> None:
+    recorder = Recorder()
+    some, every = [], []
+    recorder.watch("step", some.append)
+    recorder.watch("step", every.append, each=True)
+    for number in range(1, 61):
+        recorder.begin_batch(1)
+        recorder.tell("step", number)
+
+    assert some == [*range(1, 33), 35, 42, 49, 56]
+    assert every == [*range(1, 61)]
+
+
+def test_a_new_loader_and_what_follows_its_end_are_looked_at() -> None:
+    recorder = Recorder()
+    told: list[tuple[int, str]] = []
+    recorder.watch("step", lambda: told.append((recorder.batches, "step")))
+    recorder.watch("end", lambda: told.append((recorder.batches, "end")))
+    for _ in range(36):
+        recorder.begin_batch(1)
+    recorder.look_at(2)
+    for _ in range(3):
+        recorder.begin_batch(2)
+        recorder.tell("step")
+    recorder.begin_batch(2)
+    recorder.end_of(2)
+    recorder.tell("step")
+
+    assert told == [(37, "step"), (38, "step"), (39, "end"), (39, "step")]
+
+
+def test_who_listens_no_more_is_not_told() -> None:
+    recorder, told = Recorder(), []
+    recorder.watch("step", told.append)
+    recorder.watch("step", told.append)
+    recorder.tell("step", 1)
+    recorder.unwatch("step", told.append)
+    recorder.tell("step", 2)
+
+    assert told == [1]
+
+
+def test_an_interrupt_leaves_the_log_whole() -> None:
+    """Wherever it falls: there is a mark with its time, or none."""
+    times = iter((0, 1, KeyboardInterrupt(), 3))
+
+    def clock() -> int:
+        time = next(times)
+        if isinstance(time, BaseException):
+            raise time
+        return time
+
+    recorder = Recorder(clock)
+    recorder.mark(recorder.code("forward"))
+    with pytest.raises(KeyboardInterrupt):
+        recorder.mark(recorder.code("backward"))
+    marks = recorder.stop()
+
+    assert [marks.labels[code] for code in marks.codes] == ["forward", "other code"]
+    assert list(marks.times) == [1, 3]
+
+
+def test_a_long_log_is_packed_and_is_the_same() -> None:
+    """What comes out is what went in, in order, and turns lie where they fell."""
+    ticks = itertools.count()
+    recorder = Recorder(lambda: next(ticks) << 33)  # nanoseconds beyond what fits into one digit of an int
+    for _ in range(5000):
+        recorder.mark(recorder.code("forward"))
+        recorder.begin_batch(7)
+        recorder.turn("loss")
+    cut = len(recorder)
+    recorder.turn("step")
+    marks = recorder.stop()
+
+    assert list(marks.times) == [tick << 33 for tick in range(1, 10_002)]
+    assert [marks.labels[code] for code in marks.codes[:4]] == ["forward", "other code"] * 2
+    assert [(turn.at, turn.kind, turn.loop) for turn in marks.turns[-3:]] == [
+        (10_000, "batch", 7),
+        (10_000, "loss", 0),
+        (10_000, "step", 0),
+    ]
+    assert tuple(recorder.turns(cut)) == marks.turns[:-1]

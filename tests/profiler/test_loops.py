@@ -1,0 +1,427 @@
+"""The marks of real fits: which phases there are, that they add up, and that everything goes back as it was."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import fastai.data.load
+import fastai.learner
+import pytest
+import torch
+from fastai.callback.core import Callback, CancelFitException
+from fastai.callback.schedule import fine_tune  # noqa: F401 - gives Learners their fit_one_cycle and fine_tune
+from fastai.torch_core import set_seed
+from torch.optim import optimizer
+from torch.utils.data import dataloader
+
+from nbguard.errors import NbguardError
+from nbguard.notebook.monitor import FitMonitor
+from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.analysis.report import FitReport
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.profile import FitProfile
+from tests.profiler.loops import Fails, learner, model, quiet_fit, torch_loader, train
+
+PATCHED = [
+    (dataloader._BaseDataLoaderIter, "__next__"),
+    (dataloader._MultiProcessingDataLoaderIter, "__init__"),
+    (torch.nn.Module, "__call__"),
+    (torch.autograd, "backward"),
+    (torch.optim.Optimizer, "zero_grad"),
+    (torch.Tensor, "to"),
+    (torch.Tensor, "cuda"),
+    (fastai.learner.Learner, "_call_one"),
+    (fastai.learner.Learner, "_do_one_batch"),
+    (fastai.learner.Learner, "_with_events"),
+    (fastai.learner.Learner, "add_cb"),
+    (fastai.data.load, "to_device"),
+    (fastai.learner, "to_device"),
+]
+AS_FOUND = [vars(owner).get(name) for owner, name in PATCHED]
+
+
+@pytest.fixture(autouse=True)
+def _everything_goes_back() -> Any:
+    yield
+    assert [vars(owner).get(name) for owner, name in PATCHED] == AS_FOUND
+    assert not optimizer._global_optimizer_pre_hooks
+    assert not optimizer._global_optimizer_post_hooks
+    assert not FitProfile.is_any_running()
+
+
+def profiled(act: Any, *args: Any, **kw: Any) -> FitReport:
+    with profile_fit(show=False) as profile:
+        act(*args, **kw)
+    assert sum(row.total for row in profile.report.timing.rows) == profile.report.timing.wall
+    return profile.report
+
+
+def found(report: FitReport, group: str) -> set[str]:
+    return {row.phase for row in report.timing.rows if row.group == group}
+
+
+def test_while_it_runs_something_is_patched() -> None:
+    with profile_fit(show=False):
+        assert all(vars(owner).get(name) is not was for (owner, name), was in zip(PATCHED, AS_FOUND, strict=True))
+
+
+def test_a_fastai_fit() -> None:
+    timing = profiled(quiet_fit, learner()).timing
+
+    assert (timing.batches, timing.fits, timing.warm_up) == (16, 1, 3)
+    assert [(epoch.number, epoch.is_training, epoch.batches) for epoch in timing.epochs] == [
+        (1, True, 8), (1, False, 4), (2, True, 8), (2, False, 4),
+    ]  # fmt: skip
+    rows = {(row.group, row.phase) for row in timing.rows}
+    assert {("batch", phase) for phase in phases.STEP_PHASES} < rows
+    assert {("batch", "callback Recorder"), ("validation", phases.WAIT), ("validation", phases.FORWARD)} < rows
+    assert ("validation", phases.BACKWARD) not in rows
+
+
+def test_a_plain_loop() -> None:
+    timing = profiled(train).timing
+
+    assert (timing.batches, timing.fits) == (16, 0)
+    assert [(epoch.number, epoch.is_training, epoch.batches) for epoch in timing.epochs] == [
+        (1, True, 8), (1, False, 8), (2, True, 8), (2, False, 8),
+    ]  # fmt: skip
+    inside = {row.phase for row in timing.rows if row.group == "batch"}
+    assert inside == set(phases.STEP_PHASES) - {phases.TO_DEVICE, phases.TRANSFORMS} | {phases.OTHER}
+
+
+def test_what_takes_long_is_told_where_it_is() -> None:
+    import time
+
+    class Slow(Callback):
+        def after_step(self) -> None:
+            time.sleep(0.02)
+
+    class SlowLoss(torch.nn.CrossEntropyLoss):
+        def forward(self, *args: Any) -> Any:
+            time.sleep(0.02)
+            return super().forward(*args)
+
+    learn = learner(Slow())
+    learn.loss_func = SlowLoss()
+    learn.dls.train.after_batch = lambda batch: (time.sleep(0.02), batch)[1]
+    timing = profiled(quiet_fit, learn, 1).timing
+
+    medians = {row.phase: row.median or 0 for row in timing.rows if row.group == "batch"}
+    assert 20e6 < medians.pop("callback Slow") < 40e6
+    assert 20e6 < medians.pop(phases.LOSS) < 40e6
+    assert 20e6 < medians.pop(phases.TRANSFORMS) < 40e6
+    assert timing.step is not None
+    assert timing.step > 60e6
+
+
+def test_several_learners_and_other_loops_over_them() -> None:
+    first, second = learner(), learner()
+
+    def cell() -> None:
+        with first.no_logging(), second.no_logging():
+            first.fine_tune(1)
+            second.fit_one_cycle(1)
+            second.get_preds()
+            second.validate()
+
+    timing = profiled(cell).timing
+
+    assert timing.fits == 3
+    assert Counter(epoch.is_training for epoch in timing.epochs) == {True: 3, False: 5}
+
+
+def test_workers_that_start_are_a_row() -> None:
+    report = profiled(quiet_fit, learner(workers=1), 1)
+
+    assert phases.WORKERS in found(report, "around")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("event", ["before_fit", "before_batch", "after_pred", "before_step", "after_epoch"])
+def test_whatever_ends_a_fit(event: str, error: type[BaseException]) -> None:
+    fails = Fails(event, 1 if event in ("before_fit", "after_epoch") else 5, error)
+
+    profile = FitProfile()
+    profile.start()
+    with pytest.raises(error, match="planted") as raised:
+        quiet_fit(learner(fails))
+    report = profile.finish(raised.value)
+
+    assert report.ending == ("interrupted" if error is KeyboardInterrupt else "error")
+    assert report.error == error.__name__
+    assert report.is_partial
+    assert sum(row.total for row in report.timing.rows) == report.timing.wall
+    assert (
+        report.timing.batches
+        == {"before_fit": 0, "before_batch": 5, "after_pred": 5, "before_step": 5, "after_epoch": 8}[event]
+    )
+
+
+def test_an_optimizer_that_fails_leaves_the_rest_in_order() -> None:
+    class Odd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            raise ValueError("planted")
+
+    net = model()
+    odd = Odd(net.parameters(), lr=0.1)
+
+    def cell() -> None:
+        for x, _y in torch_loader():
+            net(x).sum().backward()
+            with pytest.raises(ValueError, match="planted"):
+                odd.step()
+
+    timing = profiled(cell).timing
+
+    assert timing.batches == 8
+    assert {row.phase: row.total for row in timing.rows if row.group == "batch"}[phases.WAIT] > 0
+
+
+def test_a_closure_is_part_of_the_batch() -> None:
+    net = model()
+    lbfgs = torch.optim.LBFGS(net.parameters(), max_iter=2)
+
+    def cell() -> None:
+        for x, y in torch_loader():
+
+            def closure(x: Any = x, y: Any = y) -> Any:
+                lbfgs.zero_grad()
+                loss = torch.nn.functional.cross_entropy(net(x), y)
+                loss.backward()
+                return loss
+
+            lbfgs.step(closure)
+
+    timing = profiled(cell).timing
+
+    assert timing.batches == 8
+    assert {phases.FORWARD, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD} <= {row.phase for row in timing.rows}
+
+
+def test_a_fit_without_a_loader() -> None:
+    net = model()
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def cell() -> None:
+        for _ in range(10):
+            sgd.zero_grad()
+            net(torch.ones(4, 6)).sum().backward()
+            sgd.step()
+
+    timing = profiled(cell).timing
+
+    assert timing.batches == 10
+    assert timing.step
+
+
+def test_a_loop_that_accelerate_prepared() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    net = model()
+    net, sgd, loader = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), torch_loader())
+
+    def cell() -> None:
+        for x, y in loader:
+            accelerator.backward(torch.nn.functional.cross_entropy(net(x), y))
+            sgd.step()
+            sgd.zero_grad()
+
+    timing = profiled(cell).timing
+
+    assert timing.batches == 8
+    assert {phases.FORWARD, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD} <= {row.phase for row in timing.rows}
+
+
+def test_a_callback_with_a_loop_of_its_own() -> None:
+    class Looks(Callback):
+        def after_batch(self) -> None:
+            if self.training and self.iter == 3:
+                for _ in self.dls.valid:
+                    pass
+
+    timing = profiled(quiet_fit, learner(Looks())).timing
+
+    assert timing.batches == 16
+    assert [epoch.batches for epoch in timing.epochs if not epoch.is_training] == [4, 4, 4, 4]
+
+
+def test_a_transform_that_is_a_module_is_part_of_the_wait() -> None:
+    scale = torch.nn.LayerNorm(6)
+    loader = torch_loader(
+        collate_fn=lambda items: (scale(torch.stack([x for x, _ in items])), torch.tensor([y for _, y in items]))
+    )
+
+    report = profiled(lambda: [None for _ in loader])
+
+    assert phases.FORWARD not in {row.phase for row in report.timing.rows}
+
+
+def test_training_is_the_same_to_the_bit() -> None:
+    def run() -> list[Any]:
+        set_seed(5)
+        learn = quiet_fit(learner())
+        return [*learn.model.parameters(), torch.tensor(learn.recorder.losses), torch.get_rng_state()]
+
+    plain = run()
+    with profile_fit(show=False):
+        watched = run()
+
+    assert all(torch.equal(one, other) for one, other in zip(plain, watched, strict=True))
+
+
+def test_compiled_code_is_not_split() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    def cell(counter: Any) -> None:
+        net = torch.compile(model(), backend=counter, fullgraph=True)
+        for x, _y in torch_loader():
+            net(x).sum().backward()
+
+    plain, watched = CompileCounter(), CompileCounter()
+    torch._dynamo.reset()
+    cell(plain)
+    torch._dynamo.reset()
+    timing = profiled(cell, watched).timing
+    torch._dynamo.reset()
+
+    assert (watched.frame_count, watched.op_count) == (plain.frame_count, plain.op_count)
+    assert timing.batches == 8
+
+
+def test_another_thread_is_left_alone() -> None:
+    def cell() -> None:
+        other = threading.Thread(target=train)
+        other.start()
+        other.join()
+
+    report = profiled(cell)
+
+    assert report.timing.batches == 0
+    assert [note for note in report.notes if note.startswith("another thread asked a loader")]
+
+
+def test_a_profile_that_comes_late_says_so() -> None:
+    batches = iter(torch_loader())
+    net = model()
+    for _ in range(3):
+        next(batches)
+
+    def cell() -> None:
+        for x, _y in batches:
+            net(x).sum().backward()
+
+    report = profiled(cell)
+
+    assert (report.timing.batches, report.missed, report.is_partial) == (5, 3, True)
+    assert report.title == "PyTorch loop · Sequential"
+
+
+def test_a_worker_is_no_part_of_the_fit() -> None:
+    """A transform that is a module runs in a fork of the fit's thread."""
+    seen = torch.multiprocessing.get_context("fork").Value("i", 0)
+
+    class Data(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __getitem__(self, at: int) -> Any:
+            before = len(recorder)
+            result = torch.nn.Identity()(torch.ones(6))
+            seen.value += len(recorder) - before + 1
+            return result
+
+        def __len__(self) -> int:
+            return 4
+
+    with profile_fit(show=False) as profile:
+        assert profile._watch is not None
+        recorder = profile._watch.recorder
+        list(torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context="fork"))
+
+    assert seen.value == 4
+
+
+def test_two_profiles_would_measure_each_other() -> None:
+    with profile_fit(show=False), pytest.raises(NbguardError, match="a profile runs already"):
+        FitProfile().start()
+
+
+def test_an_interrupt_while_it_starts_leaves_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nbguard.profiler.record.fastai_loop.FastaiLoop.start", interrupted)
+
+    with pytest.raises(KeyboardInterrupt), profile_fit():
+        pass
+
+
+def test_a_part_that_fails_is_named_and_the_fit_goes_on() -> None:
+    with profile_fit(show=False) as profile:
+        assert profile._watch is not None
+        profile._watch.recorder.watch("step", lambda _: 1 / 0)
+        quiet_fit(learner())
+
+    assert profile.report.timing.batches == 16
+    assert [note for note in profile.report.notes if "ZeroDivisionError" in note]
+
+
+def test_the_monitor_in_a_script() -> None:
+    monitor = FitMonitor(show=False)
+    learn = learner()
+
+    quiet_fit(learn, cbs=monitor)
+    first = monitor.report
+    quiet_fit(learn, 1, cbs=monitor)
+
+    assert first is not None
+    assert monitor.report is not None
+    assert (first.timing.batches, first.timing.fits, first.ending) == (16, 1, "complete")
+    assert monitor.report.timing.batches == 8
+
+
+@pytest.mark.parametrize("event", ["before_epoch", "after_pred", "after_epoch", "after_fit", "after_cancel_fit"])
+def test_the_monitor_ends_with_its_fit(event: str) -> None:
+    monitor = FitMonitor(show=False)
+    learn = learner(Fails(event, 1))
+    if event == "after_cancel_fit":
+        learn.add_cb(Fails("after_train", 1, CancelFitException))
+
+    with pytest.raises(ZeroDivisionError):
+        quiet_fit(learn, cbs=monitor)
+
+    assert monitor.report is not None
+
+
+def test_the_monitor_ends_where_a_callback_after_it_fails_before_the_fit() -> None:
+    class Late(Callback):
+        order = FitMonitor.order + 1
+
+        def before_fit(self) -> None:
+            raise ZeroDivisionError("on purpose")
+
+    monitor = FitMonitor(show=False)
+
+    with pytest.raises(ZeroDivisionError):
+        quiet_fit(learner(Late()), cbs=monitor)
+
+    assert not FitProfile.is_any_running()
+    assert monitor.report is not None
+    assert monitor.report.is_partial
+
+
+def test_a_cancelled_fit_is_complete() -> None:
+    monitor = FitMonitor(show=False)
+
+    quiet_fit(learner(Fails("after_batch", 9, CancelFitException)), cbs=monitor)
+
+    assert monitor.report is not None
+    assert (monitor.report.ending, monitor.report.timing.batches) == ("complete", 8)
+
+
+def test_the_monitor_leaves_a_fit_to_a_profile_around_it() -> None:
+    monitor = FitMonitor(show=False)
+
+    report = profiled(quiet_fit, learner(), cbs=monitor)
+
+    assert monitor.report is None
+    assert report.timing.batches == 16

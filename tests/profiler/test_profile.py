@@ -1,0 +1,206 @@
+"""A profile as a whole: its options, what it writes, how it says that it ended, and that training does not notice."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastai.torch_core import set_seed
+
+import nbguard
+from nbguard.errors import NbguardError, StoppedAtNaN
+from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.analysis.first_steps import first_steps
+from nbguard.profiler.analysis.report import FitFinding, FitReport, LoaderVerdict, TimeRow, Timing
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.callbacks import slow_callbacks
+from nbguard.profiler.profile import FitProfile
+from nbguard.profiler.run_history import forget
+from tests.profiler.loops import Fails, items, learner, model, quiet_fit, torch_loader, train
+from tests.profiler.recording import generators
+
+MS = 10**6
+
+
+def profiled(act: Any, *args: Any, **options: Any) -> FitReport:
+    with profile_fit(show=False, **options) as profile:
+        act(*args)
+    return profile.report
+
+
+def test_a_report_is_written_as_json_as_a_trace_and_to_a_log(tmp_path: Path) -> None:
+    written = {
+        "json": str(tmp_path / "fit.json"),
+        "trace": str(tmp_path / "fit.trace"),
+        "logs": (f"csv:{tmp_path / 'fits.csv'}",),
+    }
+
+    report = profiled(train, **written)
+
+    data = json.loads((tmp_path / "fit.json").read_text())
+    assert data["timing"]["wall"] == report.timing.wall
+    assert sum(row["total"] for row in data["timing"]["rows"]) == report.timing.wall
+    trace = json.loads((tmp_path / "fit.trace").read_text())
+    assert {"forward", "backward"} <= {event["name"] for event in trace["traceEvents"]}
+    assert list(csv.reader((tmp_path / "fits.csv").open()))
+    assert len(report.files) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"json": "nowhere/fit.json"}, "there is no folder"),
+        ({"trace": "nowhere/fit.json"}, "there is no folder"),
+        ({"logs": ("nonsense:x",)}, "no log is called 'nonsense'"),
+        ({"memry": True}, "memry is no option of a profile; there are: memory,"),
+    ],
+)
+def test_what_cannot_be_is_said_before_the_fit(options: dict[str, Any], says: str) -> None:
+    began = False
+
+    with pytest.raises(NbguardError, match=says), profile_fit(**options):
+        began = True
+
+    assert not began
+    assert not FitProfile.is_any_running()
+
+
+def test_the_second_run_is_compared_with_the_first() -> None:
+    forget()
+    runs = [profiled(train, compare=True) for _ in range(2)]
+
+    assert [run.comparison is not None for run in runs] == [True, True]
+    assert runs[0].comparison is not None
+    assert "no earlier run" in runs[0].comparison.sentence
+    assert runs[1].comparison is not None
+    assert runs[1].comparison.changes[0].name == "step"
+
+
+def test_running_out_of_memory_is_told_from_other_errors() -> None:
+    profile = FitProfile()
+    profile.start()
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        quiet_fit(learner(Fails("after_pred", 5, torch.OutOfMemoryError)))
+    report = profile.finish(error.value)
+
+    assert (report.ending, report.error, report.timing.batches) == ("out of memory", "OutOfMemoryError", 5)
+
+
+def breaks(x: Any, _: Any) -> Any:
+    return x.sum() * float("nan")
+
+
+def test_stop_on_nan_ends_a_fit_before_the_step() -> None:
+    learn = learner()
+    before = [parameter.detach().clone() for parameter in learn.model.parameters()]
+    learn.loss_func = breaks
+
+    report = profiled(quiet_fit, learn, stop_on_nan=True)
+
+    assert report.ending == "stopped at NaN"
+    assert report.timing.batches == 1
+    assert all(torch.equal(one, other) for one, other in zip(before, learn.model.parameters(), strict=True))
+    assert report.first[0].startswith("the loss is NaN in batch 1")
+
+
+def test_stop_on_nan_ends_a_plain_loop_with_an_error_that_says_where() -> None:
+    net = model()
+    profile = profile_fit(show=False, stop_on_nan=True)
+
+    def loop() -> None:
+        with profile:
+            for x, _y in torch_loader():
+                (net(x).sum() * float("nan")).backward()
+
+    with pytest.raises(StoppedAtNaN, match="batch 1 of epoch 1"):
+        loop()
+    assert profile._profile.report.ending == "stopped at NaN"
+
+
+def test_tuning_workers_leaves_no_trace() -> None:
+    def run(**options: Any) -> tuple[Any, ...]:
+        set_seed(3)
+        with profile_fit(show=False, **options) as profile:
+            learn = quiet_fit(learner(count=128), 1)
+        return [*learn.model.parameters()], generators(), profile.report
+
+    tuned, plain = run(tune_workers=True, memory=True), run()
+
+    assert all(torch.equal(one, other) for one, other in zip(tuned[0], plain[0], strict=True))
+    assert tuned[1] == plain[1]
+    assert tuned[2].loader.trials
+    assert "worker" in tuned[2].loader.tuning
+
+
+def test_a_simulated_device_counts_the_memory_of_a_fit() -> None:
+    from nbguard.profiler.instruments.memory.counters import SimulatedMeter
+
+    net = model()
+    with nbguard.simulate("1GiB") as simulation:
+        profile = FitProfile(meter=SimulatedMeter(simulation))
+        profile.start()
+        optimizer = torch.optim.Adam(net.parameters())
+        for x, y in torch.utils.data.DataLoader(items(), batch_size=8):
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        report = profile.finish()
+
+    assert isinstance(report.memory, nbguard.profiler.analysis.report.MemoryReport)
+    assert report.memory.source == "simulated device"
+    assert report.memory.capacity == 2**30
+
+
+def timing(**medians: int) -> Timing:
+    rows = tuple(TimeRow(name.replace("_", " "), "batch", 10 * median, median) for name, median in medians.items())
+    return Timing(sum(row.total for row in rows), rows, 10, 3, step=sum(medians.values()))
+
+
+def test_a_callback_that_takes_a_share_of_a_batch_is_named() -> None:
+    found = list(
+        slow_callbacks(timing(forward=890 * MS, callback_Slow=90 * MS, callback_Slower=15 * MS, callback_Quick=5 * MS))
+    )
+
+    assert [(each.severity, each.what, each.time) for each in found] == [
+        ("advice", "the callback `Slow` takes 90.0 ms of each batch", 90 * MS),
+        ("note", "the callback `Slower` takes 15.0 ms of each batch", 15 * MS),
+    ]
+    assert list(slow_callbacks(timing(forward=9 * MS, callback_Recorder=MS), ("callback Recorder",))) == []
+
+
+def test_a_callback_that_works_in_few_batches_costs_each_its_share() -> None:
+    row = TimeRow(phases.callback("Logs"), "batch", 300 * MS, 0, 30 * MS)
+    every_tenth = Timing(1300 * MS, (TimeRow(phases.FORWARD, "batch", 1000 * MS, 10 * MS), row), 100, 3, step=10 * MS)
+
+    (found,) = slow_callbacks(every_tenth)
+
+    assert (found.severity, found.time) == ("advice", 3 * MS)
+    assert "on average" in found.what
+    assert found.evidence.startswith("23% of a batch of 13.0 ms")
+    assert list(slow_callbacks(replace(every_tenth, batches=12))) == []
+    held_up = replace(row, p95=0)
+    assert list(slow_callbacks(replace(every_tenth, rows=(every_tenth.rows[0], held_up)))) == []
+
+
+def test_a_fit_that_waits_is_not_said_to_stand_out_in_nothing() -> None:
+    waits = LoaderVerdict("data", "data-bound: 8 ms to gain", 8 * MS)
+
+    assert first_steps(timing(forward=10 * MS), waits, ()) == ("data-bound: 8 ms to gain",)
+
+
+def test_what_to_do_first() -> None:
+    def finding(severity: Any, what: str, time: int | None = None) -> FitFinding:
+        return FitFinding("x", severity, what, "", "mend it", time)
+
+    whole = timing(forward=100 * MS)
+    loader = LoaderVerdict("compute", "compute-bound")
+    found = [finding("note", "a"), finding("advice", "b", MS), finding("advice", "c", 9 * MS), finding("problem", "d")]
+
+    assert first_steps(whole, loader, found) == ("d: mend it", "c: mend it (up to 9.00 ms of each batch)")
+    assert first_steps(whole, loader, found[:2]) == ("nothing stands out: compute-bound",)
+    assert first_steps(Timing(0, (), 0, 0), loader, ())[0].startswith("nothing was trained here")

@@ -1,0 +1,237 @@
+"""Two real ranks on CPU: rank 0 reports both, whoever of them is slow, dead, asleep or not there."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow
+from tests.profiler.rank_fits import BATCHES, WAIT
+
+ROOT = Path(__file__).resolve().parents[2]
+FITS = ("straggler", "killed", "hangs", "alone", "uneven", "folderless", "frozen", "twice", "profiled", "fastai")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the ranks of all fits have left what they had to say; temporary files of theirs are below it."""
+    made = tmp_path_factory.mktemp("ranks")
+    (made / "tmp").mkdir()
+    command = [sys.executable, "-W", "ignore", "-m", "tests.profiler.rank_fits", str(made), *FITS]
+    subprocess.run(command, cwd=ROOT, env=_environment(made), check=True, timeout=200)
+    return made
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "MASTER_", "OMP_"))}
+    return {**kept, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT), "ACCELERATE_USE_CPU": "true"}
+
+
+def _report(folder: Path, name: str) -> RankReport:
+    path = folder / f"{name}.json"
+    assert path.exists(), (folder / f"{name}-0.log").read_text()
+    data: dict[str, Any] = json.loads(path.read_text())
+    rows = tuple(RankRow(**row) for row in data["rows"])
+    return RankReport(data["world"], rows, tuple(FitFinding(**each) for each in data["findings"]), data["note"])
+
+
+def _finding(report: RankReport, word: str) -> FitFinding:
+    (found,) = [finding for finding in report.findings if word in finding.what]
+    return found
+
+
+def test_every_rank_is_reported(folder: Path) -> None:
+    report = _report(folder, "straggler")
+
+    assert [(row.rank, row.state, row.batches) for row in report.rows] == [(0, "complete", BATCHES), (1, "complete", BATCHES)]
+    assert report.rows[0].pid != report.rows[1].pid
+    assert report.note == ""
+
+
+def test_the_rank_whose_data_is_late_is_the_straggler_though_all_steps_are_as_long(folder: Path) -> None:
+    report = _report(folder, "straggler")
+    found = _finding(report, "straggler")
+    first, second = report.rows
+
+    assert found.what == "Rank 1 is the straggler"
+    assert found.time is not None
+    assert 10e6 < found.time < 40e6  # planted: 20 ms
+    assert "of the difference is waiting for data. The others wait for it: their backward pass takes" in found.evidence
+    assert (second.backward or 0) < (first.backward or 0)
+
+
+def test_a_rank_with_more_memory_is_named(folder: Path) -> None:
+    found = _finding(_report(folder, "straggler"), "memory")
+
+    assert (found.what, found.nbytes) == ("Rank 1 takes more memory", 2 << 30)
+
+
+def test_a_variable_that_differs_is_named_and_those_that_must_are_not(folder: Path) -> None:
+    report = _report(folder, "straggler")
+
+    assert _finding(report, "not the same").what == "NCCL_DEBUG is not the same on all ranks"
+    assert _finding(report, "not the same").evidence == "rank 0: WARN; rank 1: INFO"
+
+
+def test_a_rank_that_was_killed_is_named_with_its_last_phase_and_not_waited_for(folder: Path) -> None:
+    report = _report(folder, "killed")
+    found = _finding(report, "died")
+
+    assert found.what == "Rank 1 died in batch 5, after loss"
+    assert f"its process {report.rows[1].pid} is gone" in found.evidence
+    assert report.rows[0].state == "error: RuntimeError"
+    assert float((folder / "killed-0.seconds").read_text()) < WAIT
+    assert (folder / "killed-0.log").read_text() == (
+        f"nbguard: rank 1 died in batch 5, after loss; its process {report.rows[1].pid} is gone\n"
+    )
+
+
+def test_a_rank_that_hangs_is_named_with_what_it_did_last(folder: Path) -> None:
+    report = _report(folder, "hangs")
+    found = _finding(report, "hangs")
+
+    assert found.what == "Rank 1 hangs in batch 5, after loss"
+    assert "next comes the backward pass, in which ranks wait for each other" in found.evidence
+    assert re.search(rf"py-spy dump --pid {report.rows[1].pid}\b", found.change)
+    assert re.fullmatch(r"no progress for \d\.\d\d s in batch 5, after loss", report.rows[1].state)
+    assert float((folder / "hangs-0.seconds").read_text()) < 3 * WAIT
+    (line,) = (folder / "hangs-0.log").read_text().splitlines()
+    assert line.startswith("nbguard: no rank here has come further for 1.")
+    assert line.endswith(" s: rank 0 in batch 5, after loss; rank 1 in batch 5, after loss")
+
+
+def test_a_rank_that_does_not_take_part_is_not_waited_for_long(folder: Path) -> None:
+    report = _report(folder, "alone")
+
+    assert _finding(report, "Nothing is known of rank 1").severity == "advice"
+    assert report.rows[1].state == "not heard of"
+    assert float((folder / "alone-0.seconds").read_text()) < WAIT
+
+
+def test_different_numbers_of_batches_are_named(folder: Path) -> None:
+    assert _finding(_report(folder, "uneven"), "numbers of batches").evidence == "rank 0: 10, rank 1: 7"
+
+
+def test_the_store_alone_will_do(folder: Path) -> None:
+    report = _report(folder, "folderless")
+
+    assert [row.state for row in report.rows] == ["complete", "complete"]
+
+
+def test_a_rank_whose_host_of_the_store_is_frozen_goes_on_all_the_same(folder: Path) -> None:
+    report = _report(folder, "frozen")
+
+    assert [row.state for row in report.rows] == ["complete", "complete"]
+    assert float((folder / "frozen-1.seconds").read_text()) < 4
+
+
+def test_a_profile_of_ranks_is_shown_and_written_by_the_first_of_them(folder: Path) -> None:
+    shown = (folder / "profiled-0.log").read_text()
+    with (folder / "profiled.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["name"] == "batches"]
+
+    assert re.search(r"(first|1\.) +Rank 1 is the straggler: make its data come as fast as theirs", shown)  # or alone
+    assert (folder / "profiled-1.log").read_text() == ""
+    assert [float(row["value"]) for row in rows] == [BATCHES]
+
+
+def test_two_fits_of_one_program_are_told_apart(folder: Path) -> None:
+    first, second = _report(folder, "first"), _report(folder, "twice")
+
+    assert [row.batches for row in (*first.rows, *second.rows)] == [BATCHES] * 4
+    assert (first.rows[1].wait or 0) > 20e6 > (second.rows[1].wait or 0)
+
+
+def test_a_learner_under_distrib_ctx_is_reported(folder: Path) -> None:
+    pytest.importorskip("accelerate")
+    report = _report(folder, "fastai")
+
+    assert [(row.state, row.batches) for row in report.rows] == [("complete", 2 * BATCHES)] * 2
+    assert all(row.backward for row in report.rows)
+
+
+def test_other_ranks_say_nothing_and_no_file_stays(folder: Path) -> None:
+    told = {path.name: path.read_text() for path in folder.glob("*-1.log")}
+
+    assert told == dict.fromkeys((f"{name}-1.log" for name in FITS), "")
+    assert not list((folder / "tmp").glob("nbguard-*"))
+
+
+@pytest.mark.slow
+def test_a_fit_that_accelerate_launches_is_reported(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    (tmp_path / "tmp").mkdir()
+    launcher = [sys.executable, "-W", "ignore", "-m", "accelerate.commands.launch", "--multi_gpu", "--main_process_port=0"]
+    options = ["--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    command = [*launcher, *options, "-m", "tests.profiler.rank_fits", str(tmp_path), "accelerated"]
+
+    run = subprocess.run(command, cwd=ROOT, env=_environment(tmp_path), timeout=200, capture_output=True, text=True)
+
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert [(row.state, row.batches) for row in _report(tmp_path, "accelerated").rows] == [("complete", BATCHES)] * 2
+    assert not list((tmp_path / "tmp").glob("nbguard-*"))
+
+
+def test_a_program_of_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbguard.profiler.distributed.ranks import RankWatch
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+    assert RankWatch().gather(RankRow(0, "", 0, "complete")) is None
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert RankWatch().gather(RankRow(0, "", 0, "complete")) is None
+
+
+def test_a_beat_costs_next_to_nothing(tmp_path: Path) -> None:
+    import time
+
+    from nbguard.profiler.distributed.liveness import Heartbeat, pulse_of
+
+    heart = Heartbeat(tmp_path, 3, 1)
+    start = time.perf_counter_ns()
+    for batch in range(10_000):
+        heart.beat(batch, 4)
+    took = (time.perf_counter_ns() - start) / 10_000
+
+    pulse = pulse_of(tmp_path, 3, 1)
+    heart.close()
+
+    assert pulse is not None
+    assert (pulse.pid, pulse.batch, pulse.phase, pulse.is_alive) == (os.getpid(), 9_999, "loss", True)
+    assert pulse_of(tmp_path, 3, 1) is None
+    assert took < 20_000  # some 400 ns
+
+
+def test_what_killed_jobs_have_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nbguard.profiler.distributed import liveness as heartbeat
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    monkeypatch.setenv("MASTER_PORT", "1")
+    left = heartbeat.job_folder()
+    heart = heartbeat.Heartbeat(left, 0, 1)
+    path = next(left.iterdir())
+    monkeypatch.setenv("MASTER_PORT", "2")
+    mine = heartbeat.job_folder()
+    os.utime(path, (0, 0))
+
+    heartbeat.leave(mine)
+    assert [each.name for each in tmp_path.iterdir()] == [left.name]  # its process is alive
+
+    data = path.read_bytes()
+    path.write_bytes(data[:8] + dead.pid.to_bytes(8, sys.byteorder) + data[16:])
+    os.utime(path, (0, 0))
+    heartbeat.leave(heartbeat.job_folder())
+    assert not list(tmp_path.iterdir())
+    heart.close()

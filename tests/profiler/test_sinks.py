@@ -1,0 +1,312 @@
+"""Reports are written to real logs, by their own libraries, and read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nbguard.errors import NbguardError
+from nbguard.profiler.analysis.figures import figures, summary
+from nbguard.profiler.analysis.report import (
+    EpochRow,
+    FitFinding,
+    FitReport,
+    MemoryReport,
+    Overhead,
+    PhasePeak,
+    TimeRow,
+    Timing,
+)
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.sinks import open_sink
+from nbguard.profiler.sinks.sink import own_random
+
+MS = 1_000_000
+STEP = "nbguard/step_median_seconds"
+WAIT = "nbguard/phase_median_seconds/wait for data"
+EPOCH = "nbguard/epoch_total_seconds/training"
+
+
+def _report(step: int = 12 * MS) -> FitReport:
+    rows = (
+        TimeRow(phases.WAIT, "batch", 600 * MS, 5 * MS, 9 * MS),
+        TimeRow(phases.FORWARD, "batch", 300 * MS, 3 * MS, 4 * MS),
+        TimeRow(phases.FORWARD, "validation", 50 * MS),
+        TimeRow(phases.OTHER, "around", 50 * MS),
+    )
+    epochs = (
+        EpochRow(0, True, 40, 500 * MS, 300 * MS),
+        EpochRow(0, False, 10, 25 * MS, 5 * MS),
+        EpochRow(1, True, 40, 400 * MS, 0),
+    )
+    timing = Timing(1000 * MS, rows, 80, 3, 40 * MS, step, 15 * MS, epochs, fits=1)
+    memory = MemoryReport("cuda:0", "torch.cuda", 3 << 30, 1 << 20, 2 << 20, phases=(PhasePeak(phases.BACKWARD, 3 << 30),))
+    finding = FitFinding("eps", "problem", "eps rounds to zero", "1e-8 in float16", "eps=1e-4")
+    first = ("Use 2 workers: 5.00 ms less per batch",)
+    overhead = Overhead(900, 1000, 2 * MS, 0.003)
+    return FitReport("In[7] · fastai fit", "complete", timing, overhead, first, memory=memory, findings=(finding,))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder of the test's own: some libraries write where the program runs."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def unchanged() -> Iterator[None]:
+    """Whatever a library draws, the program's own random numbers go on as without it."""
+    random.seed(5)
+    np.random.seed(5)
+    yield
+    found = random.random(), np.random.rand()
+    random.seed(5)
+    np.random.seed(5)
+    assert found == (random.random(), np.random.rand())
+
+
+def test_figures_have_units_and_what_is_not_known_is_left_out() -> None:
+    found = {(each.key, each.epoch): each.value for each in figures(_report())}
+
+    assert found[STEP, None] == 0.012
+    assert found[WAIT, None] == 0.005
+    assert found["nbguard/phase_share_ratio/wait for data", None] == 0.6
+    assert found["nbguard/phase_total_seconds/validation forward", None] == 0.05
+    assert found["nbguard/memory_peak_bytes", None] == 3 << 30
+    assert found["nbguard/epochs", None] == 2
+    assert found["nbguard/problems", None] == 1
+    assert found[EPOCH, 1] == 0.4
+    assert not [key for key, _ in found if "gpu" in key or "reserved" in key]
+    assert ("nbguard/phase_median_seconds/validation forward", None) not in found
+    assert sum(value for (key, _), value in found.items() if "phase_share" in key) == pytest.approx(1)
+
+
+def test_csv_has_a_row_per_figure_and_later_fits_below(tmp_path: Path, unchanged: None) -> None:
+    for step in (12, 8):
+        open_sink("csv:fits.csv").write(_report(step * MS))
+
+    with (tmp_path / "fits.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    assert len(rows) == 2 * len(figures(_report()))
+    assert [float(row["value"]) for row in rows if row["name"] == "step_median"] == [0.012, 0.008]
+    (wait,) = [row for row in rows[: len(rows) // 2] if row["name"] == "phase_median" and row["of"] == phases.WAIT]
+    assert (float(wait["value"]), wait["unit"], wait["title"]) == (0.005, "seconds", "In[7] · fastai fit")
+    assert [row["epoch"] for row in rows if row["name"] == "epoch_total"][:3] == ["0", "0", "1"]
+
+
+def test_a_csv_file_of_something_else_is_refused_before_the_fit(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+
+    with pytest.raises(NbguardError, match="has other columns than time,title,name"):
+        open_sink("csv:mine.csv")
+    assert (tmp_path / "mine.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_tensorboard_has_scalars_by_epoch_and_the_text(unchanged: None) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    open_sink("tensorboard:runs/one").write(_report())
+    events = EventAccumulator("runs/one")
+    events.Reload()
+
+    assert [event.value for event in events.Scalars(STEP)] == [pytest.approx(0.012)]
+    assert [(event.step, event.value) for event in events.Scalars(EPOCH)] == [(0, 0.5), (1, pytest.approx(0.4))]
+    (text,) = events.Tensors("nbguard/report/text_summary")
+    assert text.tensor_proto.string_val[0].decode() == summary(_report())
+
+
+def test_prometheus_text_is_read_by_its_own_parser(tmp_path: Path, unchanged: None) -> None:
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    sink = open_sink("prometheus:fit.prom")
+    for step in (12, 8):
+        sink.write(_report(step * MS))
+    families = text_string_to_metric_families((tmp_path / "fit.prom").read_text())
+    found = {(sample.name, sample.labels.get("of")): sample.value for family in families for sample in family.samples}
+
+    assert found["nbguard_step_median_seconds", None] == 0.008
+    assert found["nbguard_phase_median_seconds", phases.WAIT] == 0.005
+    assert found["nbguard_memory_peak_bytes", None] == 3 << 30
+    assert found["nbguard_epoch_total_seconds", "training"] == 0.4  # the last one
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    found = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    found.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    yield found
+    found.set_tracking_uri(None)
+
+
+def test_mlflow_makes_a_run_of_its_own_and_goes_on_with_an_active_one(mlflow: Any, unchanged: None) -> None:
+    sink = open_sink("mlflow:fits")
+    sink.write(_report())
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("fits").experiment_id])
+
+    assert (run.info.run_name, run.info.status) == ("In[7] · fastai fit", "FINISHED")
+    assert run.data.metrics[STEP] == 0.012
+    assert run.data.metrics[WAIT] == 0.005
+    assert [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, EPOCH)] == [(0, 0.5), (1, 0.4)]
+    assert mlflow.artifacts.load_text(f"{run.info.artifact_uri}/nbguard.md") == summary(_report())
+
+    state = random.getstate()
+    with mlflow.start_run() as mine:
+        random.setstate(state)  # MLflow draws the name of the run
+        open_sink("mlflow").write(_report(8 * MS))
+        assert mlflow.active_run().info.run_id == mine.info.run_id
+    assert client.get_run(mine.info.run_id).data.metrics[STEP] == 0.008
+    assert client.get_experiment_by_name("nbguard") is None
+
+
+def test_an_mlflow_store_that_cannot_be_read_is_said_before_the_fit(mlflow: Any, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("my notes, and no database" * 100)
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/notes.txt")
+
+    with pytest.raises(NbguardError, match=r"^cannot log to MLflow: .*file is not a database"):
+        open_sink("mlflow")
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    found = pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_PROJECT", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    found.teardown()  # what it has read of the environment until now
+    yield found
+    found.teardown()
+
+
+def test_wandb_offline_makes_a_run_without_a_login(wandb: Any, monkeypatch: pytest.MonkeyPatch, unchanged: None) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+    open_sink("wandb:fits").write(_report())
+
+    history, last = _wandb_run()
+    assert wandb.run is None
+    assert last[STEP] == 0.012
+    assert last[WAIT] == 0.005
+    assert last["nbguard/report"] == summary(_report())
+    assert [(row["nbguard/epoch"], row[EPOCH]) for row in history] == [(0, 0.5), (1, 0.4)]
+
+
+def test_wandb_goes_on_with_an_active_run_and_leaves_it_open(
+    wandb: Any, monkeypatch: pytest.MonkeyPatch, unchanged: None
+) -> None:
+    with wandb.init(mode="offline", project="mine") as mine:
+        mine.log({"loss": 0.5})
+        open_sink("wandb").write(_report())
+        assert wandb.run is mine
+        mine.log({"loss": 0.25})
+
+    history, last = _wandb_run()
+    assert [row["loss"] for row in history if "loss" in row] == [0.5, 0.25]
+    assert (last[STEP], last["loss"]) == (0.012, 0.25)
+
+
+def test_wandb_without_a_login_says_so_before_the_fit_and_asks_nothing(wandb: Any) -> None:
+    with pytest.raises(NbguardError, match=r"^W&B has no login here; run: wandb login, or .*WANDB_MODE=offline$"):
+        open_sink("wandb")
+
+
+def _wandb_run() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the history and the last summary of the one offline run in this folder, once W&B's service has written it."""
+    until = time.monotonic() + 60
+    while not (found := _written_run())[1] and time.monotonic() < until:
+        time.sleep(0.1)
+    return found
+
+
+def _written_run() -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return what is written so far, by W&B's own message types; nothing before the record that ends a run."""
+    from wandb.proto import wandb_internal_pb2
+
+    has_ended = False
+    (path,) = Path.cwd().glob("wandb/offline-run-*/run-*.wandb")
+    history: list[dict[str, Any]] = []
+    last: dict[str, Any] = {}
+    for data in _log_records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            history.append({_key(item): json.loads(item.value_json) for item in record.history.item})
+        elif record.WhichOneof("record_type") == "summary":
+            last |= {_key(item): json.loads(item.value_json) for item in record.summary.update}
+        has_ended |= record.WhichOneof("record_type") == "exit"
+    return (history, last) if has_ended else ([], {})
+
+
+def _key(item: Any) -> str:
+    return item.key or "/".join(item.nested_key)
+
+
+def _log_records(data: bytes) -> Iterator[bytes]:
+    """Yield the records of a file in LevelDB's log format, after W&B's seven bytes: checksum, length, kind, then the data."""
+    at, parts = 7, b""
+    while at + 7 <= len(data):
+        room = 32768 - at % 32768
+        if room < 7:
+            at += room
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last of several
+            yield parts
+            parts = b""
+
+
+@pytest.mark.parametrize("kind", ["tensorboard:runs", "wandb", "mlflow", "prometheus:fit.prom"])
+def test_a_library_that_is_missing_is_named_before_the_fit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = {"prometheus": "prometheus_client"}.get(kind.partition(":")[0], kind.partition(":")[0])
+    monkeypatch.setitem(sys.modules, module, None)  # what import takes for missing
+
+    with pytest.raises(NbguardError, match=r"^--log needs [\w-]+, which is not installed; run: pip install [\w-]+$"):
+        open_sink(kind)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("excel:a.xls", r"^no log is called 'excel'; write csv:FILE, tensorboard:DIR, wandb"),
+        ("csv", r"^--log csv needs a place to write to; write csv:FILE$"),
+        ("tensorboard:", r"write tensorboard:DIR$"),
+        ("csv:none/fits.csv", r"there is no folder .*none; make it"),
+        ("prometheus:none/fit.prom", r"there is no folder .*none; make it"),
+    ],
+)
+def test_what_cannot_be_written_is_said_in_a_line(spec: str, words: str) -> None:
+    with pytest.raises(NbguardError, match=words) as raised:
+        open_sink(spec)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(NbguardError, match=r"cannot make the folder .*runs: Not a directory"):
+        open_sink("tensorboard:file/runs")
+
+
+def test_what_a_library_draws_does_not_count(unchanged: None) -> None:
+    with own_random("a library"):
+        random.random()
+        np.random.rand()

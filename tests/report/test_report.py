@@ -1,0 +1,267 @@
+"""Reports: parts that re-add to the device, holders that re-add to what is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.explain import explain
+from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, PoolFact, ProcessFact
+from nbguard.memory.target import Target
+from nbguard.render.rows import holder_rows
+from nbguard.report.report import build_report
+from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
+
+GiB = 1024**3
+MiB = 1024**2
+
+
+def _cuda(nvml: NvmlFacts | None = None) -> Facts:
+    graph = make_graph(
+        {"learn": ["l"], "Out[3]": ["o"]}, storages={"l": 4 * GiB, "o": GiB}, kinds={"o": "learner"}, device="cuda:0"
+    )
+    segments = [
+        segment_of(graph, (GiB, "active_allocated"), (2 * GiB, "inactive")),
+        make_segment((GiB, "inactive"), address=1 << 50),
+    ]
+    device = replace(make_cuda_device(segments, total=80 * GiB, free=60 * GiB), nvml=nvml)
+    return make_facts(graph, device=device)
+
+
+def test_parts_re_add_to_the_device() -> None:
+    nvml = NvmlFacts(80 * GiB, 20 * GiB, (ProcessFact(1, 12 * GiB), ProcessFact(2, 3 * GiB)))
+
+    (device,) = build_report(_cuda(nvml)).devices
+    parts = {part.name: part.nbytes for part in device.parts}
+
+    assert sum(parts.values()) == device.total == 80 * GiB
+    assert parts == {
+        "allocated": 6 * GiB,
+        "releasable": GiB,
+        "stranded": 2 * GiB,
+        "context": 3 * GiB,
+        "others": 3 * GiB,
+        "driver": 5 * GiB,
+        "free": 60 * GiB,
+    }
+    assert device.kernel == 12 * GiB
+
+
+@pytest.mark.parametrize(
+    "processes", [None, (), (ProcessFact(1, GiB), ProcessFact(2, None)), (ProcessFact(2, 1), ProcessFact(3, 1))]
+)
+def test_a_driver_that_does_not_tell_processes_apart_is_not_guessed_at(processes: tuple[ProcessFact, ...] | None) -> None:
+    """In containers NVML is blind to pids: what is used outside is one part, and says so."""
+    (device,) = build_report(_cuda(NvmlFacts(80 * GiB, 20 * GiB, processes))).devices
+    parts = {part.name: part.nbytes for part in device.parts}
+
+    assert parts["others and contexts"] == 11 * GiB
+    assert sum(parts.values()) == device.total
+
+
+def test_the_only_process_on_a_device_is_this_one_whatever_its_pid() -> None:
+    """The driver's pids are the host's: in a container they are not ours. Nor need it tell their bytes."""
+    (device,) = build_report(_cuda(NvmlFacts(80 * GiB, 20 * GiB, (ProcessFact(77, None),)))).devices
+    parts = {part.name: part.nbytes for part in device.parts}
+
+    assert (parts["context"], parts["others"]) == (11 * GiB, 0)
+
+
+def test_a_device_that_is_not_opened_has_others_and_no_context() -> None:
+    device = DeviceFacts(
+        "cuda:1",
+        "GPU",
+        80 * GiB,
+        70 * GiB,
+        AllocatorStats(0, 0),
+        (),
+        NvmlFacts(0, 0, (ProcessFact(2, GiB),)),
+        has_context=False,
+    )
+
+    (found,) = build_report(make_facts(make_graph({}), device=device)).devices
+
+    assert {part.name: part.nbytes for part in found.parts if part.nbytes} == {
+        "others": GiB,
+        "driver": 9 * GiB,
+        "free": 70 * GiB,
+    }
+    assert found.kernel == 0
+
+
+def test_blocks_that_python_does_not_hold_are_told_apart() -> None:
+    private = replace(make_segment((MiB, "active_allocated"), address=1 << 50, pool=(1, 0)))
+    segment = make_segment((8 * MiB, "active_allocated"), (8 * MiB, "active_allocated"), (2 * MiB, "active_allocated"))
+    device = replace(make_cuda_device([segment, private], total=GiB, free=0), workspace=8 * MiB)
+
+    (found,) = build_report(make_facts(make_graph({}), device=device)).devices
+
+    assert [(holder.label, holder.retained) for holder in found.holders] == [
+        ("cuBLAS workspaces", 16 * MiB),
+        ("not held by Python", 2 * MiB),
+        ("CUDA graphs", MiB),
+    ]
+
+
+def test_a_private_pool_is_called_after_what_keeps_it() -> None:
+    graph = make_graph({"r": ["o"], "Out[3]": ["g"]}, {"o": {".graph": "g"}}, kinds={"g": "pool"})
+    segment = make_segment((MiB, "inactive"), pool=(1, 0))
+    other = make_segment((MiB, "inactive"), address=1 << 50, pool=(2, 0))
+    device = make_cuda_device([segment, other], total=GiB, free=0)
+    keeper = next(number for number, node in enumerate(graph.nodes) if node.kind == "pool")
+    facts = replace(make_facts(graph, device=device), pools=(PoolFact((1, 0), (keeper,)),))
+
+    (found,) = build_report(facts).devices
+
+    kind = graph.nodes[keeper].type_name
+    assert [(pool.name, pool.space.kept, pool.space.releasable) for pool in found.pools] == [
+        (f"{kind} r.graph · large blocks", MiB, 0),
+        ("pool (2, 0), no longer in use · large blocks", 0, MiB),
+    ]
+    assert plan_cleanup(facts, Request()).reserved == MiB
+    assert plan_cleanup(facts, Request(targets=(Target("r", root="r"), Target("Out[3]", root="Out[3]")))).reserved == 2 * MiB
+
+
+def test_what_python_does_not_hold_is_a_row_so_that_holders_re_add() -> None:
+    (device,) = build_report(_cuda()).devices
+
+    assert sum(holder.retained for holder in device.holders) == device.allocated == 6 * GiB
+    assert ("not held by Python", GiB) in [(holder.label, holder.retained) for holder in device.holders]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 50])
+def test_rows_shown_re_add_to_the_total_shown(limit: int) -> None:
+    graph = make_graph({f"v{n}": [f"n{n}"] for n in range(30)}, storages={f"n{n}": 1_000_003 * (n + 1) for n in range(30)})
+    (device,) = build_report(make_facts(graph)).devices
+
+    rows, total = holder_rows(device, limit)
+
+    assert sum(round(float(row.retained.split()[0]) * 100) for row in rows) == round(float(total.split()[0]) * 100)
+    assert len(rows) == min(limit + 1, 30)
+
+
+def test_stale_bytes_come_with_the_command_that_frees_them() -> None:
+    report = build_report(_cuda())
+
+    assert report.stale == GiB
+    assert report.findings[0].command == "%reset_gpu"
+    assert report.findings[0].sentence.startswith("1.00 GiB is stale")
+
+
+def test_a_list_of_losses_with_graphs_is_a_finding() -> None:
+    graph = make_graph(
+        {"losses": ["list"]},
+        {"list": {"[0]": "a", "[1]": "b"}, "a": {" → graph": "g"}, "b": {" → graph": "h"}, "g": {"": "x"}, "h": {"": "y"}},
+        {"a": 4, "b": 4, "x": 100, "y": 100},
+        {"a": "tensor", "b": "tensor", "g": "graph", "h": "graph", "x": "tensor", "y": "tensor"},
+    )
+
+    sentences = [finding.sentence for finding in build_report(make_facts(graph)).findings]
+
+    assert sentences == [
+        "losses keeps 2 autograd graphs alive (200 B): append `loss.item()` or `t.detach()`, or see `%gpumem why losses`"
+    ]
+
+
+def test_only_one_device_can_be_asked_for() -> None:
+    report = build_report(_cuda())
+
+    assert [device.device for device in report.only("0").devices] == ["cuda:0"]
+    assert report.only("cuda:1").devices == ()
+
+
+def test_why_lists_each_root_with_its_shortest_path_and_the_line_that_cuts_it() -> None:
+    graph = make_graph(
+        {"learn": ["l"], "Out[3]": ["l"], "opt": ["o"], "zmod.STATE": ["s"], "runs": ["d"]},
+        {"l": {".model": "m"}, "o": {".params": "m"}, "s": {"[0]": "l"}, "d": {"['a']": "l"}},
+        {"m": 10},
+        {"l": "learner"},
+    )
+
+    why = explain(make_facts(graph), "learn", 0, "Learner")
+
+    assert why.nbytes == 10
+    assert [(path.text, path.release, path.storages_only) for path in why.paths] == [
+        ("learn", "%reset_gpu learn", False),
+        ("runs['a']", "%reset_gpu runs['a']", False),
+        ("zmod.STATE[0]", "zmod.STATE[0] = None", False),
+        ("Out[3]", "%reset_gpu Out[3]", False),
+        ("opt.params", "%reset_gpu opt.params", True),
+    ]
+
+
+def test_why_cuts_where_least_is_lost() -> None:
+    graph = make_graph(
+        {
+            "f": ["f"],
+            "pair": ["t"],
+            "losses": ["list"],
+            "zmod.score": ["c"],
+            "signal handler SIGUSR1": ["h"],
+            "running fit()": ["l"],
+        },
+        {
+            "f": {" → closure learn": "cell"},
+            "cell": {"": "l"},
+            "t": {"[0]": "l"},
+            "list": {"[3]": "loss"},
+            "loss": {" → graph": "g"},
+            "g": {"": "l"},
+            "c": {"['learn']": "l"},
+            "h": {" → closure learn": "l"},
+            "l": {".model": "m"},
+        },
+        {"m": 10},
+        {"l": "learner"},
+        types={"t": "tuple", "c": "_lru_cache_wrapper"},
+        whats={"signal handler SIGUSR1": "ended by signal.signal(signal.SIGUSR1, signal.SIG_DFL)"},
+    )
+    node = next(number for number, node in enumerate(graph.nodes) if node.kind == "learner")
+
+    releases = {path.steps[0]: path.release for path in explain(make_facts(graph), "learn", node, "Learner").paths}
+
+    assert releases == {
+        "f": "%reset_gpu f",
+        "pair": "%reset_gpu pair",
+        "losses": "%reset_gpu losses[3]",
+        "zmod.score": "zmod.score.cache_clear()",
+        "signal handler SIGUSR1": "signal.signal(signal.SIGUSR1, signal.SIG_DFL)",
+        "running fit()": "wait until it ends",
+    }
+
+
+def test_why_shows_each_way_of_a_root_and_counts_the_rest() -> None:
+    graph = make_graph(
+        {"runs": ["d"], "last error": ["e"]},
+        {"d": {f"[{n}]": f"x{n}" for n in range(2)}, "e": {f" → f{n}": f"f{n}" for n in range(9)}}
+        | {f"x{n}": {".learn": "l"} for n in range(2)}
+        | {f"f{n}": {" → self": "l"} for n in range(9)}
+        | {"l": {".cb": "cb", ".model": "m"}, "cb": {".learn": "l"}},
+        {"m": 10},
+        {"l": "learner"},
+    )
+    node = next(number for number, node in enumerate(graph.nodes) if node.kind == "learner")
+
+    why = explain(make_facts(graph), "learn", node, "Learner")
+
+    assert [path.text for path in why.paths if not path.stale] == ["runs[0].learn", "runs[1].learn"]  # not by its own callback
+    assert [path.release for path in why.paths if not path.stale] == ["%reset_gpu runs[0].learn", "%reset_gpu runs[1].learn"]
+    assert sum(path.stale for path in why.paths) == 4
+    assert why.more == (("last error", 5),)
+
+
+def test_a_displayed_tensor_that_a_cleanup_keeps_is_not_called_stale() -> None:
+    graph = make_graph(
+        {"Out[1]": ["t"], "Out[2]": ["l"]}, {"l": {".model": "m"}}, {"t": 10, "m": 20}, {"t": "tensor", "l": "learner"}
+    )
+
+    (device,) = build_report(make_facts(graph)).devices
+    rows, _ = holder_rows(device, 12)
+
+    assert [(row.name, row.stale, row.command) for row in rows] == [
+        ("Out[2]", True, "%reset_gpu"),
+        ("Out[1]", False, "%reset_gpu Out[1]"),
+    ]

@@ -1,0 +1,197 @@
+"""The main thread waits while another one looks, and whatever happens then, it goes on."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbguard.errors import NbguardError
+from nbguard.scan import pause as still
+from nbguard.scan.pause import held_still
+
+LOOKS = """
+import threading, time
+import torch, nbguard
+
+torch.set_num_threads(1)
+nn = torch.nn
+model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(64, 512), nn.ReLU(inplace=True), nn.Linear(512, 64))])
+optimizer = torch.optim.Adam(model.parameters())
+names, steps, ended = {"model": model, "optimizer": optimizer}, 0, threading.Event()
+
+def look():
+    try:
+        for _ in range(40):
+            nbguard.report(names)
+            time.sleep(0.01)
+    finally:
+        ended.set()
+
+threading.Thread(target=look).start()
+while not ended.is_set():
+    names["loss"] = loss = model(torch.randn(32, 64)).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    steps += 1
+print(steps)
+"""
+
+
+def test_a_look_beside_a_fit_is_no_crash() -> None:
+    """A backward pass sets gradients and frees graphs without Python's lock: a look at these ended the process."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LOOKS], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
+    )
+
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert int(ran.stdout) > 4
+
+
+def _beside(act: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """Run `act` in another thread; what it returns or raises is in the list once the thread has ended."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
+def test_the_main_thread_waits_and_goes_on() -> None:
+    count = 0
+
+    def hold() -> tuple[int, int, int]:
+        with held_still(), held_still():
+            first = count
+            time.sleep(0.2)
+            last = count
+        time.sleep(0.2)
+        return first, last, count
+
+    thread, found = _beside(hold)
+    while thread.is_alive():
+        count += 1
+
+    ((first, last, after),) = found
+    assert last - first <= 1 < after - last  # the step that it is in
+
+
+def test_a_main_thread_in_a_long_call_is_not_waited_for_and_waits_when_it_returns() -> None:
+    took: list[float] = []
+
+    def hold() -> float:
+        start = time.monotonic()
+        with held_still():
+            took.append(time.monotonic() - start)
+            time.sleep(1.6)
+            return time.monotonic()
+
+    thread, found = _beside(hold)
+    time.sleep(1)
+    returned = time.monotonic()
+    thread.join()
+
+    assert took[0] < 1
+    assert found[0] <= returned
+
+
+def test_an_interrupt_arrives_afterwards() -> None:
+    def hold() -> float:
+        with held_still():
+            _thread.interrupt_main()
+            time.sleep(0.2)
+            return time.monotonic()
+
+    def runs() -> None:
+        while thread.is_alive():
+            pass
+        time.sleep(5)
+
+    thread, found = _beside(hold)
+    with pytest.raises(KeyboardInterrupt):
+        runs()
+    interrupted = time.monotonic()
+    thread.join()
+
+    assert 0 <= interrupted - found[0] < 2
+
+
+def test_a_look_that_never_ends_stops_nobody_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(still, "_LONGEST", 0.2)
+    end = threading.Event()
+
+    def hold() -> None:
+        with held_still():
+            end.wait(20)
+
+    thread, _ = _beside(hold)
+    start = time.monotonic()
+    while time.monotonic() - start < 0.5:
+        pass
+    end.set()
+    thread.join()
+
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_that_is_forked_meanwhile_goes_on() -> None:
+    stop = still._Stop()
+    pid = os.fork()
+    if pid == 0:
+        stop._wait(None)
+        os._exit(8 if stop.is_here else 7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_on_the_main_thread_nothing_is_asked() -> None:
+    before = set(still._asked)
+    with held_still(), held_still():
+        assert still._asked == before
+    assert not still._still
+
+
+def test_a_backward_pass_that_does_not_end_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(still, "_PATIENCE", 0.1)
+    monkeypatch.setattr(still, "_is_in_backward", lambda: True)
+
+    with pytest.raises(NbguardError, match="a backward pass has been running"), held_still():
+        pass
+    assert not still._still
+
+
+def test_a_fit_in_a_thread_of_the_users_is_seen() -> None:
+    import torch
+
+    inside, go_on = threading.Event(), threading.Event()
+    x = torch.ones(3, requires_grad=True)
+
+    def hook(grad: Any) -> None:
+        inside.set()
+        go_on.wait(20)
+
+    x.register_hook(hook)
+    thread, _ = _beside((x * 2).sum().backward)
+    try:
+        assert inside.wait(20)
+        during = still._is_in_backward()
+    finally:
+        go_on.set()
+        thread.join()
+
+    assert (during, still._is_in_backward()) == (True, False)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nbguard.errors import TargetError
+from nbguard.notebook.magics.command_line import split
+from nbguard.scan.roots.namespace import Cells
+from nbguard.scan.targets import resolve_targets
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", []),
+        ("learn", ["learn"]),
+        ("  learn   best ", ["learn", "best"]),
+        ("learn, best", ["learn", "best"]),
+        ("runs['a'] runs[\"my run\"]", ["runs['a']", 'runs["my run"]']),
+        ("grid[(1, 2)] --dry-run", ["grid[(1, 2)]", "--dry-run"]),
+        ("runs[names['x y']].model -o out", ["runs[names['x y']].model", "-o", "out"]),
+        ("runs['it]s']", ["runs['it]s']"]),
+    ],
+)
+def test_a_line_splits_at_blanks_outside_brackets_and_quotes(line: str, words: list[str]) -> None:
+    assert split(line) == words
+
+
+def test_targets_are_whatever_del_accepts() -> None:
+    net = torch.nn.ModuleDict({"body": torch.nn.Linear(2, 2)})
+    names = {"net": net, "runs": {"a": net, 3: 1}, "many": [net, 1], "k": "a"}
+
+    found = resolve_targets(
+        ["net", "runs['a']", "runs[k]", "runs[3]", "many[-2]", "net.body.weight", "many[0:1]", "net['body']"], names, {}, {}
+    )
+
+    assert [target.is_known for target in found] == [True, True, True, True, True, True, False, False]
+    assert found[1].value == found[2].value == id(net)
+    assert found[5].value == id(net.body.weight)
+
+
+@pytest.mark.parametrize("text", ["1", "f()", "a b", "a = 1", "", "a + b", "(a, b)", "a; b", "*a", "lambda: 0"])
+def test_what_del_does_not_accept_is_refused(text: str) -> None:
+    with pytest.raises(TargetError, match="not something that can be freed"):
+        resolve_targets([text], {"a": 1, "b": 2}, {}, {})
+
+
+def test_the_birth_of_a_name_is_the_last_cell_that_binds_it() -> None:
+    cells = Cells(
+        [
+            "",
+            "learn = 1",
+            "for t in x: pass",
+            "get_ipython().run_line_magic('time', 'learn = make()')",
+            "def f(): pass",
+            "bad syntax here (",
+        ]
+    )
+
+    assert [cells.birth(name) for name in ("learn", "t", "f", "nothing")] == [3, 2, 4, None]

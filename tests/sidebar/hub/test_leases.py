@@ -1,0 +1,57 @@
+"""Who looks, and how often they are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbguard.sidebar.hub.leases import LEASE, Leases
+
+
+class _Way:
+    def send(self, message: dict[str, Any]) -> None:
+        raise AssertionError(message)
+
+
+class _Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_lease_ends_by_itself() -> None:
+    clock = _Clock()
+    leases, way = Leases(clock), _Way()
+    assert (leases.interval, leases.ways) == (None, ())
+
+    leases.renew("a", way, visible=True)
+    clock.now += LEASE - 1
+    assert (leases.interval, leases.ways) == (0.25, (way,))
+    leases.renew("a", way, visible=False)
+    clock.now += LEASE - 1
+    assert leases.interval == 1.0
+    clock.now += 1
+    assert (leases.interval, leases.ways) == (None, ())
+
+
+def test_one_visible_view_is_enough_and_each_way_is_told_once() -> None:
+    leases, panels, widget = Leases(), _Way(), _Way()
+    leases.renew("a", panels, visible=False)
+    leases.renew("b", panels, visible=True)
+    leases.renew("c", widget, visible=False)
+
+    assert (leases.interval, leases.ways) == (0.25, (panels, widget))
+    leases.end("b")
+    assert (leases.interval, leases.ways) == (1.0, (panels, widget))
+    leases.end_way(widget)
+    assert leases.ways == (panels,)
+    leases.clear()
+    assert leases.interval is None
+
+
+def test_made_up_names_do_not_pile_up() -> None:
+    leases = Leases()
+    for number in range(1000):
+        leases.renew(str(number), _Way(), visible=True)
+
+    assert len(leases.ways) == 100

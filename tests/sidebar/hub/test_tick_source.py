@@ -1,0 +1,78 @@
+"""What a tick shows where a reading fails."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from nbguard.memory.counters import TickReading
+from nbguard.memory.facts import AllocatorStats, DeviceFacts
+from nbguard.sidebar.hub.tick_source import Feed
+from nbguard.sidebar.protocol.builtins import plain
+from nbguard.units import GiB
+
+GOOD = TickReading("simulated", (DeviceFacts("simulated:0", "a device"),), 1)
+
+_STATS = AllocatorStats(2 * GiB, 3 * GiB, 3 * GiB, 3 * GiB, 2 * GiB, 1)
+COUNTED = TickReading("cuda", (DeviceFacts("cuda:0", "a device", 8 * GiB, 4 * GiB, _STATS, has_context=True),), 1)
+
+
+@pytest.fixture
+def asked() -> list[bool]:
+    """Whether each question succeeded, in the order in which they were asked."""
+    return []
+
+
+@pytest.fixture
+def ticks(asked: list[bool], request: pytest.FixtureRequest) -> Iterator[Iterator[list[str]]]:
+    """The devices of each tick of a feed whose reading succeeds or fails as the test's parameter says."""
+    answers = iter(request.param)
+
+    def read() -> TickReading:
+        asked.append(next(answers))
+        if not asked[-1]:
+            raise RuntimeError
+        return GOOD
+
+    feed = Feed("boot", read)
+    yield ([device.device for device in feed.tick(0, None, ()).devices] for _ in range(8))
+    feed.close()
+
+
+@pytest.mark.parametrize("ticks", [[True, False, False, True, False, False, False, False]], indirect=True)
+def test_a_reading_that_fails_now_and_then_stands_as_it_was(ticks: Iterator[list[str]]) -> None:
+    assert list(ticks) == [["simulated:0"]] * 8
+
+
+@pytest.mark.parametrize("ticks", [[True, False, False, False, False, False, True]], indirect=True)
+def test_one_that_always_fails_is_left_out(ticks: Iterator[list[str]], asked: list[bool]) -> None:
+    shown = list(ticks)
+
+    assert shown[:5] == [["simulated:0"]] * 5
+    assert ["simulated:0"] not in shown[5:]
+    assert asked == [True] + [False] * 5
+
+
+def test_a_tick_makes_few_calls() -> None:
+    """In a kernel that trains each finds its code out of the processor's caches: what is not called costs nothing."""
+    feed, calls = Feed("boot", lambda: COUNTED), Counter[str]()
+    for n in range(100):
+        feed.mark(f"In[{n}]")
+        feed._history.add(time.time() - 100 + n, COUNTED.in_use)
+    plain(feed.tick(0, None, ()))
+
+    def count(_frame: types.FrameType, event: str, _: object) -> None:
+        calls[event] += 1
+
+    sys.setprofile(count)
+    tick = plain(feed.tick(0, None, ()))
+    sys.setprofile(None)
+    feed.close()
+
+    assert len(tick["devices"][0]["spark"]) > 30
+    assert calls["call"] < 300  # with the line thinned anew

@@ -1,0 +1,307 @@
+"""The heap that a sidebar is sent: its figures re-add, its rows can be looked up by number, and it is never large."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.facts import Facts, LearnerFact, ParkedFact
+from nbguard.memory.fragmentation import fragmentation
+from nbguard.memory.target import Target
+from nbguard.report.report import build_report
+from nbguard.sidebar.protocol.experiments import names_of_learners
+from nbguard.sidebar.protocol.memory_state import build_heap
+from nbguard.sidebar.protocol.rows import rows_of
+from nbguard.sidebar.protocol.segments import strips
+from nbguard.sidebar.protocol.state import Heap
+from nbguard.sidebar.protocol.truncation import cut
+from nbguard.testing import make_facts, make_graph, make_segment
+from nbguard.units import MiB
+from tests.sidebar.protocol.scenes import SCENES
+
+LARGEST = 64_000
+
+
+def _heap(facts: Facts) -> Heap:
+    return build_heap(facts, "b00t", 3, 1000.0, 0.01, 14)[0]
+
+
+def _bytes(heap: Heap) -> int:
+    return len(json.dumps(asdict(heap), ensure_ascii=False).encode())
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_holders_re_add_to_what_is_allocated(name: str) -> None:
+    facts = SCENES[name]().facts
+    heap = _heap(facts)
+    allocated = sum(device.allocated for device in build_report(facts).devices)
+
+    assert sum(row.nbytes for row in heap.holders) + heap.more[1] == allocated
+    assert len(heap.holders) + heap.more[0] == len(rows_of(facts).holders)
+    assert [row.nbytes for row in heap.holders] == sorted((row.nbytes for row in heap.holders), reverse=True)
+    assert heap.stale == plan_cleanup(facts, Request()).promised
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_a_row_is_looked_up_by_its_number(name: str) -> None:
+    """The numbers must be those of a table made again, without a plan: that is how a request is answered."""
+    facts = SCENES[name]().facts
+    rows = rows_of(facts)
+
+    for row in _heap(facts).holders:
+        assert cut(rows.holders[row.id].label) == row.label
+        assert rows.devices[row.id] == row.device
+        assert rows.can[row.id] == row.can
+        if row.can:
+            assert rows.texts("why", [row.id]) == rows.targets[row.id]
+            assert cut(rows.targets[row.id][0]) == cut(row.label.partition(" = ")[0])
+            assert rows.roots[row.id] in {root.label for root in facts.graph.roots}
+
+
+def test_the_numbers_do_not_depend_on_what_a_cleanup_would_free() -> None:
+    names = ("Out[1]", "a", "Out[2]", "b", "Out[3]")
+    graph = make_graph({n: [n] for n in names}, {}, dict.fromkeys(names, MiB), dict.fromkeys(names, "learner"))
+    facts = make_facts(graph)
+
+    assert [row.stale for row in rows_of(facts).holders] != [row.stale for row in _heap(facts).holders]
+    assert [row.label for row in rows_of(facts).holders] == [row.label for row in _heap(facts).holders]
+
+
+def test_what_may_be_asked_of_a_row() -> None:
+    rows = {row.label: row.can for row in _heap(SCENES["stale"]().facts).holders}
+
+    assert rows == {
+        "learn": ("why", "release", "park"),
+        "last error": (),
+        "losses": ("why", "release", "park"),
+        "preds": ("why", "release", "park"),
+        "Out[9]": ("why", "release"),
+        "best": ("why", "release", "park"),
+        "cuBLAS workspaces": (),
+        "unreachable cycles": (),
+    }
+
+
+def test_a_request_for_a_row_that_is_not_there_or_not_for_it_is_none() -> None:
+    rows = rows_of(SCENES["stale"]().facts)
+    numbers = {holder.label: number for number, holder in enumerate(rows.holders)}
+    tensors = rows_of(
+        make_facts(make_graph({"a": ["a"], "b": ["b"]}, {}, {"a": MiB, "b": MiB}, {"a": "tensor", "b": "tensor"}))
+    )
+
+    assert rows.texts("release", [numbers["learn"], numbers["Out[9]"]]) == ("learn", "Out[9]")
+    assert tensors.texts("release", [1]) == ("b",)
+    assert tensors.texts("release", [-1]) is None
+    assert rows.texts("park", [numbers["learn"], numbers["Out[9]"]]) is None
+    assert rows.texts("release", [numbers["last error"]]) is None
+    assert rows.texts("release", [len(rows.holders)]) is None
+    assert rows.texts("release", []) is None
+
+
+def test_only_what_can_be_asked_for_by_name_can_be_asked_for() -> None:
+    labels = ("_", "class", "not a name", "a.b", "x", "Out[2]", "Out[x]")
+    graph = make_graph({n: [n] for n in labels}, {}, dict.fromkeys(labels, MiB), dict.fromkeys(labels, "tensor"))
+    roots = tuple(replace(root, kind="out") if root.label == "_" else root for root in graph.roots)
+    rows = rows_of(make_facts(replace(graph, roots=roots)))
+
+    assert {row.label for row, can in zip(rows.holders, rows.can, strict=True) if can} == {"x", "Out[2]"}
+
+
+def test_names_of_one_object_are_released_together_and_what_is_shared_is_not() -> None:
+    graph = make_graph(
+        {"learn": ["l"], "best": ["l"], "a": ["a"], "b": ["b"]},
+        {"a": {".x": "both"}, "b": {".x": "both"}},
+        {"l": 8 * MiB, "both": 4 * MiB},
+        {"l": "model", "both": "tensor"},
+    )
+    facts = make_facts(graph)
+    rows = rows_of(facts)
+    numbers = {holder.label: number for number, holder in enumerate(rows.holders)}
+
+    assert rows.texts("release", [numbers["learn = best"]]) == ("learn", "best")
+    assert rows.can[numbers["a + b"]] == ()
+    targets = tuple(Target(text, root=text) for text in rows.texts("release", [numbers["learn = best"]]) or ())
+    assert plan_cleanup(facts, Request(targets)).promised == rows.holders[numbers["learn = best"]].retained == 8 * MiB
+
+
+def test_what_a_running_cell_uses_is_still_the_names() -> None:
+    facts = SCENES["training"]().facts
+    heap = _heap(facts)
+    rows = {row.label: row for row in heap.holders}
+
+    assert rows["learn"].nbytes == 4200 * MiB
+    assert "learn + running fit()" not in rows
+    assert rows["learn"].can == ("why", "release"), "what a fit runs on cannot be parked"
+    assert [e.state for e in heap.experiments if e.label == "learn"] == ["training"]
+
+
+def test_experiments() -> None:
+    found = {each.label: each for each in _heap(SCENES["stale"]().facts).experiments}
+
+    assert {label: (e.state, e.nbytes // MiB, e.cell, e.note) for label, e in found.items()} == {
+        "learn": ("live", 4200, 14, ""),
+        "last error → fit → self": ("stale", 1400, 12, "kept by the last error"),
+        "Out[9]": ("stale", 614, 9, "kept by Out[9]"),
+        "unreachable cycles": ("stale", 20, None, "kept by a cycle that Python has not collected yet"),
+    }
+    assert (found["learn"].summary, found["learn"].workers) == ("ResNet · Adam · 8 workers", 8)
+    rows = rows_of(SCENES["stale"]().facts)
+    assert rows.texts("release", [found["learn"].id or 0]) == ("learn",)
+
+
+def test_a_learner_in_a_dict_has_its_way_as_a_name_and_is_not_released_with_the_dict() -> None:
+    graph = make_graph(
+        {"runs": ["runs"]},
+        {"runs": {"['a']": "one", "['b']": "two"}, "one": {".model": "m"}, "two": {".model": "m2"}},
+        {"m": 8 * MiB, "m2": 4 * MiB},
+        {"one": "learner", "two": "learner", "m": "model", "m2": "model"},
+        types={"runs": "dict"},
+    )
+    learners = [LearnerFact(n, False, "Learner · Net") for n, node in enumerate(graph.nodes) if node.kind == "learner"]
+    facts = make_facts(graph, learners)
+
+    assert [(e.label, e.nbytes // MiB, e.id, e.can) for e in _heap(facts).experiments] == [
+        ("runs['a']", 8, 0, ("why",)),
+        ("runs['b']", 4, 0, ("why",)),
+    ]
+    assert names_of_learners(facts) == {
+        graph.nodes[learner.node].ref: f"runs['{x}']" for learner, x in zip(learners, "ab", strict=True)
+    }
+
+
+def test_a_parked_learner_is_told_once() -> None:
+    facts = SCENES["idle"]().facts
+    facts = replace(facts, parked=(ParkedFact("learn", "cuda:0", 5 * MiB, 2), ParkedFact("learn", "cuda:1", 3 * MiB, 2)))
+
+    (learn,) = _heap(facts).experiments
+    assert (learn.id, learn.label, learn.state, learn.note) == (None, "learn", "parked", "8.00 MiB parked in host memory")
+    assert learn.can == ("unpark",)
+    assert learn.summary == "ResNet · Adam · 8 workers"
+
+
+def test_a_running_learner_is_never_called_parked() -> None:
+    facts = replace(SCENES["training"]().facts, parked=(ParkedFact("learn", "cuda:0", 5 * MiB, 2),))
+
+    assert next(e.state for e in _heap(facts).experiments if e.label == "learn") == "training"
+
+
+def test_the_card_of_an_out_of_memory_error() -> None:
+    oom = _heap(SCENES["oom"]().facts).oom
+
+    assert oom is not None
+    assert oom.title == "Out of memory in In[15]"
+    assert oom.sentence == "It asked cuda:0 for 6.00 GiB; 1.40 GiB can be had now."
+    assert oom.fixes[0].words.startswith("not enough alone: frees what is stale")
+    assert oom.fixes[0].commands == ("%reset_gpu",)
+    assert _heap(SCENES["stale"]().facts).oom is None
+
+
+def test_the_sentence_says_who_pins_what() -> None:
+    (device,) = _heap(SCENES["stale"]().facts).devices
+
+    assert device.sentence == (
+        "1.69 GiB is free, but live blocks keep it from going back. 1 tensor of Out[9] (614.00 MiB) pins 1.40 GiB: "
+        "Clean stale frees it and gives 2.00 GiB back."
+    )
+    assert not _heap(SCENES["cpu"]().facts).devices
+
+
+@pytest.mark.parametrize("name", ["idle", "stale", "many", "hostile"])
+def test_strips_re_add_to_what_is_reserved(name: str) -> None:
+    facts = SCENES[name]().facts
+    (device,) = _heap(facts).devices
+    space = fragmentation(facts.devices[0].segments or ())
+
+    assert len(device.strips) <= 40
+    assert sum(strip.segments for strip in device.strips) == device.segments == len(facts.devices[0].segments or ())
+    assert sum(strip.nbytes for strip in device.strips) == space.reserved
+    for kind, nbytes in (("releasable", space.releasable), ("stranded", space.stranded), ("allocated", space.allocated)):
+        assert sum(n for strip in device.strips for name, n in strip.pieces if name == kind) == nbytes
+    assert all(sum(n for _, n in strip.pieces) == strip.nbytes and len(strip.pieces) <= 8 for strip in device.strips)
+
+
+def test_a_segment_in_many_pieces_is_drawn_as_its_sums() -> None:
+    segment = make_segment(*[(MiB, "active_allocated"), (2 * MiB, "inactive")] * 100)
+    (strip,) = strips([segment], (), 5)
+
+    assert strip.pieces == (("allocated", 100 * MiB), ("stranded", 200 * MiB))
+    few = make_segment(*[(MiB, "active_allocated"), (2 * MiB, "inactive")] * 2)
+    assert [kind for kind, _ in strips([few], (), 5)[0].pieces] == ["allocated", "stranded"] * 2
+
+
+BLOCKS = st.lists(
+    st.tuples(
+        st.integers(1, 40).map(lambda n: n * MiB), st.sampled_from(["active_allocated", "active_pending_free", "inactive"])
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(st.lists(st.tuples(BLOCKS, st.booleans(), st.sampled_from([(0, 0), (0, 1)])), max_size=50), st.integers(1, 40))
+def test_any_segments_make_few_strips_that_re_add(segments: list[Any], singles: int) -> None:
+    found = [
+        make_segment(*blocks, address=n << 40, expandable=expandable, pool=pool)
+        for n, (blocks, expandable, pool) in enumerate(segments)
+    ]
+    space = fragmentation(found, in_use={(0, 1)})
+    sums = dict.fromkeys(("allocated", "releasable", "stranded", "kept"), 0)
+    drawn = strips(found, {(0, 1)}, singles)
+    for strip in drawn:
+        for kind, nbytes in strip.pieces:
+            sums[kind] += nbytes
+
+    assert len(drawn) <= singles + 8
+    assert sums == {
+        "allocated": space.allocated + space.pending,
+        "releasable": space.releasable,
+        "stranded": space.stranded,
+        "kept": space.kept,
+    }
+
+
+def _nasty(text: str) -> Facts:
+    """Everything that has a name has this one: 300 names, 60 Learners, all parked too, an error, eight devices."""
+    names = [f"{n}{text}" for n in range(300)]
+    graph = make_graph(
+        {name: [name] for name in names},
+        {},
+        {name: MiB + n for n, name in enumerate(names)},
+        dict.fromkeys(names, "learner"),
+        "cuda:0",
+    )
+    scene = SCENES["oom"]().facts
+    roots = tuple(replace(root, what=text) for root in graph.roots)
+    learners = tuple(LearnerFact(n, n % 2 == 0, text) for n in range(60))
+    devices = tuple(replace(scene.devices[0], device=f"cuda:{n}", name=text) for n in range(8))
+    parked = tuple(ParkedFact(name, text, MiB, 1) for name in names[:60])
+    return replace(
+        scene, graph=replace(graph, roots=roots), learners=learners, devices=devices, parked=parked, is_autocast_on=True
+    )
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, "👩‍👩‍👧‍👦" * 2_000, '"\\' * 5_000, "\x01\ud800" * 5_000, "ä" * 199, ""])
+def test_no_names_make_a_large_message(text: str) -> None:
+    heap = _heap(_nasty(text))
+
+    assert _bytes(heap) < LARGEST
+    assert len(heap.holders) > 20
+    assert heap.more[0] > 0
+    assert heap.experiments
+
+
+@given(st.text(), st.integers(4, 300))
+def test_what_is_cut_is_short_and_can_be_sent(text: str, limit: int) -> None:
+    found = cut(text + "\ud800", limit)
+
+    assert len(found.encode()) <= limit
+    if len(text.encode()) > limit:
+        assert found.endswith("…")
+    assert not any(ord(each) < 32 for each in found)
