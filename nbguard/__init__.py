@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nbguard.notebook.profile import profile_fit
     from nbguard.notebook.session import history
     from nbguard.notebook.widget import Sidebar as Sidebar
-    from nbguard.simulate.simulation import simulate
+    from nbguard.simulation.simulation import simulate
     from nbguard.snapshots.recording import record
     from nbguard.snapshots.report import snapshot_diff, snapshot_map, snapshot_report
     from nbguard.snapshots.save import live_snapshot, save_snapshot
@@ -46,7 +46,7 @@ _HOMES = {
     "snapshot_diff": "nbguard.snapshots.report",
     "snapshot_map": "nbguard.snapshots.report",
     "snapshot_report": "nbguard.snapshots.report",
-    "simulate": "nbguard.simulate.simulation",
+    "simulate": "nbguard.simulation.simulation",
     "what_if": "nbguard.allocator.replay.whatif",
     "whatif_report": "nbguard.snapshots.whatif",
     **dict.fromkeys(_API, "nbguard.api"),

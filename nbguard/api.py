@@ -16,13 +16,13 @@ from nbguard.errors import NbguardError, TargetError
 from nbguard.memory.explain import Why, explain
 from nbguard.memory.facts import Graph
 from nbguard.memory.processes import Zombies
-from nbguard.oom.card import OomCard, build_card
-from nbguard.report.memory_map import MemoryMap, build_map
-from nbguard.report.report import Report, build_report
+from nbguard.out_of_memory.card import OomCard, build_card
+from nbguard.reports.memory_map import MemoryMap, build_map
+from nbguard.reports.report import Report, build_report
 from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.objects.describe import describe
 from nbguard.scan.objects.parked import fixed_storages
-from nbguard.scan.scan import Look, Notebook, look
+from nbguard.scan.scan import Notebook, Scan, scan
 from nbguard.scan.targets import lookup, output_label, parse_target, resolve_targets
 from nbguard.units import parse_bytes
 
@@ -36,7 +36,7 @@ def report(namespace: dict[str, Any] | None = None) -> Report:
     Raises:
         NoTorchError: PyTorch is not imported yet.
     """
-    return build_report(look(Notebook.current(namespace)).facts)
+    return build_report(scan(Notebook.current(namespace)).facts)
 
 
 def oom(namespace: dict[str, Any] | None = None) -> OomCard | None:
@@ -45,7 +45,7 @@ def oom(namespace: dict[str, Any] | None = None) -> OomCard | None:
     Raises:
         NoTorchError: PyTorch is not imported yet.
     """
-    return build_card(look(Notebook.current(namespace)).facts)
+    return build_card(scan(Notebook.current(namespace)).facts)
 
 
 def memory_map(request: int | str | None = None, namespace: dict[str, Any] | None = None) -> MemoryMap:
@@ -60,7 +60,7 @@ def memory_map(request: int | str | None = None, namespace: dict[str, Any] | Non
         NoTorchError: PyTorch is not imported yet.
     """
     nbytes = _nbytes(request)
-    return build_map(look(Notebook.current(namespace)).facts, nbytes)
+    return build_map(scan(Notebook.current(namespace)).facts, nbytes)
 
 
 def _nbytes(size: int | str | None) -> int | None:
@@ -91,7 +91,7 @@ def why_in(notebook: Notebook, name: str) -> Why:
     value = notebook.out[int(label[4:-1])] if label else lookup(target, notebook.namespace)
     ref, what = id(value), describe(value, Kinds())
     del value
-    facts = look(notebook).facts
+    facts = scan(notebook).facts
     return explain(facts, name, _node_of(facts.graph, ref, name, facts.tracked), what)
 
 
@@ -173,8 +173,8 @@ def park(*names: str, dry_run: bool = False, namespace: dict[str, Any] | None = 
     """
     notebook = Notebook.current(namespace)
     targets = resolve_targets(names, notebook.namespace, notebook.out, notebook.hidden)
-    seen = look(notebook, tensors=True)
-    planned = plan_parking(seen.facts, targets, fixed_storages(seen.witness))
+    seen = scan(notebook, tensors=True)
+    planned = plan_parking(seen.facts, targets, fixed_storages(seen.tracker))
     return planned if dry_run else apply(planned, notebook, seen)
 
 
@@ -234,6 +234,6 @@ def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], ev
     return Request(found, keep, everything, **consent)
 
 
-def _plan(notebook: Notebook, request: Request) -> tuple[Plan, Look]:
-    seen = look(notebook)
+def _plan(notebook: Notebook, request: Request) -> tuple[Plan, Scan]:
+    seen = scan(notebook)
     return plan_cleanup(seen.facts, request), seen

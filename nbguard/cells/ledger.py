@@ -10,7 +10,7 @@ from typing import Any
 
 from nbguard.cells.hooks import CellFact
 from nbguard.memory.counters import Reading
-from nbguard.report.cell_ledger import (
+from nbguard.reports.cell_ledger import (
     NOTHING,
     PROCESS,
     CellRecord,
@@ -22,7 +22,7 @@ from nbguard.report.cell_ledger import (
     holdings_of,
 )
 from nbguard.scan.devices.counters import Counters
-from nbguard.scan.scan import Notebook, look
+from nbguard.scan.scan import Notebook, scan
 
 _KEPT = 1000
 _TOO_SLOW = 1.0
@@ -120,7 +120,7 @@ class Ledger:
 
     def _look(self) -> tuple[Holdings, float]:
         start = time.perf_counter()
-        found = holdings_of(look(Notebook(self._shell, self._shell.user_ns)).facts)
+        found = holdings_of(scan(Notebook(self._shell, self._shell.user_ns)).facts)
         seconds = time.perf_counter() - start
         self._slow_looks = self._slow_looks + 1 if seconds > _TOO_SLOW else 0
         self._slow = seconds if self._slow_looks >= _PATIENCE else 0.0

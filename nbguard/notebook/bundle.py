@@ -11,7 +11,7 @@ from nbguard.memory.explain import Why
 from nbguard.memory.processes import Zombies
 from nbguard.memory.recording import Recording
 from nbguard.memory.simulated import SimulationState
-from nbguard.oom.card import OomCard
+from nbguard.out_of_memory.card import OomCard
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.render.fit import fit_html, fit_text
 from nbguard.render.history import history_html, history_text
@@ -22,10 +22,10 @@ from nbguard.render.oom import oom_html, oom_text
 from nbguard.render.payload import SCHEMA, payload, to_json
 from nbguard.render.simulate import state_html, state_text
 from nbguard.render.text import outcome_text, plan_text, report_text, unparked_text, why_text, zombies_text
-from nbguard.report.cell_ledger import History
-from nbguard.report.memory_map import MemoryMap
-from nbguard.report.report import Report
-from nbguard.report.switches import Switches
+from nbguard.reports.cell_ledger import History
+from nbguard.reports.memory_map import MemoryMap
+from nbguard.reports.report import Report
+from nbguard.reports.switches import Switches
 from nbguard.snapshots.render_saved import (
     diff_html,
     diff_text,
@@ -61,6 +61,27 @@ _RENDERERS: dict[type, tuple[_Renderer, _Renderer]] = {
     FitReport: (fit_text, fit_html),
 }
 
+KINDS: dict[type, str] = {
+    Report: "report",
+    Plan: "plan",
+    Outcome: "outcome",
+    Unparked: "unparked",
+    OomCard: "oomcard",
+    Zombies: "zombies",
+    Why: "why",
+    History: "history",
+    MemoryMap: "memorymap",
+    SimulationState: "simulationstate",
+    Switches: "switches",
+    Recording: "recording",
+    Written: "written",
+    Saved: "saved",
+    Diff: "diff",
+    WhatIfs: "whatif",
+    FitReport: "fitreport",
+}
+"""The `kind` of each result in JSON. Readers depend on it: it stays when a class is renamed."""
+
 
 def mimebundle(result: Any, **details: int) -> dict[str, Any]:
     """Return `result` as {'text/plain': ..., 'text/html': ...}; `limit=12`: rows of a report, a history or a map."""
@@ -70,5 +91,7 @@ def mimebundle(result: Any, **details: int) -> dict[str, Any]:
 
 def json_bundle(result: Any) -> dict[str, Any]:
     """Return `result` as {'text/plain': JSON text, 'application/json': data}."""
-    data = payload(result) if type(result) is not WhatIfs else {"schema": SCHEMA, "kind": "whatif", **whatifs_json(result)}
+    kind = KINDS[type(result)]
+    is_whatif = type(result) is WhatIfs
+    data = {"schema": SCHEMA, "kind": kind, **whatifs_json(result)} if is_whatif else payload(result, kind)
     return {"text/plain": to_json(data), "application/json": data}

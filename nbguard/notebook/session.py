@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbguard.cells.hooks import Hooks, Listener
 from nbguard.errors import NbguardError
-from nbguard.report.switches import Switches
+from nbguard.reports.switches import Switches
 
 if TYPE_CHECKING:
     from nbguard.cells.ledger import Ledger
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from nbguard.notebook.listeners.oom_card import OomWatch
     from nbguard.notebook.listeners.simulating import Simulating
     from nbguard.notebook.profile import CellProfile
-    from nbguard.oom.card import OomCard
+    from nbguard.out_of_memory.card import OomCard
     from nbguard.profiler.analysis.report import FitReport
     from nbguard.profiler.instruments.memory.counters import Meter
     from nbguard.profiler.options import FitOptions
-    from nbguard.report.cell_ledger import CellRecord, History
-    from nbguard.report.report import Report
+    from nbguard.reports.cell_ledger import CellRecord, History
+    from nbguard.reports.report import Report
     from nbguard.sidebar.hub.hub import Hub
-    from nbguard.simulate.simulation import Simulation
+    from nbguard.simulation.simulation import Simulation
 
 _HOME = "_nbguard_live"
 _KERNEL = ("session", "iopub_socket", "control_handlers", "comm_manager", "io_loop")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from nbguard.render.ledger import signed
-from nbguard.report.cell_ledger import CellRecord, DeviceChange
+from nbguard.reports.cell_ledger import CellRecord, DeviceChange
 from nbguard.units import format_bytes, unit_of
 
 _BARS = 120

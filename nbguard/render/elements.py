@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from nbguard.render.rows import Row, pool_table
-from nbguard.report.report import DeviceReport
+from nbguard.reports.report import DeviceReport
 from nbguard.units import format_column, unit_of
 
 _STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from html import escape
 from nbguard.render.chart import chart
 from nbguard.render.elements import columns, head_line, page, table_row
 from nbguard.render.ledger import shares_text
-from nbguard.report.cell_ledger import CellRecord, DeviceChange, History
+from nbguard.reports.cell_ledger import CellRecord, DeviceChange, History
 from nbguard.units import format_bytes, format_column, unit_of
 
 _SPARKS = "▁▂▃▄▅▆▇█"

@@ -22,7 +22,7 @@ from nbguard.render.rows import (
 )
 from nbguard.render.tree import branches
 from nbguard.render.zombies import verdict_head, verdict_rows, zombie_rows, zombies_summary
-from nbguard.report.report import DeviceReport, Report
+from nbguard.reports.report import DeviceReport, Report
 from nbguard.units import format_bytes
 
 

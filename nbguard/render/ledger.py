@@ -8,8 +8,8 @@ from html import escape
 
 from nbguard.cleanup.plan.plan import Outcome
 from nbguard.memory.counters import NOTICED
-from nbguard.report.cell_ledger import PROCESS, CellRecord, DeviceChange, Share
-from nbguard.report.switches import Switches
+from nbguard.reports.cell_ledger import PROCESS, CellRecord, DeviceChange, Share
+from nbguard.reports.switches import Switches
 from nbguard.units import format_bytes
 
 _NAMED = 3

@@ -9,7 +9,7 @@ from html import escape
 from nbguard.render.elements import columns, head_line, listed, page, table_row
 from nbguard.render.map_rows import OTHERS, WORDS, MapRow, Paints, rows_of
 from nbguard.render.map_words import facts_lines, pin_table
-from nbguard.report.memory_map import DeviceMap, MemoryMap
+from nbguard.reports.memory_map import DeviceMap, MemoryMap
 from nbguard.units import format_bytes
 
 _PIECES, _ROWS = 1000, 120

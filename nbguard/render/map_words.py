@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nbguard.memory.pinning import HolderPins
 from nbguard.render.rows import command_of
-from nbguard.report.memory_map import DeviceMap
+from nbguard.reports.memory_map import DeviceMap
 from nbguard.units import format_bytes
 
 PIN_HEAD = ("pinned by", "pins with", "segments", "stranded there", "alone gives back", "")

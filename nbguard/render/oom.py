@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from html import escape
 
 from nbguard.memory.oom_facts import HOST_KINDS
-from nbguard.oom.card import OomCard, asked_words
-from nbguard.oom.fixes import Fix
+from nbguard.out_of_memory.card import OomCard, asked_words
+from nbguard.out_of_memory.fixes import Fix
 from nbguard.render.elements import head_line, holder_table, listed, page, table_row, with_code
 from nbguard.render.rows import Row, row_of
 from nbguard.render.text import holder_lines

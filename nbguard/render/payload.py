@@ -9,10 +9,10 @@ from typing import Any
 SCHEMA = 1
 
 
-def payload(result: Any) -> dict[str, Any]:
-    """Return a report, plan, outcome or explanation as plain JSON-ready data; sizes in bytes."""
+def payload(result: Any, kind: str) -> dict[str, Any]:
+    """Return a result as plain JSON-ready data; sizes in bytes. `kind` names the result for readers of the JSON."""
     fields = {field.name: _plain(getattr(result, field.name)) for field in dataclasses.fields(result)}
-    return {"schema": SCHEMA, "kind": type(result).__name__.lower(), **fields}
+    return {"schema": SCHEMA, "kind": kind, **fields}
 
 
 def _plain(value: Any) -> Any:

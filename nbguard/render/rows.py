@@ -9,7 +9,7 @@ from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.memory.facts import PinnedFacts
 from nbguard.memory.graph import Holder
-from nbguard.report.report import DeviceReport
+from nbguard.reports.report import DeviceReport
 from nbguard.units import format_bytes, format_column, unit_of
 
 

@@ -74,7 +74,7 @@ class _Stop:
 
 
 @contextmanager
-def held_still() -> Iterator[None]:
+def pause_main_thread() -> Iterator[None]:
     """Keep the main thread between two lines of Python, unless this is it.
 
     Raises:

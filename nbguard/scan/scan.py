@@ -17,14 +17,14 @@ from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on,
 from nbguard.scan.heap.compact import compact
 from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.heap.unreached import orphan_roots
-from nbguard.scan.heap.walk import Walk, Witness
+from nbguard.scan.heap.walk import Walk, WeakTracker
 from nbguard.scan.objects.compiled import has_compiled
 from nbguard.scan.objects.learners import learner_facts
 from nbguard.scan.objects.parked import parked_addresses, parked_facts
 from nbguard.scan.objects.pools import pool_facts
 from nbguard.scan.objects.workers import workers_facts
 from nbguard.scan.oom.last_error import oom_fact
-from nbguard.scan.pause import held_still
+from nbguard.scan.pause import pause_main_thread
 from nbguard.scan.roots.frames import running_roots
 from nbguard.scan.roots.namespace import Cells, module_roots, output_places, output_roots, user_roots
 from nbguard.scan.roots.registries import registry_roots
@@ -102,43 +102,43 @@ class Notebook:
 
 
 @dataclass(frozen=True)
-class Look:
+class Scan:
     """Facts, and weak references for checking later what of it is gone."""
 
     facts: Facts
-    witness: Witness
+    tracker: WeakTracker
 
 
-def look(notebook: Notebook, *, tensors: bool = False) -> Look:
+def scan(notebook: Notebook, *, tensors: bool = False) -> Scan:
     """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing.
 
     With `tensors`, the witness knows each tensor too, weakly: what a parking needs to find them again.
     """
     if "torch" not in sys.modules:
         raise NoTorchError
-    with held_still():
-        return _undisturbed_look(notebook, tensors)
+    with pause_main_thread():
+        return _scan_without_collecting(notebook, tensors)
 
 
-def _undisturbed_look(notebook: Notebook, tensors: bool) -> Look:
+def _scan_without_collecting(notebook: Notebook, tensors: bool) -> Scan:
     torch: Any = sys.modules["torch"]
     collects = gc.isenabled()
     gc.disable()  # what the walk allocates must not start a collection: that would change what is being looked at
     try:
         with torch._C.DisableTorchFunctionSubclass():  # reading a tensor subclass's attributes must not run its code
-            return _look(notebook, tensors)
+            return _scan_once(notebook, tensors)
     finally:
         if collects:
             gc.enable()
 
 
-def _look(notebook: Notebook, tensors: bool) -> Look:
+def _scan_once(notebook: Notebook, tensors: bool) -> Scan:
     tracked = tracked_device()
     before = allocations(tracked)
     devices, missing = device_facts(tracked)
     kinds = Kinds()
     walk = Walk(tracked, notebook.internals(), kinds)
-    walk.witness.tensors = {} if tensors else None
+    walk.tracker.tensors = {} if tensors else None
     walk.parked = parked_addresses() if tracked == "cpu" else ()
     roots = _walk_from(_roots(notebook, walk, kinds), walk)
     _count_entries(roots, walk, notebook)
@@ -167,7 +167,7 @@ def _look(notebook: Notebook, tensors: bool) -> Look:
         has_compiled(),
         workers_facts(walk, _of_kind("iterator", walk, numbers), numbers, _made_here(roots, notebook)),
     )
-    return Look(facts, walk.witness)
+    return Scan(facts, walk.tracker)
 
 
 def _made_here(roots: list[tuple[LiveRoot, list[int]]], notebook: Notebook) -> set[int]:

@@ -13,7 +13,7 @@ from nbguard.memory.facts import DeviceFacts
 from nbguard.memory.graph import holdings
 from nbguard.memory.unheld import workspace_blocks
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction
-from nbguard.scan.scan import Look
+from nbguard.scan.scan import Scan
 
 Held = tuple[int, str, tuple[int, ...]]
 """(number of the device, who holds them, addresses of blocks)."""
@@ -70,7 +70,7 @@ def _known(values: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def held_blocks(seen: Look) -> tuple[Held, ...]:
+def held_blocks(seen: Scan) -> tuple[Held, ...]:
     """Return who holds which blocks, in the words of `%gpumem`, the largest holders first."""
     facts, found = seen.facts, []
     for number, device in enumerate(facts.devices):

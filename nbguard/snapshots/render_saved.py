@@ -10,7 +10,7 @@ from nbguard.render.blocks_text import aligned
 from nbguard.render.elements import bar, columns, head_line, listed, page, pools, table_row
 from nbguard.render.ledger import signed
 from nbguard.render.rows import holder_rows, pool_table
-from nbguard.report.report import DeviceReport
+from nbguard.reports.report import DeviceReport
 from nbguard.snapshots.saved import Change, DeviceDiff, Diff, Saved
 from nbguard.snapshots.written import Written
 from nbguard.units import format_bytes, format_column, unit_of

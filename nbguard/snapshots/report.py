@@ -15,8 +15,8 @@ from nbguard.allocator.snapshot.snapshot import Frame, Snapshot, SnapshotSegment
 from nbguard.errors import SnapshotError
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Segment
 from nbguard.memory.source_lines import line_words
-from nbguard.report.memory_map import MemoryMap
-from nbguard.report.report import Report
+from nbguard.reports.memory_map import MemoryMap
+from nbguard.reports.report import Report
 from nbguard.snapshots.saved import Diff, Saved, difference, saved_device, saved_map
 
 Progress = Callable[[int, int], None]

@@ -18,7 +18,7 @@ from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
 from nbguard.scan.devices.cuda import device_facts, tracked_device
-from nbguard.scan.scan import Notebook, look
+from nbguard.scan.scan import Notebook, scan
 from nbguard.snapshots.capture import Held, beside_facts, cell_files, held_blocks, torch_snapshot
 from nbguard.snapshots.written import Written
 
@@ -44,7 +44,7 @@ def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> 
     """
     target = _target(path)
     raw = torch_snapshot()
-    seen = look(Notebook.current(namespace))
+    seen = scan(Notebook.current(namespace))
     facts = beside_facts(seen.facts.devices, _settings_of(raw))
     held = held_blocks(seen)
     data = pickle.dumps(raw)

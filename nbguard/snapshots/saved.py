@@ -10,8 +10,8 @@ from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, Node, PoolFac
 from nbguard.memory.fragmentation import PoolKey, by_pool
 from nbguard.memory.graph import Holder
 from nbguard.memory.pools import Pool
-from nbguard.report.memory_map import MemoryMap, build_map
-from nbguard.report.report import DeviceReport, Report
+from nbguard.reports.memory_map import MemoryMap, build_map
+from nbguard.reports.report import DeviceReport, Report
 
 NOT_PYTHONS = "not held by Python"
 UNKNOWN = "unknown"

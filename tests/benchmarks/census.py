@@ -34,8 +34,8 @@ from fastai.vision.all import CrossEntropyLossFlat, DataLoaders, Learner, nn
 
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.report.report import build_report
-from nbguard.scan.scan import Notebook, look
+from nbguard.reports.report import build_report
+from nbguard.scan.scan import Notebook, scan
 
 _OBJECTS = 1_000_000
 
@@ -98,12 +98,12 @@ def one_pass() -> int:
 
 def holder_report(names: dict[str, object]) -> int:
     """Name every holder with its paths' roots and retained bytes; return how many there are."""
-    return len(build_report(look(Notebook(None, names)).facts).devices[0].holders)
+    return len(build_report(scan(Notebook(None, names)).facts).devices[0].holders)
 
 
 def dry_run(names: dict[str, object]) -> int:
     """Plan a cleanup."""
-    return plan_cleanup(look(Notebook(None, names)).facts, Request()).promised
+    return plan_cleanup(scan(Notebook(None, names)).facts, Request()).promised
 
 
 def mem_reporter() -> int:

@@ -23,7 +23,7 @@ from nbguard.cleanup.apply import apply as release
 from nbguard.cleanup.apply import parking as park
 from nbguard.cleanup.plan.plan import Outcome, Plan
 from nbguard.scan.objects.parked import PARKED, parked_facts
-from nbguard.scan.scan import Notebook, look
+from nbguard.scan.scan import Notebook, scan
 
 
 @pytest.fixture(autouse=True)
@@ -422,10 +422,10 @@ def test_what_fails_or_is_interrupted_halfway_is_told_truly(monkeypatch: pytest.
     assert sum(fact.nbytes for fact in parked_facts()) == 1200
     assert nbguard.unpark("tensors").nbytes == 1200
 
-    seen = look(Notebook(None, names), tensors=True)
+    seen = scan(Notebook(None, names), tensors=True)
     asked = iter([False, False, True])
     numbers = [n for n, s in enumerate(seen.facts.graph.storages) if s.nbytes == 400]
-    assert "interrupted" in park.park("tensors", numbers, seen.witness, lambda: next(asked))
+    assert "interrupted" in park.park("tensors", numbers, seen.tracker, lambda: next(asked))
     assert sum(fact.nbytes for fact in parked_facts()) == 800
     assert nbguard.unpark().nbytes == 800
     assert all(torch.equal(t, torch.full((100,), float(n))) for n, t in enumerate(tensors))

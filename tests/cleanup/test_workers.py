@@ -12,7 +12,7 @@ from nbguard.cleanup.plan.workers import worker_sets
 from nbguard.memory.facts import Facts, Graph, PinnedFacts, Unavailable
 from nbguard.memory.processes import Process, WorkersFact
 from nbguard.memory.target import Target
-from nbguard.report.findings import find
+from nbguard.reports.findings import find
 from nbguard.testing import make_facts, make_graph
 
 MIB = 1 << 20

@@ -77,7 +77,7 @@ def test_where_nothing_changed_nobody_looks(notebook: Notebook) -> None:
     kernel = notebook()
     kernel.run("a = mib(40)").ok()
     kernel.run("%gpumem cells on").ok()
-    kernel.run("import nbguard.cells.ledger as inside\ndef look(*_): raise AssertionError('looked')\ninside.look = look").ok()
+    kernel.run("import nbguard.cells.ledger as inside\ndef look(*_): raise AssertionError('looked')\ninside.scan = look").ok()
 
     assert kernel.run("x = 1; y = [a]; 1 < 2").ok().text == "True"
     assert "the ledger of cells failed" in kernel.run("a = None").ok().text  # so it would have been told
@@ -86,7 +86,7 @@ def test_where_nothing_changed_nobody_looks(notebook: Notebook) -> None:
 def test_recording_goes_by_counters_alone(notebook: Notebook) -> None:
     kernel = notebook()
     kernel.run("%nbguard on").ok()
-    kernel.run("import nbguard.cells.ledger as inside\ndef look(*_): raise AssertionError('looked')\ninside.look = look").ok()
+    kernel.run("import nbguard.cells.ledger as inside\ndef look(*_): raise AssertionError('looked')\ninside.scan = look").ok()
 
     assert kernel.run("a = mib(40)").ok().bundles == []
 

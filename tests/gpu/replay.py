@@ -15,7 +15,7 @@ from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.snapshot import Beside
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.fragmentation import Fragmentation, fragmentation
-from nbguard.report.report import DeviceReport, build_report
+from nbguard.reports.report import DeviceReport, build_report
 from nbguard.scan.devices import cuda
 from tests.gpu.recording import LARGEST_SET, SCHEMA, Json, load_all, unpacked
 

@@ -16,8 +16,8 @@ from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, Node, PoolId,
 from nbguard.memory.fragmentation import by_pool, fragmentation, unit_pages
 from nbguard.memory.pinning import Held, pinners, pins_of_holders, units
 from nbguard.memory.requests import Room
-from nbguard.report.memory_map import STRANDED, build_map
-from nbguard.report.report import build_report
+from nbguard.reports.memory_map import STRANDED, build_map
+from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from tests.memory.test_fragmentation import segments
 from tests.thorough import MORE

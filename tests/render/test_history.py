@@ -12,8 +12,8 @@ from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
 from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.render.history import history_html, history_text
 from nbguard.render.ledger import line, line_bundle, released_line
-from nbguard.report.cell_ledger import PROCESS, CellRecord, DeviceChange, History, Share
-from nbguard.report.switches import Switches
+from nbguard.reports.cell_ledger import PROCESS, CellRecord, DeviceChange, History, Share
+from nbguard.reports.switches import Switches
 from tests.render.test_render import _golden, _parsed
 
 MiB = 1024**2
@@ -205,6 +205,6 @@ def test_a_history_without_memory_says_so() -> None:
 
 def test_golden_files_are_all_used() -> None:
     here = Path(__file__).parent
-    used = "".join(path.read_text(encoding="utf-8") for path in here.glob("test_*.py"))
+    used = "".join(path.read_text(encoding="utf-8") for path in here.parent.rglob("test_*.py"))
 
     assert all(f'"{path.name}"' in used for path in (here.parent / "golden").glob("*.txt"))

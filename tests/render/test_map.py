@@ -13,7 +13,7 @@ from nbguard.memory.facts import Block, DeviceFacts, Facts, PoolFact, Segment
 from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.render.map import map_html, map_text
 from nbguard.render.map_rows import Paints, rows_of
-from nbguard.report.memory_map import MemoryMap, build_map
+from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from tests.memory.test_pinning import losses_in_every_segment
 from tests.render.test_render import _golden, _parsed

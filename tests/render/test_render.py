@@ -15,10 +15,10 @@ from nbguard.memory.explain import explain
 from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact, Root
 from nbguard.memory.oom_facts import CodeLine, HostFacts, OomFact, OomNote
 from nbguard.notebook.bundle import json_bundle, mimebundle
-from nbguard.oom.card import OomCard, build_card
+from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.render.html import report_html
 from nbguard.render.text import report_text
-from nbguard.report.report import build_report
+from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -19,7 +19,7 @@ import nbguard
 from nbguard.cleanup.plan.plan import Outcome
 from nbguard.memory.facts import Facts
 from nbguard.memory.graph import Holder, holders, reach, storages_of
-from nbguard.scan.scan import Notebook, look
+from nbguard.scan.scan import Notebook, scan
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +28,8 @@ def _nothing_left_by_others() -> None:
     gc.collect()
 
 
-def _look(**names: Any) -> Facts:
-    return look(Notebook(None, names)).facts
+def _scan_once(**names: Any) -> Facts:
+    return scan(Notebook(None, names)).facts
 
 
 def _bytes(facts: Facts, name: str) -> int:
@@ -45,7 +45,7 @@ def _storage(tensor: torch.Tensor) -> StorageWeakRef:
 def test_a_storage_is_counted_once_however_many_tensors_share_it() -> None:
     base = torch.ones(1000)
 
-    facts = _look(base=base, view=base[10:], rows=[base.view(10, 100), base.numpy()])
+    facts = _scan_once(base=base, view=base[10:], rows=[base.view(10, 100), base.numpy()])
 
     assert _bytes(facts, "base") == _bytes(facts, "view") == _bytes(facts, "rows") == 4000
     assert sum(holder.retained for holder in holders(facts.graph) if holder.kind in ("name", "shared")) == 4000
@@ -58,7 +58,7 @@ def test_a_graph_keeps_parameters_and_saved_tensors() -> None:
     parameters = sum(p.numel() * 4 for p in net.parameters())
     del net
 
-    facts = _look(loss=loss)
+    facts = _scan_once(loss=loss)
 
     assert len(expected) == 4
     assert _bytes(facts, "loss") >= parameters + 7 * 20 * 4 + 4 - 4  # the last layer's bias is not needed for a sum's gradient
@@ -74,7 +74,7 @@ def test_saved_tensors_with_hooks_of_the_users_are_not_unpacked() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.detach(), "packed"), unpack):
         y = torch.ones(300, requires_grad=True).exp().sum()
 
-    facts = _look(y=y)
+    facts = _scan_once(y=y)
 
     assert unpacked == []
     assert _bytes(facts, "y") >= 1200
@@ -93,7 +93,7 @@ def test_a_checkpointed_forward_pass_is_not_run_again(monkeypatch: pytest.Monkey
     x = torch.ones(300, requires_grad=True)
     loss = torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=False).sum()
 
-    facts = _look(loss=loss)
+    facts = _scan_once(loss=loss)
 
     assert _bytes(facts, "loss") >= 4
     assert len(calls) == 1
@@ -108,7 +108,7 @@ def test_gradients_views_sparse_parts_and_object_arrays_are_found() -> None:
     array[1] = torch.ones(50)
     sparse = torch.eye(8).to_sparse()
 
-    facts = _look(leaf=leaf, array=array, sparse=sparse, storage=torch.ones(25).untyped_storage())
+    facts = _scan_once(leaf=leaf, array=array, sparse=sparse, storage=torch.ones(25).untyped_storage())
 
     assert _bytes(facts, "leaf") == 800
     assert _bytes(facts, "array") == 200
@@ -122,7 +122,7 @@ def test_a_tensor_deep_in_plain_containers_is_found_however_large_they_are(size:
     rows: list[Any] = [{"id": n, "parts": [(n, str(n), {"x": [n]})]} for n in range(size)]
     rows[size // 2]["parts"][0][2]["x"].append(t)
 
-    assert _bytes(_look(rows=rows), "rows") == 160
+    assert _bytes(_scan_once(rows=rows), "rows") == 160
 
 
 def test_a_suspended_generator_a_closure_and_a_partial_are_looked_into() -> None:
@@ -136,7 +136,7 @@ def test_a_suspended_generator_a_closure_and_a_partial_are_looked_into() -> None
     next(generator)
     t, u = torch.ones(20), torch.ones(30)
 
-    facts = _look(generator=generator, closure=lambda: t, partial=functools.partial(print, u))
+    facts = _scan_once(generator=generator, closure=lambda: t, partial=functools.partial(print, u))
 
     assert [_bytes(facts, name) for name in ("generator", "closure", "partial")] == [40, 80, 120]
 
@@ -196,7 +196,7 @@ def test_looking_is_the_same_twice() -> None:
 
 
 def test_an_int_a_string_and_a_module_are_no_holders() -> None:
-    facts = _look(n=3, s="text", m=torch, f=len)
+    facts = _scan_once(n=3, s="text", m=torch, f=len)
 
     assert not {root.label for root in facts.graph.roots} & {"n", "s", "m", "f"}
 
@@ -388,7 +388,7 @@ def test_a_holder_that_lets_go_while_it_is_asked_is_none(monkeypatch: pytest.Mon
     sys.addaudithook(_pass_on)  # for good: without boxes it does nothing
     _BOXES.append([])
     try:
-        facts = _look(box=_BOXES[0])
+        facts = _scan_once(box=_BOXES[0])
     finally:
         _BOXES.clear()
 
@@ -417,7 +417,7 @@ def test_asyncios_module_is_never_asked(monkeypatch: pytest.MonkeyPatch, held: i
     sys.addaudithook(_note_whom)  # for good: it does nothing unless it is told to
     _IS_NOTED[0] = True
     try:
-        facts = _look(mine=_asyncio)
+        facts = _scan_once(mine=_asyncio)
     finally:
         _IS_NOTED[0] = False
 

@@ -16,7 +16,7 @@ import pytest
 
 from nbguard.errors import NbguardError
 from nbguard.scan import pause as still
-from nbguard.scan.pause import held_still
+from nbguard.scan.pause import pause_main_thread
 
 LOOKS = """
 import threading, time
@@ -76,7 +76,7 @@ def test_the_main_thread_waits_and_goes_on() -> None:
     count = 0
 
     def hold() -> tuple[int, int, int]:
-        with held_still(), held_still():
+        with pause_main_thread(), pause_main_thread():
             first = count
             time.sleep(0.2)
             last = count
@@ -96,7 +96,7 @@ def test_a_main_thread_in_a_long_call_is_not_waited_for_and_waits_when_it_return
 
     def hold() -> float:
         start = time.monotonic()
-        with held_still():
+        with pause_main_thread():
             took.append(time.monotonic() - start)
             time.sleep(1.6)
             return time.monotonic()
@@ -112,7 +112,7 @@ def test_a_main_thread_in_a_long_call_is_not_waited_for_and_waits_when_it_return
 
 def test_an_interrupt_arrives_afterwards() -> None:
     def hold() -> float:
-        with held_still():
+        with pause_main_thread():
             _thread.interrupt_main()
             time.sleep(0.2)
             return time.monotonic()
@@ -136,7 +136,7 @@ def test_a_look_that_never_ends_stops_nobody_for_good(monkeypatch: pytest.Monkey
     end = threading.Event()
 
     def hold() -> None:
-        with held_still():
+        with pause_main_thread():
             end.wait(20)
 
     thread, _ = _beside(hold)
@@ -161,7 +161,7 @@ def test_a_child_that_is_forked_meanwhile_goes_on() -> None:
 
 def test_on_the_main_thread_nothing_is_asked() -> None:
     before = set(still._asked)
-    with held_still(), held_still():
+    with pause_main_thread(), pause_main_thread():
         assert still._asked == before
     assert not still._still
 
@@ -170,7 +170,7 @@ def test_a_backward_pass_that_does_not_end_is_one_line(monkeypatch: pytest.Monke
     monkeypatch.setattr(still, "_PATIENCE", 0.1)
     monkeypatch.setattr(still, "_is_in_backward", lambda: True)
 
-    with pytest.raises(NbguardError, match="a backward pass has been running"), held_still():
+    with pytest.raises(NbguardError, match="a backward pass has been running"), pause_main_thread():
         pass
     assert not still._still
 

@@ -18,7 +18,7 @@ from nbguard.cleanup.plan.plan import Outcome, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.facts import Facts
 from nbguard.memory.graph import holders
-from nbguard.scan.scan import Notebook, look
+from nbguard.scan.scan import Notebook, scan
 from nbguard.scan.targets import resolve_targets
 from tests.scan.containers import CARRYING, HOLDING, WEAK
 from tests.thorough import half_in_ci
@@ -40,7 +40,7 @@ def _only_what_is_made_here() -> Iterator[None]:
 def _release(names: dict[str, Any], *targets: str) -> tuple[dict[frozenset[str], int], Outcome]:
     """Do what `nbguard.release` does, but for what it does first: to look at frozen objects too. Return who held what, too."""
     notebook = Notebook(None, names)
-    seen = look(notebook)
+    seen = scan(notebook)
     request = Request(resolve_targets(targets, names, {}, {}))
     return _held(seen.facts), apply(plan_cleanup(seen.facts, request), notebook, seen)
 
@@ -98,7 +98,7 @@ def test_memory_that_c_holds_for_somebody_is_shared_with_what_cannot_be_seen() -
     """`from_numpy` keeps the array, and with it the tensor that owns the memory, in C: neither is said to hold it alone."""
     names = {"it": torch.from_numpy(torch.ones(999).numpy())}
 
-    (row,) = [row for row in holders(look(Notebook(None, names)).facts.graph) if row.retained]
+    (row,) = [row for row in holders(scan(Notebook(None, names)).facts.graph) if row.retained]
 
     assert (row.label, row.kind, row.retained) == ("it + libraries (Tensor)", "shared", 3996)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nbguard import SnapshotError, snapshot_diff, snapshot_map, snapshot_report
 from nbguard.memory.facts import Block, DeviceFacts, Segment
 from nbguard.notebook.bundle import json_bundle, mimebundle
-from nbguard.report.report import Report
+from nbguard.reports.report import Report
 from nbguard.snapshots.report import site_of
 from nbguard.snapshots.saved import Saved, difference, saved_device
 

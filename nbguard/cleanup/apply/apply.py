@@ -26,7 +26,7 @@ from nbguard.memory.facts import Facts
 from nbguard.memory.gradients import idle_gradients, zero_grad
 from nbguard.memory.graph import holders, reach_of_roots, storages_of
 from nbguard.scan.devices.cuda import lasting_error
-from nbguard.scan.scan import Look, Notebook, look
+from nbguard.scan.scan import Notebook, Scan, scan
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -62,7 +62,7 @@ def _alone() -> Iterator[None]:
         _ONE_AT_A_TIME.release()
 
 
-def apply(plan: Plan, notebook: Notebook, seen: Look, uncovered: int = 0) -> Outcome:
+def apply(plan: Plan, notebook: Notebook, seen: Scan, uncovered: int = 0) -> Outcome:
     """Carry out `plan`, made from what `seen` found in `notebook`, and return what it really gave back.
 
     `uncovered` bytes have been given back before the look.
@@ -72,7 +72,7 @@ def apply(plan: Plan, notebook: Notebook, seen: Look, uncovered: int = 0) -> Out
         return replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered)
 
 
-def _apply(plan: Plan, notebook: Notebook, seen: Look, interrupts: Interrupts) -> Outcome:
+def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -> Outcome:
     reserved_before = _counted("memory_reserved")
     done: list[Action] = []
     undone: list[tuple[str, str]] = []
@@ -81,7 +81,7 @@ def _apply(plan: Plan, notebook: Notebook, seen: Look, interrupts: Interrupts) -
         if interrupts.happened:
             undone.append((action.label, "interrupted"))
             continue
-        reason = _step(Step(action, notebook, seen.witness, plan.storages, interrupts, gains))
+        reason = _step(Step(action, notebook, seen.tracker, plan.storages, interrupts, gains))
         if reason:
             undone.append((action.label, reason))
         else:
@@ -114,17 +114,17 @@ def _step(step: Step) -> str:
 def _measure(
     plan: Plan,
     notebook: Notebook,
-    seen: Look,
+    seen: Scan,
     done: list[Action],
     undone: list[tuple[str, str]],
     reserved: int | None,
     interrupted: bool,
 ) -> Outcome:
     storages = seen.facts.graph.storages
-    expired = seen.witness.expired()
+    expired = seen.tracker.expired()
     realised = sum(storages[n].nbytes for n in expired & plan.storages)
     extra = sum(storages[n].nbytes for n in expired - plan.storages)
-    after = look(notebook).facts
+    after = scan(notebook).facts
     before = sum(storage.nbytes for storage in storages)
     reserved_after = _counted("memory_reserved")
     return Outcome(

@@ -15,14 +15,14 @@ from nbguard.memory.processes import Process, pids_text
 from nbguard.scan.devices.cuda import pinned_facts
 from nbguard.scan.devices.processes import is_alive, is_listed, private_bytes, shared_bytes
 from nbguard.scan.heap.attributes import attributes_of
-from nbguard.scan.heap.walk import Witness
+from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.workers import worker_processes
 
 _PATIENCE = 3.0
 """Seconds that a process gets to end after each stronger word."""
 
 
-def end_workers(action: Action, witness: Witness, gains: Gains) -> None:
+def end_workers(action: Action, tracker: WeakTracker, gains: Gains) -> None:
     """End the workers that a plan found; `gains` has the bytes of host memory that came back.
 
     The loaders that keep the iterator let go of it first, so that their next epoch starts new workers whatever happens here.
@@ -31,19 +31,19 @@ def end_workers(action: Action, witness: Witness, gains: Gains) -> None:
         NbguardError: the iterator is in use by now, or a process is still there.
     """
     before = {process: (private_bytes(process.pid) or 0) + (shared_bytes(process.pid) or 0) for process in action.processes}
-    _shut_down(action, witness)
+    _shut_down(action, tracker)
     left = [process for process in action.processes if is_listed(process)]
     if left and (left := _insist(left)):
         raise NbguardError(f"{pids_text([process.pid for process in left])} still there after SIGKILL: {_state(left)}")
     gains.host += sum(before.values())
 
 
-def _shut_down(action: Action, witness: Witness) -> None:
+def _shut_down(action: Action, tracker: WeakTracker) -> None:
     """Let torch shut the iterator down; what it has not given yet is lost, and whoever asks it for more is told so."""
-    iterator = _object(witness, action.refs[0]) if action.refs else None
+    iterator = _object(tracker, action.refs[0]) if action.refs else None
     if iterator is None:  # a step before this one has freed it, or it was gone before
         return
-    loaders = [loader for ref in action.refs[1:] if (loader := _object(witness, ref)) is not None]
+    loaders = [loader for ref in action.refs[1:] if (loader := _object(tracker, ref)) is not None]
     former = [_detach(loader, iterator) for loader in loaders]
     progress = (str(iterator._num_yielded),)
     if progress != action.names or not set(worker_processes(iterator)) <= set(action.processes):
@@ -55,8 +55,8 @@ def _shut_down(action: Action, witness: Witness) -> None:
     iterator._shutdown_workers()
 
 
-def _object(witness: Witness, ref: int) -> Any:
-    known = witness.objects.get(ref)
+def _object(tracker: WeakTracker, ref: int) -> Any:
+    known = tracker.objects.get(ref)
     return None if known is None else known()
 
 

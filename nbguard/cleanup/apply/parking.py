@@ -20,7 +20,7 @@ from nbguard.cleanup.plan.parking import Unparked
 from nbguard.errors import NbguardError, ParkedError, TargetError
 from nbguard.scan.devices.host import host_facts
 from nbguard.scan.heap.attributes import attributes_of
-from nbguard.scan.heap.walk import Witness
+from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.parked import PARKED, Parked, movable, parked_facts, parked_storages, sharing, storage_of
 from nbguard.scan.objects.plain_torch import plain_torch
 from nbguard.units import format_bytes
@@ -32,13 +32,13 @@ _STOPPED = "interrupted: what had been moved by then stays moved"
 
 
 @plain_torch()
-def park(label: str, numbers: Iterable[int], witness: Witness, is_stopped: Callable[[], bool]) -> str:
+def park(label: str, numbers: Iterable[int], tracker: WeakTracker, is_stopped: Callable[[], bool]) -> str:
     """Move the storages with these numbers to the host; return why some were left, or an empty string.
 
     `is_stopped` is asked between storages: what has been moved by then is parked.
     """
     _wait_for_device()
-    tensors_of, moved, failure = movable(witness), dict[str, Parked](), ""
+    tensors_of, moved, failure = movable(tracker), dict[str, Parked](), ""
     numbers = list(numbers)
     _refuse_without_host_memory([tensors_of[number][0] for number in numbers if number in tensors_of])
     for number in numbers:
@@ -54,7 +54,7 @@ def park(label: str, numbers: Iterable[int], witness: Witness, is_stopped: Calla
         failure = failed or failure
         if not failed:
             moved.setdefault(device, Parked(label, device)).tensors += map(weakref.ref, tensors)
-    modules = [module for ref in witness.objects.values() if (module := ref()) is not None]
+    modules = [module for ref in tracker.objects.values() if (module := ref()) is not None]
     for parked in moved.values():
         _stop_calls(parked, modules)
         PARKED.append(parked)

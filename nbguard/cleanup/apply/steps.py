@@ -17,7 +17,7 @@ from nbguard.cleanup.apply.registries import forget
 from nbguard.cleanup.apply.tracebacks import release_objects, release_variables
 from nbguard.cleanup.apply.workspaces import clear_workspaces
 from nbguard.cleanup.plan.plan import Action
-from nbguard.scan.heap.walk import Witness
+from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.learners import LEFTOVERS
 from nbguard.scan.roots.namespace import output_places
 from nbguard.scan.roots.tracebacks import ErrorParts, error_parts, parts_by_id, traced_frames
@@ -33,7 +33,7 @@ class Step:
 
     action: Action
     notebook: Notebook
-    witness: Witness
+    tracker: WeakTracker
     promised: frozenset[int]
     interrupts: Interrupts
     gains: Gains
@@ -93,7 +93,7 @@ def _forget_debugger(_: Step) -> None:
 
 def _clear_leftovers(step: Step) -> None:
     for ref in step.action.refs:
-        known = step.witness.objects.get(ref)
+        known = step.tracker.objects.get(ref)
         learner = None if known is None else known()
         if learner is not None:
             for name in step.action.names:
@@ -106,7 +106,7 @@ def _clear_leftovers(step: Step) -> None:
 
 def park_storages(step: Step) -> str:
     """Park, and return why some of it was left, or an empty string. Stops by itself, between storages, when interrupted."""
-    failure = park(step.action.names[0], step.action.refs, step.witness, lambda: step.interrupts.happened)
+    failure = park(step.action.names[0], step.action.refs, step.tracker, lambda: step.interrupts.happened)
     empty_cache()
     return failure
 
@@ -117,7 +117,7 @@ def _collect(step: Step) -> None:
     try:
         for _ in range(_PASSES):
             gc.collect()
-            if step.promised <= step.witness.expired():
+            if step.promised <= step.tracker.expired():
                 break
     finally:
         gc.set_debug(debug)
@@ -134,7 +134,7 @@ STEPS: dict[str, Callable[[Step], None]] = {
     "collect": _collect,
     "kept_error": _release_kept_error,
     "compiled": _drop_compiled,
-    "workers": lambda step: end_workers(step.action, step.witness, step.gains),
+    "workers": lambda step: end_workers(step.action, step.tracker, step.gains),
     "pinned": lambda step: return_pinned_memory(step.gains),
     "workspaces": lambda step: clear_workspaces(step.gains),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbguard.cells.hooks import CellFact
 
 if TYPE_CHECKING:
-    from nbguard.oom.card import OomCard
+    from nbguard.out_of_memory.card import OomCard
 
 
 class OomWatch:

@@ -9,7 +9,7 @@ from nbguard.cells.hooks import CellFact
 from nbguard.memory.simulated import Simulated
 
 if TYPE_CHECKING:
-    from nbguard.simulate.simulation import Simulation
+    from nbguard.simulation.simulation import Simulation
 
 
 class Simulating:

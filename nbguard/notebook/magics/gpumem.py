@@ -14,9 +14,9 @@ from nbguard.notebook.magics.simulate import switched
 from nbguard.notebook.session import history, session_of
 
 if TYPE_CHECKING:
-    from nbguard.report.cell_ledger import History
-    from nbguard.report.memory_map import MemoryMap
-    from nbguard.report.report import Report
+    from nbguard.reports.cell_ledger import History
+    from nbguard.reports.memory_map import MemoryMap
+    from nbguard.reports.report import Report
 
 Shown = TypeVar("Shown", "Report", "History", "MemoryMap")
 

@@ -34,7 +34,7 @@ def switched(session: Session, words: Sequence[str], settings: str | None, conte
             head = "off: cells run without simulation again. It ended as a simulated device"
         case _:
             try:
-                from nbguard.simulate.simulation import simulate
+                from nbguard.simulation.simulation import simulate
             except ImportError:
                 raise NbguardError("PyTorch is not installed here: there is nothing to simulate a device for") from None
             size = "".join(words)  # `16 GiB` is two words

@@ -14,7 +14,7 @@ from nbguard.notebook.magics.command_line import guarded, show
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
-    from nbguard.report.memory_map import MemoryMap
+    from nbguard.reports.memory_map import MemoryMap
 
 _LARGE = 32 * 1024**2
 """From this size on, reading a file shows how far it is."""

@@ -11,7 +11,7 @@ from nbguard.notebook.magics.command_line import guarded, parse, parser, show, w
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
-    from nbguard.report.switches import Switches
+    from nbguard.reports.switches import Switches
 
 _OPTIONS = parser("%nbguard", "Switch on and off what runs around the cells.")
 _OPTIONS.add_argument(

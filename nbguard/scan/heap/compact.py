@@ -40,7 +40,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
         numbers, held = tuple(new[child] for child in children), tuple(walk.holds.get(old, ()))
         nodes.append(Node(_node_kind(obj, kind), name_of(type(obj)), id(obj), numbers, tuple(texts), held))
         if kind in EXPERIMENT_KINDS:
-            walk.witness.note(obj)
+            walk.tracker.note(obj)
     found = []
     for root, entries in roots:
         known = tuple(dict.fromkeys(new[entry] for entry in entries if entry in new))

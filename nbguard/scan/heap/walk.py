@@ -24,7 +24,7 @@ _CANDIDATES = KEPT_KINDS | {"tensor"}
 
 
 @dataclass
-class Witness:
+class WeakTracker:
     """Weak references by which one can tell later what is gone: storages by number, experiments by the id they had.
 
     `tensors`, where asked for, are those met on each storage; None stands for another thing that shares it.
@@ -60,7 +60,7 @@ class Walk:
         self.storage_keys: dict[tuple[str, int], int] = {}
         self.storages: list[StorageFact] = []
         self.holds: dict[int, list[int]] = {}
-        self.witness = Witness()
+        self.tracker = WeakTracker()
         self.parked: Collection[int] = ()  # addresses of storages that do not count
         self.only_stale = range(0)  # what only roots lead to that a cleanup may take away
         self.entries: dict[int, int | None] = {}  # what stale roots refer to directly, and how often, where that is known
@@ -136,11 +136,11 @@ class Walk:
         if key not in self.storage_keys:
             self.storage_keys[key] = len(self.storages)
             self.storages.append(StorageFact(device, nbytes, address))
-            self.witness.storages.append(_weak_storage(storage))
+            self.tracker.storages.append(_weak_storage(storage))
         self.holds.setdefault(at, []).append(self.storage_keys[key])
-        if self.witness.tensors is not None:
+        if self.tracker.tensors is not None:
             ref = weakref.ref(obj) if kind == "tensor" else None
-            self.witness.tensors.setdefault(self.storage_keys[key], []).append(ref)
+            self.tracker.tensors.setdefault(self.storage_keys[key], []).append(ref)
 
     def leading_to(self, goals: Iterable[int], first: int = 0, blocked: Collection[int] = ()) -> set[int]:
         """Return the objects from number `first` on from which a way leads to one of `goals`, not through `blocked`."""

@@ -14,25 +14,25 @@ from typing import Any
 
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of
-from nbguard.scan.heap.walk import Witness
+from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.plain_torch import plain_torch
 
 _SYNCHRONISED = "its gradients are synchronised with other processes (DistributedDataParallel), and a move would end that"
 _HOOKED = "a hook on its gradient (of the AccumulateGrad node) would not survive a move"
 
 
-def hooked_storages(witness: Witness) -> dict[int, str]:
+def hooked_storages(tracker: WeakTracker) -> dict[int, str]:
     """Return why storages of a device must stay: hooks on where gradients are added up would be lost."""
     with plain_torch():
         living = {
             number: [tensor for ref in refs if ref is not None and (tensor := ref()) is not None]
-            for number, refs in (witness.tensors or {}).items()
+            for number, refs in (tracker.tensors or {}).items()
         }
         reasons = dict[int, str]()
         for tensor in chain.from_iterable(living.values()):
             if _may_move(tensor) and _is_hooked(tensor):
                 reasons |= dict.fromkeys((id(tensor), id(tensor.grad)), _HOOKED)
-        for tensor in filter(_may_move, _synchronised(witness)):
+        for tensor in filter(_may_move, _synchronised(tracker)):
             reasons |= dict.fromkeys((id(tensor), id(tensor.grad)), _SYNCHRONISED)
         return {number: reasons[id(each)] for number, found in living.items() for each in found if id(each) in reasons}
 
@@ -42,11 +42,11 @@ def _may_move(tensor: Any) -> bool:
     return bool(tensor.device.type != "cpu" and tensor.is_leaf and tensor.requires_grad)
 
 
-def _synchronised(witness: Witness) -> Iterator[Any]:
+def _synchronised(tracker: WeakTracker) -> Iterator[Any]:
     """Yield the parameters in what DistributedDataParallel wraps: its hooks are C++'s, and not to be seen."""
     module = sys.modules.get("torch.nn.parallel.distributed")
     wrapper = None if module is None else module.__dict__["DistributedDataParallel"]
-    todo = [obj for ref in witness.objects.values() if wrapper in mro_of(type(obj := ref()))]
+    todo = [obj for ref in tracker.objects.values() if wrapper in mro_of(type(obj := ref()))]
     while todo:
         spaces = attributes_of(todo.pop()) or {}
         yield from (tensor for tensor in spaces.get("_parameters", {}).values() if tensor is not None)

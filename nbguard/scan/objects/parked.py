@@ -12,10 +12,10 @@ from typing import Any
 
 from nbguard.memory.facts import ParkedFact
 from nbguard.scan.heap.kinds import Kinds
-from nbguard.scan.heap.walk import Witness
+from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.gradient_hooks import hooked_storages
 from nbguard.scan.objects.plain_torch import plain_torch
-from nbguard.scan.pause import held_still
+from nbguard.scan.pause import pause_main_thread
 
 
 @dataclass(eq=False, slots=True)
@@ -65,14 +65,14 @@ def parked_addresses() -> frozenset[int]:
     return frozenset(address for parked in PARKED for address in parked_storages(parked))
 
 
-def movable(witness: Witness) -> dict[int, list[Any]]:
+def movable(tracker: WeakTracker) -> dict[int, list[Any]]:
     """Return the tensors of each storage that can be moved: all of what shares it is a Python tensor with plain data.
 
     A weak reference that died with the look was to a tensor that only C++ has: an autograd graph's, a sparse tensor's part.
     """
     found = {}
     with plain_torch():
-        for number, refs in (witness.tensors or {}).items():
+        for number, refs in (tracker.tensors or {}).items():
             tensors = [None if ref is None else ref() for ref in refs]
             if all(tensor is not None and _is_plain(tensor) for tensor in tensors):
                 found[number] = tensors
@@ -94,16 +94,16 @@ def _is_plain(tensor: Any) -> bool:
 _FIXED = "an autograd graph, numpy or another holder outside Python shares it, or a nested, quantized or conjugate tensor"
 
 
-def fixed_storages(witness: Witness) -> dict[int, str]:
+def fixed_storages(tracker: WeakTracker) -> dict[int, str]:
     """Return why storages cannot be moved, by number."""
-    can = movable(witness).keys()
-    return {number: _FIXED for number in range(len(witness.storages)) if number not in can} | hooked_storages(witness)
+    can = movable(tracker).keys()
+    return {number: _FIXED for number in range(len(tracker.storages)) if number not in can} | hooked_storages(tracker)
 
 
 def sharing(addresses: Collection[int]) -> dict[int, list[Any]]:
     """Return the living tensors on each of the storages at `addresses`, also those made since it was parked."""
     found = dict[int, list[Any]]()
-    with held_still():
+    with pause_main_thread():
         for tensor in _tensors():
             try:
                 address = storage_of(tensor).data_ptr()

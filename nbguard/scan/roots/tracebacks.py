@@ -11,7 +11,7 @@ from typing import Any
 
 from nbguard.memory.facts import DEBUGGER
 from nbguard.scan.heap.kinds import module_namespaces
-from nbguard.scan.pause import held_still
+from nbguard.scan.pause import pause_main_thread
 from nbguard.scan.roots.root import LiveRoot
 
 LABEL = "last error"
@@ -110,7 +110,7 @@ def error_parts(shell: Any) -> ErrorParts:
 def parts_by_id(ids: set[int]) -> ErrorParts:
     """Return the frames and exceptions with these ids, if they still live."""
     found = ErrorParts({}, {})
-    with held_still():
+    with pause_main_thread():
         for obj in gc.get_objects():
             if id(obj) in ids:
                 if type(obj) is types.FrameType:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from nbguard.cells.ledger import is_rebound
 from nbguard.errors import NoTorchError
 from nbguard.memory.counters import Reading
-from nbguard.report.cell_ledger import names_of
+from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
-from nbguard.scan.scan import Notebook, look
+from nbguard.scan.scan import Notebook, scan
 from nbguard.sidebar.protocol.experiments import names_of_learners
 from nbguard.sidebar.protocol.memory_state import build_heap
 from nbguard.sidebar.protocol.rows import Rows
@@ -58,7 +58,7 @@ class Heaps:
         since, start, notebook = time.time(), time.perf_counter(), self._notebook()
         self._was_beside = notebook.is_running
         try:
-            facts = look(notebook).facts
+            facts = scan(notebook).facts
         except NoTorchError:
             return False
         return self._take(facts, since, time.perf_counter() - start)

@@ -15,10 +15,10 @@ from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import NbguardError
 from nbguard.memory.facts import Facts
 from nbguard.memory.pools import pools_in_use
-from nbguard.report.cell_ledger import names_of
+from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.objects.parked import fixed_storages, parked_facts
-from nbguard.scan.scan import Look, Notebook, look
+from nbguard.scan.scan import Notebook, Scan, scan
 from nbguard.scan.targets import resolve_targets
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view, unpark_view, unparked_view
 from nbguard.sidebar.protocol.requests import does_something, request_of, rest_of, waits_for_cell
@@ -69,7 +69,7 @@ class Plans:
         token = secrets.token_urlsafe(12)
         match wanted.action:
             case "empty_cache":
-                facts = look(self._notebook()).facts
+                facts = scan(self._notebook()).facts
                 view, plan, steps = cache_view(facts.devices, pools_in_use(facts), token), None, frozenset[Step]()
             case "unpark":
                 view = unpark_view(parked_facts(), wanted.texts, token, *self._when("unpark"))
@@ -121,13 +121,13 @@ class Plans:
         parked = {fact.label for fact in parked_facts()} if wanted.action == "park" else set()
         return outcome_view(outcome, wanted.action, tuple(text for text in wanted.texts if text in parked))
 
-    def _make(self, wanted: Wanted) -> tuple[Plan, Look, tuple[tuple[str, str], ...]]:
+    def _make(self, wanted: Wanted) -> tuple[Plan, Scan, tuple[tuple[str, str], ...]]:
         """Return the plan by what there is now, what it was made from, and (step, why) of what has to stay beside a cell."""
         notebook = self._notebook()
         targets = resolve_targets(wanted.texts, notebook.namespace, notebook.out, notebook.hidden)
-        seen = look(notebook, tensors=wanted.action == "park")
+        seen = scan(notebook, tensors=wanted.action == "park")
         if wanted.action == "park":
-            return plan_parking(seen.facts, targets, fixed_storages(seen.witness)), seen, ()
+            return plan_parking(seen.facts, targets, fixed_storages(seen.tracker)), seen, ()
         whole = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep))
         if wanted.action == "clean_stale" and notebook.is_running:
             beside = plan_cleanup(seen.facts, request_of(wanted.action, targets, wanted.keep, while_busy=True))

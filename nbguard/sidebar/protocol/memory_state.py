@@ -7,9 +7,9 @@ from dataclasses import replace
 from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.facts import Facts
-from nbguard.oom.card import OomCard, asked_words, build_card
-from nbguard.oom.fixes import Fix
-from nbguard.report.findings import find
+from nbguard.out_of_memory.card import OomCard, asked_words, build_card
+from nbguard.out_of_memory.fixes import Fix
+from nbguard.reports.findings import find
 from nbguard.sidebar.protocol.experiments import experiments
 from nbguard.sidebar.protocol.rows import Rows, beside_running_code, rows_of
 from nbguard.sidebar.protocol.segments import device_heaps

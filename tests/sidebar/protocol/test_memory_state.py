@@ -15,7 +15,7 @@ from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.facts import Facts, LearnerFact, ParkedFact
 from nbguard.memory.fragmentation import fragmentation
 from nbguard.memory.target import Target
-from nbguard.report.report import build_report
+from nbguard.reports.report import build_report
 from nbguard.sidebar.protocol.experiments import names_of_learners
 from nbguard.sidebar.protocol.memory_state import build_heap
 from nbguard.sidebar.protocol.rows import rows_of

@@ -10,7 +10,7 @@ import pytest
 
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, NvmlFacts
-from nbguard.report.report import build_report
+from nbguard.reports.report import build_report
 from nbguard.sidebar.protocol.sparkline import MARKS, POINTS, WINDOW, Sparks
 from nbguard.sidebar.protocol.state import Job, Tick
 from nbguard.sidebar.protocol.ticks import build_tick

@@ -11,7 +11,7 @@ from nbguard.profiler.analysis.memory.holders import Grown, Holdings, grown, hol
 from nbguard.profiler.analysis.report import Growth
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.roots.frames import frame_locals, running_frames
-from nbguard.scan.scan import Notebook, look
+from nbguard.scan.scan import Notebook, scan
 
 _APART = 8
 """Training batches between the two looks."""
@@ -70,7 +70,7 @@ class GrowthWatch:
         self.looks += 1
         self._recorder.turn("disturbed")
         start, before = time.thread_time(), self._read()
-        found = holdings_of(look(Notebook.current()).facts.graph, _variables())
+        found = holdings_of(scan(Notebook.current()).facts.graph, _variables())
         self._seconds = time.thread_time() - start
         self._left_by_us += self._read() - before
         return found

@@ -8,14 +8,14 @@ from dataclasses import replace
 from nbguard.profiler.analysis.memory.growth import ENOUGH, kept_graphs
 from nbguard.profiler.analysis.memory.holders import holdings_of, keepers
 from nbguard.profiler.analysis.report import FitFinding
-from nbguard.scan.scan import Notebook, look
+from nbguard.scan.scan import Notebook, scan
 
 
 def graphs_left(batches: int) -> Iterator[FitFinding]:
     """Yield a finding for each name that keeps graphs of at least half of so many training batches."""
     if batches < ENOUGH:
         return
-    graph = look(Notebook.current()).facts.graph
+    graph = scan(Notebook.current()).facts.graph
     names = tuple(root for root in graph.roots if root.kind == "name")
     found = holdings_of(replace(graph, roots=names), {})
     for name, count in keepers(found, max(ENOUGH, batches // 2)):

@@ -12,8 +12,8 @@ from nbguard.memory.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.gradients import gradient_storages, zero_grad
 from nbguard.memory.graph import STALE_KINDS, Holder, reach_of_roots
 from nbguard.memory.oom_facts import HOST_KINDS
-from nbguard.oom.candidates import Sacrifice, sacrifices
-from nbguard.oom.need import FailedRun, Space
+from nbguard.out_of_memory.candidates import Sacrifice, sacrifices
+from nbguard.out_of_memory.need import FailedRun, Space
 from nbguard.units import format_bytes
 
 CLEANUP = "%reset_gpu"

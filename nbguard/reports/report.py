@@ -12,7 +12,7 @@ from nbguard.memory.finding import Finding
 from nbguard.memory.graph import Holder
 from nbguard.memory.pools import Pool, pools_in_use, pools_of
 from nbguard.memory.unheld import all_holders
-from nbguard.report.findings import find
+from nbguard.reports.findings import find
 
 
 @dataclass(frozen=True, slots=True)

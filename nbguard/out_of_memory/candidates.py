@@ -11,7 +11,7 @@ from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.facts import Facts, PoolId
 from nbguard.memory.graph import Holder, reach_of_roots, storages_of
 from nbguard.memory.target import Target
-from nbguard.oom.need import FailedRun, Space
+from nbguard.out_of_memory.need import FailedRun, Space
 
 _CANDIDATES = 6
 _ALTERNATIVES = 3

@@ -12,7 +12,7 @@ from nbguard.memory.explain import explain
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, PoolFact, ProcessFact
 from nbguard.memory.target import Target
 from nbguard.render.rows import holder_rows
-from nbguard.report.report import build_report
+from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
 GiB = 1024**3

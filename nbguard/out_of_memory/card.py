@@ -15,8 +15,8 @@ from nbguard.memory.graph import Holder
 from nbguard.memory.oom_facts import HOST_KINDS, HostFacts, OomFact
 from nbguard.memory.pools import pools_in_use
 from nbguard.memory.unheld import all_holders
-from nbguard.oom.fixes import Case, Fix, fixes
-from nbguard.oom.need import FailedRun, Space
+from nbguard.out_of_memory.fixes import Case, Fix, fixes
+from nbguard.out_of_memory.need import FailedRun, Space
 from nbguard.units import format_bytes
 
 _HOLDERS = 5

@@ -15,11 +15,11 @@ from nbguard.errors import NbguardError, SimulatedOutOfMemoryError
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.simulated import DEVICE, NAME, TRACKED, Simulated, on_simulated
-from nbguard.oom.card import OomCard, build_card
-from nbguard.report.report import Report, build_report
-from nbguard.scan.scan import Notebook, look
+from nbguard.out_of_memory.card import OomCard, build_card
+from nbguard.reports.report import Report, build_report
+from nbguard.scan.scan import Notebook, scan
 from nbguard.scan.storage_events import StorageMode
-from nbguard.simulate.device import SimulatedDevice
+from nbguard.simulation.device import SimulatedDevice
 from nbguard.units import format_bytes, parse_bytes
 
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
@@ -170,7 +170,7 @@ class Simulation:
         self._device.settle()
 
     def _look(self, namespace: dict[str, Any] | None) -> Facts:
-        facts = look(Notebook.current(namespace)).facts
+        facts = scan(Notebook.current(namespace)).facts
         figures = self.figures()
         return on_simulated(facts, self._facts(figures), self._mode.places(), figures)
 

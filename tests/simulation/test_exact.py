@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.simulate.both import MIB, on_cuda, simulated
-from tests.simulate.programs import CHANGES, CREATION, GROWING, KEPT, LOOP, MLP, ONCE, OPTIMIZERS, RESIDUAL, TWICE
+from tests.simulation.both import MIB, on_cuda, simulated
+from tests.simulation.programs import CHANGES, CREATION, GROWING, KEPT, LOOP, MLP, ONCE, OPTIMIZERS, RESIDUAL, TWICE
 
 _CONFS = ["", "expandable_segments:True"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nbguard.memory.counters import Counted
-from nbguard.report.cell_ledger import (
+from nbguard.reports.cell_ledger import (
     NOTHING,
     NOTICED,
     PROCESS,

@@ -8,9 +8,9 @@ import pytest
 
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, LearnerFact, NvmlFacts, PoolFact, ProcessFact, Segment
 from nbguard.memory.oom_facts import HostFacts, OomFact, OomNote
-from nbguard.oom.card import OomCard, build_card
-from nbguard.oom.fixes import Fix
-from nbguard.report.report import build_report
+from nbguard.out_of_memory.card import OomCard, build_card
+from nbguard.out_of_memory.fixes import Fix
+from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 
 MiB = 1024**2

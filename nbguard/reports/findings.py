@@ -18,7 +18,7 @@ from nbguard.memory.graph import Holder, holders, reach
 from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.pinning import Held, HolderPins, pins_of_holders, units
 from nbguard.memory.pools import pools_in_use
-from nbguard.oom.card import out_of_memory
+from nbguard.out_of_memory.card import out_of_memory
 from nbguard.units import format_bytes
 
 _WORTH_SAYING = 0.05

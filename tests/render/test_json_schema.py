@@ -1,0 +1,46 @@
+"""The JSON of every public result: its `kind` and field names stay what users read, whatever a class is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbguard.notebook.bundle import KINDS
+
+SCHEMA = Path(__file__).parents[1] / "golden" / "json_schema.json"
+
+
+def _schema(annotation: Any) -> Any:
+    """Return the shape of a type in JSON: fields by name, `[item]` for sequences, the types of Python for values."""
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        hints = typing.get_type_hints(annotation)
+        return {field.name: _schema(hints[field.name]) for field in dataclasses.fields(annotation)}
+    arguments = [a for a in typing.get_args(annotation) if a is not type(None) and a is not Ellipsis]
+    origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        return sorted(map(str, arguments))
+    if origin in (tuple, list, frozenset):
+        shapes = [_schema(argument) for argument in arguments]
+        return [shapes[0]] if typing.get_args(annotation)[-1] is Ellipsis or origin is not tuple else {"tuple": shapes}
+    if arguments:
+        shapes = [_schema(argument) for argument in arguments]
+        return shapes[0] if len(shapes) == 1 else {"any of": shapes}
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def test_kinds_and_field_names_are_frozen(request: pytest.FixtureRequest) -> None:
+    schema = {kind: _schema(result) for result, kind in sorted(KINDS.items(), key=lambda item: item[1])}
+    text = json.dumps(schema, indent=1) + "\n"
+    if request.config.getoption("--update-golden"):
+        SCHEMA.write_text(text, encoding="utf-8")
+
+    assert text == SCHEMA.read_text(encoding="utf-8")
+
+
+def test_every_kind_is_told_apart() -> None:
+    assert len(set(KINDS.values())) == len(KINDS)
