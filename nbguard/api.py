@@ -231,7 +231,7 @@ def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], ev
             lookup(ast.parse(name, mode="eval").body, notebook.namespace)
     found = resolve_targets(targets, notebook.namespace, notebook.out, notebook.hidden)
     consent["workers"] |= consent["hard"]
-    return Request(found, keep, everything, **consent)
+    return Request(targets=found, keep=keep, everything=everything, **consent)
 
 
 def _plan(notebook: Notebook, request: Request) -> tuple[Plan, Scan]:

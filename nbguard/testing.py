@@ -49,10 +49,17 @@ def make_graph(
         out = edges.get(name, {})
         children, labels = tuple(number[child] for child in out.values()), tuple(out)
         kind = kinds.get(name, "object")
-        node = Node(kind, types.get(name, kind), _FIRST_REF + number[name], children, labels, held)  # type: ignore[arg-type]
+        node = Node(
+            kind=kind,  # type: ignore[arg-type]
+            type_name=types.get(name, kind),
+            ref=_FIRST_REF + number[name],
+            children=children,
+            labels=labels,
+            storages=held,
+        )
         nodes.append(node)
     found = tuple(
-        Root(_root_kind(label), label, tuple(number[n] for n in entries), None, whats.get(label, ""))
+        Root(kind=_root_kind(label), label=label, nodes=tuple(number[n] for n in entries), cell=None, what=whats.get(label, ""))
         for label, entries in roots.items()
     )
     return Graph(found, tuple(nodes), facts)
@@ -76,8 +83,8 @@ def ref_of(graph: Graph, kind: str) -> int:
 
 def make_facts(graph: Graph, learners: Sequence[LearnerFact] = (), device: DeviceFacts | None = None) -> Facts:
     """Return facts on one device (a CPU, if not given) with this graph."""
-    devices = (device or DeviceFacts("cpu", "no accelerator"),)
-    return Facts(devices[0].device.partition(":")[0], devices, graph, tuple(learners), pid=1)
+    devices = (device or DeviceFacts(device="cpu", name="no accelerator"),)
+    return Facts(tracked=devices[0].device.partition(":")[0], devices=devices, graph=graph, learners=tuple(learners), pid=1)
 
 
 def make_segment(
@@ -91,20 +98,37 @@ def make_segment(
     """Return a segment of (size, state) blocks from `address` on."""
     found, at = [], address
     for size, state in blocks:
-        found.append(Block(at, size, state, size if state == "active_allocated" else 0))
+        found.append(Block(address=at, size=size, state=state, requested=size if state == "active_allocated" else 0))
         at += size
-    return Segment(address, at - address, small, expandable, tuple(found), stream, pool)
+    return Segment(
+        address=address,
+        total_size=at - address,
+        is_small=small,
+        is_expandable=expandable,
+        blocks=tuple(found),
+        stream=stream,
+        pool=pool,
+    )
 
 
 def segment_of(graph: Graph, *blocks: tuple[int, str]) -> Segment:
     """Return a segment in which each storage of `graph` has its block, followed by further (size, state) blocks."""
-    held = tuple(Block(storage.address, storage.nbytes, "active_allocated", storage.nbytes) for storage in graph.storages)
+    held = tuple(
+        Block(address=storage.address, size=storage.nbytes, state="active_allocated", requested=storage.nbytes)
+        for storage in graph.storages
+    )
     rest = make_segment(*blocks, address=1 << 44)
-    return Segment(0, sum(block.size for block in held) + rest.total_size, False, False, (*held, *rest.blocks))
+    return Segment(
+        address=0,
+        total_size=sum(block.size for block in held) + rest.total_size,
+        is_small=False,
+        is_expandable=False,
+        blocks=(*held, *rest.blocks),
+    )
 
 
 def make_cuda_device(segments: Sequence[Segment], total: int, free: int, name: str = "cuda:0") -> DeviceFacts:
     """Return a CUDA device with these segments."""
     allocated = sum(b.size for s in segments for b in s.blocks if b.state == "active_allocated")
-    stats = AllocatorStats(allocated, sum(segment.total_size for segment in segments))
-    return DeviceFacts(name, "Test GPU", total, free, stats, tuple(segments))
+    stats = AllocatorStats(allocated=allocated, reserved=sum(segment.total_size for segment in segments))
+    return DeviceFacts(device=name, name="Test GPU", total=total, free=free, allocator=stats, segments=tuple(segments))

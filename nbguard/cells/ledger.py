@@ -80,7 +80,7 @@ class Ledger:
         reading = self._counters.read()
         if reading is None:
             return
-        record = CellRecord(cell.number, cell.raised, self._changes(reading))
+        record = CellRecord(cell=cell.number, raised=cell.raised, devices=self._changes(reading))
         if reading.differs(self._seen) or is_rebound(self._known.names, self._shell.user_ns):
             record, reading = self._explain(record, reading)
         self._before, self._last = None, reading
@@ -92,7 +92,7 @@ class Ledger:
         if reading.devices:
             return tuple(changes(self._before or Reading(), reading, self._last))
         held = self._known.total("cpu")
-        return () if self._slow else (DeviceChange("cpu", held, held),)
+        return () if self._slow else (DeviceChange(device="cpu", before=held, after=held),)
 
     def _looks(self, reading: Reading) -> bool:
         return not self._slow and (self.shows or not reading.devices)
@@ -105,7 +105,9 @@ class Ledger:
         found, seconds = self._look()
         came, went, stale = compare(self._known, found)
         if not reading.devices:
-            record = replace(record, devices=(DeviceChange("cpu", self._known.total("cpu"), found.total("cpu")),))
+            record = replace(
+                record, devices=(DeviceChange(device="cpu", before=self._known.total("cpu"), after=found.total("cpu")),)
+            )
             self._seen = reading = self._counters.read() or reading  # what looking itself has left on the heap is no change
         self._known = found
         return replace(record, came=came, went=went, stale=stale, seconds=seconds), reading
@@ -115,7 +117,7 @@ class Ledger:
         devices = record.devices
         grown = None if reading.devices or former is None else reading.grown_since(former)
         if grown is not None and reading.heap is not None:
-            devices = (DeviceChange(PROCESS, reading.heap - grown, reading.heap),)
+            devices = (DeviceChange(device=PROCESS, before=reading.heap - grown, after=reading.heap),)
         return replace(record, devices=devices, unseen=unseen)
 
     def _look(self) -> tuple[Holdings, float]:

@@ -11,7 +11,7 @@ NOTICED = MiB
 """Without an allocator's counters (CPU tensors), a change of the process's heap by so many bytes is looked into."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
     """What the allocator of one device counts. `peak` has grown since the start, or since somebody reset it.
 
@@ -54,10 +54,13 @@ class Reading:
 
     def of(self, device: str) -> Counted:
         """Return the counters of `device`; a device that was not in use had nothing."""
-        return next((each for each in self.devices if each.device == device), Counted(device, 0, 0, 0, 0))
+        return next(
+            (each for each in self.devices if each.device == device),
+            Counted(device=device, allocated=0, reserved=0, peak=0, allocations=0),
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TickReading:
     """All counters at one moment. `tracked` is empty before PyTorch is imported.
 

@@ -19,7 +19,7 @@ _FIXED = ("tuple", "frozenset", "mappingproxy")
 _ENDED_BY = "ended by "
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
     """One way in which a root keeps the thing alive, `steps` in the order in which one would write them.
 
@@ -38,7 +38,7 @@ class Path:
         return "".join(self.steps)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
     """The answer of `%gpumem why NAME`. `nbytes` is what the thing reaches.
 
@@ -70,7 +70,7 @@ def explain(facts: Facts, name: str, node: int, what: str) -> Why:
         more += [(root.label, len(found) - _PER_ROOT)] if len(found) > _PER_ROOT else []
     first = {path.steps[0]: len(path.text) for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
     paths.sort(key=lambda path: (path.storages_only, path.stale, first[path.steps[0]], path.steps[0], len(path.text)))
-    return Why(name, what, nbytes_of(graph, storages), tuple(paths), tuple(more))
+    return Why(name=name, what=what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=tuple(more))
 
 
 def _ways(graph: Graph, root: Root, node: int, parents: Collection[int]) -> list[tuple[int, ...]]:
@@ -82,7 +82,13 @@ def _ways(graph: Graph, root: Root, node: int, parents: Collection[int]) -> list
 def _path(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool = False) -> Path:
     labels = [dict(graph.nodes[parent].references).get(child, "") for parent, child in pairwise(way)]
     steps = (root.label, *(label for label in labels if label))
-    return Path(steps, root.cell, root.kind in STALE_KINDS, _release(graph, root, way), storages_only)
+    return Path(
+        steps=steps,
+        cell=root.cell,
+        stale=root.kind in STALE_KINDS,
+        release=_release(graph, root, way),
+        storages_only=storages_only,
+    )
 
 
 def _release(graph: Graph, root: Root, way: tuple[int, ...]) -> str:

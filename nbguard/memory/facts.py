@@ -56,7 +56,7 @@ class Unavailable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A piece of a segment. `state` as torch spells it: active_allocated, active_pending_free, inactive.
 
@@ -71,7 +71,7 @@ class Block:
     site: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """One driver allocation of the caching allocator. `stream` is the address of the stream it serves (0: the default one).
 
@@ -92,7 +92,7 @@ class Segment:
         return self.pool != (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorStats:
     """Counters of the caching allocator on one device, in bytes, as `torch.cuda.memory_stats` defines them.
 
@@ -125,7 +125,7 @@ class NvmlFacts:
     is_mig: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
     """One device as this process sees it. `allocator` is None until torch has used the device.
 
@@ -166,7 +166,7 @@ class StorageFact:
     address: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
     """A place where references start.
 
@@ -181,7 +181,7 @@ class Root:
     what: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One Python object on a path to a tracked storage. `ref` is its id while it lived; it is never dereferenced.
 
@@ -238,7 +238,7 @@ class ParkedFact:
     tensors: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything one look at the process found. `changed`: another thread allocated or freed while it was made.
 

@@ -10,7 +10,7 @@ from nbguard.memory.facts import Block, PoolId, Segment
 EXPANDABLE_PAGE = {"small": 2 * 1024**2, "large": 20 * 1024**2}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fragmentation:
     """Bytes of some segments. `allocated + pending + releasable + stranded + kept == reserved`.
 
@@ -68,7 +68,15 @@ def fragmentation(segments: Iterable[Segment], freed: Collection[int] = (), in_u
                 allocated += block.size if block.state == "active_allocated" else 0
                 pending += block.size if block.state != "active_allocated" else 0
     stranded = reserved - allocated - pending - releasable - kept
-    return Fragmentation(reserved, allocated, pending, releasable, stranded, kept, largest)
+    return Fragmentation(
+        reserved=reserved,
+        allocated=allocated,
+        pending=pending,
+        releasable=releasable,
+        stranded=stranded,
+        kept=kept,
+        largest_free=largest,
+    )
 
 
 def stranded_pages(segments: Iterable[Segment]) -> int:

@@ -145,7 +145,7 @@ def path_text(graph: Graph, root: Root, path: Iterable[int], shorten: int = 0) -
     return "".join(steps)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """One row of the table of holders.
 
@@ -227,9 +227,28 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
     labels = [" = ".join(graph.roots[root].label for root in groups[number]) for number in named_first]
     if len(who) > 1:
         label = " + ".join(labels[:3]) + (f" + {len(labels) - 3} more" if len(labels) > 3 else "")
-        return Holder(label, "shared", retained, retained, None, "shared: comes back when all of them are let go", stale, roots)
+        return Holder(
+            label=label,
+            kind="shared",
+            retained=retained,
+            reaches=retained,
+            cell=None,
+            what="shared: comes back when all of them are let go",
+            stale=stale,
+            roots=roots,
+        )
     path = ""
     if exclusive and first.kind in ("error", "library"):
         goals = {node for node, fact in enumerate(graph.nodes) if exclusive.intersection(fact.storages)}
         path = path_text(graph, first, shortest_path(graph, first, goals), shorten=5)
-    return Holder(labels[0], first.kind, retained, reaches, first.cell, first.what, stale, roots, path)
+    return Holder(
+        label=labels[0],
+        kind=first.kind,
+        retained=retained,
+        reaches=reaches,
+        cell=first.cell,
+        what=first.what,
+        stale=stale,
+        roots=roots,
+        path=path,
+    )

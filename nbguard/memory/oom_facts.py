@@ -12,7 +12,7 @@ asked by a DataLoader worker that was killed for it; shared memory, through whic
 HOST_KINDS: frozenset[str] = frozenset({"host", "worker", "shm"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OomNote:
     """The allocator at the failure, before any frame was unwound: as its observer saw it, or as the error's text has it.
 
@@ -42,7 +42,7 @@ class OomNote:
     slack: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """Memory of the host as this process may use it, in bytes; None where it does not apply or cannot be read.
 
@@ -75,7 +75,7 @@ class CodeLine:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OomFact:
     """The last error, where it ran out of memory.
 

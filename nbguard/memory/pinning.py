@@ -13,11 +13,22 @@ from nbguard.memory.fragmentation import unit_pages
 from nbguard.memory.graph import Holder, holdings, path_text, shortest_paths
 from nbguard.memory.unheld import unheld_blocks
 
-_PENDING = Holder("waiting for a stream", "pending", 0, 0, None, "freed, and used by another stream", stale=False, roots=())
-_CHANGED = Holder("changed meanwhile", "library", 0, 0, None, "run it again", stale=False, roots=())
+_PENDING = Holder(
+    label="waiting for a stream",
+    kind="pending",
+    retained=0,
+    reaches=0,
+    cell=None,
+    what="freed, and used by another stream",
+    stale=False,
+    roots=(),
+)
+_CHANGED = Holder(
+    label="changed meanwhile", kind="library", retained=0, reaches=0, cell=None, what="run it again", stale=False, roots=()
+)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """Memory that goes back to the device as one: a segment, or pages of an expandable one that live blocks join.
 
@@ -69,7 +80,13 @@ def _units(segment: Segment) -> Iterator[Unit]:
 
 def _unit(segment: Segment, page: int, first: int, last: int, live: Sequence[Block]) -> Unit:
     end = min((last + 1) * page, segment.total_size)
-    return Unit(segment, segment.address + first * page, end - first * page, tuple(live), (end // page - first) * page)
+    return Unit(
+        segment=segment,
+        address=segment.address + first * page,
+        size=end - first * page,
+        live=tuple(live),
+        gives_back=(end // page - first) * page,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +118,7 @@ class Held:
         return self.by_address.get(block.address, len(self.holders) - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedBlock:
     """A live block that keeps free memory: its holder's label, and the path to it as one would write it, if Python has one."""
 
@@ -113,7 +130,7 @@ class PinnedBlock:
     stale: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pinner:
     """Which live blocks keep one segment, or pages of an expandable one, and what letting all of them go gives back."""
 
@@ -133,7 +150,7 @@ class Pinner:
         return sum(block.size for block in self.blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HolderPins:
     """What one holder pins: its tensors (or blocks) there, the segments that they are in, the free bytes in these.
 
@@ -174,11 +191,27 @@ def pinners(graph: Graph, found: Sequence[Unit], held: Held, limit: int) -> tupl
 def _pinner(unit: Unit, held: Held, paths: Mapping[int, str]) -> Pinner:
     segment = unit.segment
     blocks = tuple(
-        PinnedBlock(block.address, block.size, block.requested, holder.label, paths.get(block.address, ""), holder.stale)
+        PinnedBlock(
+            address=block.address,
+            size=block.size,
+            requested=block.requested,
+            holder=holder.label,
+            path=paths.get(block.address, ""),
+            stale=holder.stale,
+        )
         for block, holder in ((block, held.holders[held.place(block)]) for block in unit.live)
     )
-    where = (unit.address, unit.size, segment.pool, segment.stream, segment.is_small, segment.is_expandable)
-    return Pinner(*where, unit.stranded, unit.gives_back, blocks)
+    return Pinner(
+        address=unit.address,
+        size=unit.size,
+        pool=segment.pool,
+        stream=segment.stream,
+        is_small=segment.is_small,
+        is_expandable=segment.is_expandable,
+        stranded=unit.stranded,
+        gives_back=unit.gives_back,
+        blocks=blocks,
+    )
 
 
 def paths_to(graph: Graph, blocks: Iterable[Block], held: Held) -> dict[int, str]:
@@ -234,16 +267,16 @@ def _pins(held: Held, place: int, touched: Sequence[Unit], alone: Sequence[Unit]
     holder = held.holders[place]
     blocks = [block for unit in touched for block in unit.live if held.place(block) == place]
     return HolderPins(
-        holder.label,
-        holder.kind,
-        holder.stale,
-        len(blocks),
-        sum(block.size for block in blocks),
-        len(touched),
-        sum(unit.stranded for unit in touched),
-        sum(unit.stranded for unit in alone),
-        sum(unit.gives_back for unit in alone),
-        example,
+        label=holder.label,
+        kind=holder.kind,
+        stale=holder.stale,
+        blocks=len(blocks),
+        nbytes=sum(block.size for block in blocks),
+        segments=len(touched),
+        stranded=sum(unit.stranded for unit in touched),
+        stranded_alone=sum(unit.stranded for unit in alone),
+        gives_back=sum(unit.gives_back for unit in alone),
+        example=example,
     )
 
 

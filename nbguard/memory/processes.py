@@ -17,7 +17,7 @@ class Process:
     started: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersFact:
     """The worker processes of one DataLoader iterator that still run.
 
@@ -65,7 +65,7 @@ class Surroundings:
     kernels: tuple[Kernel, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProcess:
     """A process that uses a device, with what it takes to judge it. What the system does not tell is None.
 
@@ -117,7 +117,7 @@ class Judged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Zombies:
     """What `%reset_gpu --zombies` says: every process on the devices but this one, judged.
 

@@ -26,7 +26,7 @@ _OTHER_RULES = ("roundup_power2_divisions", "large_segment_size", "throw_on_cuda
 """Settings under which a request may need more than is computed here."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LargestRequest:
     """The largest request of the default stream that would succeed, in bytes.
 
@@ -69,10 +69,12 @@ class Room:
         cached = self.cached()
         is_bound = any(key in self.device.settings for key in _OTHER_RULES)
         if self.device.free is None:
-            return LargestRequest(cached, None, None, is_bound)
+            return LargestRequest(cached=cached, now=None, flushed=None, is_bound=is_bound)
         grows = any(self._tail(flush, small=False) for flush in (False, True))
         now = max(cached, self._new(flush=False))
-        return LargestRequest(cached, now, max(now, self._new(flush=True)), is_bound, grows)
+        return LargestRequest(
+            cached=cached, now=now, flushed=max(now, self._new(flush=True)), is_bound=is_bound, is_growth_bound=grows
+        )
 
     def cached(self) -> int:
         """Return the largest free block that a request can get."""

@@ -26,7 +26,7 @@ ASSUMPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
     """The figures of a simulated device. Sizes in bytes.
 

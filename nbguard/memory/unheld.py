@@ -74,7 +74,7 @@ def workspace_blocks(graph: Graph, device: DeviceFacts) -> tuple[Block, ...]:
 
 
 def _row(label: str, nbytes: int, what: str) -> Holder:
-    return Holder(label, "library", nbytes, nbytes, None, what, stale=False, roots=())
+    return Holder(label=label, kind="library", retained=nbytes, reaches=nbytes, cell=None, what=what, stale=False, roots=())
 
 
 _WORKSPACES = "cuBLAS workspaces"

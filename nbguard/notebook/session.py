@@ -58,7 +58,11 @@ class Session:
         ledger = self._ledger if self._ledger in on else None
         recorded = 0 if self._ledger is None else len(self._ledger.history.records)
         found = Switches(
-            self._oom_watch in on, ledger is not None, ledger is not None and ledger.shows, self._auto_clean in on, recorded
+            oom_card=self._oom_watch in on,
+            history=ledger is not None,
+            cells=ledger is not None and ledger.shows,
+            auto_clean_errors=self._auto_clean in on,
+            recorded=recorded,
         )
         if self._hub is None or self._hub not in on:
             return found

@@ -17,7 +17,7 @@ _CANDIDATES = 6
 _ALTERNATIVES = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sacrifice:
     """Names to be let go, alone or after the default cleanup, and the storages that are free then."""
 
@@ -71,10 +71,12 @@ def _try(space: Space, run: FailedRun, groups: Iterable[tuple[str, ...]]) -> Sac
     both = _with_cleanup(space, run, labels)
     if both.enough is False:
         return both
-    alone = plan_cleanup(facts, Request(tuple(Target(label, root=label) for label in labels)))
+    alone = plan_cleanup(facts, Request(targets=tuple(Target(text=label, root=label) for label in labels)))
     enough = run.passes(space, alone.storages, alone.pools)
     return (
-        both if both.enough and not enough else Sacrifice(labels, alone.storages, alone.pools, and_cleanup=False, enough=enough)
+        both
+        if both.enough and not enough
+        else Sacrifice(names=labels, freed=alone.storages, pools=alone.pools, and_cleanup=False, enough=enough)
     )
 
 
@@ -87,4 +89,4 @@ def _with_cleanup(space: Space, run: FailedRun, labels: tuple[str, ...]) -> Sacr
     kept = storages_of(graph, reach_of_roots(left, range(len(left.roots)))) - after.storages
     freed = frozenset(storages_of(graph, reach_of_roots(graph, range(len(graph.roots)))) - kept)
     enough = run.passes(space, freed, after.pools)
-    return Sacrifice(labels, freed, after.pools, and_cleanup=True, enough=enough)
+    return Sacrifice(names=labels, freed=freed, pools=after.pools, and_cleanup=True, enough=enough)

@@ -22,7 +22,7 @@ from nbguard.units import format_bytes
 _HOLDERS = 5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OomCard:
     """What `%gpumem oom` says. Frozen numbers and words: keeping one keeps nothing else alive. All sizes are bytes.
 
@@ -60,17 +60,17 @@ def build_card(facts: Facts, plan: Plan | None = None) -> OomCard | None:
     segments = None if space.device is None else space.device.segments
     found = fragmentation(segment for segment in segments if not segment.is_private) if segments is not None else None
     return OomCard(
-        asked,
-        space.name,
-        parts,
-        space.limit,
-        None if found is None else found.largest_free,
-        space.now(),
-        run.nbytes,
-        tuple(row for row in rows if row.retained)[:_HOLDERS],
-        held,
-        fixes(Case(space, run, plan, rows, parts)),
-        tuple(_notes(facts, asked, space)),
+        asked=asked,
+        device=space.name,
+        parts=parts,
+        limit=space.limit,
+        largest_free=None if found is None else found.largest_free,
+        had=space.now(),
+        taken=run.nbytes,
+        holders=tuple(row for row in rows if row.retained)[:_HOLDERS],
+        held=held,
+        fixes=fixes(Case(space=space, run=run, plan=plan, rows=rows, parts=parts)),
+        notes=tuple(_notes(facts, asked, space)),
     )
 
 

@@ -20,7 +20,7 @@ CLEANUP = "%reset_gpu"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
     """One thing to do. `nbytes` it gives, None if that cannot be known; `enough` for the same run, None likewise.
 
@@ -35,7 +35,7 @@ class Fix:
     loss: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """All that the fixes of one error are computed from."""
 
@@ -62,9 +62,14 @@ def _again(case: Case) -> Iterator[Fix]:
     """Yield that there is room already: for the whole run again, while the old one's error still holds what it had taken."""
     need, had = case.space.need, case.space.now()
     if need is not None and case.run.covers(need + case.run.nbytes, had):
-        yield Fix(f"{format_bytes(had)} can be had now: run it again", (), had, enough=True)
+        yield Fix(words=f"{format_bytes(had)} can be had now: run it again", commands=(), nbytes=had, enough=True)
     elif not case.plan.storages and need is not None and had is not None and had >= need:
-        yield Fix(f"{format_bytes(had)} can be had now, for a run that needs no more in all", (), had, enough=None)
+        yield Fix(
+            words=f"{format_bytes(had)} can be had now, for a run that needs no more in all",
+            commands=(),
+            nbytes=had,
+            enough=None,
+        )
 
 
 def _cleanup(case: Case) -> Iterator[Fix]:
@@ -85,7 +90,7 @@ def _cleanup(case: Case) -> Iterator[Fix]:
         words += f", for a smaller run: this one had taken {format_bytes(own)} of that itself"
     elif enough is False and after is not None:
         words += f", {format_bytes((space.need or 0) - after)} too little"
-    yield Fix(words, (CLEANUP,), gain, enough, loss=1)
+    yield Fix(words=words, commands=(CLEANUP,), nbytes=gain, enough=enough, loss=1)
 
 
 def _gradients(case: Case) -> Iterator[Fix]:
@@ -96,7 +101,13 @@ def _gradients(case: Case) -> Iterator[Fix]:
         if nbytes and graph.nodes[node].ref != asked.learner:
             enough = case.run.passes(case.space, case.plan.storages | storages, case.plan.pools)
             commands = (zero_grad(label), *_and_cleanup(case))
-            yield Fix(f"frees the gradients of {label}; its next fit makes new ones", commands, nbytes, enough, loss=2)
+            yield Fix(
+                words=f"frees the gradients of {label}; its next fit makes new ones",
+                commands=commands,
+                nbytes=nbytes,
+                enough=enough,
+                loss=2,
+            )
 
 
 def _and_cleanup(case: Case) -> tuple[str, ...]:
@@ -114,7 +125,7 @@ def _limit(case: Case) -> Iterator[Fix]:
         f"lifts the limit of {format_bytes(space.limit)} that a memory fraction sets; {format_bytes(without)} can be had then"
     )
     line = f"torch.cuda.set_per_process_memory_fraction(1.0, '{space.name}')"
-    yield Fix(words, (line, *_and_cleanup(case)), without - with_it, enough, loss=3)
+    yield Fix(words=words, commands=(line, *_and_cleanup(case)), nbytes=without - with_it, enough=enough, loss=3)
 
 
 def _names(case: Case) -> Iterator[Fix]:
@@ -131,7 +142,9 @@ def _name_fix(case: Case, each: Sacrifice, whats: dict[str, str]) -> Fix:
     what = ", ".join(dict.fromkeys(whats.get(name, "") or name for name in each.names))
     had = case.space.had(each.freed, each.pools)
     words = f"lets go of {what}; {format_bytes(had)} can be had then: the same run gets past this"
-    return Fix(words, commands, case.space.on_it(each.freed), each.enough, loss=3 + len(each.names))
+    return Fix(
+        words=words, commands=commands, nbytes=case.space.on_it(each.freed), enough=each.enough, loss=3 + len(each.names)
+    )
 
 
 def _others(case: Case) -> Iterator[Fix]:
@@ -147,7 +160,7 @@ def _others(case: Case) -> Iterator[Fix]:
         listed = () if device.nvml is None else device.nvml.processes or ()
         pids = [f"{p.pid} ({format_bytes(p.used)})" for p in listed if p.pid != case.space.facts.pid]
         words = f"other processes hold {format_bytes(theirs)} of {device.device}: pid {', '.join(pids)}"
-        yield Fix(f"{words}; it is free when they end", (), theirs, enough, loss=6)
+        yield Fix(words=f"{words}; it is free when they end", commands=(), nbytes=theirs, enough=enough, loss=6)
 
 
 def _fragmented(case: Case) -> Iterator[Fix]:
@@ -173,7 +186,7 @@ def _fragmented(case: Case) -> Iterator[Fix]:
             f"fragmentation: {format_bytes(free + stranded)} was free in all, {format_bytes(stranded)} of it in pieces between "
             f"live blocks. In the environment before CUDA starts, this lets {again} be used again; a replay says how much"
         )
-        yield Fix(words, (EXPANDABLE,), pages or None, None, loss=8)
+        yield Fix(words=words, commands=(EXPANDABLE,), nbytes=pages or None, enough=None, loss=8)
 
 
 def _nothing_went(case: Case) -> bool:
@@ -199,10 +212,10 @@ def _smaller(case: Case) -> Iterator[Fix]:
                 f"a batch of {batch // parts} instead of {batch} gets here with some {format_bytes(whole // parts)} instead of "
                 f"{format_bytes(whole)}; what comes later may need more"
             )
-            yield Fix(words, (CLEANUP,), whole - whole // parts, enough=None, loss=7)
+            yield Fix(words=words, commands=(CLEANUP,), nbytes=whole - whole // parts, enough=None, loss=7)
             return
     depends = "; how much less depends on the model" if space.asked.kind in ("device", "library") else ""
-    yield Fix(f"{words} asks for less{depends}", (), None, enough=None, loss=7)
+    yield Fix(words=f"{words} asks for less{depends}", commands=(), nbytes=None, enough=None, loss=7)
 
 
 def _keeps_its_learner(case: Case) -> bool:

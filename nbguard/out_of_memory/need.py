@@ -148,7 +148,7 @@ class FailedRun:
 
 def _without_learners(facts: Facts) -> Facts:
     """Return facts by which a plan clears no Learner's leftovers."""
-    return Facts(facts.tracked, facts.devices, facts.graph, pools=facts.pools)
+    return Facts(tracked=facts.tracked, devices=facts.devices, graph=facts.graph, pools=facts.pools)
 
 
 def _bound_by_the_run(facts: Facts, asked: OomFact) -> set[int]:

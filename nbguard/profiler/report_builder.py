@@ -131,16 +131,16 @@ class Making:
         state = ending if not error or ending == "complete" else f"{ending}: {error}"
         return self._watch.ranks.gather(
             RankRow(
-                0,
-                "",
-                0,
-                state,
-                timing.batches,
-                timing.step,
-                timing.medians.get(phases.WAIT, 0),
-                timing.medians.get(phases.BACKWARD, 0),
-                memory.peak if memory else None,
-                memory.device if memory else "",
+                rank=0,
+                host="",
+                pid=0,
+                state=state,
+                batches=timing.batches,
+                step=timing.step,
+                wait=timing.medians.get(phases.WAIT, 0),
+                backward=timing.medians.get(phases.BACKWARD, 0),
+                peak=memory.peak if memory else None,
+                device=memory.device if memory else "",
             )
         )
 

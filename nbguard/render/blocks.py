@@ -34,7 +34,7 @@ class Row:
     colour: str = "used"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """A table; the columns at the places `figures` are numbers, those that say nothing are left out.
 

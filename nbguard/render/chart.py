@@ -19,7 +19,7 @@ _APART = 84
 """Pixels between two labels, so that they do not lie on one another."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Bar:
     first: int
     last: int
@@ -58,13 +58,13 @@ def _bars(found: Sequence[tuple[CellRecord, DeviceChange]]) -> Iterator[_Bar]:
         group = found[at : at + step]
         changes = [each for _, each in group]
         yield _Bar(
-            group[0][0].cell,
-            group[-1][0].cell,
-            max(each.after for each in changes),
-            max(each.reserved or 0 for each in changes),
-            max((each.peak for each in changes if each.peak is not None), default=None),
-            sum(each.delta for each in changes),
-            any(record.raised for record, _ in group),
+            first=group[0][0].cell,
+            last=group[-1][0].cell,
+            allocated=max(each.after for each in changes),
+            reserved=max(each.reserved or 0 for each in changes),
+            peak=max((each.peak for each in changes if each.peak is not None), default=None),
+            delta=sum(each.delta for each in changes),
+            raised=any(record.raised for record, _ in group),
         )
 
 

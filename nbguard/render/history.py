@@ -17,7 +17,7 @@ _SPARKS_WIDE = 72
 _EMPTY = "no cell has used memory on a device since recording began"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     """One row of the table: its changes down the column re-add to the last `allocated`."""
 
@@ -65,19 +65,40 @@ def _table(found: Sequence[tuple[CellRecord, DeviceChange]], limit: int) -> list
     first = found[0][1]
     changed = [(record, each) for record, each in found if _says(record, each)]
     earlier, shown = changed[:-limit], changed[-limit:]
-    lines = [_Line(f"before In[{found[0][0].cell}]", first.before - first.between, first.before - first.between)]
+    lines = [
+        _Line(
+            cell=f"before In[{found[0][0].cell}]", change=first.before - first.between, allocated=first.before - first.between
+        )
+    ]
     if earlier:
         s = "s" if len(earlier) > 1 else ""
         total = sum(each.delta for _, each in earlier)
-        lines.append(_Line(f"{len(earlier)} earlier", total, earlier[-1][1].after, what=f"cell{s} (-n shows more)"))
+        lines.append(
+            _Line(cell=f"{len(earlier)} earlier", change=total, allocated=earlier[-1][1].after, what=f"cell{s} (-n shows more)")
+        )
     lines += [
-        _Line(f"In[{record.cell}]", each.delta, each.after, each.reserved, _peak(each), _what(record)) for record, each in shown
+        _Line(
+            cell=f"In[{record.cell}]",
+            change=each.delta,
+            allocated=each.after,
+            reserved=each.reserved,
+            peak=_peak(each),
+            what=_what(record),
+        )
+        for record, each in shown
     ]
     now = found[-1][1]
     outside = now.after - sum(line.change for line in lines)
     if outside:
-        lines.append(_Line("outside cells", outside, None, what="by widgets' callbacks, threads, or before a cell began"))
-    return [*lines, _Line("now", now.after, now.after, now.reserved)]
+        lines.append(
+            _Line(
+                cell="outside cells",
+                change=outside,
+                allocated=None,
+                what="by widgets' callbacks, threads, or before a cell began",
+            )
+        )
+    return [*lines, _Line(cell="now", change=now.after, allocated=now.after, reserved=now.reserved)]
 
 
 def _says(record: CellRecord, each: DeviceChange) -> bool:

@@ -27,7 +27,7 @@ class Piece:
     title: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MapRow:
     """One segment, or `count` similar ones added up. `marks` are places (bytes from the start) of what pins it."""
 
@@ -146,7 +146,7 @@ def _single(segment: MapSegment, paints: Paints, pins: Mapping[int, Sequence[Pin
         note += f" · and {len(found) - 1} more such place{'s' if len(found) > 2 else ''}"
     if is_summed:
         note += f" · {len(segment.blocks)} blocks, added up"
-    return MapRow(1, segment.size, tuple(pieces), note, marks, is_summed)
+    return MapRow(count=1, nbytes=segment.size, pieces=tuple(pieces), note=note, marks=marks, is_summed=is_summed)
 
 
 def _note(segments: Sequence[MapSegment], holders: Sequence[MapHolder], state: str) -> str:
@@ -165,7 +165,9 @@ def _note(segments: Sequence[MapSegment], holders: Sequence[MapHolder], state: s
 def _sum(segments: Sequence[MapSegment], paints: Paints, what: str) -> MapRow:
     pieces = _added_up([piece for each in segments for piece in _pieces(each, paints)])
     size = sum(each.size for each in segments)
-    return MapRow(len(segments), size, tuple(pieces), _note(segments, paints.holders, what), is_summed=True)
+    return MapRow(
+        count=len(segments), nbytes=size, pieces=tuple(pieces), note=_note(segments, paints.holders, what), is_summed=True
+    )
 
 
 def _pieces(segment: MapSegment, paints: Paints) -> Iterator[Piece]:

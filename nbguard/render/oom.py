@@ -80,7 +80,7 @@ def _rows(card: OomCard) -> tuple[list[Row], str]:
     unit = unit_of(card.held)
     figures = format_column([*(holder.retained for holder in card.holders), rest], unit)
     rows = [row_of(holder, figure, unit) for holder, figure in zip(card.holders, figures, strict=False)]
-    more = [Row("the rest", figures[-1], "", "", "%gpumem lists them")] if rest else []
+    more = [Row(name="the rest", retained=figures[-1], reaches="", since="", what="%gpumem lists them")] if rest else []
     return [*rows, *more], format_column([card.held], unit)[0]
 
 

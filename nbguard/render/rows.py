@@ -13,7 +13,7 @@ from nbguard.reports.report import DeviceReport
 from nbguard.units import format_bytes, format_column, unit_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One holder as shown. `retained` and `reaches` are texts in the unit of their column."""
 
@@ -38,7 +38,7 @@ def holder_rows(device: DeviceReport, limit: int) -> tuple[list[Row], str]:
     if rest:
         names = ", ".join(holder.label for holder in rest[:4]) + (", …" if len(rest) > 4 else "")
         what = f"{names}: reach only what others hold too" if not rest_bytes else f"{names} (-n shows more)"
-        rows.append(Row(f"{len(rest)} more", figures[-1], "", "", what))
+        rows.append(Row(name=f"{len(rest)} more", retained=figures[-1], reaches="", since="", what=what))
     return rows, format_column([device.allocated], unit)[0]
 
 
@@ -82,7 +82,15 @@ def row_of(holder: Holder, figure: str, unit: tuple[int, str]) -> Row:
     name = holder.path if holder.stale and holder.path else holder.label
     reaches = "" if holder.is_shared or not holder.roots else format_column([holder.reaches], unit)[0]
     since = f"In[{holder.cell}]" if holder.cell is not None else ""
-    return Row(name, figure, reaches, since, holder.what, holder.stale, command_of(holder.label, holder.kind, holder.stale))
+    return Row(
+        name=name,
+        retained=figure,
+        reaches=reaches,
+        since=since,
+        what=holder.what,
+        stale=holder.stale,
+        command=command_of(holder.label, holder.kind, holder.stale),
+    )
 
 
 def command_of(label: str, kind: str, stale: bool) -> str:

@@ -90,7 +90,7 @@ def _bar(device: DeviceReport) -> str:
 
 def holder_lines(rows: list[Row], total: str) -> Iterator[str]:
     """Yield holders as an aligned table with its total."""
-    head = Row("held by", "frees now", "reaches", "since", "what")
+    head = Row(name="held by", retained="frees now", reaches="reaches", since="since", what="what")
     lines = (head, *rows)
     name = max(len(_clip(row.name)) for row in lines)
     retained = max(len(total), *(len(row.retained) for row in lines))

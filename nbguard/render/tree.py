@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nbguard.memory.explain import Path, Why
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
     """One line of the tree: `rails` and `text` stand together; the rest are columns, empty where there is nothing to say."""
 
@@ -48,7 +48,13 @@ def _lines(nodes: Sequence[_Node], rails: str, *, is_root: bool = False, said: s
         release = {path.release for path in node.paths}
         line = next(iter(release)) if len(release) == 1 else ""
         cell, mark = _root_columns(node.paths) if is_root else ("", "")
-        yield Branch(f"{rails}{'└─' if is_last else '├─'} ", node.text.strip(), cell, mark, "" if line == said else line)
+        yield Branch(
+            rails=f"{rails}{'└─' if is_last else '├─'} ",
+            text=node.text.strip(),
+            cell=cell,
+            mark=mark,
+            release="" if line == said else line,
+        )
         below = list(node.below.values())
         yield from _lines(below, f"{rails}{'   ' if is_last else '│  '}", said=line or said)
 

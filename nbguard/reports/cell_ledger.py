@@ -67,7 +67,7 @@ def names_of(graph: Graph) -> dict[str, int]:
     return {root.label: graph.nodes[root.nodes[0]].ref for root in graph.roots if root.kind == "name"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChange:
     """What a cell did to one device, in bytes.
 
@@ -105,7 +105,7 @@ class Share:
     is_new: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellRecord:
     """One cell. `came`, `went` and `stale` name holders, if they were looked at; `seconds` is what that took.
 
@@ -177,7 +177,16 @@ def changes(before: Reading, after: Reading, last: Reading | None = None) -> Ite
             peak = now.peak if now.peak > then.peak else None
             limit = now.peak if now.peak == then.peak else None
         between = 0 if last is None else then.allocated - last.of(now.device).allocated
-        yield DeviceChange(now.device, then.allocated, now.allocated, then.reserved, now.reserved, peak, limit, between)
+        yield DeviceChange(
+            device=now.device,
+            before=then.allocated,
+            after=now.allocated,
+            reserved_before=then.reserved,
+            reserved=now.reserved,
+            peak=peak,
+            limit=limit,
+            between=between,
+        )
 
 
 def compare(before: Holdings, after: Holdings) -> tuple[tuple[Share, ...], tuple[Share, ...], tuple[Share, ...]]:

@@ -74,7 +74,7 @@ class Pages:
     free: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMap:
     """The memory of one device. `pools` re-add to `space`.
 
@@ -95,7 +95,7 @@ class DeviceMap:
     release: Release | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMap:
     """What `%gpumem map` shows. Frozen numbers and words: keeping one keeps nothing else alive.
 
@@ -136,7 +136,7 @@ def build_map(facts: Facts, request: int | None = None) -> MemoryMap:
         why_not = "PyTorch does not tell the segments of this device (%gpumem shows who holds its memory)"
     else:
         why_not = "PyTorch has reserved nothing there"
-    return MemoryMap(facts.tracked, found, without, why_not if without else "")
+    return MemoryMap(tracked=facts.tracked, devices=found, without=without, why_not=why_not if without else "")
 
 
 def _device(facts: Facts, device: DeviceFacts, freed: frozenset[int], request: int | None) -> DeviceMap:
@@ -150,17 +150,17 @@ def _device(facts: Facts, device: DeviceFacts, freed: frozenset[int], request: i
             if block.state != "inactive":
                 sizes[held.place(block)] += block.size
     return DeviceMap(
-        device.device,
-        device.name,
-        fragmentation(segments, in_use=in_use),
-        _pools(facts, device, held),
-        tuple(MapHolder(row.label, row.kind, row.stale, size) for row, size in zip(held.holders, sizes, strict=True)),
-        pinners(facts.graph, found, held, _PINNERS),
-        pins_of_holders(facts.graph, found, held),
-        Room(device, in_use).largest(),
-        rounding_waste(segments),
-        page_occupancy(segments, units(segments)),
-        None if request is None else cheapest_release(facts, device, request),
+        device=device.device,
+        name=device.name,
+        space=fragmentation(segments, in_use=in_use),
+        pools=_pools(facts, device, held),
+        holders=tuple(MapHolder(row.label, row.kind, row.stale, size) for row, size in zip(held.holders, sizes, strict=True)),
+        pinners=pinners(facts.graph, found, held, _PINNERS),
+        by_holder=pins_of_holders(facts.graph, found, held),
+        largest=Room(device, in_use).largest(),
+        rounding=rounding_waste(segments),
+        pages=page_occupancy(segments, units(segments)),
+        release=None if request is None else cheapest_release(facts, device, request),
     )
 
 

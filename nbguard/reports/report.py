@@ -15,7 +15,7 @@ from nbguard.memory.unheld import all_holders
 from nbguard.reports.findings import find
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
     """One device: `parts` re-add to `total` (where the device's size is known), `holders` to `allocated`.
 
@@ -37,7 +37,7 @@ class DeviceReport:
         return sum(part.nbytes for part in self.parts if part.name not in NOT_OURS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What `%gpumem` says. Frozen numbers and words: keeping one keeps nothing else alive."""
 
@@ -67,7 +67,14 @@ def build_report(facts: Facts) -> Report:
     """Return the report on `facts`."""
     plan = plan_cleanup(facts, Request())
     devices = tuple(_device(facts, device, plan) for device in facts.devices)
-    return Report(facts.tracked, devices, find(facts, plan), facts.unavailable, plan.promised, facts.pinned)
+    return Report(
+        tracked=facts.tracked,
+        devices=devices,
+        findings=find(facts, plan),
+        unavailable=facts.unavailable,
+        stale=plan.promised,
+        pinned=facts.pinned,
+    )
 
 
 def _device(facts: Facts, device: DeviceFacts, plan: Plan) -> DeviceReport:
@@ -75,4 +82,13 @@ def _device(facts: Facts, device: DeviceFacts, plan: Plan) -> DeviceReport:
     allocated = sum(row.retained for row in rows)
     storages = sum(storage.device == device.device for storage in facts.graph.storages)
     parts = parts_of(device, allocated, facts.pid, pools_in_use(facts))
-    return DeviceReport(device.device, device.name, device.total, allocated, parts, rows, storages, pools_of(facts, device))
+    return DeviceReport(
+        device=device.device,
+        name=device.name,
+        total=device.total,
+        allocated=allocated,
+        parts=parts,
+        holders=rows,
+        storages=storages,
+        pools=pools_of(facts, device),
+    )

@@ -151,21 +151,21 @@ def _scan_once(notebook: Notebook, tensors: bool) -> Scan:
     graph = compact(walk, roots, _block_sizes(devices))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
     facts = Facts(
-        tracked,
-        devices,
-        graph,
-        learner_facts(_of_kind("learner", walk, numbers)),
-        missing,
-        os.getpid(),
-        gc.get_freeze_count(),
-        is_autocast_on(tracked),
-        pool_facts(_of_kind("pool", walk, numbers)),
-        pinned_facts() if tracked == "cuda" else None,
-        oom_fact(notebook.shell, notebook.inputs),
-        parked_facts(),
-        changed,
-        has_compiled(),
-        workers_facts(walk, _of_kind("iterator", walk, numbers), numbers, _made_here(roots, notebook)),
+        tracked=tracked,
+        devices=devices,
+        graph=graph,
+        learners=learner_facts(_of_kind("learner", walk, numbers)),
+        unavailable=missing,
+        pid=os.getpid(),
+        frozen_objects=gc.get_freeze_count(),
+        is_autocast_on=is_autocast_on(tracked),
+        pools=pool_facts(_of_kind("pool", walk, numbers)),
+        pinned=pinned_facts() if tracked == "cuda" else None,
+        oom=oom_fact(notebook.shell, notebook.inputs),
+        parked=parked_facts(),
+        changed=changed,
+        has_compiled=has_compiled(),
+        workers=workers_facts(walk, _of_kind("iterator", walk, numbers), numbers, _made_here(roots, notebook)),
     )
     return Scan(facts, walk.tracker)
 

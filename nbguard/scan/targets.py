@@ -43,25 +43,25 @@ def resolve_targets(
 def _resolve(text: str, target: ast.expr, namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]) -> Target:
     output = output_label(target, out)
     if output:
-        return Target(text, root=output, value_kind="a displayed result")
+        return Target(text=text, root=output, value_kind="a displayed result")
     if isinstance(target, ast.Name):
         value = lookup(target, namespace)
         if target.id in hidden and hidden[target.id] is value:
             raise TargetError(
                 f"{text} is IPython's own: it cannot be freed (a displayed result is freed by  %reset_gpu Out[3])"
             )
-        return Target(text, root=target.id, value_kind=name_of(type(value)))
+        return Target(text=text, root=target.id, value_kind=name_of(type(value)))
     if not isinstance(target, (ast.Attribute, ast.Subscript)):
         raise AssertionError(target)
     owner = lookup(target.value, namespace)
     if owner is _MISSING:
-        return Target(text)
+        return Target(text=text)
     value, containers = _part(target, owner, namespace)
     if value is _MISSING and isinstance(target, ast.Attribute) and _cannot_delete(owner, target.attr):
         raise TargetError(f"{text} does not exist: {name_of(type(owner))} has no such attribute")
     if value is _MISSING:
-        return Target(text)
-    return Target(text, containers=tuple(map(id, containers)), value=id(value), value_kind=name_of(type(value)))
+        return Target(text=text)
+    return Target(text=text, containers=tuple(map(id, containers)), value=id(value), value_kind=name_of(type(value)))
 
 
 def _cannot_delete(owner: Any, name: str) -> bool:

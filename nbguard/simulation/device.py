@@ -88,7 +88,12 @@ class SimulatedDevice:
         """Return the counters, and the bytes free on the device, from any thread; None if it does not count any more."""
         with self._lock:
             model = self.model
-            stats = AllocatorStats(model.allocated, model.reserved, model.peak_allocated, model.peak_reserved)
+            stats = AllocatorStats(
+                allocated=model.allocated,
+                reserved=model.reserved,
+                peak_allocated=model.peak_allocated,
+                peak_reserved=model.peak_reserved,
+            )
             free = model.driver.free() or 0
         self.settle()  # what has died meanwhile was left to this thread
         return None if self.broken else (stats, free)

@@ -130,28 +130,32 @@ class Simulation:
         self._settle()
         model = self._device.model
         return Simulated(
-            self._device.capacity,
-            self._device.context,
-            model.settings.conf(),
-            self._version,
-            model.allocated,
-            model.reserved,
-            model.peak_allocated,
-            model.peak_reserved,
-            model.driver.free() or 0,
-            model.num_allocs,
-            model.num_frees,
-            model.num_alloc_retries,
-            model.num_ooms,
-            self._segments(),
-            self._mode.unseen,
-            self._device.broken,
+            capacity=self._device.capacity,
+            context=self._device.context,
+            settings=model.settings.conf(),
+            torch_version=self._version,
+            allocated=model.allocated,
+            reserved=model.reserved,
+            peak_allocated=model.peak_allocated,
+            peak_reserved=model.peak_reserved,
+            free=model.driver.free() or 0,
+            allocations=model.num_allocs,
+            frees=model.num_frees,
+            retries=model.num_alloc_retries,
+            ooms=model.num_ooms,
+            segments=self._segments(),
+            unseen=self._mode.unseen,
+            broken=self._device.broken,
         )
 
     def reading(self) -> TickReading | None:
         """Return what a sidebar's tick shows of the device now, from any thread; None if its figures have ended."""
         found = self._device.counted()
-        return None if found is None else TickReading(TRACKED, (self._device_facts(*found, None),), os.getpid())
+        return (
+            None
+            if found is None
+            else TickReading(tracked=TRACKED, devices=(self._device_facts(*found, None),), pid=os.getpid())
+        )
 
     def report(self, namespace: dict[str, Any] | None = None) -> Report:
         """Return who holds the memory of the simulated device: what `%gpumem` says while it is on.
@@ -175,25 +179,43 @@ class Simulation:
         return on_simulated(facts, self._facts(figures), self._mode.places(), figures)
 
     def _facts(self, figures: Simulated) -> DeviceFacts:
-        stats = AllocatorStats(figures.allocated, figures.reserved, figures.peak_allocated, figures.peak_reserved)
+        stats = AllocatorStats(
+            allocated=figures.allocated,
+            reserved=figures.reserved,
+            peak_allocated=figures.peak_allocated,
+            peak_reserved=figures.peak_reserved,
+        )
         return self._device_facts(stats, figures.free, figures.segments)
 
     def _device_facts(self, stats: AllocatorStats, free: int, segments: tuple[Segment, ...] | None) -> DeviceFacts:
         capacity, model = self._device.capacity, self._device.model
         used = capacity - free
         driver = NvmlFacts(capacity, used, (ProcessFact(os.getpid(), used),))
-        return DeviceFacts(DEVICE, NAME, capacity, free, stats, segments, driver, model.settings.conf(), limit=model.cap)
+        return DeviceFacts(
+            device=DEVICE,
+            name=NAME,
+            total=capacity,
+            free=free,
+            allocator=stats,
+            segments=segments,
+            nvml=driver,
+            settings=model.settings.conf(),
+            limit=model.cap,
+        )
 
     def _segments(self) -> tuple[Segment, ...]:
         return tuple(
             Segment(
-                found["address"],
-                found["total_size"],
-                found["segment_type"] == "small",
-                found["is_expandable"],
-                tuple(Block(b["address"], b["size"], b["state"], b["requested_size"]) for b in found["blocks"]),
-                found["stream"],
-                tuple(found["segment_pool_id"]),
+                address=found["address"],
+                total_size=found["total_size"],
+                is_small=found["segment_type"] == "small",
+                is_expandable=found["is_expandable"],
+                blocks=tuple(
+                    Block(address=b["address"], size=b["size"], state=b["state"], requested=b["requested_size"])
+                    for b in found["blocks"]
+                ),
+                stream=found["stream"],
+                pool=tuple(found["segment_pool_id"]),
             )
             for found in self._device.model.segments()
         )

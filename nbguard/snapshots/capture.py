@@ -51,12 +51,12 @@ def beside_facts(devices: Iterable[DeviceFacts], settings: str | None = None) ->
     facts = tuple(devices)
     shares = tuple(memory_fraction(number) if each.has_context else 1.0 for number, each in enumerate(facts))
     return Beside(
-        str(torch.__version__),
-        allocator_settings() if settings is None else settings,
-        _known(each.total for each in facts),
-        _known(each.free for each in facts),
-        _known(shares),
-        tuple(each.name for each in facts),
+        torch_version=str(torch.__version__),
+        settings=allocator_settings() if settings is None else settings,
+        totals=_known(each.total for each in facts),
+        frees=_known(each.free for each in facts),
+        fractions=_known(shares),
+        names=tuple(each.name for each in facts),
     )
 
 

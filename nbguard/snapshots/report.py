@@ -98,9 +98,16 @@ def _home(path: str | Path) -> Path:
 def _report(path: str | Path, snapshot: Snapshot, extra: Extra) -> Saved:
     devices = [saved_device(device, names) for device, names in _devices(snapshot, extra)]
     events = tuple(len(snapshot.trace(number).events) for number in snapshot.devices)
-    report = Report("cuda", tuple(devices), (), (), 0)
+    report = Report(tracked="cuda", devices=tuple(devices), findings=(), unavailable=(), stale=0)
     version = snapshot.beside.torch_version
-    return Saved(Path(path).name, version, _settings(snapshot), events, report, _notes(snapshot, extra))
+    return Saved(
+        file=Path(path).name,
+        torch_version=version,
+        settings=_settings(snapshot),
+        events=events,
+        report=report,
+        notes=_notes(snapshot, extra),
+    )
 
 
 def _settings(snapshot: Snapshot) -> str | None:
@@ -139,19 +146,41 @@ def _facts(snapshot: Snapshot, number: int, settings: str) -> DeviceFacts:
     reserved = sum(segment.total_size for segment in segments)
     blocks = (block for segment in segments for block in segment.blocks)
     allocated = sum(block.size for block in blocks if block.state == "active_allocated")
-    stats = AllocatorStats(allocated, reserved)
-    return DeviceFacts(f"cuda:{number}", name, total, free, stats, segments, settings=settings, limit=limit)
+    stats = AllocatorStats(allocated=allocated, reserved=reserved)
+    return DeviceFacts(
+        device=f"cuda:{number}",
+        name=name,
+        total=total,
+        free=free,
+        allocator=stats,
+        segments=segments,
+        settings=settings,
+        limit=limit,
+    )
 
 
 def _segment(snapshot: Snapshot, segment: SnapshotSegment) -> Segment:
     blocks = tuple(
-        Block(block.address, block.size, block.state, block.requested, site_of(snapshot.stacks[block.stack]))
+        Block(
+            address=block.address,
+            size=block.size,
+            state=block.state,
+            requested=block.requested,
+            site=site_of(snapshot.stacks[block.stack]),
+        )
         if block.stack >= 0
-        else Block(block.address, block.size, block.state, block.requested)
+        else Block(address=block.address, size=block.size, state=block.state, requested=block.requested)
         for block in segment.blocks
     )
-    where = segment.address, segment.total_size, segment.is_small, segment.is_expandable
-    return Segment(*where, blocks, segment.stream, segment.pool)
+    return Segment(
+        address=segment.address,
+        total_size=segment.total_size,
+        is_small=segment.is_small,
+        is_expandable=segment.is_expandable,
+        blocks=blocks,
+        stream=segment.stream,
+        pool=segment.pool,
+    )
 
 
 _LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen", "/torch/_", "/torch/nn/", "??")

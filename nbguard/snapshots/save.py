@@ -55,7 +55,15 @@ def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> 
     _write(target, data, said)
     state = recording()
     return Written(
-        str(path), target.name, beside(target).name, len(data), segments, events, len(held) - unnamed, unnamed, state
+        path=str(path),
+        file=target.name,
+        beside=beside(target).name,
+        nbytes=len(data),
+        segments=segments,
+        events=events,
+        holders=len(held) - unnamed,
+        unnamed=unnamed,
+        recording=state,
     )
 
 

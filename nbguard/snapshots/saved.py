@@ -21,7 +21,7 @@ Names = Mapping[int, str]
 """Who held the block at an address when the file was written."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """One snapshot file: its report, in the columns of `%gpumem`, and what it knows of its origin.
 
@@ -47,7 +47,7 @@ class Change:
     grown: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceDiff:
     """What changed on one device. `holders` re-add to `allocated`, `pools` to `reserved`; unchanged rows are left out."""
 
@@ -82,7 +82,16 @@ def saved_device(device: DeviceFacts, names: Names | None) -> DeviceReport:
     pools = tuple(Pool(_pool_name(key), space) for key, space in by_pool(segments, in_use=private).items())
     blocks = sum(block.state == "active_allocated" for segment in segments for block in segment.blocks)
     parts = parts_of(device, allocated, -1, private)
-    return DeviceReport(device.device, device.name, device.total, allocated, parts, holders, blocks, pools)
+    return DeviceReport(
+        device=device.device,
+        name=device.name,
+        total=device.total,
+        allocated=allocated,
+        parts=parts,
+        holders=holders,
+        storages=blocks,
+        pools=pools,
+    )
 
 
 def _holders(segments: Iterable[Segment], names: Names | None) -> list[Holder]:
@@ -117,12 +126,17 @@ def saved_map(file: str, found: Sequence[tuple[DeviceFacts, Names | None]], note
         for block, label, _ in _held(device.segments or (), names):
             holds.setdefault(label, []).append(len(storages))
             storages.append(StorageFact(device.device, block.size, block.address))
-    roots = tuple(Root("library", label, (number,)) for number, label in enumerate(holds))
-    nodes = [Node("data", "", number, storages=tuple(each)) for number, each in enumerate(holds.values())]
+    roots = tuple(Root(kind="library", label=label, nodes=(number,)) for number, label in enumerate(holds))
+    nodes = [Node(kind="data", type_name="", ref=number, storages=tuple(each)) for number, each in enumerate(holds.values())]
     private = sorted({segment.pool for device, _ in found for segment in device.segments or () if segment.is_private})
     pools = tuple(PoolFact(pool, (number,)) for number, pool in enumerate(private, start=len(nodes)))
-    nodes += [Node("pool", f"private pool {fact.pool[0]}.{fact.pool[1]}", fact.keepers[0]) for fact in pools]
-    facts = Facts("cuda", tuple(device for device, _ in found), Graph(roots, tuple(nodes), tuple(storages)), pools=pools)
+    nodes += [Node(kind="pool", type_name=f"private pool {fact.pool[0]}.{fact.pool[1]}", ref=fact.keepers[0]) for fact in pools]
+    facts = Facts(
+        tracked="cuda",
+        devices=tuple(device for device, _ in found),
+        graph=Graph(roots, tuple(nodes), tuple(storages)),
+        pools=pools,
+    )
     return replace(build_map(facts), file=file, notes=notes)
 
 
@@ -130,7 +144,16 @@ def _row(label: str, sizes: Sequence[int], sites: Mapping[str, int]) -> Holder:
     blocks = f"{len(sizes)} block" + ("s" if len(sizes) != 1 else "")
     most = max(sites, key=sites.__getitem__, default="")
     mostly = "" if not most else f", {'mostly ' if len(sites) > 1 else ''}{most}"
-    return Holder(label, "saved", sum(sizes), sum(sizes), None, blocks + mostly, stale=False, roots=())
+    return Holder(
+        label=label,
+        kind="saved",
+        retained=sum(sizes),
+        reaches=sum(sizes),
+        cell=None,
+        what=blocks + mostly,
+        stale=False,
+        roots=(),
+    )
 
 
 def _pool_name(key: PoolKey) -> str:
@@ -153,11 +176,11 @@ def _device(name: str, before: DeviceReport | None, after: DeviceReport | None) 
     holders = [{row.label: row.retained for row in each.holders} if each is not None else {} for each in (before, after)]
     pools = [{pool.name: pool.space.reserved for pool in each.pools} if each is not None else {} for each in (before, after)]
     return DeviceDiff(
-        name,
-        _change("allocated", *(sum(each.values()) for each in holders)),
-        _change("reserved", *(sum(each.values()) for each in pools)),
-        _changes(*holders),
-        _changes(*pools),
+        device=name,
+        allocated=_change("allocated", *(sum(each.values()) for each in holders)),
+        reserved=_change("reserved", *(sum(each.values()) for each in pools)),
+        holders=_changes(*holders),
+        pools=_changes(*pools),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nbguard.memory.recording import Recording
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """A snapshot file and the one beside it. `nbytes` is the size of the first; `holders` are named in the second.
 

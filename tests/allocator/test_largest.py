@@ -24,21 +24,24 @@ def facts_of(model: CachingAllocator) -> DeviceFacts:
     """Return what a probe would find of a model's device."""
     found = tuple(
         Segment(
-            each["address"],
-            each["total_size"],
-            each["segment_type"] == "small",
-            each["is_expandable"],
-            tuple(Block(b["address"], b["size"], b["state"], b["requested_size"]) for b in each["blocks"]),
-            each["stream"],
-            tuple(each["segment_pool_id"]),
+            address=each["address"],
+            total_size=each["total_size"],
+            is_small=each["segment_type"] == "small",
+            is_expandable=each["is_expandable"],
+            blocks=tuple(
+                Block(address=b["address"], size=b["size"], state=b["state"], requested=b["requested_size"])
+                for b in each["blocks"]
+            ),
+            stream=each["stream"],
+            pool=tuple(each["segment_pool_id"]),
         )
         for each in model.segments()
     )
     return DeviceFacts(
-        "cuda:0",
-        "model",
-        model.capacity,
-        model.driver.free(),
+        device="cuda:0",
+        name="model",
+        total=model.capacity,
+        free=model.driver.free(),
         segments=found,
         settings=model.settings.conf(),
         limit=model.cap if model.cap is not None else model.capacity,

@@ -45,7 +45,7 @@ def raw_snapshot(*models: CachingAllocator, cut: int = 0, conf: str = "") -> Jso
 
 
 def snapshot_of(raw: Json, version: str | None = None, capacity: int | None = None) -> Snapshot:
-    return parse_snapshot(raw, 10**9, Beside(version, None, (capacity,) * 3 if capacity else ()))
+    return parse_snapshot(raw, 10**9, Beside(torch_version=version, settings=None, totals=(capacity,) * 3 if capacity else ()))
 
 
 def assert_exact(found: tuple[DeviceReplay, ...], least: int) -> None:

@@ -113,7 +113,14 @@ def test_settings_that_an_earlier_call_left_in_force(settings: Json, conf: str |
 def test_what_stands_beside(tmp_path: Path) -> None:
     file = tmp_path / "run.pickle"
     file.write_bytes(pickle.dumps(small()))
-    facts = Beside("2.13.0+cu130", "expandable_segments:True", (2**34,), (2**30,), (0.5,), ("NVIDIA L4",))
+    facts = Beside(
+        torch_version="2.13.0+cu130",
+        settings="expandable_segments:True",
+        totals=(2**34,),
+        frees=(2**30,),
+        fractions=(0.5,),
+        names=("NVIDIA L4",),
+    )
     beside(file).write_text(json.dumps(beside_data(facts)))
 
     assert load_snapshot(file).beside == facts

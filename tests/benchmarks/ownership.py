@@ -46,10 +46,13 @@ class Scene:
     def graph(self, names: Sequence[int]) -> Graph:
         """Return the graph, with a name for each of these nodes."""
         nodes = (
-            Node("object", "", n, tuple(below), ("",) * len(below), self._held(n)) for n, below in enumerate(self.children)
+            Node(kind="object", type_name="", ref=n, children=tuple(below), labels=("",) * len(below), storages=self._held(n))
+            for n, below in enumerate(self.children)
         )
         facts = (StorageFact("cpu", 1000) for _ in self.storages)
-        return Graph(tuple(Root("name", f"n{i}", (n,)) for i, n in enumerate(names)), tuple(nodes), tuple(facts))
+        return Graph(
+            tuple(Root(kind="name", label=f"n{i}", nodes=(n,)) for i, n in enumerate(names)), tuple(nodes), tuple(facts)
+        )
 
     def _held(self, node: int) -> tuple[int, ...]:
         return (self.storages[node],) if node in self.storages else ()

@@ -64,7 +64,7 @@ def synthetic(events: int) -> Snapshot:
         if len(model.events) >= events:
             break
     trace = [{"action": a, "addr": address, "size": size, "stream": stream} for a, address, size, stream in model.events]
-    return parse_snapshot({"segments": model.segments(), "device_traces": [trace]}, 10**12, Beside("2.13"))
+    return parse_snapshot({"segments": model.segments(), "device_traces": [trace]}, 10**12, Beside(torch_version="2.13"))
 
 
 def speed(snapshot: Snapshot, rounds: int) -> tuple[int, float, bool]:

@@ -33,10 +33,10 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         assert child.stdout.readline() == "ready\n"
         process = process_of(child.pid)
         assert process is not None
-        known[child.pid] = Judged(DeviceProcess(process, devices=(("GPU 0", 1),)), True, "made for a test")
+        known[child.pid] = Judged(DeviceProcess(process=process, devices=(("GPU 0", 1),)), True, "made for a test")
         return known[child.pid]
 
-    monkeypatch.setattr(actions, "find_zombies", lambda pids: Zombies(tuple(known[pid] for pid in pids)))
+    monkeypatch.setattr(actions, "find_zombies", lambda pids: Zombies(judged=tuple(known[pid] for pid in pids)))
     monkeypatch.setattr(actions, "_PATIENCE", {signal.SIGTERM: 0.5, signal.SIGKILL: 10.0})
     yield run
     for child in children:
@@ -51,7 +51,7 @@ def _pid(judged: Judged) -> int:
 def test_each_listens_to_its_own_word(start: Start) -> None:
     quiet, deaf = start(_QUIET), start(_DEAF)
 
-    done = actions.end_orphans(Zombies((quiet, deaf)))
+    done = actions.end_orphans(Zombies(judged=(quiet, deaf)))
 
     assert (done.asked, done.ended, done.remaining) == (True, (_pid(quiet), _pid(deaf)), ())
     assert not is_alive(quiet.found.process)
@@ -63,7 +63,7 @@ def test_one_that_is_no_orphan_by_now_gets_no_signal(start: Start, monkeypatch: 
     found = start(_QUIET)
     monkeypatch.setattr(actions, "find_zombies", lambda pids: Zombies())
 
-    done = actions.end_orphans(Zombies((found,)))
+    done = actions.end_orphans(Zombies(judged=(found,)))
 
     assert is_alive(found.found.process)
     assert (done.ended, done.remaining) == ((), ((_pid(found), "it is no longer an orphan on a GPU"),))
@@ -74,7 +74,7 @@ def test_one_that_has_ended_by_itself_is_gone(start: Start) -> None:
     os.kill(_pid(found), signal.SIGKILL)
     os.waitid(os.P_PID, _pid(found), os.WEXITED | os.WNOWAIT)
 
-    assert actions.end_orphans(Zombies((found,))).ended == (_pid(found),)
+    assert actions.end_orphans(Zombies(judged=(found,))).ended == (_pid(found),)
 
 
 def test_an_interrupt_stops_before_the_next_and_the_report_is_true(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_an_interrupt_stops_before_the_next_and_the_report_is_true(start: Start,
     timer.start()
 
     try:
-        done = actions.end_orphans(Zombies((deaf, quiet)))
+        done = actions.end_orphans(Zombies(judged=(deaf, quiet)))
         timer.join()
         assert signal.getsignal(signal.SIGINT) is there
     finally:

@@ -24,9 +24,17 @@ KERNEL = ("/env/bin/python", "-m", "ipykernel_launcher", "-f", "/run/kernel-1.js
 COMPILER = ("/env/bin/python", "/env/lib/python3.11/site-packages/torch/_inductor/compile_worker/__main__.py", "--parent=77")
 INIT = ("/sbin/init",)
 ORPHAN = DeviceProcess(
-    Process(900, 100.0), (1,), ME.owner, SPAWNED, INIT, is_forked=False, is_session_leader=False, has_clients=False,
-    is_elsewhere=False, devices=(("GPU 0", 1 << 30),),
-)  # fmt: skip
+    process=Process(900, 100.0),
+    ancestors=(1,),
+    owner=ME.owner,
+    command=SPAWNED,
+    parent_command=INIT,
+    is_forked=False,
+    is_session_leader=False,
+    has_clients=False,
+    is_elsewhere=False,
+    devices=(("GPU 0", 1 << 30),),
+)
 FORK = replace(ORPHAN, command=KERNEL, is_forked=True, connection=True)
 LEFT_KERNEL = replace(ORPHAN, command=KERNEL, connection=False)
 
@@ -110,20 +118,20 @@ _maybe = st.sampled_from([None, True, False])
 _commands = st.sampled_from([(), SPAWNED, FORKSERVER, KERNEL, COMPILER, ("python", "train.py"), ("bash",), INIT])
 _processes = st.builds(
     DeviceProcess,
-    st.builds(Process, _ids, st.floats(1, 200)),
-    st.lists(_ids, max_size=4).map(tuple),
-    st.sampled_from([None, ME.owner, ("0",) * 3, ("1000", "0", "0"), ()]),
-    _commands,
-    st.one_of(st.none(), _commands),
-    st.booleans(),
-    _maybe,
-    _maybe,
-    _maybe,
-    _maybe,
-    _maybe,
-    st.booleans(),
-    st.sampled_from([(), (("GPU 0", None),), (("GPU 0", 7),)]),
-    st.booleans(),
+    process=st.builds(Process, _ids, st.floats(1, 200)),
+    ancestors=st.lists(_ids, max_size=4).map(tuple),
+    owner=st.sampled_from([None, ME.owner, ("0",) * 3, ("1000", "0", "0"), ()]),
+    command=_commands,
+    parent_command=st.one_of(st.none(), _commands),
+    is_parent_gone=st.booleans(),
+    is_forked=_maybe,
+    is_session_leader=_maybe,
+    has_clients=_maybe,
+    connection=_maybe,
+    is_elsewhere=_maybe,
+    is_defunct=st.booleans(),
+    devices=st.sampled_from([(), (("GPU 0", None),), (("GPU 0", 7),)]),
+    holds_files=st.booleans(),
 )
 _kernels = st.lists(st.builds(Kernel, st.builds(Process, _ids, st.floats(1, 200)), st.just("/run/kernel-1.json"))).map(tuple)
 _arounds = st.builds(

@@ -39,7 +39,16 @@ def graphs(draw: st.DrawFn) -> Graph:
         labels = tuple(draw(st.sampled_from(_LABELS)) for _ in below)
         held = tuple(draw(st.lists(st.integers(0, storages - 1), max_size=2, unique=True))) if storages else ()
         kind = draw(st.sampled_from(_KINDS))
-        nodes.append(Node(kind, draw(st.sampled_from((kind, "tuple", "dict"))), 1000 + number, below, labels, held))
+        nodes.append(
+            Node(
+                kind=kind,
+                type_name=draw(st.sampled_from((kind, "tuple", "dict"))),
+                ref=1000 + number,
+                children=below,
+                labels=labels,
+                storages=held,
+            )
+        )
     roots = []
     for number in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from((*_USERS, "name", "out", "out", "error", "cache", "garbage")))
@@ -47,7 +56,7 @@ def graphs(draw: st.DrawFn) -> Graph:
             kind, label = ("cache", f"r{number}") if any(r.kind == "error" for r in roots) else ("error", "last error")
         else:
             label = f"Out[{number}]" if kind == "out" else f"r{number}"
-        roots.append(Root(kind, label, tuple(draw(st.lists(numbers, min_size=1, max_size=3, unique=True)))))
+        roots.append(Root(kind=kind, label=label, nodes=tuple(draw(st.lists(numbers, min_size=1, max_size=3, unique=True)))))
     sizes = [1 << (number + draw(st.sampled_from((0, 12)))) for number in range(storages)]  # a sum tells its parts
     return Graph(tuple(roots), tuple(nodes), tuple(StorageFact("cpu", nbytes, 4096) for nbytes in sizes))
 
@@ -63,12 +72,17 @@ def situations(draw: st.DrawFn) -> tuple[Facts, Request]:
     ]
     labels = [root.label for root in graph.roots if root.kind in ("name", "out")]
     edges = [(parent, child) for parent, node in enumerate(graph.nodes) for child in node.children]
-    targets = [Target(label, root=label, value_kind="object") for label in labels]
-    targets += [Target(f"a.part{parent}_{child}", "", (1000 + parent,), 1000 + child, "object") for parent, child in edges]
+    targets = [Target(text=label, root=label, value_kind="object") for label in labels]
+    targets += [
+        Target(text=f"a.part{parent}_{child}", root="", containers=(1000 + parent,), value=1000 + child, value_kind="object")
+        for parent, child in edges
+    ]
     keep = tuple(draw(st.lists(st.sampled_from(labels), max_size=2, unique=True))) if labels else ()
     asked = [Request(keep=keep), Request(keep=keep, everything=True)]
     if targets:
-        asked.append(Request(tuple(draw(st.lists(st.sampled_from(targets), min_size=1, max_size=2, unique=True))), keep))
+        asked.append(
+            Request(targets=tuple(draw(st.lists(st.sampled_from(targets), min_size=1, max_size=2, unique=True))), keep=keep)
+        )
     return make_facts(graph, learners), draw(st.sampled_from(asked))
 
 

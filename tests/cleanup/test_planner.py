@@ -12,7 +12,7 @@ from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segme
 
 
 def _plan(facts: Facts, *targets: Target, **request: object) -> Plan:
-    return plan_cleanup(facts, Request(targets, **request))  # type: ignore[arg-type]
+    return plan_cleanup(facts, Request(targets=targets, **request))  # type: ignore[arg-type]
 
 
 def _steps(plan: Plan) -> list[tuple[str, int | None]]:
@@ -112,7 +112,7 @@ def test_targets_go_and_nothing_else_that_is_stale() -> None:
         {"learn": ["a"], "Out[1]": ["b"], "Out[2]": ["a"]}, storages={"a": 9, "b": 5}, kinds={"a": "learner", "b": "learner"}
     )
 
-    plan = _plan(make_facts(graph), Target("learn", root="learn"))
+    plan = _plan(make_facts(graph), Target(text="learn", root="learn"))
 
     assert plan.promised == 9
     assert [action.label for action in plan.actions if action.kind in ("del", "out")] == ["del learn", "Out[2]:  forgotten"]
@@ -121,27 +121,27 @@ def test_targets_go_and_nothing_else_that_is_stale() -> None:
 def test_another_name_of_a_target_keeps_it() -> None:
     graph = make_graph({"learn": ["a"], "best": ["a"]}, storages={"a": 9}, kinds={"a": "learner"})
 
-    assert _plan(make_facts(graph), Target("learn", root="learn")).promised == 0
+    assert _plan(make_facts(graph), Target(text="learn", root="learn")).promised == 0
 
 
 def test_a_part_of_a_container_goes_alone() -> None:
     graph = make_graph(
         {"runs": ["d"]}, {"d": {"['a']": "x", "['b']": "y"}}, {"x": 9, "y": 5}, {"d": "object", "x": "model", "y": "learner"}
     )
-    target = Target("runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
+    target = Target(text="runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
 
     assert _plan(make_facts(graph), target).promised == 9
 
 
 def test_a_computed_target_is_done_but_not_promised() -> None:
-    plan = _plan(make_facts(make_graph({"runs": ["d"]}, storages={"d": 9})), Target("runs[key()]"))
+    plan = _plan(make_facts(make_graph({"runs": ["d"]}, storages={"d": 9})), Target(text="runs[key()]"))
 
     assert (plan.actions[0].kind, plan.actions[0].nbytes) == ("del", None)
     assert plan.promised == 0
 
 
 def test_a_target_without_memory_is_skipped_with_a_word() -> None:
-    plan = _plan(make_facts(make_graph({"a": ["x"]}, storages={"x": 3})), Target("n", root="n", value_kind="int"))
+    plan = _plan(make_facts(make_graph({"a": ["x"]}, storages={"x": 3})), Target(text="n", root="n", value_kind="int"))
 
     assert plan.skipped == ("n (int) leads to no tensor, model or loader on cpu: left as it is",)
     assert [action.kind for action in plan.actions] == ["collect"]
@@ -226,7 +226,7 @@ def test_a_displayed_result_that_leads_to_a_target_only_by_the_reference_that_go
         {"x": 9, "y": 5},
         {"x": "model", "y": "learner"},
     )
-    target = Target("runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
+    target = Target(text="runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
 
     plan = _plan(make_facts(graph), target)
 
@@ -241,7 +241,7 @@ def test_a_displayed_container_of_a_target_does_not_keep_it_in_the_last_error() 
         {"x": 9},
         {"x": "model", "e": "traceback", "f": "frame"},
     )
-    target = Target("runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
+    target = Target(text="runs['a']", containers=(graph.nodes[0].ref,), value=ref_of(graph, "model"))
 
     assert _plan(make_facts(graph), target).promised == 9
 

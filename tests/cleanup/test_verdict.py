@@ -88,7 +88,7 @@ def test_without_a_device_a_restart_gives_nothing() -> None:
     found = verdict(make_facts(make_graph({"a": ["x"]}, storages={"x": 9})))
 
     assert (_parts(found), found.gain, found.is_needed) == ({"your names": 9}, 0, False)
-    assert verdict(Facts("cuda")).rest == ()
+    assert verdict(Facts(tracked="cuda")).rest == ()
 
 
 _KIND = st.sampled_from(["name", "module", "frame", "out", "error", "cache", "garbage", "library"])

@@ -25,7 +25,7 @@ def _facts(roots: dict[str, list[str]], edges: dict[str, dict[str, str]] = _KEPT
     graph = make_graph(roots, edges, {"batch": 5 * MIB, "data": MIB}, _KINDS)
     node = {each.kind: number for number, each in enumerate(graph.nodes)}
     loaders = (node["loader"],) if "._iterator" in edges.get("dl", {}) else ()
-    workers = WorkersFact(node["iterator"], _PAIR, loaders, private=3 * MIB, shared=MIB)
+    workers = WorkersFact(node=node["iterator"], processes=_PAIR, loaders=loaders, private=3 * MIB, shared=MIB)
     return replace(make_facts(graph), workers=(replace(workers, **fact),))  # type: ignore[arg-type]
 
 
@@ -101,7 +101,7 @@ def test_only_a_library_knows_them_so_they_stay() -> None:
 
 def test_workers_of_a_stale_iterator_and_of_none() -> None:
     stale = _facts({"last error": ["err"]}, {"err": {" → it": "it"}, "it": {"": "batch"}, "dl": {}})
-    gone = replace(stale, workers=(WorkersFact(None, _PAIR),))
+    gone = replace(stale, workers=(WorkersFact(node=None, processes=_PAIR),))
 
     assert _workers(_plan(stale)) == ["2 workers of last error → it ended"]
     assert _workers(_plan(gone)) == ["2 workers of an iterator that is gone ended"]
@@ -112,19 +112,19 @@ def test_workers_of_a_stale_iterator_and_of_none() -> None:
 def test_targets_narrow_it_down() -> None:
     facts = _facts({"dl": ["dl"], "other": ["data"]})
 
-    assert _workers(_plan(facts, targets=(Target("other", root="other"),))) == []
-    assert _workers(_plan(facts, targets=(Target("dl", root="dl"),))) == ["2 workers of dl ended"]
+    assert _workers(_plan(facts, targets=(Target(text="other", root="other"),))) == []
+    assert _workers(_plan(facts, targets=(Target(text="dl", root="dl"),))) == ["2 workers of dl ended"]
     assert _workers(_plan(facts, everything=True)) == ["2 workers of dl ended"]
 
 
 def test_findings_name_the_command() -> None:
-    (idle,) = (each for each in find(_facts({"dl": ["dl"]}), Plan(Request())) if each.kind == "workers")
+    (idle,) = (each for each in find(_facts({"dl": ["dl"]}), Plan(request=Request())) if each.kind == "workers")
     (alone,) = (
         each
-        for each in find(_facts({"it": ["it"]}, {"it": {"": "batch"}, "dl": {}}, is_midway=True), Plan(Request()))
+        for each in find(_facts({"it": ["it"]}, {"it": {"": "batch"}, "dl": {}}, is_midway=True), Plan(request=Request()))
         if each.kind == "workers"
     )
-    (held,) = (each for each in find(_facts({"it": ["it"]}, is_midway=True), Plan(Request())) if each.kind == "workers")
+    (held,) = (each for each in find(_facts({"it": ["it"]}, is_midway=True), Plan(request=Request())) if each.kind == "workers")
 
     assert idle.sentence == (
         "dl keeps 2 idle workers (4.00 MiB of host memory): `%reset_gpu --workers` ends them, the next epoch starts new ones"

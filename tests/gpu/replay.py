@@ -30,20 +30,20 @@ def device_facts(recording: Json) -> DeviceFacts:
     free, total = recording["mem_get_info"]
     stats = recording["memory_stats"]
     return DeviceFacts(
-        "cuda:0",
-        recording["device"]["name"],
-        total,
-        free,
-        AllocatorStats(_current(stats, "allocated"), _current(stats, "reserved")),
-        segments(recording),
-        _nvml(recording["nvml"]),
-        recording["settings"],
+        device="cuda:0",
+        name=recording["device"]["name"],
+        total=total,
+        free=free,
+        allocator=AllocatorStats(allocated=_current(stats, "allocated"), reserved=_current(stats, "reserved")),
+        segments=segments(recording),
+        nvml=_nvml(recording["nvml"]),
+        settings=recording["settings"],
     )
 
 
 def report(recording: Json) -> DeviceReport:
     """Return what nbguard reports on the recorded device."""
-    return build_report(Facts("cuda", (device_facts(recording),), pid=1)).devices[0]
+    return build_report(Facts(tracked="cuda", devices=(device_facts(recording),), pid=1)).devices[0]
 
 
 def space(recording: Json, freed: Collection[int] = ()) -> Fragmentation:
@@ -125,7 +125,7 @@ def check_trace(recording: Json) -> None:
 def check_model(recording: Json) -> None:
     """The model of the allocator does what was recorded, event by event, and ends with the same blocks."""
     device = recording["device"]
-    facts = Beside(device["versions"]["torch"], recording["settings"], (device["capacity"],))
+    facts = Beside(torch_version=device["versions"]["torch"], settings=recording["settings"], totals=(device["capacity"],))
     settings = {"PYTORCH_CUDA_ALLOC_CONF": recording["settings"]} | recording["allocator_settings"]
     for found in replay(parse_snapshot(unpacked(recording) | {"allocator_settings": settings}, LARGEST_SET * 100, facts)):
         assert found.first_difference is None

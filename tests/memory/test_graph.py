@@ -23,9 +23,19 @@ def graphs(draw: st.DrawFn) -> Graph:
     for number in range(count):
         children = tuple(draw(some))
         held = tuple(draw(st.lists(st.integers(0, storages - 1), max_size=2, unique=True))) if storages else ()
-        nodes.append(Node("object", "object", number, children, tuple(f".c{c}" for c in children), held))
+        nodes.append(
+            Node(
+                kind="object",
+                type_name="object",
+                ref=number,
+                children=children,
+                labels=tuple(f".c{c}" for c in children),
+                storages=held,
+            )
+        )
     roots = tuple(
-        Root(draw(st.sampled_from(_KINDS)), f"r{number}", tuple(draw(entries))) for number in range(draw(st.integers(1, 6)))
+        Root(kind=draw(st.sampled_from(_KINDS)), label=f"r{number}", nodes=tuple(draw(entries)))
+        for number in range(draw(st.integers(1, 6)))
     )
     return Graph(roots, tuple(nodes), tuple(StorageFact("cpu", 1 << number) for number in range(storages)))
 

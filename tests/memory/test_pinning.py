@@ -64,7 +64,11 @@ def losses_in_every_segment(count: int = 12) -> Facts:
     assert len(losses) == count
     found = [_pinned(number + 1, at) for number, at in enumerate(losses)]
     model = Segment(
-        address[30 * MiB], 30 * MiB, False, False, (Block(address[30 * MiB], 30 * MiB, "active_allocated", 30 * MiB),)
+        address=address[30 * MiB],
+        total_size=30 * MiB,
+        is_small=False,
+        is_expandable=False,
+        blocks=(Block(address=address[30 * MiB], size=30 * MiB, state="active_allocated", requested=30 * MiB),),
     )
     device = make_cuda_device([model, *found], 400 * MiB, 100 * MiB)
     return make_facts(graph, device=device)
@@ -72,8 +76,14 @@ def losses_in_every_segment(count: int = 12) -> Facts:
 
 def _pinned(number: int, address: int) -> Segment:
     """Return a segment of 20 MiB with 512 live bytes; addresses of the rest are made up."""
-    rest = Block((number + 1) << 40, 20 * MiB - 512, "inactive")
-    return Segment(address, 20 * MiB, False, False, (Block(address, 512, "active_allocated", 4), rest))
+    rest = Block(address=(number + 1) << 40, size=20 * MiB - 512, state="inactive")
+    return Segment(
+        address=address,
+        total_size=20 * MiB,
+        is_small=False,
+        is_expandable=False,
+        blocks=(Block(address=address, size=512, state="active_allocated", requested=4), rest),
+    )
 
 
 def test_each_small_tensor_is_named_with_the_segment_it_pins() -> None:
@@ -118,14 +128,14 @@ def test_of_many_pinned_segments_those_with_most_free_bytes_are_among_the_explai
 def test_a_segment_of_two_holders_comes_back_with_neither_alone() -> None:
     graph = make_graph({"a": ["x"], "b": ["y"]}, {}, {"x": 512, "y": 1024}, device="cuda:0")
     segment = Segment(
-        4096,
-        2 * MiB,
-        True,
-        False,
-        (
-            Block(4096, 512, "active_allocated", 512),
-            Block(4097, 1024, "active_allocated", 1024),
-            Block(6000, 2 * MiB - 1536, "inactive"),
+        address=4096,
+        total_size=2 * MiB,
+        is_small=True,
+        is_expandable=False,
+        blocks=(
+            Block(address=4096, size=512, state="active_allocated", requested=512),
+            Block(address=4097, size=1024, state="active_allocated", requested=1024),
+            Block(address=6000, size=2 * MiB - 1536, state="inactive"),
         ),
     )
     device = make_cuda_device([segment], 100 * MiB, 0)
@@ -162,7 +172,9 @@ def test_without_a_gpu_there_is_no_map() -> None:
 def notebooks(draw: st.DrawFn) -> tuple[Facts, int]:
     """Names that hold tensors, some of two names, some stale, in segments with holes; and a request."""
     names = [f"v{n}" for n in range(draw(st.integers(1, 5)))]
-    roots = [Root("name", name, (n,)) for n, name in enumerate(names)] + [Root("garbage", "unreachable cycles", (len(names),))]
+    roots = [Root(kind="name", label=name, nodes=(n,)) for n, name in enumerate(names)] + [
+        Root(kind="garbage", label="unreachable cycles", nodes=(len(names),))
+    ]
     owned: list[list[int]] = [[] for _ in roots]
     storages: list[StorageFact] = []
     found: list[Segment] = []
@@ -177,13 +189,15 @@ def notebooks(draw: st.DrawFn) -> tuple[Facts, int]:
             if who - {-1}:
                 storages.append(StorageFact("cuda:0", size * MiB, at))
             state = "active_allocated" if is_live else "inactive"
-            blocks.append(Block(at, size * MiB, state, size * MiB if is_live else 0))
+            blocks.append(Block(address=at, size=size * MiB, state=state, requested=size * MiB if is_live else 0))
             at += size * MiB
         first = blocks[0].address
-        found.append(Segment(first, at - first, False, False, tuple(blocks)))
-    nodes = tuple(Node("tensor", "Tensor", n, storages=tuple(held)) for n, held in enumerate(owned))
+        found.append(Segment(address=first, total_size=at - first, is_small=False, is_expandable=False, blocks=tuple(blocks)))
+    nodes = tuple(Node(kind="tensor", type_name="Tensor", ref=n, storages=tuple(held)) for n, held in enumerate(owned))
     device = make_cuda_device(found, 300 * MiB, draw(st.integers(0, 24)) * MiB)
-    return Facts("cuda", (device,), Graph(tuple(roots), nodes, tuple(storages))), draw(st.integers(2, 60)) * MiB
+    return Facts(tracked="cuda", devices=(device,), graph=Graph(tuple(roots), nodes, tuple(storages))), draw(
+        st.integers(2, 60)
+    ) * MiB
 
 
 def _freed(facts: Facts, gone: set[int]) -> set[int]:
@@ -245,7 +259,11 @@ def test_of_many_names_a_good_set_is_found_step_by_step() -> None:
     )
     found = [
         Segment(
-            s.address, 20 * MiB, False, False, (Block(s.address, s.nbytes, "active_allocated", s.nbytes), _rest(n, s.nbytes))
+            address=s.address,
+            total_size=20 * MiB,
+            is_small=False,
+            is_expandable=False,
+            blocks=(Block(address=s.address, size=s.nbytes, state="active_allocated", requested=s.nbytes), _rest(n, s.nbytes)),
         )
         for n, s in enumerate(graph.storages)
     ]
@@ -261,7 +279,7 @@ def test_of_many_names_a_good_set_is_found_step_by_step() -> None:
 
 
 def _rest(number: int, nbytes: int) -> Block:
-    return Block((number + 1) << 40, 20 * MiB - nbytes, "inactive")
+    return Block(address=(number + 1) << 40, size=20 * MiB - nbytes, state="inactive")
 
 
 # --- recorded snapshots -----------------------------------------------------------------------------------------------------
@@ -280,19 +298,21 @@ def test_recorded_snapshots_re_add() -> None:
         for number in {segment.device for segment in loaded.segments}:
             found = [
                 Segment(
-                    each.address,
-                    each.total_size,
-                    each.is_small,
-                    each.is_expandable,
-                    tuple(Block(b.address, b.size, b.state, b.requested) for b in each.blocks),
-                    each.stream,
-                    each.pool,
+                    address=each.address,
+                    total_size=each.total_size,
+                    is_small=each.is_small,
+                    is_expandable=each.is_expandable,
+                    blocks=tuple(
+                        Block(address=b.address, size=b.size, state=b.state, requested=b.requested) for b in each.blocks
+                    ),
+                    stream=each.stream,
+                    pool=each.pool,
                 )
                 for each in loaded.segments
                 if each.device == number
             ]
-            device = DeviceFacts(f"cuda:{number}", file.name, segments=tuple(found))
-            (drawn,) = build_map(Facts("cuda", (device,))).devices
+            device = DeviceFacts(device=f"cuda:{number}", name=file.name, segments=tuple(found))
+            (drawn,) = build_map(Facts(tracked="cuda", devices=(device,))).devices
             spaces = [drawn.space, *(pool.space for pool in drawn.pools)]
             for space in spaces:
                 assert space.allocated + space.pending + space.releasable + space.stranded + space.kept == space.reserved

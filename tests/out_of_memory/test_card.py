@@ -55,7 +55,7 @@ def _case(
     graph = make_graph(roots, edges, storages, kinds, device="cuda:0")
     found = make_cuda_device([*_segments(graph), *segments], total, free)
     facts = make_facts(graph, device=replace(found, **(device or {})))
-    return replace(facts, oom=fact or OomFact("cuda:0", asked))
+    return replace(facts, oom=fact or OomFact(device="cuda:0", requested=asked))
 
 
 def _card(facts: Facts) -> OomCard:
@@ -119,7 +119,7 @@ def test_leftovers_of_the_failed_fit_are_the_runs_own() -> None:
     device = make_cuda_device(_segments(graph), 40 * GiB, GiB)
     learner = LearnerFact(0, is_running=False, summary="Learner", leftovers=("xb",))
 
-    card = _card(replace(make_facts(graph, [learner], device), oom=OomFact("cuda:0", 2 * GiB)))
+    card = _card(replace(make_facts(graph, [learner], device), oom=OomFact(device="cuda:0", requested=2 * GiB)))
 
     assert card.taken == 3 * GiB
     assert card.fixes[0].enough is False
@@ -131,7 +131,7 @@ def test_a_graphs_pool_that_the_plan_frees_counts() -> None:
     segments = [*_segments(graph), make_segment((3 * GiB, "inactive"), address=1 << 44, pool=(0, 7))]
     facts = make_facts(graph, device=make_cuda_device(segments, 40 * GiB, GiB))
     node = next(number for number, node in enumerate(graph.nodes) if node.kind == "pool")
-    facts = replace(facts, pools=(PoolFact((0, 7), (node,)),), oom=OomFact("cuda:0", 4 * GiB))
+    facts = replace(facts, pools=(PoolFact((0, 7), (node,)),), oom=OomFact(device="cuda:0", requested=4 * GiB))
 
     assert _cleanup(facts).enough is True
     assert _card(facts).had == GiB
@@ -142,7 +142,7 @@ def test_a_graphs_pool_that_stays_does_not_count() -> None:
     segments = [*_segments(graph), make_segment((3 * GiB, "inactive"), address=1 << 44, pool=(0, 7))]
     facts = make_facts(graph, device=make_cuda_device(segments, 40 * GiB, GiB))
     node = next(number for number, node in enumerate(graph.nodes) if node.kind == "pool")
-    facts = replace(facts, pools=(PoolFact((0, 7), (node,)),), oom=OomFact("cuda:0", 4 * GiB))
+    facts = replace(facts, pools=(PoolFact((0, 7), (node,)),), oom=OomFact(device="cuda:0", requested=4 * GiB))
 
     assert _cleanup(facts).enough is False
 
@@ -151,10 +151,10 @@ def test_a_free_block_that_is_large_enough_counts() -> None:
     """The stale block lies between live ones: the driver gets nothing back, and yet the request fits."""
     graph = make_graph({"a": ["a"], "Out[3]": ["o"]}, {}, {"a": GiB, "o": 3 * GiB}, {"o": "learner"}, device="cuda:0")
     device = make_cuda_device(_segments(graph, together=True), 40 * GiB, GiB)
-    facts = replace(make_facts(graph, device=device), oom=OomFact("cuda:0", 3 * GiB))
+    facts = replace(make_facts(graph, device=device), oom=OomFact(device="cuda:0", requested=3 * GiB))
 
     assert _cleanup(facts).enough is True
-    assert _cleanup(replace(facts, oom=OomFact("cuda:0", 3 * GiB + 1))).enough is False
+    assert _cleanup(replace(facts, oom=OomFact(device="cuda:0", requested=3 * GiB + 1))).enough is False
     other = make_segment((GiB, "inactive"), (GiB, "active_allocated"), address=1 << 44, stream=0x50)
     streams = replace(device, segments=(*(device.segments or ()), other))
     facts = replace(facts, devices=(streams,))
@@ -173,7 +173,7 @@ def test_running_it_again_needs_what_it_had_taken_once_more(free: int, again: bo
 
 
 def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
-    facts = _case(fact=OomFact("cuda:0", 2 * GiB, was_released=True), free=4 * GiB)
+    facts = _case(fact=OomFact(device="cuda:0", requested=2 * GiB, was_released=True), free=4 * GiB)
 
     fix = _card(facts).fixes[0]
 
@@ -182,13 +182,25 @@ def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
 
 
 def _note(**changes: object) -> OomNote:
-    note = OomNote("cuda:0", 2 * GiB, 40 * GiB, GiB, None, 6 * GiB, 6 * GiB, 6 * GiB, 6 * GiB, 0, 0)
+    note = OomNote(
+        device="cuda:0",
+        requested=2 * GiB,
+        total=40 * GiB,
+        free=GiB,
+        limit=None,
+        allocated=6 * GiB,
+        reserved=6 * GiB,
+        peak_allocated=6 * GiB,
+        peak_reserved=6 * GiB,
+        stranded=0,
+        largest_free=0,
+    )
     return replace(note, **changes)  # type: ignore[arg-type]
 
 
 def test_what_went_since_the_failure_counts_as_the_runs_own() -> None:
     """Temporaries went while frames were unwound: the run needs their bytes again."""
-    fact = OomFact("cuda:0", 2 * GiB, note=_note(allocated=5 * GiB))
+    fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(allocated=5 * GiB))
 
     assert _cleanup(_case(fact=fact, out=3 * GiB, free=GiB)).enough is True  # 2 went, and 4 can be had
     more = replace(fact, note=_note(allocated=5 * GiB + 1))
@@ -196,7 +208,7 @@ def test_what_went_since_the_failure_counts_as_the_runs_own() -> None:
 
 
 def test_rounded_figures_are_taken_at_their_worst() -> None:
-    fact = OomFact("cuda:0", 2 * GiB, note=_note(allocated=3 * GiB, slack=MiB))  # as much is allocated now
+    fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(allocated=3 * GiB, slack=MiB))  # as much is allocated now
 
     assert _cleanup(_case(fact=fact, out=3 * GiB, free=0)).enough is True
     assert _cleanup(_case(3 * GiB, fact=replace(fact, requested=3 * GiB), out=3 * GiB, free=0)).enough is None
@@ -246,14 +258,16 @@ def test_a_cleanup_is_preferred_to_a_name() -> None:
 @pytest.mark.parametrize("why", ["uses", "bound"])
 def test_what_the_failed_run_needs_is_not_offered(why: str) -> None:
     facts = _case(
-        names={"learn": 4 * GiB, "old": 2 * GiB}, free=0, fact=replace(OomFact("cuda:0", 2 * GiB), **{why: ("learn",)})
+        names={"learn": 4 * GiB, "old": 2 * GiB},
+        free=0,
+        fact=replace(OomFact(device="cuda:0", requested=2 * GiB), **{why: ("learn",)}),
     )
 
     assert [fix.commands for fix in _card(facts).fixes if fix.enough] == [("%reset_gpu old",)]
 
 
 def test_what_the_failed_run_had_bound_is_its_own() -> None:
-    fact = OomFact("cuda:0", GiB, bound=("xs",))
+    fact = OomFact(device="cuda:0", requested=GiB, bound=("xs",))
 
     assert _card(_case(fact=fact, names={"xs": 2 * GiB}, free=0)).taken == 2 * GiB
     assert _card(_case(fact=replace(fact, bound=("ys",)), names={"xs": 2 * GiB}, free=0)).taken == 0
@@ -262,7 +276,7 @@ def test_what_the_failed_run_had_bound_is_its_own() -> None:
 def test_all_names_of_one_object_are_named() -> None:
     graph = make_graph({"learn": ["l"], "best": ["l"]}, storages={"l": 4 * GiB}, device="cuda:0")
     device = make_cuda_device(_segments(graph), 40 * GiB, 0)
-    facts = replace(make_facts(graph, device=device), oom=OomFact("cuda:0", 2 * GiB))
+    facts = replace(make_facts(graph, device=device), oom=OomFact(device="cuda:0", requested=2 * GiB))
 
     assert _fix(facts, "%reset_gpu").commands == ("%reset_gpu learn best",)
 
@@ -280,7 +294,7 @@ def _with_gradients(learner: int = 0) -> Facts:
     )
     device = make_cuda_device(_segments(graph), 40 * GiB, GiB)
     facts = make_facts(graph, [LearnerFact(0, is_running=False, summary="Learner")], device)
-    return replace(facts, oom=OomFact("cuda:0", 4 * GiB, uses=("learn",), learner=learner))
+    return replace(facts, oom=OomFact(device="cuda:0", requested=4 * GiB, uses=("learn",), learner=learner))
 
 
 def test_gradients_of_an_idle_learner() -> None:
@@ -318,7 +332,7 @@ def test_no_limit_no_words_on_it() -> None:
 
 
 def test_the_limit_of_the_text_counts_where_torch_does_not_tell() -> None:
-    fact = OomFact("cuda:0", 2 * GiB, limit=4 * GiB)
+    fact = OomFact(device="cuda:0", requested=2 * GiB, limit=4 * GiB)
 
     assert _card(_case(fact=fact, names={"a": 3 * GiB}, free=30 * GiB)).had == GiB
     assert _card(_case(fact=fact, names={"a": 3 * GiB}, free=30 * GiB, device={"limit": 40 * GiB})).had == 30 * GiB
@@ -362,7 +376,7 @@ def test_fragmentation_is_said_where_the_pieces_would_have_been_enough(asked: in
 
 def test_fragmentation_is_judged_by_what_the_observer_saw() -> None:
     def said(**changes: object) -> bool:
-        fact = OomFact("cuda:0", 2 * GiB, note=_note(**changes))
+        fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(**changes))
         return any(fix.words.startswith("fragmentation") for fix in _card(_case(fact=fact, free=0)).fixes)
 
     assert said(free=GiB, stranded=GiB)
@@ -394,7 +408,7 @@ def _fit(asked: int, batch: int | None = 64, **changes: object) -> Facts:
     )
     ref = next(node.ref for node in graph.nodes if node.kind == "learner")
     facts = make_facts(graph, device=make_cuda_device(_segments(graph), 6 * GiB, GiB))
-    fact = OomFact("cuda:0", asked, uses=("learn",), learner=ref, batch_size=batch)
+    fact = OomFact(device="cuda:0", requested=asked, uses=("learn",), learner=ref, batch_size=batch)
     return replace(facts, oom=replace(fact, **changes))  # type: ignore[arg-type]
 
 
@@ -425,7 +439,7 @@ def test_without_ground_there_is_no_number(changes: dict[str, object]) -> None:
 
 
 def test_a_rounded_request_must_fit_whatever_it_was() -> None:
-    fact = OomFact("cuda:0", 4 * GiB, slack=5 * MiB)
+    fact = OomFact(device="cuda:0", requested=4 * GiB, slack=5 * MiB)
 
     assert _cleanup(_case(fact=fact, out=3 * GiB, free=GiB)).enough is False
     assert _cleanup(_case(fact=fact, out=3 * GiB, free=GiB + 5 * MiB)).enough is True
@@ -440,18 +454,20 @@ def test_an_expandable_segment_grows_by_pages() -> None:
 
 
 def test_of_several_devices_the_one_that_ran_out() -> None:
-    facts = _case(fact=OomFact("cuda:1", 2 * GiB), names={"a": 3 * GiB})
+    facts = _case(fact=OomFact(device="cuda:1", requested=2 * GiB), names={"a": 3 * GiB})
     second = make_cuda_device([], 8 * GiB, 5 * GiB, name="cuda:1")
     both = replace(facts, devices=(*facts.devices, second))
 
     assert (_card(both).device, _card(both).had, _card(both).held) == ("cuda:1", 5 * GiB, 0)
-    unnamed = replace(both, oom=OomFact("", 2 * GiB))
+    unnamed = replace(both, oom=OomFact(device="", requested=2 * GiB))
     assert (_card(unnamed).had, _card(unnamed).notes[-1]) == (None, "the error does not say which of the devices it was")
 
 
 def test_a_device_without_segments_gets_no_verdict() -> None:
     graph = make_graph({"Out[3]": ["o"]}, storages={"o": GiB}, kinds={"o": "learner"}, device="mps:0")
-    facts = replace(make_facts(graph, device=DeviceFacts("mps:0", "Apple GPU")), oom=OomFact("mps:0", 2 * GiB))
+    facts = replace(
+        make_facts(graph, device=DeviceFacts(device="mps:0", name="Apple GPU")), oom=OomFact(device="mps:0", requested=2 * GiB)
+    )
 
     fix = _cleanup(facts)
 
@@ -459,7 +475,7 @@ def test_a_device_without_segments_gets_no_verdict() -> None:
 
 
 def test_a_library_does_not_say_how_much() -> None:
-    fact = OomFact("cuda", None, kind="library", error="RuntimeError")
+    fact = OomFact(device="cuda", requested=None, kind="library", error="RuntimeError")
     cache = make_segment((3 * GiB, "inactive"), address=1 << 44)
     facts = _case(fact=fact, out=GiB, free=0, segments=(cache,))
 
@@ -477,33 +493,55 @@ def test_a_library_does_not_say_how_much() -> None:
 
 def _host(asked: int | None, host: HostFacts, kind: str = "host", tracked: str = "cpu") -> Facts:
     graph = make_graph({"a": ["a"], "Out[3]": ["o"]}, storages={"a": 3 * GiB, "o": GiB}, kinds={"o": "learner"}, device=tracked)
-    fact = OomFact("cpu", asked, kind=kind, error="RuntimeError", host=host)  # type: ignore[arg-type]
-    return replace(make_facts(graph, device=DeviceFacts(tracked, "x")), oom=fact)
+    fact = OomFact(device="cpu", requested=asked, kind=kind, error="RuntimeError", host=host)  # type: ignore[arg-type]
+    return replace(make_facts(graph, device=DeviceFacts(device=tracked, name="x")), oom=fact)
 
 
 @pytest.mark.parametrize(("asked", "enough"), [(3 * GiB, True), (3 * GiB + 1, False)])
 def test_host_memory_within_what_is_available(asked: int, enough: bool) -> None:
-    facts = _host(asked, HostFacts(8 * GiB, 2 * GiB))
+    facts = _host(asked, HostFacts(total=8 * GiB, available=2 * GiB))
 
     assert _cleanup(facts).enough is enough
     assert _card(facts).had == 2 * GiB
 
 
 def test_the_least_of_all_limits_counts() -> None:
-    assert _card(_host(GiB, HostFacts(8 * GiB, 5 * GiB, 4 * GiB, 3 * GiB, 9 * GiB, 2 * GiB))).had == 2 * GiB
-    assert _card(_host(GiB, HostFacts(8 * GiB, 5 * GiB, 4 * GiB, 3 * GiB))).had == 3 * GiB
+    assert (
+        _card(
+            _host(
+                GiB,
+                HostFacts(
+                    total=8 * GiB,
+                    available=5 * GiB,
+                    group_limit=4 * GiB,
+                    group_room=3 * GiB,
+                    address_limit=9 * GiB,
+                    address_room=2 * GiB,
+                ),
+            )
+        ).had
+        == 2 * GiB
+    )
+    assert (
+        _card(_host(GiB, HostFacts(total=8 * GiB, available=5 * GiB, group_limit=4 * GiB, group_room=3 * GiB))).had == 3 * GiB
+    )
     assert _card(_host(GiB, HostFacts())).had is None
-    names = {part.name: part.nbytes for part in _card(_host(GiB, HostFacts(8 * GiB, 5 * GiB, 4 * GiB, 3 * GiB))).parts}
+    names = {
+        part.name: part.nbytes
+        for part in _card(
+            _host(GiB, HostFacts(total=8 * GiB, available=5 * GiB, group_limit=4 * GiB, group_room=3 * GiB))
+        ).parts
+    }
     assert names["left in the container"] == 3 * GiB
 
 
 def test_more_than_the_machine_has() -> None:
-    assert "larger than the whole machine" in _card(_host(9 * GiB, HostFacts(8 * GiB, GiB))).notes[0]
-    assert not _card(_host(8 * GiB, HostFacts(8 * GiB, GiB))).notes
+    assert "larger than the whole machine" in _card(_host(9 * GiB, HostFacts(total=8 * GiB, available=GiB))).notes[0]
+    assert not _card(_host(8 * GiB, HostFacts(total=8 * GiB, available=GiB))).notes
 
 
 def test_holders_of_the_host_are_not_known_where_a_gpu_is_tracked() -> None:
-    card = _card(_host(4 * GiB, HostFacts(8 * GiB, GiB), tracked="cuda:0"))
+    card = _card(_host(4 * GiB, HostFacts(total=8 * GiB, available=GiB), tracked="cuda:0"))
 
     assert card.holders == ()
     assert "not listed" in card.notes[0]
@@ -512,7 +550,7 @@ def test_holders_of_the_host_are_not_known_where_a_gpu_is_tracked() -> None:
 
 @pytest.mark.parametrize("kind", ["worker", "shm"])
 def test_workers_are_told_of_shared_memory(kind: str) -> None:
-    card = _card(_host(None, HostFacts(8 * GiB, GiB, shm_total=64 * MiB, shm_free=0), kind))
+    card = _card(_host(None, HostFacts(total=8 * GiB, available=GiB, shm_total=64 * MiB, shm_free=0), kind))
 
     assert {"shared memory": 64 * MiB, "free in it": 0}.items() <= {part.name: part.nbytes for part in card.parts}.items()
     assert "num_workers=0" in card.fixes[-1].words

@@ -49,11 +49,11 @@ def points(
     """Return the counters of so many training batches at the ends of their phases."""
     return tuple(
         MemoryPoint(
-            batch * each + each * (place + 1) // (len(_STEP) + 1),
-            phase,
-            batch + 1,
-            base + batch * leak + int(share * top) + (batch % 7) * 20 * MiB,
-            10 * GiB + (1 * GiB if batch > batches // 3 else 0),
+            at=batch * each + each * (place + 1) // (len(_STEP) + 1),
+            phase=phase,
+            batch=batch + 1,
+            allocated=base + batch * leak + int(share * top) + (batch % 7) * 20 * MiB,
+            reserved=10 * GiB + (1 * GiB if batch > batches // 3 else 0),
         )
         for batch in range(batches)
         for place, (phase, share) in enumerate(_STEP)
@@ -63,86 +63,102 @@ def points(
 def rich() -> FitReport:
     """A fit that waits for its data, leaks, and was run on two ranks and compared."""
     rows = (
-        TimeRow(phases.WAIT, "batch", 38_412_345_678, 48_210 * US, 91_800 * US),
-        TimeRow(phases.TO_DEVICE, "batch", 912_345_001, 1_204 * US, 2_011 * US, 1_130 * US),
-        TimeRow(phases.FORWARD, "batch", 7_801_200_345, 9_810 * US, 10_402 * US, 8_702 * US),
-        TimeRow(phases.LOSS, "batch", 121_345_000, 151 * US, 190 * US, 40 * US),
-        TimeRow(phases.BACKWARD, "batch", 11_210_400_222, 14_020 * US, 15_630 * US, 13_870 * US),
-        TimeRow(phases.STEP, "batch", 1_911_200_100, 2_388 * US, 2_901 * US, 2_100 * US),
-        TimeRow(phases.ZERO_GRAD, "batch", 60_300_000, 75 * US, 92 * US),
-        TimeRow(phases.callback("Recorder"), "batch", 2_503_111_222, 3_120 * US, 3_701 * US),
-        TimeRow(phases.callback("ProgressCallback"), "batch", 81_000_000, 98 * US, 140 * US),
-        TimeRow(phases.callback("TrainEvalCallback"), "batch", 9_100_000, 11 * US, 13 * US),
-        TimeRow(phases.callback("ParamScheduler"), "batch", 21_800_000, 27 * US, 31 * US),
-        TimeRow(phases.OTHER, "batch", 402_000_111, 500 * US, 611 * US),
-        TimeRow(phases.OWN, "batch", 96_000_111, 119 * US, 160 * US),
-        TimeRow(phases.WAIT, "validation", 4_100_200_300),
-        TimeRow(phases.FORWARD, "validation", 1_911_000_000),
-        TimeRow(phases.LOSS, "validation", 31_000_000),
-        TimeRow(phases.OTHER, "validation", 131_000_400),
-        TimeRow(phases.WORKERS, "around", 1_311_000_400),
-        TimeRow(phases.OTHER, "around", 611_000_000),
+        TimeRow(phase=phases.WAIT, group="batch", total=38_412_345_678, median=48_210 * US, p95=91_800 * US),
+        TimeRow(phase=phases.TO_DEVICE, group="batch", total=912_345_001, median=1_204 * US, p95=2_011 * US, gpu=1_130 * US),
+        TimeRow(phase=phases.FORWARD, group="batch", total=7_801_200_345, median=9_810 * US, p95=10_402 * US, gpu=8_702 * US),
+        TimeRow(phase=phases.LOSS, group="batch", total=121_345_000, median=151 * US, p95=190 * US, gpu=40 * US),
+        TimeRow(
+            phase=phases.BACKWARD, group="batch", total=11_210_400_222, median=14_020 * US, p95=15_630 * US, gpu=13_870 * US
+        ),
+        TimeRow(phase=phases.STEP, group="batch", total=1_911_200_100, median=2_388 * US, p95=2_901 * US, gpu=2_100 * US),
+        TimeRow(phase=phases.ZERO_GRAD, group="batch", total=60_300_000, median=75 * US, p95=92 * US),
+        TimeRow(phase=phases.callback("Recorder"), group="batch", total=2_503_111_222, median=3_120 * US, p95=3_701 * US),
+        TimeRow(phase=phases.callback("ProgressCallback"), group="batch", total=81_000_000, median=98 * US, p95=140 * US),
+        TimeRow(phase=phases.callback("TrainEvalCallback"), group="batch", total=9_100_000, median=11 * US, p95=13 * US),
+        TimeRow(phase=phases.callback("ParamScheduler"), group="batch", total=21_800_000, median=27 * US, p95=31 * US),
+        TimeRow(phase=phases.OTHER, group="batch", total=402_000_111, median=500 * US, p95=611 * US),
+        TimeRow(phase=phases.OWN, group="batch", total=96_000_111, median=119 * US, p95=160 * US),
+        TimeRow(phase=phases.WAIT, group="validation", total=4_100_200_300),
+        TimeRow(phase=phases.FORWARD, group="validation", total=1_911_000_000),
+        TimeRow(phase=phases.LOSS, group="validation", total=31_000_000),
+        TimeRow(phase=phases.OTHER, group="validation", total=131_000_400),
+        TimeRow(phase=phases.WORKERS, group="around", total=1_311_000_400),
+        TimeRow(phase=phases.OTHER, group="around", total=611_000_000),
     )
     epochs = tuple(
         row
         for number in range(1, 6)
         for row in (
-            EpochRow(number, True, 160, 12_700 * MS + number * 11 * MS, 7_600 * MS, (number - 1) * 14_324 * MS),
-            EpochRow(number, False, 40, 1_260 * MS, 810 * MS, (number - 1) * 14_324 * MS + 12_750 * MS),
+            EpochRow(
+                number=number,
+                is_training=True,
+                batches=160,
+                total=12_700 * MS + number * 11 * MS,
+                wait=7_600 * MS,
+                start=(number - 1) * 14_324 * MS,
+            ),
+            EpochRow(
+                number=number,
+                is_training=False,
+                batches=40,
+                total=1_260 * MS,
+                wait=810 * MS,
+                start=(number - 1) * 14_324 * MS + 12_750 * MS,
+            ),
         )
     )
     timing = Timing(
-        sum(row.total for row in rows),
-        rows,
-        800,
-        3,
-        1_812 * MS,
-        79_410 * US,
-        131_020 * US,
-        epochs,
-        1,
-        0.342,
-        "from CUDA events",
+        wall=sum(row.total for row in rows),
+        rows=rows,
+        batches=800,
+        warm_up=3,
+        first=1_812 * MS,
+        step=79_410 * US,
+        step_p95=131_020 * US,
+        epochs=epochs,
+        fits=1,
+        busy=0.342,
+        busy_note="from CUDA events",
     )
     loader = LoaderVerdict(
-        "data",
-        "data-bound: 48.2 ms of each batch's 79.4 ms (61%) is waiting for data, and the GPU worked 34% of the time; "
+        bound="data",
+        sentence="data-bound: 48.2 ms of each batch's 79.4 ms (61%) is waiting for data, and the GPU worked 34% of the time; "
         "at most 46.1 ms per batch to gain",
-        46_100 * US,
-        (
+        gain=46_100 * US,
+        advice=(
             FitFinding(
-                "transform",
-                "advice",
-                "`Resize` is the slowest transform",
-                "5.1 ms of the 6.0 ms that an item takes, measured on 32 items",
-                "resize the files once: `resize_images(path, dest=small, max_size=256)`",
+                kind="transform",
+                severity="advice",
+                what="`Resize` is the slowest transform",
+                evidence="5.1 ms of the 6.0 ms that an item takes, measured on 32 items",
+                change="resize the files once: `resize_images(path, dest=small, max_size=256)`",
             ),
         ),
-        (
+        trials=(
             WorkerTrial(0, 91_200 * US, 92 * MS),
             WorkerTrial(2, 48_800 * US, 511 * MS, "now"),
             WorkerTrial(8, 13_310 * US, 902 * MS),
         ),
-        8,
-        "8 workers deliver a batch in 13.3 ms, the step without waiting takes 31.2 ms: `num_workers=8` ends the waiting",
+        best=8,
+        tuning="8 workers deliver a batch in 13.3 ms, the step without waiting takes 31.2 ms: `num_workers=8` ends the waiting",
     )
     peak = 2 * GiB + int(0.63 * 9 * GiB) + 799 * MiB + 120 * MiB
     memory = MemoryReport(
-        "cuda:0",
-        "torch.cuda",
-        peak,
-        412 * MiB,
-        2_890 * MiB,
-        79 * GiB,
-        11 * GiB,
-        phases.LOSS,
-        (
+        device="cuda:0",
+        source="torch.cuda",
+        peak=peak,
+        start=412 * MiB,
+        end=2_890 * MiB,
+        capacity=79 * GiB,
+        peak_reserved=11 * GiB,
+        peak_phase=phases.LOSS,
+        phases=(
             PhasePeak(phases.WAIT, 3 * GiB, True),
             PhasePeak(phases.FORWARD, 8_100 * MiB),
             PhasePeak(phases.LOSS, peak, True),
             PhasePeak(phases.BACKWARD, 8_210 * MiB),
         ),
-        (
+        categories=(
             Category("parameters", 811 * MiB + 12),
             Category("gradients", 811 * MiB + 12),
             Category("optimizer state", 1_622 * MiB + 24),
@@ -151,9 +167,9 @@ def rich() -> FitReport:
             Category("temporaries", 91 * MiB + 77),
             Category("other", peak - (811 + 811 + 1_622 + 147 + 4_212 + 91) * MiB - 125),
         ),
-        points(800, 71_620 * US, leak=MiB),
-        Growth(MiB, 797, "losses", 799 * MiB, 160 * MiB),
-        (
+        points=points(800, 71_620 * US, leak=MiB),
+        growth=Growth(per_batch=MiB, batches=797, holder="losses", held=799 * MiB, per_epoch=160 * MiB),
+        stacks=(
             StackPeak("model.py:41 forward: x = self.conv2(x)", 2_100 * MiB, "activations"),
             StackPeak("model.py:44 forward: x = F.relu(x)", 1_050 * MiB, "activations"),
             StackPeak("optimizer.py:104 state: torch.zeros_like(p)", 811 * MiB, "optimizer state"),
@@ -161,28 +177,38 @@ def rich() -> FitReport:
     )
     findings = (
         FitFinding(
-            "workers", "note", "`persistent_workers` is off", "each epoch starts 2 workers, 260 ms", "`persistent_workers=True`"
+            kind="workers",
+            severity="note",
+            what="`persistent_workers` is off",
+            evidence="each epoch starts 2 workers, 260 ms",
+            change="`persistent_workers=True`",
         ),
         FitFinding(
-            "graph",
-            "problem",
-            "`losses` keeps the graph of every batch",
-            "797 tensors with a `grad_fn` in it after 797 batches",
-            "`losses.append(loss.item())`",
+            kind="graph",
+            severity="problem",
+            what="`losses` keeps the graph of every batch",
+            evidence="797 tensors with a `grad_fn` in it after 797 batches",
+            change="`losses.append(loss.item())`",
             nbytes=MiB,
         ),
         FitFinding(
-            "sync",
-            "advice",
-            "`Recorder` reads the loss in every batch, which waits for the GPU",
-            "`.cpu()` of the loss: 3.1 ms per batch, of it 2.9 ms waiting",
-            "keep `learn.recorder` out of the loop: `learn.remove_cb(Recorder)`",
-            3_100 * US,
+            kind="sync",
+            severity="advice",
+            what="`Recorder` reads the loss in every batch, which waits for the GPU",
+            evidence="`.cpu()` of the loss: 3.1 ms per batch, of it 2.9 ms waiting",
+            change="keep `learn.recorder` out of the loop: `learn.remove_cb(Recorder)`",
+            time=3_100 * US,
         ),
     )
     remedies = (
-        Remedy("mixed precision", "not measured here: needs a run", False, "`learn.to_fp16()`"),
-        Remedy("8 workers", "46.1 ms per batch less, by the trials above", True, "`dls = dls.new(num_workers=8)`", 46_100 * US),
+        Remedy(name="mixed precision", effect="not measured here: needs a run", measured=False, change="`learn.to_fp16()`"),
+        Remedy(
+            name="8 workers",
+            effect="46.1 ms per batch less, by the trials above",
+            measured=True,
+            change="`dls = dls.new(num_workers=8)`",
+            time=46_100 * US,
+        ),
     )
     settings = (
         Setting("cudnn.benchmark", "on", "input shapes vary: each new one is timed anew"),
@@ -193,111 +219,159 @@ def rich() -> FitReport:
     ranks = RankReport(
         2,
         (
-            RankRow(0, "node-a", 4711, "complete", 800, 79_410 * US, 48_210 * US, 14_020 * US, peak, "cuda:0"),
-            RankRow(1, "node-a", 4712, "complete", 800, 92_010 * US, 61_800 * US, None, None, "cuda:1"),
+            RankRow(
+                rank=0,
+                host="node-a",
+                pid=4711,
+                state="complete",
+                batches=800,
+                step=79_410 * US,
+                wait=48_210 * US,
+                backward=14_020 * US,
+                peak=peak,
+                device="cuda:0",
+            ),
+            RankRow(
+                rank=1,
+                host="node-a",
+                pid=4712,
+                state="complete",
+                batches=800,
+                step=92_010 * US,
+                wait=61_800 * US,
+                backward=None,
+                peak=None,
+                device="cuda:1",
+            ),
         ),
         (
             FitFinding(
-                "straggler", "advice", "rank 1 is 16 % slower than the others", "92.0 ms against 79.4 ms", "look at its loader"
+                kind="straggler",
+                severity="advice",
+                what="rank 1 is 16 % slower than the others",
+                evidence="92.0 ms against 79.4 ms",
+                change="look at its loader",
             ),
         ),
     )
     comparison = Comparison(
         "a step takes 12.3 % less than in the run before, and more memory",
         (
-            Change("step", "ns", 90_500 * US, 79_410 * US, True, 0.85, 0.91),
-            Change("wait for data", "ns", 48_800 * US, 48_210 * US, False, 0.97, 1.01),
-            Change("peak", "bytes", 8 * GiB, peak),
+            Change(name="step", unit="ns", before=90_500 * US, now=79_410 * US, is_significant=True, low=0.85, high=0.91),
+            Change(
+                name="wait for data", unit="ns", before=48_800 * US, now=48_210 * US, is_significant=False, low=0.97, high=1.01
+            ),
+            Change(name="peak", unit="bytes", before=8 * GiB, now=peak),
         ),
         ("num_workers was 2 and is 2",),
     )
     return FitReport(
-        "In[7] · fastai fit · resnet34",
-        "complete",
-        timing,
-        Overhead(412, 18_211, 96_000_111, 0.0014),
-        (
+        title="In[7] · fastai fit · resnet34",
+        ending="complete",
+        timing=timing,
+        overhead=Overhead(412, 18_211, 96_000_111, 0.0014),
+        first=(
             "`num_workers=8`: the GPU waits for data in 61 % of each step, and 8 workers end that (46.1 ms per batch)",
             "`losses.append(loss.item())`: the list keeps 1.00 MiB more in every batch",
         ),
-        "",
-        loader,
-        memory,
-        findings,
-        remedies,
-        settings,
-        ranks,
-        comparison,
-        ("torch.compile was seen: what it fuses counts as forward",),
-        ("fit.json", "trace.json"),
+        error="",
+        loader=loader,
+        memory=memory,
+        findings=findings,
+        remedies=remedies,
+        settings=settings,
+        ranks=ranks,
+        comparison=comparison,
+        notes=("torch.compile was seen: what it fuses counts as forward",),
+        files=("fit.json", "trace.json"),
     )
 
 
 def healthy() -> FitReport:
     """A short fit on a CPU of which there is nothing to say."""
     rows = (
-        TimeRow(phases.WAIT, "batch", 41_200_111, 120 * US, 161 * US),
-        TimeRow(phases.FORWARD, "batch", 604_300_222, 1_810 * US, 2_002 * US),
-        TimeRow(phases.LOSS, "batch", 31_300_000, 93 * US, 110 * US),
-        TimeRow(phases.BACKWARD, "batch", 912_345_333, 2_733 * US, 3_020 * US),
-        TimeRow(phases.STEP, "batch", 201_200_000, 602 * US, 690 * US),
-        TimeRow(phases.ZERO_GRAD, "batch", 9_300_000, 28 * US, 34 * US),
-        TimeRow(phases.callback("Recorder"), "batch", 12_100_000, 36 * US, 44 * US),
-        TimeRow(phases.callback("ProgressCallback"), "batch", 18_100_000, 54 * US, 77 * US),
-        TimeRow(phases.OTHER, "batch", 91_000_000, 272 * US, 303 * US),
-        TimeRow(phases.OWN, "batch", 1_900_000, 6 * US, 8 * US),
-        TimeRow(phases.FORWARD, "validation", 71_000_000),
-        TimeRow(phases.WAIT, "validation", 9_000_000),
-        TimeRow(phases.OTHER, "around", 61_000_000),
+        TimeRow(phase=phases.WAIT, group="batch", total=41_200_111, median=120 * US, p95=161 * US),
+        TimeRow(phase=phases.FORWARD, group="batch", total=604_300_222, median=1_810 * US, p95=2_002 * US),
+        TimeRow(phase=phases.LOSS, group="batch", total=31_300_000, median=93 * US, p95=110 * US),
+        TimeRow(phase=phases.BACKWARD, group="batch", total=912_345_333, median=2_733 * US, p95=3_020 * US),
+        TimeRow(phase=phases.STEP, group="batch", total=201_200_000, median=602 * US, p95=690 * US),
+        TimeRow(phase=phases.ZERO_GRAD, group="batch", total=9_300_000, median=28 * US, p95=34 * US),
+        TimeRow(phase=phases.callback("Recorder"), group="batch", total=12_100_000, median=36 * US, p95=44 * US),
+        TimeRow(phase=phases.callback("ProgressCallback"), group="batch", total=18_100_000, median=54 * US, p95=77 * US),
+        TimeRow(phase=phases.OTHER, group="batch", total=91_000_000, median=272 * US, p95=303 * US),
+        TimeRow(phase=phases.OWN, group="batch", total=1_900_000, median=6 * US, p95=8 * US),
+        TimeRow(phase=phases.FORWARD, group="validation", total=71_000_000),
+        TimeRow(phase=phases.WAIT, group="validation", total=9_000_000),
+        TimeRow(phase=phases.OTHER, group="around", total=61_000_000),
     )
     timing = Timing(
-        sum(row.total for row in rows),
-        rows,
-        330,
-        3,
-        21 * MS,
-        5_790 * US,
-        6_402 * US,
-        (EpochRow(1, True, 330, 1_940 * MS, 41 * MS), EpochRow(1, False, 40, 80 * MS, 9 * MS)),
-        1,
-        None,
-        "no CUDA device was used",
+        wall=sum(row.total for row in rows),
+        rows=rows,
+        batches=330,
+        warm_up=3,
+        first=21 * MS,
+        step=5_790 * US,
+        step_p95=6_402 * US,
+        epochs=(
+            EpochRow(number=1, is_training=True, batches=330, total=1_940 * MS, wait=41 * MS),
+            EpochRow(number=1, is_training=False, batches=40, total=80 * MS, wait=9 * MS),
+        ),
+        fits=1,
+        busy=None,
+        busy_note="no CUDA device was used",
     )
     loader = LoaderVerdict(
-        "compute", "compute-bound: 0.12 ms of each batch's 5.79 ms (2%) is waiting for data; the rest is the model's own work"
+        bound="compute",
+        sentence="compute-bound: 0.12 ms of each batch's 5.79 ms (2%) is waiting for data; the rest is the model's own work",
     )
-    memory = MemoryReport("cpu", "heap of the process", 310 * MiB, 260 * MiB, 262 * MiB, growth=Growth(0, 327))
+    memory = MemoryReport(
+        device="cpu",
+        source="heap of the process",
+        peak=310 * MiB,
+        start=260 * MiB,
+        end=262 * MiB,
+        growth=Growth(per_batch=0, batches=327),
+    )
     return FitReport(
-        "In[3] · fastai fit · DigitNet",
-        "complete",
-        timing,
-        Overhead(401, 4_020, 1_900_000, 0.0017),
-        (f"nothing stands out: {loader.sentence}",),
-        "",
-        loader,
-        memory,
+        title="In[3] · fastai fit · DigitNet",
+        ending="complete",
+        timing=timing,
+        overhead=Overhead(401, 4_020, 1_900_000, 0.0017),
+        first=(f"nothing stands out: {loader.sentence}",),
+        error="",
+        loader=loader,
+        memory=memory,
     )
 
 
 def partial() -> FitReport:
     """A fit that was interrupted in its second batch, of which little is known."""
     rows = (
-        TimeRow(phases.WAIT, "batch", 91_200_111),
-        TimeRow(phases.FORWARD, "batch", 44_300_222),
-        TimeRow(phases.BACKWARD, "batch", 81_000_333),
-        TimeRow(phases.OTHER, "around", 17_000_000),
+        TimeRow(phase=phases.WAIT, group="batch", total=91_200_111),
+        TimeRow(phase=phases.FORWARD, group="batch", total=44_300_222),
+        TimeRow(phase=phases.BACKWARD, group="batch", total=81_000_333),
+        TimeRow(phase=phases.OTHER, group="around", total=17_000_000),
     )
     timing = Timing(
-        sum(row.total for row in rows), rows, 2, 2, 190 * MS, None, None, (EpochRow(1, True, 2, 216 * MS, 91 * MS),)
+        wall=sum(row.total for row in rows),
+        rows=rows,
+        batches=2,
+        warm_up=2,
+        first=190 * MS,
+        step=None,
+        step_p95=None,
+        epochs=(EpochRow(number=1, is_training=True, batches=2, total=216 * MS, wait=91 * MS),),
     )
     timing = replace(timing, busy_note="too few batches were followed on the GPU")
     return FitReport(
-        "In[9] · PyTorch loop",
-        "interrupted",
-        timing,
-        Overhead(405, 31, 0, 0.0001),
+        title="In[9] · PyTorch loop",
+        ending="interrupted",
+        timing=timing,
+        overhead=Overhead(405, 31, 0, 0.0001),
         error="KeyboardInterrupt",
-        loader=LoaderVerdict("unknown", "no training batch of a steady state was seen: what the fit waits for is not known"),
+        loader=LoaderVerdict(
+            bound="unknown", sentence="no training batch of a steady state was seen: what the fit waits for is not known"
+        ),
         memory=Unavailable("cuda", "CUDA was not initialised in this process"),
         notes=("the loop was left in mid-epoch",),
     )

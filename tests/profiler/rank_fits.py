@@ -80,9 +80,20 @@ def watched(fit: Fit, rank: int, folder: Path, name: str) -> None:
         part.stop()
     watch.stop()
     figures = medians(marks)
-    times = (figures.get(key) for key in ("step", phases.WAIT, phases.BACKWARD))
     started = time.monotonic()
-    report = watch.gather(RankRow(-1, "", 0, state, recorder.batches, *times, peak=(1 + 2 * rank) << 30))
+    report = watch.gather(
+        RankRow(
+            rank=-1,
+            host="",
+            pid=0,
+            state=state,
+            batches=recorder.batches,
+            step=figures.get("step"),
+            wait=figures.get(phases.WAIT),
+            backward=figures.get(phases.BACKWARD),
+            peak=(1 + 2 * rank) << 30,
+        )
+    )
     (folder / f"{name}-{rank}.seconds").write_text(str(time.monotonic() - started))
     assert (report is None) == (rank != 0)
     if report is not None:

@@ -71,7 +71,7 @@ def _no_runs() -> Iterator[None]:
 
 
 def _run(title: str) -> FitRun:
-    return FitRun(title, 1, (1,))
+    return FitRun(title=title, batches=1, steps=(1,))
 
 
 @pytest.mark.usefixtures("_no_runs")

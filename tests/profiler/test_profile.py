@@ -157,8 +157,11 @@ def test_a_simulated_device_counts_the_memory_of_a_fit() -> None:
 
 
 def timing(**medians: int) -> Timing:
-    rows = tuple(TimeRow(name.replace("_", " "), "batch", 10 * median, median) for name, median in medians.items())
-    return Timing(sum(row.total for row in rows), rows, 10, 3, step=sum(medians.values()))
+    rows = tuple(
+        TimeRow(phase=name.replace("_", " "), group="batch", total=10 * median, median=median)
+        for name, median in medians.items()
+    )
+    return Timing(wall=sum(row.total for row in rows), rows=rows, batches=10, warm_up=3, step=sum(medians.values()))
 
 
 def test_a_callback_that_takes_a_share_of_a_batch_is_named() -> None:
@@ -174,8 +177,14 @@ def test_a_callback_that_takes_a_share_of_a_batch_is_named() -> None:
 
 
 def test_a_callback_that_works_in_few_batches_costs_each_its_share() -> None:
-    row = TimeRow(phases.callback("Logs"), "batch", 300 * MS, 0, 30 * MS)
-    every_tenth = Timing(1300 * MS, (TimeRow(phases.FORWARD, "batch", 1000 * MS, 10 * MS), row), 100, 3, step=10 * MS)
+    row = TimeRow(phase=phases.callback("Logs"), group="batch", total=300 * MS, median=0, p95=30 * MS)
+    every_tenth = Timing(
+        wall=1300 * MS,
+        rows=(TimeRow(phase=phases.FORWARD, group="batch", total=1000 * MS, median=10 * MS), row),
+        batches=100,
+        warm_up=3,
+        step=10 * MS,
+    )
 
     (found,) = slow_callbacks(every_tenth)
 
@@ -188,19 +197,19 @@ def test_a_callback_that_works_in_few_batches_costs_each_its_share() -> None:
 
 
 def test_a_fit_that_waits_is_not_said_to_stand_out_in_nothing() -> None:
-    waits = LoaderVerdict("data", "data-bound: 8 ms to gain", 8 * MS)
+    waits = LoaderVerdict(bound="data", sentence="data-bound: 8 ms to gain", gain=8 * MS)
 
     assert first_steps(timing(forward=10 * MS), waits, ()) == ("data-bound: 8 ms to gain",)
 
 
 def test_what_to_do_first() -> None:
     def finding(severity: Any, what: str, time: int | None = None) -> FitFinding:
-        return FitFinding("x", severity, what, "", "mend it", time)
+        return FitFinding(kind="x", severity=severity, what=what, evidence="", change="mend it", time=time)
 
     whole = timing(forward=100 * MS)
-    loader = LoaderVerdict("compute", "compute-bound")
+    loader = LoaderVerdict(bound="compute", sentence="compute-bound")
     found = [finding("note", "a"), finding("advice", "b", MS), finding("advice", "c", 9 * MS), finding("problem", "d")]
 
     assert first_steps(whole, loader, found) == ("d: mend it", "c: mend it (up to 9.00 ms of each batch)")
     assert first_steps(whole, loader, found[:2]) == ("nothing stands out: compute-bound",)
-    assert first_steps(Timing(0, (), 0, 0), loader, ())[0].startswith("nothing was trained here")
+    assert first_steps(Timing(wall=0, rows=(), batches=0, warm_up=0), loader, ())[0].startswith("nothing was trained here")

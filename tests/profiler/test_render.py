@@ -97,7 +97,10 @@ def _table(text: str) -> list[tuple[str, float, float]]:
 def _long() -> FitReport:
     """A fit of two hours, most of it in one phase."""
     report = rich()
-    rows = (*(replace(row, total=row.total * 97 + 13) for row in report.timing.rows), TimeRow("x", "batch", 3_000_000_000_001))
+    rows = (
+        *(replace(row, total=row.total * 97 + 13) for row in report.timing.rows),
+        TimeRow(phase="x", group="batch", total=3_000_000_000_001),
+    )
     return replace(report, timing=replace(report.timing, rows=rows, wall=sum(row.total for row in rows)))
 
 
@@ -260,12 +263,18 @@ def _with(value: Any, name: str) -> Any:
 
 def _crowded() -> FitReport:
     epochs = tuple(
-        EpochRow(number, training, 100, 10**9 + number, 10**8, number * 10**9)
+        EpochRow(number=number, is_training=training, batches=100, total=10**9 + number, wait=10**8, start=number * 10**9)
         for number in range(1, 201)
         for training in (True, False)
     )
-    callbacks = tuple(TimeRow(phases.callback(f"Callback{n}"), "batch", 10**9 + 10**7 * n, 10**6, 10**6) for n in range(40))
-    ranks = tuple(RankRow(n, "node", n, "complete" if n != 300 else "died in backward", 5, 10**7 + n) for n in range(512))
+    callbacks = tuple(
+        TimeRow(phase=phases.callback(f"Callback{n}"), group="batch", total=10**9 + 10**7 * n, median=10**6, p95=10**6)
+        for n in range(40)
+    )
+    ranks = tuple(
+        RankRow(rank=n, host="node", pid=n, state="complete" if n != 300 else "died in backward", batches=5, step=10**7 + n)
+        for n in range(512)
+    )
     report = rich()
     timing = replace(report.timing, epochs=epochs, rows=report.timing.rows + callbacks)
     return replace(report, timing=timing, ranks=replace(report.ranks, rows=ranks, world=513), settings=report.settings * 3)
@@ -336,10 +345,16 @@ def test_findings_come_with_the_gravest_first() -> None:
 @pytest.mark.parametrize(
     ("growth", "words"),
     [
-        (Growth(MiB, 90), r"growth +\+1.00 MiB per batch over 90 batches: who holds it is not known$"),
-        (Growth(MiB, 90, "loss → graph"), r"growth +\+1.00 MiB per batch over 90 batches: held by loss → graph$"),
-        (Growth(MiB, 1, "losses", 2 * MiB), r"growth +\+1.00 MiB per batch over 1 batch: losses holds 2.00 MiB of it$"),
-        (Growth(-5, 90), r"after · no growth over 90 batches$"),
+        (Growth(per_batch=MiB, batches=90), r"growth +\+1.00 MiB per batch over 90 batches: who holds it is not known$"),
+        (
+            Growth(per_batch=MiB, batches=90, holder="loss → graph"),
+            r"growth +\+1.00 MiB per batch over 90 batches: held by loss → graph$",
+        ),
+        (
+            Growth(per_batch=MiB, batches=1, holder="losses", held=2 * MiB),
+            r"growth +\+1.00 MiB per batch over 1 batch: losses holds 2.00 MiB of it$",
+        ),
+        (Growth(per_batch=-5, batches=90), r"after · no growth over 90 batches$"),
     ],
 )
 def test_growth_is_told_as_far_as_it_is_known(growth: Growth, words: str) -> None:
@@ -359,7 +374,10 @@ def test_lines_behind_the_peak_are_told_whole_and_of_many_the_largest() -> None:
 
 
 def test_of_two_epochs_the_middle_is_told() -> None:
-    epochs = (EpochRow(1, True, 10, 4 * 10**9, 0), EpochRow(2, True, 10, 2 * 10**9, 0))
+    epochs = (
+        EpochRow(number=1, is_training=True, batches=10, total=4 * 10**9, wait=0),
+        EpochRow(number=2, is_training=True, batches=10, total=2 * 10**9, wait=0),
+    )
 
     assert "2 × 3.00 s (2.00 s to 4.00 s), 20 batches, 0.0 %" in fit_text(
         replace(rich(), timing=replace(rich().timing, epochs=epochs))
@@ -379,7 +397,7 @@ def test_several_fits_in_a_cell_are_counted() -> None:
 
 
 def test_what_a_finding_costs_is_said_once() -> None:
-    says = FitFinding("sync", "advice", "a sync", "3.10 ms per batch", "", 3_100_000)
+    says = FitFinding(kind="sync", severity="advice", what="a sync", evidence="3.10 ms per batch", change="", time=3_100_000)
     silent = replace(says, evidence="seen in each")
 
     text = fit_text(replace(rich(), findings=(says, silent)))
@@ -390,7 +408,7 @@ def test_what_a_finding_costs_is_said_once() -> None:
 
 def test_a_trial_that_was_stopped_is_among_the_trials() -> None:
     trials = (WorkerTrial(0, 10**7, 10**7), WorkerTrial(2, 2 * 10**7, 10**9, "out of shared memory"))
-    text = fit_text(replace(rich(), loader=LoaderVerdict("data", "it waits", trials=trials, best=0)))
+    text = fit_text(replace(rich(), loader=LoaderVerdict(bound="data", sentence="it waits", trials=trials, best=0)))
 
     assert re.search(r"2 +20.00 ms +1.000 s +out of shared memory", text)
     assert re.search(r"0 +10.00 ms +0.010 s +best", text)

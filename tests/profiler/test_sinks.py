@@ -40,22 +40,41 @@ EPOCH = "nbguard/epoch_total_seconds/training"
 
 def _report(step: int = 12 * MS) -> FitReport:
     rows = (
-        TimeRow(phases.WAIT, "batch", 600 * MS, 5 * MS, 9 * MS),
-        TimeRow(phases.FORWARD, "batch", 300 * MS, 3 * MS, 4 * MS),
-        TimeRow(phases.FORWARD, "validation", 50 * MS),
-        TimeRow(phases.OTHER, "around", 50 * MS),
+        TimeRow(phase=phases.WAIT, group="batch", total=600 * MS, median=5 * MS, p95=9 * MS),
+        TimeRow(phase=phases.FORWARD, group="batch", total=300 * MS, median=3 * MS, p95=4 * MS),
+        TimeRow(phase=phases.FORWARD, group="validation", total=50 * MS),
+        TimeRow(phase=phases.OTHER, group="around", total=50 * MS),
     )
     epochs = (
-        EpochRow(0, True, 40, 500 * MS, 300 * MS),
-        EpochRow(0, False, 10, 25 * MS, 5 * MS),
-        EpochRow(1, True, 40, 400 * MS, 0),
+        EpochRow(number=0, is_training=True, batches=40, total=500 * MS, wait=300 * MS),
+        EpochRow(number=0, is_training=False, batches=10, total=25 * MS, wait=5 * MS),
+        EpochRow(number=1, is_training=True, batches=40, total=400 * MS, wait=0),
     )
-    timing = Timing(1000 * MS, rows, 80, 3, 40 * MS, step, 15 * MS, epochs, fits=1)
-    memory = MemoryReport("cuda:0", "torch.cuda", 3 << 30, 1 << 20, 2 << 20, phases=(PhasePeak(phases.BACKWARD, 3 << 30),))
-    finding = FitFinding("eps", "problem", "eps rounds to zero", "1e-8 in float16", "eps=1e-4")
+    timing = Timing(
+        wall=1000 * MS, rows=rows, batches=80, warm_up=3, first=40 * MS, step=step, step_p95=15 * MS, epochs=epochs, fits=1
+    )
+    memory = MemoryReport(
+        device="cuda:0",
+        source="torch.cuda",
+        peak=3 << 30,
+        start=1 << 20,
+        end=2 << 20,
+        phases=(PhasePeak(phases.BACKWARD, 3 << 30),),
+    )
+    finding = FitFinding(
+        kind="eps", severity="problem", what="eps rounds to zero", evidence="1e-8 in float16", change="eps=1e-4"
+    )
     first = ("Use 2 workers: 5.00 ms less per batch",)
     overhead = Overhead(900, 1000, 2 * MS, 0.003)
-    return FitReport("In[7] · fastai fit", "complete", timing, overhead, first, memory=memory, findings=(finding,))
+    return FitReport(
+        title="In[7] · fastai fit",
+        ending="complete",
+        timing=timing,
+        overhead=overhead,
+        first=first,
+        memory=memory,
+        findings=(finding,),
+    )
 
 
 @pytest.fixture(autouse=True)

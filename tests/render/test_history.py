@@ -22,32 +22,79 @@ MiB = 1024**2
 def _afternoon() -> History:
     """Ten cells: a Learner, a fit, one that fails, memory that a widget took, a cleanup."""
     made = CellRecord(
-        3, False, (DeviceChange("cuda:0", 0, 90 * MiB, 0, 92 * MiB, 90 * MiB),), (Share("cuda:0", "learn", 90 * MiB, True),)
+        cell=3,
+        raised=False,
+        devices=(DeviceChange(device="cuda:0", before=0, after=90 * MiB, reserved_before=0, reserved=92 * MiB, peak=90 * MiB),),
+        came=(Share("cuda:0", "learn", 90 * MiB, True),),
     )
     fit = CellRecord(
-        4,
-        False,
-        (DeviceChange("cuda:0", 90 * MiB, 270 * MiB + 512, 92 * MiB, 600 * MiB, 580 * MiB),),
-        (Share("cuda:0", "learn", 180 * MiB), Share("cuda:0", "loss", 512, True)),
+        cell=4,
+        raised=False,
+        devices=(
+            DeviceChange(
+                device="cuda:0",
+                before=90 * MiB,
+                after=270 * MiB + 512,
+                reserved_before=92 * MiB,
+                reserved=600 * MiB,
+                peak=580 * MiB,
+            ),
+        ),
+        came=(Share("cuda:0", "learn", 180 * MiB), Share("cuda:0", "loss", 512, True)),
     )
     idle = [
-        CellRecord(n, False, (DeviceChange("cuda:0", 270 * MiB + 512, 270 * MiB + 512, 600 * MiB, 600 * MiB, None, 580 * MiB),))
+        CellRecord(
+            cell=n,
+            raised=False,
+            devices=(
+                DeviceChange(
+                    device="cuda:0",
+                    before=270 * MiB + 512,
+                    after=270 * MiB + 512,
+                    reserved_before=600 * MiB,
+                    reserved=600 * MiB,
+                    peak=None,
+                    limit=580 * MiB,
+                ),
+            ),
+        )
         for n in (5, 6)
     ]
     now = 270 * MiB + 512
     failed = CellRecord(
-        7,
-        True,
-        (DeviceChange("cuda:0", now + 8 * MiB, now + 72 * MiB, 600 * MiB, 600 * MiB, None, 580 * MiB, 8 * MiB),),
-        (Share("cuda:0", "clicks", 8 * MiB, True),),
-        (),
-        (Share("cuda:0", "last error", 64 * MiB), Share("cuda:0", "Out[6]", 4 * MiB)),
+        cell=7,
+        raised=True,
+        devices=(
+            DeviceChange(
+                device="cuda:0",
+                before=now + 8 * MiB,
+                after=now + 72 * MiB,
+                reserved_before=600 * MiB,
+                reserved=600 * MiB,
+                peak=None,
+                limit=580 * MiB,
+                between=8 * MiB,
+            ),
+        ),
+        came=(Share("cuda:0", "clicks", 8 * MiB, True),),
+        went=(),
+        stale=(Share("cuda:0", "last error", 64 * MiB), Share("cuda:0", "Out[6]", 4 * MiB)),
         seconds=0.44,
     )
     clean = CellRecord(
-        8,
-        False,
-        (DeviceChange("cuda:0", now + 72 * MiB, now + 8 * MiB, 600 * MiB, 340 * MiB, None, 580 * MiB),),
+        cell=8,
+        raised=False,
+        devices=(
+            DeviceChange(
+                device="cuda:0",
+                before=now + 72 * MiB,
+                after=now + 8 * MiB,
+                reserved_before=600 * MiB,
+                reserved=340 * MiB,
+                peak=None,
+                limit=580 * MiB,
+            ),
+        ),
         went=(Share("cuda:0", "last error", 64 * MiB),),
     )
     return History((made, fit, *idle, failed, clean))
@@ -59,9 +106,20 @@ def test_history(request: pytest.FixtureRequest) -> None:
 
 def test_lines(request: pytest.FixtureRequest) -> None:
     found = [record for record in _afternoon().records if record.is_worth_a_line]
-    slow = CellRecord(9, False, (DeviceChange(PROCESS, 700 * MiB, 900 * MiB),), unseen="a look takes 1.3 s here")
+    slow = CellRecord(
+        cell=9,
+        raised=False,
+        devices=(DeviceChange(device=PROCESS, before=700 * MiB, after=900 * MiB),),
+        unseen="a look takes 1.3 s here",
+    )
     two = CellRecord(
-        10, False, (DeviceChange("cuda:0", 0, MiB), DeviceChange("cuda:1", 0, 3 * MiB), DeviceChange("cuda:2", 5, 5))
+        cell=10,
+        raised=False,
+        devices=(
+            DeviceChange(device="cuda:0", before=0, after=MiB),
+            DeviceChange(device="cuda:1", before=0, after=3 * MiB),
+            DeviceChange(device="cuda:2", before=5, after=5),
+        ),
     )
 
     _golden("cells.txt", "\n".join(map(line, [*found, slow, two])), request)
@@ -69,12 +127,20 @@ def test_lines(request: pytest.FixtureRequest) -> None:
 
 def test_each_device_has_its_own_holders() -> None:
     """What a cell did to one device is no word in the table of another; a line says it once, of all of them."""
-    devices = (DeviceChange("cuda:0", 0, 2 * MiB), DeviceChange("cuda:1", 0, 3 * MiB))
+    devices = (DeviceChange(device="cuda:0", before=0, after=2 * MiB), DeviceChange(device="cuda:1", before=0, after=3 * MiB))
     came = (Share("cuda:1", "net", 3 * MiB, True), Share("cuda:0", "net", 2 * MiB, True))
     stale = (Share("cuda:1", "last error", 7 * MiB),)
-    made = CellRecord(1, False, devices, came)
+    made = CellRecord(cell=1, raised=False, devices=devices, came=came)
     failed = CellRecord(
-        2, True, (DeviceChange("cuda:0", 2 * MiB, 2 * MiB), DeviceChange("cuda:1", 3 * MiB, 10 * MiB)), (), (), stale
+        cell=2,
+        raised=True,
+        devices=(
+            DeviceChange(device="cuda:0", before=2 * MiB, after=2 * MiB),
+            DeviceChange(device="cuda:1", before=3 * MiB, after=10 * MiB),
+        ),
+        came=(),
+        went=(),
+        stale=stale,
     )
 
     first, second = history_text(History((made, failed))).split("\n\ncuda:1  ")
@@ -138,8 +204,8 @@ def test_bars_are_as_high_as_the_memory() -> None:
 
 
 def test_many_cells_make_few_bars_and_the_highest_is_among_them() -> None:
-    steps = [DeviceChange("cpu", n * MiB, (n + 1) * MiB if n != 250 else 2000 * MiB) for n in range(500)]
-    history = History(tuple(CellRecord(n + 1, n == 77, (step,)) for n, step in enumerate(steps)))
+    steps = [DeviceChange(device="cpu", before=n * MiB, after=(n + 1) * MiB if n != 250 else 2000 * MiB) for n in range(500)]
+    history = History(tuple(CellRecord(cell=n + 1, raised=n == 77, devices=(step,)) for n, step in enumerate(steps)))
 
     html = history_html(history)
 
@@ -155,7 +221,11 @@ def test_many_cells_make_few_bars_and_the_highest_is_among_them() -> None:
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", '"><img src=x onerror=y>'])
 def test_every_name_is_escaped(name: str) -> None:
     record = CellRecord(
-        1, False, (DeviceChange(name, 0, 5 * MiB),), (Share(name, name, 5 * MiB, True),), stale=(Share(name, name, 9 * MiB),)
+        cell=1,
+        raised=False,
+        devices=(DeviceChange(device=name, before=0, after=5 * MiB),),
+        came=(Share(name, name, 5 * MiB, True),),
+        stale=(Share(name, name, 9 * MiB),),
     )
 
     for html in (history_html(History((record,))), line_bundle(line(record))["text/html"]):
@@ -163,10 +233,13 @@ def test_every_name_is_escaped(name: str) -> None:
 
 
 def test_what_was_released_is_what_the_error_held() -> None:
-    error, rest = Action("error", "last error", 30 * MiB), Action("collect", "cycles", 4 * MiB)
-    plan = Plan(Request(only_error=True), (error, rest), promised=34 * MiB)
-    done = Outcome(plan, plan.actions, (), 34 * MiB, 0, 50 * MiB, 16 * MiB)
-    short = Outcome(plan, plan.actions, (), 20 * MiB, 0, 50 * MiB, 30 * MiB)
+    error, rest = (
+        Action(kind="error", label="last error", nbytes=30 * MiB),
+        Action(kind="collect", label="cycles", nbytes=4 * MiB),
+    )
+    plan = Plan(request=Request(only_error=True), actions=(error, rest), promised=34 * MiB)
+    done = Outcome(plan=plan, done=plan.actions, undone=(), realised=34 * MiB, extra=0, before=50 * MiB, after=16 * MiB)
+    short = Outcome(plan=plan, done=plan.actions, undone=(), realised=20 * MiB, extra=0, before=50 * MiB, after=30 * MiB)
 
     assert released_line(done, 7) == (
         "released 30.00 MiB that the error in In[7] held (%tb, %debug still work), and 4.00 MiB of unreachable cycles"
@@ -190,7 +263,7 @@ def test_switches_and_history_are_results_like_others() -> None:
 
 def test_the_switches_say_who_looks_at_the_sidebar() -> None:
     def said(**facts: Any) -> str:
-        switches = Switches(True, False, False, False, sidebar=True, **facts)
+        switches = Switches(oom_card=True, history=False, cells=False, auto_clean_errors=False, sidebar=True, **facts)
         return mimebundle(switches)["text/plain"].splitlines()[-1].strip()
 
     assert re.fullmatch("sidebar +on +nobody looks: nothing runs", said())

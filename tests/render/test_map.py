@@ -38,17 +38,41 @@ def afternoon() -> Facts:
     m, t0, t1, t2, x = (storage.address for storage in graph.storages)
 
     def live(address: int, size: int, asked: int = 0) -> Block:
-        return Block(address, size, "active_allocated", asked or size)
+        return Block(address=address, size=size, state="active_allocated", requested=asked or size)
 
     def free(address: int, size: int) -> Block:
-        return Block(address, size, "inactive")
+        return Block(address=address, size=size, state="inactive")
 
     segments = [
-        Segment(m, 96 * MiB, False, False, (live(m, 96 * MiB),)),
-        Segment(t0, 20 * MiB, False, False, (live(t0, 512, 4), free(1 << 40, 20 * MiB - 512))),
-        Segment(t1, 20 * MiB, False, False, (live(t1, 1024, 900), free(2 << 40, 20 * MiB - 1024))),
-        Segment(t2, 2 * MiB, True, False, (live(t2, 2048), free(3 << 40, 2 * MiB - 2048))),
-        Segment(x, 64 * MiB, False, False, (live(x, 48 * MiB), free(4 << 40, 16 * MiB))),
+        Segment(address=m, total_size=96 * MiB, is_small=False, is_expandable=False, blocks=(live(m, 96 * MiB),)),
+        Segment(
+            address=t0,
+            total_size=20 * MiB,
+            is_small=False,
+            is_expandable=False,
+            blocks=(live(t0, 512, 4), free(1 << 40, 20 * MiB - 512)),
+        ),
+        Segment(
+            address=t1,
+            total_size=20 * MiB,
+            is_small=False,
+            is_expandable=False,
+            blocks=(live(t1, 1024, 900), free(2 << 40, 20 * MiB - 1024)),
+        ),
+        Segment(
+            address=t2,
+            total_size=2 * MiB,
+            is_small=True,
+            is_expandable=False,
+            blocks=(live(t2, 2048), free(3 << 40, 2 * MiB - 2048)),
+        ),
+        Segment(
+            address=x,
+            total_size=64 * MiB,
+            is_small=False,
+            is_expandable=False,
+            blocks=(live(x, 48 * MiB), free(4 << 40, 16 * MiB)),
+        ),
         make_segment((64 * MiB, "inactive"), address=5 << 40),
         make_segment((8 * MiB, "active_allocated"), (12 * MiB, "inactive"), address=6 << 40, stream=0x55D0),
         make_segment((4 * MiB, "active_allocated"), (16 * MiB, "inactive"), address=7 << 40, pool=(1, 0)),
@@ -179,8 +203,8 @@ def test_holders_keep_their_colour_from_pool_to_pool() -> None:
 
 
 def test_what_has_no_segments_says_why() -> None:
-    fresh = Facts("cuda", (DeviceFacts("cuda:0", "Test GPU", segments=()),))
-    other = Facts("mps", (DeviceFacts("mps", "Apple"),))
+    fresh = Facts(tracked="cuda", devices=(DeviceFacts(device="cuda:0", name="Test GPU", segments=()),))
+    other = Facts(tracked="mps", devices=(DeviceFacts(device="mps", name="Apple"),))
 
     assert "reserved nothing" in mimebundle(build_map(fresh))["text/plain"]
     assert "does not tell" in mimebundle(build_map(other))["text/html"]

@@ -13,13 +13,15 @@ from nbguard.testing import make_facts, make_graph
 
 MIB = 1 << 20
 _COMMAND = ("python", "-c", "from multiprocessing.spawn import spawn_main; <script>alert(1)</script>")
-_ORPHAN = Judged(DeviceProcess(Process(12, 1e9), command=_COMMAND, devices=(("GPU 0", 3 * MIB),)), True, "a worker")
-_OTHER = Judged(DeviceProcess(Process(13, 1e9), command=("x",), devices=(("GPU 0", None),)), False, "a program: `!kill 13`")
-_KEEPER = Judged(DeviceProcess(Process(14, 1e9), command=("y",), holds_files=True), True, "a worker")
+_ORPHAN = Judged(DeviceProcess(process=Process(12, 1e9), command=_COMMAND, devices=(("GPU 0", 3 * MIB),)), True, "a worker")
+_OTHER = Judged(
+    DeviceProcess(process=Process(13, 1e9), command=("x",), devices=(("GPU 0", None),)), False, "a program: `!kill 13`"
+)
+_KEEPER = Judged(DeviceProcess(process=Process(14, 1e9), command=("y",), holds_files=True), True, "a worker")
 
 
 def test_a_list_says_how_to_end_them() -> None:
-    bundle = mimebundle(Zombies((_ORPHAN, _KEEPER, _OTHER)))
+    bundle = mimebundle(Zombies(judged=(_ORPHAN, _KEEPER, _OTHER)))
 
     lines = bundle["text/plain"].splitlines()
     assert [line.split()[1] for line in lines[:3]] == ["12", "14", "13"]
@@ -35,7 +37,7 @@ def test_a_list_says_how_to_end_them() -> None:
 
 
 def test_what_became_of_them_is_said_of_each() -> None:
-    text = mimebundle(Zombies((_ORPHAN, _KEEPER), asked=True, ended=(12,), remaining=((14, "it waits"),)))["text/plain"]
+    text = mimebundle(Zombies(judged=(_ORPHAN, _KEEPER), asked=True, ended=(12,), remaining=((14, "it waits"),)))["text/plain"]
 
     assert text.splitlines()[-2:] == ["  ended and gone: pid 12", "  still there: pid 14: it waits"]
     assert "--yes" not in text
@@ -44,16 +46,32 @@ def test_what_became_of_them_is_said_of_each() -> None:
 def test_nothing_there_and_nothing_known() -> None:
     assert mimebundle(Zombies())["text/plain"] == "  no process besides this kernel was found on a GPU"
     assert "it does not answer" in mimebundle(Zombies(unavailable="it does not answer"))["text/plain"]
-    assert "nothing to end" in mimebundle(Zombies((_OTHER,)))["text/plain"]
+    assert "nothing to end" in mimebundle(Zombies(judged=(_OTHER,)))["text/plain"]
     interrupted = mimebundle(Zombies(unavailable="interrupted before", interrupted=True))["text/plain"]
     assert "no process" not in interrupted
 
 
 def test_a_hard_cleanup_shows_host_bytes_apart_and_its_verdict() -> None:
-    facts = make_facts(make_graph({"a": ["x"]}, storages={"x": 9 * MIB}), device=DeviceFacts("cpu", "host memory"))
-    step = Action("workers", "2 workers of dl ended", 0, "pids 12, 13, 4.00 MiB of host memory", host=4 * MIB)
-    plan = Plan(Request(workers=True, hard=True), (step, Action("collect", "unreachable cycles collected", 0)))
-    outcome = Outcome(plan, plan.actions, (), 0, 0, 9 * MIB, 9 * MIB, host=4 * MIB, verdict=verdict(facts), zombies=Zombies())
+    facts = make_facts(make_graph({"a": ["x"]}, storages={"x": 9 * MIB}), device=DeviceFacts(device="cpu", name="host memory"))
+    step = Action(
+        kind="workers", label="2 workers of dl ended", nbytes=0, detail="pids 12, 13, 4.00 MiB of host memory", host=4 * MIB
+    )
+    plan = Plan(
+        request=Request(workers=True, hard=True),
+        actions=(step, Action(kind="collect", label="unreachable cycles collected", nbytes=0)),
+    )
+    outcome = Outcome(
+        plan=plan,
+        done=plan.actions,
+        undone=(),
+        realised=0,
+        extra=0,
+        before=9 * MIB,
+        after=9 * MIB,
+        host=4 * MIB,
+        verdict=verdict(facts),
+        zombies=Zombies(),
+    )
 
     text = mimebundle(outcome)["text/plain"]
     planned = mimebundle(plan)["text/plain"]

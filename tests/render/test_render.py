@@ -12,7 +12,7 @@ import pytest
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.explain import explain
-from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact, Root
+from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact
 from nbguard.memory.oom_facts import CodeLine, HostFacts, OomFact, OomNote
 from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.out_of_memory.card import OomCard, build_card
@@ -66,7 +66,7 @@ def _afternoon() -> Facts:
         "Out[9]": (9, "Learner"),
         "last error": (12, "RuntimeError"),
     }
-    roots = tuple(Root(root.kind, root.label, root.nodes, *what[root.label]) for root in graph.roots)
+    roots = tuple(replace(root, cell=what[root.label][0], what=what[root.label][1]) for root in graph.roots)
     named = replace(device, name="NVIDIA H100 80GB HBM3", nvml=nvml)
     facts = make_facts(replace(graph, roots=roots), [LearnerFact(0, is_running=False, summary="Learner")], named)
     return replace(facts, pinned=PinnedFacts(96 * MiB, 128 * MiB))
@@ -75,7 +75,18 @@ def _afternoon() -> Facts:
 def _done(facts: Facts) -> Outcome:
     plan = plan_cleanup(facts, Request())
     left = (("learn", 4200 * MiB, "Learner"), ("losses", 1900 * MiB, "list of 118"))
-    return Outcome(plan, plan.actions, (), plan.promised, 0, 10 * GiB, 10 * GiB - plan.promised, (14 * GiB, 11 * GiB), (), left)
+    return Outcome(
+        plan=plan,
+        done=plan.actions,
+        undone=(),
+        realised=plan.promised,
+        extra=0,
+        before=10 * GiB,
+        after=10 * GiB - plan.promised,
+        reserved=(14 * GiB, 11 * GiB),
+        survivors=(),
+        left=left,
+    )
 
 
 def _golden(name: str, text: str, request: pytest.FixtureRequest) -> None:
@@ -131,8 +142,23 @@ def _oom() -> OomCard:
     learner = next(node.ref for node in facts.graph.nodes if node.kind == "learner")
     asked = 66 * GiB
     line = CodeLine(3, 8, "return self.head(self.body(x).relu())")
-    note = OomNote("cuda:0", asked, 79 * GiB, 62 * GiB, None, 10 * GiB, 13 * GiB, 11 * GiB, 13 * GiB, 3 * GiB, GiB, 2 * GiB)
-    fact = OomFact("cuda:0", asked, cell=12, line=line, uses=("learn",), learner=learner, batch_size=256, note=note)
+    note = OomNote(
+        device="cuda:0",
+        requested=asked,
+        total=79 * GiB,
+        free=62 * GiB,
+        limit=None,
+        allocated=10 * GiB,
+        reserved=13 * GiB,
+        peak_allocated=11 * GiB,
+        peak_reserved=13 * GiB,
+        stranded=3 * GiB,
+        largest_free=GiB,
+        pages=2 * GiB,
+    )
+    fact = OomFact(
+        device="cuda:0", requested=asked, cell=12, line=line, uses=("learn",), learner=learner, batch_size=256, note=note
+    )
     card = build_card(replace(facts, oom=fact))
     assert card is not None
     return card
@@ -141,8 +167,12 @@ def _oom() -> OomCard:
 def _host_oom(name: str = "RuntimeError") -> OomCard:
     from dataclasses import replace
 
-    host = HostFacts(24 * GiB, 17 * GiB, 16 * GiB, 9 * GiB, shm_total=64 * MiB, shm_free=0)
-    fact = OomFact("cpu", 64 * GiB, kind="host", error=name, shown=name, line=CodeLine(None, 3, name), host=host)
+    host = HostFacts(
+        total=24 * GiB, available=17 * GiB, group_limit=16 * GiB, group_room=9 * GiB, shm_total=64 * MiB, shm_free=0
+    )
+    fact = OomFact(
+        device="cpu", requested=64 * GiB, kind="host", error=name, shown=name, line=CodeLine(None, 3, name), host=host
+    )
     graph = make_graph({name: ["x"], "b": ["y"]}, storages={"x": 3 * GiB, "y": 2 * GiB})
     card = build_card(replace(make_facts(graph), oom=fact))
     assert card is not None
@@ -205,9 +235,19 @@ def test_html_says_the_same_as_text() -> None:
 def test_html_escapes_every_name(name: str) -> None:
     graph = make_graph({name: ["x"], f"Out[{name}": ["y"]}, storages={"x": 10, "y": 20}, kinds={"y": "learner"})
     facts = make_facts(graph)
-    action = Action("del", name, 3, name, names=(name,))
-    plan = Plan(Request(), (action,), promised=3, skipped=(name,))
-    outcome = Outcome(plan, (action,), ((name, name),), 3, 0, 3, 0, survivors=((name, 1),), left=((name, 1, name),))
+    action = Action(kind="del", label=name, nbytes=3, detail=name, names=(name,))
+    plan = Plan(request=Request(), actions=(action,), promised=3, skipped=(name,))
+    outcome = Outcome(
+        plan=plan,
+        done=(action,),
+        undone=((name, name),),
+        realised=3,
+        extra=0,
+        before=3,
+        after=0,
+        survivors=((name, 1),),
+        left=((name, 1, name),),
+    )
 
     for result in (build_report(facts), plan, outcome, explain(facts, name, 0, name), _host_oom(name)):
         assert not _parsed(mimebundle(result)["text/html"]).tags & {"script", "img"}

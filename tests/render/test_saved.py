@@ -39,7 +39,17 @@ def test_what_is_recorded_is_said(found: Recording, said: str) -> None:
 
 
 def test_what_was_written_is_said_and_what_it_lacks() -> None:
-    found = Written("~/run.pickle", "run.pickle", "run.pickle.nbguard.json", 3 * MIB, 1, 1, 2, 0, Recording("on", 9))
+    found = Written(
+        path="~/run.pickle",
+        file="run.pickle",
+        beside="run.pickle.nbguard.json",
+        nbytes=3 * MIB,
+        segments=1,
+        events=1,
+        holders=2,
+        unnamed=0,
+        recording=Recording("on", 9),
+    )
 
     text = mimebundle(found)["text/plain"]
     without = mimebundle(dataclasses.replace(found, events=0, unnamed=3))["text/plain"]
@@ -56,11 +66,23 @@ def test_what_was_written_is_said_and_what_it_lacks() -> None:
 def _snapshot() -> Snapshot:
     """Return a run of one request of 30 MiB on a device that had 10 MiB more."""
     base, size = 1 << 30, 30 * MIB
-    block = SnapshotBlock(base, size, size, "active_allocated", 0)
-    segment = SnapshotSegment(0, base, size, 0, False, False, (0, 0), (block,))
+    block = SnapshotBlock(address=base, size=size, requested=size, state="active_allocated", stack=0)
+    segment = SnapshotSegment(
+        device=0, address=base, total_size=size, stream=0, is_small=False, is_expandable=False, pool=(0, 0), blocks=(block,)
+    )
     trace = Trace((("segment_alloc", base, size, 0), ("alloc", base, size, 0)), None, (-1, 0))
-    said = Beside("2.13.0", "", (40 * MIB,), (10 * MIB,), (1.0,), ("<b>GPU",))
-    return Snapshot((segment,), (trace,), "", None, ((("In[1]", 2, "<module>"),),), frozenset(), said)
+    said = Beside(
+        torch_version="2.13.0", settings="", totals=(40 * MIB,), frees=(10 * MIB,), fractions=(1.0,), names=("<b>GPU",)
+    )
+    return Snapshot(
+        segments=(segment,),
+        traces=(trace,),
+        settings="",
+        divisions=None,
+        stacks=((("In[1]", 2, "<module>"),),),
+        hints=frozenset(),
+        beside=said,
+    )
 
 
 def test_a_whatif_is_told_as_text_html_and_data() -> None:

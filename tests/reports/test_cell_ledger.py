@@ -24,7 +24,7 @@ MiB = 1024**2
 
 
 def _cuda(allocated: int, peak: int, reserved: int = 100, allocations: int = 1, device: str = "cuda:0") -> Reading:
-    return Reading((Counted(device, allocated, reserved, peak, allocations),))
+    return Reading((Counted(device=device, allocated=allocated, reserved=reserved, peak=peak, allocations=allocations),))
 
 
 def test_a_peak_is_told_only_if_it_is_the_highest_ever() -> None:
@@ -129,17 +129,19 @@ def test_stale_is_what_a_cleanup_would_free() -> None:
 
 
 def test_a_line_is_for_what_changed() -> None:
-    same, more = DeviceChange("cuda:0", 5, 5), DeviceChange("cuda:0", 5, 6)
+    same, more = DeviceChange(device="cuda:0", before=5, after=5), DeviceChange(device="cuda:0", before=5, after=6)
 
-    assert not CellRecord(1, raised=True, devices=(same,)).is_worth_a_line
-    assert CellRecord(1, raised=False, devices=(same, more)).is_worth_a_line
-    assert CellRecord(1, raised=False, devices=(same,), stale=(Share("cuda:0", "Out[1]", 1),)).is_worth_a_line
+    assert not CellRecord(cell=1, raised=True, devices=(same,)).is_worth_a_line
+    assert CellRecord(cell=1, raised=False, devices=(same, more)).is_worth_a_line
+    assert CellRecord(cell=1, raised=False, devices=(same,), stale=(Share("cuda:0", "Out[1]", 1),)).is_worth_a_line
 
 
 @pytest.mark.parametrize("device", ["cpu", PROCESS])
 def test_of_host_memory_a_line_is_for_a_mebibyte(device: str) -> None:
-    assert not CellRecord(1, raised=False, devices=(DeviceChange(device, 0, NOTICED - 1),)).is_worth_a_line
-    assert CellRecord(1, raised=False, devices=(DeviceChange(device, 0, NOTICED),)).is_worth_a_line
+    assert not CellRecord(
+        cell=1, raised=False, devices=(DeviceChange(device=device, before=0, after=NOTICED - 1),)
+    ).is_worth_a_line
+    assert CellRecord(cell=1, raised=False, devices=(DeviceChange(device=device, before=0, after=NOTICED),)).is_worth_a_line
     assert CellRecord(
-        1, raised=False, devices=(DeviceChange(device, 9, 9),), went=(Share(device, "x", NOTICED),)
+        cell=1, raised=False, devices=(DeviceChange(device=device, before=9, after=9),), went=(Share(device, "x", NOTICED),)
     ).is_worth_a_line

@@ -72,13 +72,13 @@ def test_the_only_process_on_a_device_is_this_one_whatever_its_pid() -> None:
 
 def test_a_device_that_is_not_opened_has_others_and_no_context() -> None:
     device = DeviceFacts(
-        "cuda:1",
-        "GPU",
-        80 * GiB,
-        70 * GiB,
-        AllocatorStats(0, 0),
-        (),
-        NvmlFacts(0, 0, (ProcessFact(2, GiB),)),
+        device="cuda:1",
+        name="GPU",
+        total=80 * GiB,
+        free=70 * GiB,
+        allocator=AllocatorStats(allocated=0, reserved=0),
+        segments=(),
+        nvml=NvmlFacts(0, 0, (ProcessFact(2, GiB),)),
         has_context=False,
     )
 
@@ -122,7 +122,10 @@ def test_a_private_pool_is_called_after_what_keeps_it() -> None:
         ("pool (2, 0), no longer in use · large blocks", 0, MiB),
     ]
     assert plan_cleanup(facts, Request()).reserved == MiB
-    assert plan_cleanup(facts, Request(targets=(Target("r", root="r"), Target("Out[3]", root="Out[3]")))).reserved == 2 * MiB
+    assert (
+        plan_cleanup(facts, Request(targets=(Target(text="r", root="r"), Target(text="Out[3]", root="Out[3]")))).reserved
+        == 2 * MiB
+    )
 
 
 def test_what_python_does_not_hold_is_a_row_so_that_holders_re_add() -> None:

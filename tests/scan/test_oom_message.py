@@ -170,7 +170,17 @@ def test_the_state_that_a_text_tells() -> None:
         assert other.note() is None
 
 
-NOTE = OomNote("cuda:1", 700 * MiB, 1024 * MiB, 584 * MiB, None, 312 * MiB, 340 * MiB, 0, 0)
+NOTE = OomNote(
+    device="cuda:1",
+    requested=700 * MiB,
+    total=1024 * MiB,
+    free=584 * MiB,
+    limit=None,
+    allocated=312 * MiB,
+    reserved=340 * MiB,
+    peak_allocated=0,
+    peak_reserved=0,
+)
 
 
 def test_a_note_belongs_to_the_error_with_its_figures() -> None:

@@ -41,7 +41,7 @@ def _release(names: dict[str, Any], *targets: str) -> tuple[dict[frozenset[str],
     """Do what `nbguard.release` does, but for what it does first: to look at frozen objects too. Return who held what, too."""
     notebook = Notebook(None, names)
     seen = scan(notebook)
-    request = Request(resolve_targets(targets, names, {}, {}))
+    request = Request(targets=resolve_targets(targets, names, {}, {}))
     return _held(seen.facts), apply(plan_cleanup(seen.facts, request), notebook, seen)
 
 

@@ -30,7 +30,9 @@ def snapshot_file(folder: Path, name: str, *, cut: int = 0, beside: bool = True)
     file = folder / f"{name}.pickle"
     file.write_bytes(pickle.dumps(oracle.as_snapshot(run, cut)))
     if beside:
-        facts = Beside(run["torch"], None, (run["capacity"],), (), (run["fraction"],))
+        facts = Beside(
+            torch_version=run["torch"], settings=None, totals=(run["capacity"],), frees=(), fractions=(run["fraction"],)
+        )
         place_beside(file).write_text(json.dumps(beside_data(facts)))
     return file
 

@@ -201,16 +201,32 @@ def devices(draw: st.DrawFn) -> DeviceFacts:
     for blocks in draw(st.lists(_BLOCKS, max_size=6)):
         found, start = [], address
         for size, state, site in blocks:
-            found.append(Block(address, size * 512, state, size * 512, site.strip()))
+            found.append(Block(address=address, size=size * 512, state=state, requested=size * 512, site=site.strip()))
             address += size * 512
         kind = draw(st.tuples(st.booleans(), st.booleans(), st.sampled_from([0, 7]), st.sampled_from([(0, 0), (0, 3)])))
-        segments.append(Segment(start, address - start, kind[0], kind[1], tuple(found), *kind[2:]))
+        segments.append(
+            Segment(
+                address=start,
+                total_size=address - start,
+                is_small=kind[0],
+                is_expandable=kind[1],
+                blocks=tuple(found),
+                stream=kind[2],
+                pool=kind[3],
+            )
+        )
         address += 1 << 21
-    return DeviceFacts("cuda:0", "GPU", 1 << 40, 1 << 39, None, tuple(segments))
+    return DeviceFacts(device="cuda:0", name="GPU", total=1 << 40, free=1 << 39, allocator=None, segments=tuple(segments))
 
 
 def _saved(device: DeviceFacts, names: dict[int, str] | None) -> Saved:
-    return Saved("f", None, None, (0,), Report("cuda", (saved_device(device, names),), (), (), 0))
+    return Saved(
+        file="f",
+        torch_version=None,
+        settings=None,
+        events=(0,),
+        report=Report(tracked="cuda", devices=(saved_device(device, names),), findings=(), unavailable=(), stale=0),
+    )
 
 
 @given(devices(), devices(), st.booleans())
@@ -231,9 +247,18 @@ def test_whatever_is_in_the_files_all_columns_re_add(first: DeviceFacts, second:
 
 
 def test_more_rows_than_are_shown_become_one_that_re_adds() -> None:
-    blocks = tuple(Block(512 * n, 512, "active_allocated", 512, f"line{n}") for n in range(1, 21))
-    device = DeviceFacts("cuda:0", "GPU", None, None, None, (Segment(512, 512 * 20, True, False, blocks),))
-    empty = DeviceFacts("cuda:0", "GPU", None, None, None, ())
+    blocks = tuple(
+        Block(address=512 * n, size=512, state="active_allocated", requested=512, site=f"line{n}") for n in range(1, 21)
+    )
+    device = DeviceFacts(
+        device="cuda:0",
+        name="GPU",
+        total=None,
+        free=None,
+        allocator=None,
+        segments=(Segment(address=512, total_size=512 * 20, is_small=True, is_expandable=False, blocks=blocks),),
+    )
+    empty = DeviceFacts(device="cuda:0", name="GPU", total=None, free=None, allocator=None, segments=())
     found = difference(_saved(empty, None), _saved(device, None))
 
     text = mimebundle(found, limit=3)["text/plain"]

@@ -38,7 +38,7 @@ _MODELLED: dict[str, tuple[int, int]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
     """What decides how the allocator works. Sizes in bytes; None means that PyTorch's own default holds.
 

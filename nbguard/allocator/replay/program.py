@@ -15,7 +15,7 @@ _MEMORY = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_un
 _RELEASES = frozenset({"segment_free", "segment_unmap"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """One call. `name` tells blocks apart, `size` is in bytes, `position` that in the trace, -1 for what was there before.
 
@@ -42,7 +42,7 @@ def program(device: Recorded) -> Iterator[Op]:
     for block in sorted(start.blocks.values(), key=lambda block: block.address):
         pool, _, stream = owners[places[bisect_right(places, block.address) - 1]]
         names[block.address] = len(names)
-        yield Op("request", names[block.address], block.requested, stream, pool)
+        yield Op(kind="request", name=names[block.address], size=block.requested, stream=stream, pool=pool)
     count = len(names)
     events, pools, stacks = device.trace.events, device.trace.pools, device.trace.stacks
     position = 0
@@ -52,12 +52,12 @@ def program(device: Recorded) -> Iterator[Op]:
         stack = stacks[position] if stacks else -1
         if action == "alloc":
             names[address] = count
-            yield Op("request", count, size, stream, pool, position, stack)
+            yield Op(kind="request", name=count, size=size, stream=stream, pool=pool, position=position, stack=stack)
             count += 1
         elif action == "oom":
-            yield Op("refused", -1, size, stream, pool, position, stack)
+            yield Op(kind="refused", name=-1, size=size, stream=stream, pool=pool, position=position, stack=stack)
         elif action == "free_completed" and address in names:
-            yield Op("free", names.pop(address), position=position)
+            yield Op(kind="free", name=names.pop(address), position=position)
         elif action in _RELEASES:
             position, op = _release(device, position)
             yield op
@@ -73,7 +73,7 @@ def _release(device: Recorded, position: int) -> tuple[int, Op]:
     while end < len(events) and events[end][0] in _MEMORY:
         end += 1
     is_followed = end < len(events) and (events[end][0] == "oom" or (events[end][0] == "alloc" and end > position + 1))
-    return position, Op("maybe_retry" if is_followed else "empty_cache", position=first)
+    return position, Op(kind="maybe_retry" if is_followed else "empty_cache", position=first)
 
 
 def room(device: Recorded) -> int | None:

@@ -30,7 +30,7 @@ class Difference:
     modelled: Event | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReplay:
     """The replay of one device. Sizes in bytes.
 
@@ -58,7 +58,7 @@ class DeviceReplay:
         return self.reproduced == self.events and self.is_final_equal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
     """One device of a snapshot with the state before its trace, ready to be played."""
 
@@ -109,7 +109,17 @@ def recorded(
     if fraction is None and device < len(beside.fractions):
         fraction = beside.fractions[device]
     start = roll_back(segments, trace, settings.large_segment, range_size(capacity, settings.large_segment))
-    return Recorded(device, segments, trace, start, settings, version, is_known, capacity, fraction)
+    return Recorded(
+        device=device,
+        segments=segments,
+        trace=trace,
+        start=start,
+        settings=settings,
+        torch_version=version,
+        is_version_known=is_known,
+        capacity=capacity,
+        fraction=fraction,
+    )
 
 
 def final_model(device: Recorded, driver: Driver | None = None) -> CachingAllocator:
@@ -155,19 +165,19 @@ def _play(device: Recorded, repairs: Repairs) -> tuple[Player, DeviceReplay]:
         first = Difference(position, device.trace.events[position], player.first)
     events = len(device.trace.events)
     return player, DeviceReplay(
-        device.device,
-        events,
-        events - len(player.differences),
-        model.peak_reserved,
-        model.peak_allocated,
-        model.reserved,
-        _is_same(model, device.segments),
-        first,
-        len(repairs),
-        len(device.start.blocks),
-        device.settings,
-        device.torch_version,
-        device.is_version_known,
+        device=device.device,
+        events=events,
+        reproduced=events - len(player.differences),
+        peak_reserved=model.peak_reserved,
+        peak_allocated=model.peak_allocated,
+        reserved=model.reserved,
+        is_final_equal=_is_same(model, device.segments),
+        first_difference=first,
+        repairs=len(repairs),
+        live_at_start=len(device.start.blocks),
+        settings=device.settings,
+        torch_version=device.torch_version,
+        is_version_known=device.is_version_known,
     )
 
 

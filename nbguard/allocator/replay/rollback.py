@@ -22,7 +22,7 @@ class LiveBlock:
     is_pending: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Start:
     """The state at the start of a trace: classic segments, mapped stretches of expandable ones, and blocks in use.
 

@@ -20,7 +20,7 @@ Progress = Callable[[int, int], None]
 _ORDERS = (Addresses(), Addresses("descending"), Addresses("scattered", 1), Addresses("scattered", 2))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     """A request that found no room. `position` is that in the trace, `number` counts requests from 1; sizes in bytes."""
 
@@ -32,7 +32,7 @@ class Refusal:
     holders: tuple[tuple[int, int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One run under some settings. `passed` counts requests that were refused when recorded, and were not here."""
 
@@ -68,7 +68,7 @@ class Row:
         return max(outcome.peak_reserved for outcome in self.outcomes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """What settings would have done for one device. `capacity` is None where nobody knows it: then nothing runs out."""
 
@@ -120,7 +120,7 @@ def what_if(
                 progress(number * len(orders) + index + 1, len(settings) * len(orders))
         rows.append(Row(each, tuple(outcomes), is_recorded=not number))
     requests = len(source.start.blocks) + sum(event[0] in ("alloc", "oom") for event in source.trace.events)
-    return WhatIf(replay, tuple(rows), space, requests, snapshot)
+    return WhatIf(replay=replay, rows=tuple(rows), capacity=space, requests=requests, snapshot=snapshot)
 
 
 def run(
@@ -156,7 +156,14 @@ def run(
             else:
                 live[op.name] = (address, op)
     retries = model.num_alloc_retries
-    return Outcome(model.peak_reserved, model.peak_allocated, refusal, passed, retries, driver.calls)
+    return Outcome(
+        peak_reserved=model.peak_reserved,
+        peak_allocated=model.peak_allocated,
+        refusal=refusal,
+        passed=passed,
+        retries=retries,
+        driver_calls=driver.calls,
+    )
 
 
 def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple[int, Op]]) -> Refusal:
@@ -165,7 +172,14 @@ def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple
     for address, held in live.values():
         by_stack.setdefault(held.stack, []).append(model.live[address].size)
     holders = sorted(((stack, sum(sizes), len(sizes)) for stack, sizes in by_stack.items()), key=lambda each: -each[1])
-    return Refusal(op.position, number, op.size, model.allocated, model.reserved, tuple(holders[:5]))
+    return Refusal(
+        position=op.position,
+        number=number,
+        size=op.size,
+        allocated=model.allocated,
+        reserved=model.reserved,
+        holders=tuple(holders[:5]),
+    )
 
 
 def _room(source: Recorded, snapshot: Snapshot) -> int | None:

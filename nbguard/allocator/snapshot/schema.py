@@ -109,7 +109,15 @@ def parse_snapshot(raw: object, size: int, facts: Beside | None = None) -> Snaps
     for trace in found:
         _check_count({event[3] for event in trace.events}, set(trace.pools or ()))
     settings, divisions = _settings(whole.get("allocator_settings"))
-    return Snapshot(segments, found, settings, divisions, tuple(stacks.all), frozenset(hints), facts or Beside())
+    return Snapshot(
+        segments=segments,
+        traces=found,
+        settings=settings,
+        divisions=divisions,
+        stacks=tuple(stacks.all),
+        hints=frozenset(hints),
+        beside=facts or Beside(),
+    )
 
 
 def _check_count(streams: set[int], pools: set[PoolId]) -> None:
@@ -130,14 +138,14 @@ def _segment(raw: object, stacks: _Stacks, budget: _Budget) -> SnapshotSegment:
     if sum(block.size for block in blocks) != total:
         _bad(f"the blocks of the segment at {address} do not add up to its {total} bytes")
     return SnapshotSegment(
-        _number(raw, "device", 0, most=_MOST_DEVICES),
-        address,
-        total,
-        _number(raw, "stream", 0, most=1 << 64),
-        raw["segment_type"] == "small",
-        raw.get("is_expandable", False) is True,
-        _pool(raw.get("segment_pool_id", DEFAULT_POOL)),
-        blocks,
+        device=_number(raw, "device", 0, most=_MOST_DEVICES),
+        address=address,
+        total_size=total,
+        stream=_number(raw, "stream", 0, most=1 << 64),
+        is_small=raw["segment_type"] == "small",
+        is_expandable=raw.get("is_expandable", False) is True,
+        pool=_pool(raw.get("segment_pool_id", DEFAULT_POOL)),
+        blocks=blocks,
     )
 
 
@@ -156,7 +164,9 @@ def _blocks(raw: list[object], address: int, stacks: _Stacks, budget: _Budget) -
         frames, requested = each.get("frames"), _number(each, "requested_size", size)
         if type(history) is list and history and type(history[-1]) is dict:
             frames = history[-1].get("frames")
-        yield SnapshotBlock(address, size, requested, _STATES[state], stacks.number(frames, budget))
+        yield SnapshotBlock(
+            address=address, size=size, requested=requested, state=_STATES[state], stack=stacks.number(frames, budget)
+        )
         address += size
 
 

@@ -37,12 +37,12 @@ def read_beside(path: str | Path) -> Beside:
         if not isinstance(raw, dict) or raw.get("nbguard") != 1:
             raise ValueError("not ours")
         return Beside(
-            _one(raw, "torch_version", str),
-            _one(raw, "settings", str),
-            _many(raw, "totals", int),
-            _many(raw, "frees", int),
-            _many(raw, "fractions", float),
-            _many(raw, "names", str),
+            torch_version=_one(raw, "torch_version", str),
+            settings=_one(raw, "settings", str),
+            totals=_many(raw, "totals", int),
+            frees=_many(raw, "frees", int),
+            fractions=_many(raw, "fractions", float),
+            names=_many(raw, "names", str),
         )
     except (OSError, ValueError, RecursionError):
         raise SnapshotError(f"{place.name} beside it is damaged; take it away to read the snapshot without it.") from None

@@ -19,7 +19,7 @@ ACTIONS = (
 """What a trace can say of the allocator. Other entries, such as annotations, are counted and left out."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotBlock:
     """A piece of a segment. `requested` means nothing in an inactive block; `stack` numbers `Snapshot.stacks`, -1: none."""
 
@@ -30,7 +30,7 @@ class SnapshotBlock:
     stack: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSegment:
     """Memory from the driver: all of a classic segment, or one stretch of an expandable one that has memory."""
 
@@ -58,7 +58,7 @@ class Trace:
     left_out: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
     """What PyTorch's snapshots do not say, from the file beside one that nbguard wrote. None is unknown; sizes in bytes.
 
@@ -73,7 +73,7 @@ class Beside:
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """A snapshot of every device of a process. `settings` is None where the file does not say.
 

@@ -81,7 +81,16 @@ def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -
         if interrupts.happened:
             undone.append((action.label, "interrupted"))
             continue
-        reason = _step(Step(action, notebook, seen.tracker, plan.storages, interrupts, gains))
+        reason = _step(
+            Step(
+                action=action,
+                notebook=notebook,
+                tracker=seen.tracker,
+                promised=plan.storages,
+                interrupts=interrupts,
+                gains=gains,
+            )
+        )
         if reason:
             undone.append((action.label, reason))
         else:
@@ -128,17 +137,17 @@ def _measure(
     before = sum(storage.nbytes for storage in storages)
     reserved_after = _counted("memory_reserved")
     return Outcome(
-        plan,
-        tuple(done),
-        tuple(undone),
-        realised,
-        extra,
-        before,
-        before - realised - extra,
-        None if reserved is None or reserved_after is None else (reserved, reserved_after),
-        _survivors(plan, seen.facts, expired, after),
-        _left(after),
-        interrupted,
+        plan=plan,
+        done=tuple(done),
+        undone=tuple(undone),
+        realised=realised,
+        extra=extra,
+        before=before,
+        after=before - realised - extra,
+        reserved=None if reserved is None or reserved_after is None else (reserved, reserved_after),
+        survivors=_survivors(plan, seen.facts, expired, after),
+        left=_left(after),
+        interrupted=interrupted,
         verdict=verdict(after, lasting_error()) if plan.request.hard else None,
     )
 

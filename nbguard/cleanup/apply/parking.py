@@ -85,7 +85,13 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
         parked.tensors = [ref for ref in parked.tensors if id(ref()) not in back]
         _forget_if_empty(parked)
     names, devices = (tuple(dict.fromkeys(each)) for each in zip(*((p.label, p.device) for p in found), strict=True))
-    return Unparked(names, nbytes, len(back), tuple(sorted(devices)), tuple((name, *why) for name, why in left.items()))
+    return Unparked(
+        names=names,
+        nbytes=nbytes,
+        tensors=len(back),
+        devices=tuple(sorted(devices)),
+        left=tuple((name, *why) for name, why in left.items()),
+    )
 
 
 def _chosen(labels: Sequence[str]) -> list[Parked]:

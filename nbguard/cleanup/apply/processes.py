@@ -26,7 +26,7 @@ def find_zombies(pids: Collection[int] = ()) -> Zombies:
     around = surroundings()
     judged = [judge(each, around) for each in found if each.process.pid != around.pid]
     judged.sort(key=lambda each: (not each.is_orphan, -(each.found.used or 0), each.found.process.pid))
-    return Zombies(tuple(each for each in judged if not pids or each.found.process.pid in pids), reason)
+    return Zombies(judged=tuple(each for each in judged if not pids or each.found.process.pid in pids), unavailable=reason)
 
 
 def end_orphans(zombies: Zombies) -> Zombies:

@@ -27,7 +27,7 @@ _PASSES = 5
 """Cycles behind what the collector cannot see through (an object array, a DataFrame) take one more pass for each of them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """What a step needs: its action, the notebook, weak references to what the plan has seen, and what it promised."""
 

@@ -32,7 +32,7 @@ class Settled:
     alive: frozenset[int]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Draft:
     """Steps so far; `gone` and `cut` are the roots and references that all of them let go of."""
 

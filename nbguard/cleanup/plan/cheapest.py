@@ -22,7 +22,7 @@ _NOBODYS = 1 << 4096
 _CANDIDATES = 400
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """What to let go so that a request of `nbytes` in one piece succeeds on a device.
 
@@ -53,19 +53,21 @@ def cheapest_release(facts: Facts, device: DeviceFacts, nbytes: int) -> Release:
     room = Room(device, pools_in_use(facts))
     fits = room.fits(nbytes)
     if fits is not False:
-        return Release(nbytes, enough=fits)
+        return Release(nbytes=nbytes, enough=fits)
     stale = plan_cleanup(facts, Request())
     after = _after(facts, room, stale)
     if after.fits(nbytes):
-        return Release(nbytes, (), and_stale=True, gives_back=_back(room, after))
+        return Release(nbytes=nbytes, names=(), and_stale=True, gives_back=_back(room, after))
     for names, is_exact in _ways(facts, room, stale, nbytes):
-        plan = plan_cleanup(facts, Request(tuple(Target(name, root=name) for name in names)))
+        plan = plan_cleanup(facts, Request(targets=tuple(Target(text=name, root=name) for name in names)))
         for and_stale in (False, True):
             after = _after(facts, room, plan, *((stale,) if and_stale else ()))
             if after.fits(nbytes):
                 lost = nbytes_of(facts.graph, plan.storages - stale.storages)
-                return Release(nbytes, names, and_stale, lost, _back(room, after), is_exact)
-    return Release(nbytes, enough=False)
+                return Release(
+                    nbytes=nbytes, names=names, and_stale=and_stale, lost=lost, gives_back=_back(room, after), is_exact=is_exact
+                )
+    return Release(nbytes=nbytes, enough=False)
 
 
 def _after(facts: Facts, room: Room, *plans: Plan) -> Room:

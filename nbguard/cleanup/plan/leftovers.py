@@ -29,7 +29,10 @@ def clear_leftovers(draft: Draft, only: Collection[int] | None = None) -> None:
     for fact, cut, is_worth_it in _worth(draft, idle, cuts):
         if cut and is_worth_it:
             label = f"{fact.summary}: {', '.join(fact.leftovers)} of its last batch cleared"
-            draft.add(Action("leftovers", label, 0, refs=(graph.nodes[fact.node].ref,), names=fact.leftovers), cut=cut)
+            draft.add(
+                Action(kind="leftovers", label=label, nbytes=0, refs=(graph.nodes[fact.node].ref,), names=fact.leftovers),
+                cut=cut,
+            )
 
 
 def _worth(draft: Draft, idle: list[LearnerFact], cuts: list[set[Edge]]) -> Iterator[tuple[LearnerFact, set[Edge], bool]]:

@@ -50,7 +50,10 @@ def release_kept_errors(draft: Draft) -> None:
             s = "s" if len(found.names) > 1 else ""
             what = f"{name}: {len(found.names)} variable{s} of its exception's frames released"
             detail = "the exception stays, with its message and its lines"
-            draft.add(Action("kept_error", what, 0, detail, found.refs, found.names), cut=found.cut)
+            draft.add(
+                Action(kind="kept_error", label=what, nbytes=0, detail=detail, refs=found.refs, names=found.names),
+                cut=found.cut,
+            )
 
 
 def drop_compiled(draft: Draft) -> None:
@@ -60,7 +63,14 @@ def drop_compiled(draft: Draft) -> None:
     elif not draft.facts.has_compiled:
         draft.skipped.append("nothing has been compiled here (torch.compile): there is nothing to drop")
     else:
-        draft.add(Action("compiled", "compiled code dropped", None, "live models compile again at their next call"))
+        draft.add(
+            Action(
+                kind="compiled",
+                label="compiled code dropped",
+                nbytes=None,
+                detail="live models compile again at their next call",
+            )
+        )
 
 
 def end_workers(draft: Draft, given_up: set[int] | None) -> None:

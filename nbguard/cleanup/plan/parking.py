@@ -21,7 +21,7 @@ _TASKS = ("coroutine", "async_generator")
 _PART_OF_IT = ("model", "optimizer")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unparked:
     """What `--unpark` brought back: bytes and tensors by name, and (name, bytes, why) of what is still parked."""
 
@@ -64,7 +64,15 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
     promised = nbytes_of(graph, storages)
     in_use = pools_in_use(facts)
     reserved = given_back(facts, storages, in_use)
-    return Plan(Request(targets), tuple(actions), storages, promised, reserved, words, in_use)
+    return Plan(
+        request=Request(targets=targets),
+        actions=tuple(actions),
+        storages=storages,
+        promised=promised,
+        reserved=reserved,
+        skipped=words,
+        pools=in_use,
+    )
 
 
 def _entries(graph: Graph, target: Target) -> set[int]:
@@ -149,7 +157,14 @@ def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action
     parts = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in _parts(facts.graph, nodes, moved))
     where = "host memory" if facts.tracked != "cpu" else "a file, as there is no GPU here"
     detail = f"{parts} → {where}; %reset_gpu --unpark {text} brings it back"
-    return Action("park", f"{text} parked", nbytes_of(facts.graph, moved), detail, tuple(sorted(moved)), (text,))
+    return Action(
+        kind="park",
+        label=f"{text} parked",
+        nbytes=nbytes_of(facts.graph, moved),
+        detail=detail,
+        refs=tuple(sorted(moved)),
+        names=(text,),
+    )
 
 
 def _parts(graph: Graph, nodes: set[int], moved: set[int]) -> Iterator[tuple[str, int]]:

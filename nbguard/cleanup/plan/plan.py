@@ -27,7 +27,7 @@ ActionKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What `%reset_gpu` was asked for. No targets and not `everything`: all that is stale.
 
@@ -50,7 +50,7 @@ class Request:
     while_busy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """One step of a plan. `nbytes` come back by it, after the steps before it; None: cannot be known before.
 
@@ -69,7 +69,7 @@ class Action:
     processes: tuple[Process, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a cleanup will do, and the bytes it promises.
 
@@ -87,7 +87,7 @@ class Plan:
     pools: frozenset[PoolId] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a cleanup did, measured.
 

@@ -29,7 +29,7 @@ from nbguard.memory.target import Target
 
 def plan_cleanup(facts: Facts, request: Request) -> Plan:
     """Return what `request` would do to the process that `facts` describe, with the bytes it promises."""
-    draft = Draft(facts)
+    draft = Draft(facts=facts)
     if request.only_workers:
         end_workers(draft, None)
         give_pinned_memory_back(draft)
@@ -69,13 +69,13 @@ def _settled(draft: Draft, request: Request, workspaces: Workspaces | None = Non
     workspaces = workspaces or Workspaces()
     in_use = pools_in_use(facts, settled.alive)
     return Plan(
-        request,
-        settled.actions,
-        settled.storages,
-        nbytes_of(facts.graph, settled.storages) + workspaces.nbytes,
-        given_back(facts, settled.storages, in_use, workspaces.addresses),
-        tuple(draft.skipped),
-        in_use,
+        request=request,
+        actions=settled.actions,
+        storages=settled.storages,
+        promised=nbytes_of(facts.graph, settled.storages) + workspaces.nbytes,
+        reserved=given_back(facts, settled.storages, in_use, workspaces.addresses),
+        skipped=tuple(draft.skipped),
+        pools=in_use,
     )
 
 
@@ -96,7 +96,7 @@ def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
     """Return every name of the namespace that leads to memory, but code (functions, classes) and what is to be kept."""
     kept = set(keep)
     return tuple(
-        Target(root.label, root=root.label)
+        Target(text=root.label, root=root.label)
         for root in graph.roots
         if root.kind == "name" and root.label not in kept and not all(graph.nodes[node].kind == "code" for node in root.nodes)
     )
@@ -124,7 +124,9 @@ def _give_up(draft: Draft, targets: Iterable[Target]) -> set[int]:
         kind: ActionKind = "out" if any(graph.roots[root].kind == "out" for root in gone) else "del"
         refs = tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes) if kind == "out" else ()
         label = f"{target.text} forgotten" if kind == "out" else f"del {target.text}"
-        draft.add(Action(kind, label, 0 if target.is_known else None, refs=refs, names=(target.text,)), gone, cut)
+        draft.add(
+            Action(kind=kind, label=label, nbytes=0 if target.is_known else None, refs=refs, names=(target.text,)), gone, cut
+        )
     return given_up
 
 
@@ -171,7 +173,9 @@ def _drop_out(draft: Draft, live: set[int]) -> None:
         if root.kind != "out" or number in draft.gone or live.issuperset(root.nodes):
             continue
         refs = tuple(graph.nodes[node].ref for node in root.nodes)
-        draft.add(Action("out", f"{root.label}: {root.what} forgotten", 0, refs=refs, names=(root.label,)), {number})
+        draft.add(
+            Action(kind="out", label=f"{root.label}: {root.what} forgotten", nbytes=0, refs=refs, names=(root.label,)), {number}
+        )
 
 
 def _drop_caches(draft: Draft, live: set[int], given_up: set[int] | None) -> None:
@@ -181,7 +185,12 @@ def _drop_caches(draft: Draft, live: set[int], given_up: set[int] | None) -> Non
     for number, root in enumerate(graph.roots):
         if root.kind == "cache" and not leading.isdisjoint(root.nodes):
             refs = tuple(graph.nodes[node].ref for node in root.nodes)
-            draft.add(Action("cache", f"{root.label} forgotten", 0, root.what, refs, (root.label,)), {number})
+            draft.add(
+                Action(
+                    kind="cache", label=f"{root.label} forgotten", nbytes=0, detail=root.what, refs=refs, names=(root.label,)
+                ),
+                {number},
+            )
 
 
 def _release_error(draft: Draft, live: set[int], given_up: set[int] | None, request: Request) -> None:
@@ -193,7 +202,7 @@ def _release_error(draft: Draft, live: set[int], given_up: set[int] | None, requ
         reached = draft.below(root.nodes) - live
         if root.label == DEBUGGER:
             if not request.only_error and (given_up is None or reached & given_up):
-                draft.add(Action("debugger", f"{DEBUGGER}: {root.what} forgotten", 0), {number})
+                draft.add(Action(kind="debugger", label=f"{DEBUGGER}: {root.what} forgotten", nbytes=0), {number})
             continue
         shell = shell_of(graph, root.nodes) & reached
         found = released(graph, shell, _leading_to_memory(draft, live | shell, given_up))
@@ -202,7 +211,9 @@ def _release_error(draft: Draft, live: set[int], given_up: set[int] | None, requ
             s = "s" if count > 1 else ""
             label = f"last error: {count} variable{s} of {frames} frame{'s' if frames > 1 else ''} released"
             detail = "%tb and %debug still work, with stand-ins"
-            draft.add(Action("error", label, 0, detail, found.refs, found.names), cut=found.cut)
+            draft.add(
+                Action(kind="error", label=label, nbytes=0, detail=detail, refs=found.refs, names=found.names), cut=found.cut
+            )
 
 
 def _leading_to_memory(draft: Draft, blocked: Set[int], given_up: set[int] | None) -> set[int]:
@@ -215,4 +226,4 @@ def _leading_to_memory(draft: Draft, blocked: Set[int], given_up: set[int] | Non
 def _collect(draft: Draft) -> None:
     garbage = {n for n, root in enumerate(draft.graph.roots) if root.kind == "garbage"}
     what = ", ".join(draft.graph.roots[n].what for n in sorted(garbage))
-    draft.add(Action("collect", "unreachable cycles collected", 0, what), garbage)
+    draft.add(Action(kind="collect", label="unreachable cycles collected", nbytes=0, detail=what), garbage)

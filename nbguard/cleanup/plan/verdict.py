@@ -27,7 +27,7 @@ class Rest:
     needs_restart: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What this kernel still takes, in parts that re-add to `total`, and what a restart would mean.
 
@@ -69,7 +69,14 @@ def verdict(facts: Facts, broken: str = "") -> Verdict:
     size = sum(device.total or 0 for device in facts.devices)
     is_needed = bool(broken) or beside_context >= max(_WORTH_A_RESTART, _SHARE * size)
     names = sum(root.kind in ("name", "module") for root in facts.graph.roots)
-    return Verdict(rest, total, gain, is_needed, names, _reason(rest, gain, is_needed, names, broken))
+    return Verdict(
+        rest=rest,
+        total=total,
+        gain=gain,
+        is_needed=is_needed,
+        loses=names,
+        reason=_reason(rest, gain, is_needed, names, broken),
+    )
 
 
 def _parts(facts: Facts, device: DeviceFacts) -> Iterator[tuple[str, int]]:

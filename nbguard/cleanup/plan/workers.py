@@ -113,7 +113,19 @@ def actions_on_workers(facts: Facts, within: set[int] | None) -> Iterator[tuple[
         detail = f"{found.pids}{host}; {_AFTERWARDS[found.use]}"
         label = f"{found.words} ended"
         given = (str(fact.given),)  # by which the step sees whether somebody has gone on with it
-        yield Action("workers", label, 0, detail, refs, given, fact.host or 0, fact.processes), found.edges
+        yield (
+            Action(
+                kind="workers",
+                label=label,
+                nbytes=0,
+                detail=detail,
+                refs=refs,
+                names=given,
+                host=fact.host or 0,
+                processes=fact.processes,
+            ),
+            found.edges,
+        )
 
 
 def pinned_action(facts: Facts) -> Action | None:
@@ -122,7 +134,7 @@ def pinned_action(facts: Facts) -> Action | None:
         return None
     unused = facts.pinned.reserved - facts.pinned.active
     detail = f"{format_bytes(unused)} of host memory now, and what this cleanup adds to it"
-    return Action("pinned", "pinned host memory that nothing uses given back", 0, detail, host=unused)
+    return Action(kind="pinned", label="pinned host memory that nothing uses given back", nbytes=0, detail=detail, host=unused)
 
 
 _AFTERWARDS = {

@@ -20,7 +20,12 @@ class Workspaces:
     @property
     def action(self) -> Action:
         """Return the step that clears them."""
-        return Action("workspaces", "cuBLAS workspaces cleared", self.nbytes, "the next matrix product makes new ones")
+        return Action(
+            kind="workspaces",
+            label="cuBLAS workspaces cleared",
+            nbytes=self.nbytes,
+            detail="the next matrix product makes new ones",
+        )
 
 
 def clearable_workspaces(facts: Facts) -> Workspaces:

@@ -73,12 +73,12 @@ class ProfileFitMagics(Magics):
 
         options = parse(_OPTIONS, line)
         chosen = FitOptions(
-            options.memory,
-            options.tune_workers,
-            options.stop_on_nan,
-            options.compare is not None,
-            _unquoted(options.trace),
-            _unquoted(options.json),
-            tuple(map(_unquoted, options.log)),
+            memory=options.memory,
+            tune_workers=options.tune_workers,
+            stop_on_nan=options.stop_on_nan,
+            compare=options.compare is not None,
+            trace=_unquoted(options.trace),
+            json=_unquoted(options.json),
+            logs=tuple(map(_unquoted, options.log)),
         )
         guarded(_NAME, session_of(self.shell).profile, chosen, lambda report: keep(self.shell, options, report))

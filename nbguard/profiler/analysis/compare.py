@@ -27,9 +27,9 @@ def compare(now: FitRun, before: FitRun) -> Comparison:
     if now.steps and before.steps:
         changes = [_change(STEP, now.steps, before.steps), *_phases(now, before)]
     if now.peak is not None and before.peak is not None:
-        changes.append(Change(PEAK, "bytes", before.peak, now.peak))
+        changes.append(Change(name=PEAK, unit="bytes", before=before.peak, now=now.peak))
     if now.batches != before.batches:
-        changes.append(Change(BATCHES, "batches", before.batches, now.batches))
+        changes.append(Change(name=BATCHES, unit="batches", before=before.batches, now=now.batches))
     return Comparison(_sentence(now, before, changes), tuple(changes), tuple(_notes(now, before)))
 
 
@@ -45,7 +45,7 @@ def words(change: Change) -> str:
 
 
 def _change(name: str, now: tuple[int, ...], before: tuple[int, ...]) -> Change:
-    change = Change(name, "ns", median(before), median(now))
+    change = Change(name=name, unit="ns", before=median(before), now=median(now))
     interval = ratio_interval(now, before)
     if interval is None:
         return change

@@ -13,7 +13,7 @@ Unit = Literal["seconds", "bytes", "ratio", ""]
 _NS = 1e9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """One number: what it is, of which phase ("": of the whole fit), in which pass over a loader (None: in all)."""
 
@@ -44,29 +44,29 @@ def _whole(report: FitReport) -> Iterator[Figure]:
     times = {"wall": timing.wall, "first_batch": timing.first, "step_median": timing.step, "step_p95": timing.step_p95}
     for name, value in times.items():
         if value is not None:
-            yield Figure(name, value / _NS, "seconds")
-    yield Figure("batches", timing.batches)
-    yield Figure("epochs", sum(epoch.is_training for epoch in timing.epochs))
-    yield Figure("fits", timing.fits)
+            yield Figure(name=name, value=value / _NS, unit="seconds")
+    yield Figure(name="batches", value=timing.batches)
+    yield Figure(name="epochs", value=sum(epoch.is_training for epoch in timing.epochs))
+    yield Figure(name="fits", value=timing.fits)
     if timing.busy is not None:
-        yield Figure("gpu_busy", timing.busy, "ratio")
+        yield Figure(name="gpu_busy", value=timing.busy, unit="ratio")
     if report.loader is not None and report.loader.gain is not None:
-        yield Figure("loader_gain", report.loader.gain / _NS, "seconds")
-    yield Figure("overhead", report.overhead.share, "ratio")
-    yield Figure("findings", len(report.findings))
-    yield Figure("problems", sum(finding.severity == "problem" for finding in report.findings))
-    yield Figure("is_partial", int(report.is_partial))
+        yield Figure(name="loader_gain", value=report.loader.gain / _NS, unit="seconds")
+    yield Figure(name="overhead", value=report.overhead.share, unit="ratio")
+    yield Figure(name="findings", value=len(report.findings))
+    yield Figure(name="problems", value=sum(finding.severity == "problem" for finding in report.findings))
+    yield Figure(name="is_partial", value=int(report.is_partial))
 
 
 def _phases(report: FitReport) -> Iterator[Figure]:
     for row in report.timing.rows:
         phase = _name(row)
-        yield Figure("phase_total", row.total / _NS, "seconds", phase)
+        yield Figure(name="phase_total", value=row.total / _NS, unit="seconds", of=phase)
         if report.timing.wall:
-            yield Figure("phase_share", row.total / report.timing.wall, "ratio", phase)
+            yield Figure(name="phase_share", value=row.total / report.timing.wall, unit="ratio", of=phase)
         for name, value in (("phase_median", row.median), ("phase_p95", row.p95), ("phase_gpu_median", row.gpu)):
             if value is not None:
-                yield Figure(name, value / _NS, "seconds", phase)
+                yield Figure(name=name, value=value / _NS, unit="seconds", of=phase)
 
 
 def _name(row: TimeRow) -> str:
@@ -78,22 +78,22 @@ def _memory(report: FitReport) -> Iterator[Figure]:
     memory = report.memory
     if not isinstance(memory, MemoryReport):
         return
-    yield Figure("memory_peak", memory.peak, "bytes")
+    yield Figure(name="memory_peak", value=memory.peak, unit="bytes")
     for name, value in (("memory_reserved_peak", memory.peak_reserved), ("memory_capacity", memory.capacity)):
         if value is not None:
-            yield Figure(name, value, "bytes")
+            yield Figure(name=name, value=value, unit="bytes")
     for phase in memory.phases:
-        yield Figure("phase_memory_peak", phase.peak, "bytes", phase.phase)
+        yield Figure(name="phase_memory_peak", value=phase.peak, unit="bytes", of=phase.phase)
     if memory.growth is not None:
-        yield Figure("memory_growth_per_batch", memory.growth.per_batch, "bytes")
+        yield Figure(name="memory_growth_per_batch", value=memory.growth.per_batch, unit="bytes")
 
 
 def _epochs(report: FitReport) -> Iterator[Figure]:
     for epoch in report.timing.epochs:
         kind = _kind(epoch)
-        yield Figure("epoch_total", epoch.total / _NS, "seconds", kind, epoch.number)
-        yield Figure("epoch_wait_for_data", epoch.wait / _NS, "seconds", kind, epoch.number)
-        yield Figure("epoch_batches", epoch.batches, "", kind, epoch.number)
+        yield Figure(name="epoch_total", value=epoch.total / _NS, unit="seconds", of=kind, epoch=epoch.number)
+        yield Figure(name="epoch_wait_for_data", value=epoch.wait / _NS, unit="seconds", of=kind, epoch=epoch.number)
+        yield Figure(name="epoch_batches", value=epoch.batches, unit="", of=kind, epoch=epoch.number)
 
 
 def _kind(epoch: EpochRow) -> str:

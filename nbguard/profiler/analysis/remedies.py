@@ -16,7 +16,7 @@ _TIGHT = 0.8
 _NOT_MEASURED = "not measured"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """What speaks for one remedy or another. Bytes are None where nobody counted them."""
 
@@ -73,10 +73,10 @@ def _set_to_none(facts: Seen) -> Iterator[Remedy]:
         held = format_bytes(facts.gradients)
         change = "`learn.model.zero_grad(set_to_none=True)` in `after_step` of a callback: fastai's own fills them with zeros"
         yield Remedy(
-            "set_to_none",
-            f"{held} of gradients are free during the forward pass; the peak falls by at most that",
-            True,
-            change if facts.is_fastai else "`optimizer.zero_grad(set_to_none=True)`",
+            name="set_to_none",
+            effect=f"{held} of gradients are free during the forward pass; the peak falls by at most that",
+            measured=True,
+            change=change if facts.is_fastai else "`optimizer.zero_grad(set_to_none=True)`",
             nbytes=facts.gradients,
         )
 
@@ -85,13 +85,20 @@ def _precision(facts: Seen) -> Iterator[Remedy]:
     if facts.has_device and facts.dtype == "float32":
         half = "" if facts.activations is None else f", up to half of the {format_bytes(facts.activations)} of activations"
         change = "`learn.to_fp16()`, or `torch.autocast('cuda', dtype=torch.bfloat16)` around model and loss"
-        yield Remedy("mixed precision", f"less memory{half}, and less time on tensor cores: {_NOT_MEASURED}", False, change)
+        yield Remedy(
+            name="mixed precision",
+            effect=f"less memory{half}, and less time on tensor cores: {_NOT_MEASURED}",
+            measured=False,
+            change=change,
+        )
 
 
 def _layout(facts: Seen) -> Iterator[Remedy]:
     if facts.has_device and facts.convolves and not facts.is_channels_last and facts.dtype != "float32":
         change = "`model.to(memory_format=torch.channels_last)`, and the same for the inputs"
-        yield Remedy("channels_last", f"faster convolutions in {facts.dtype}: {_NOT_MEASURED}", False, change)
+        yield Remedy(
+            name="channels_last", effect=f"faster convolutions in {facts.dtype}: {_NOT_MEASURED}", measured=False, change=change
+        )
 
 
 def _batch(facts: Seen) -> Iterator[Remedy]:
@@ -100,10 +107,20 @@ def _batch(facts: Seen) -> Iterator[Remedy]:
         return
     less = "less memory" if activations is None else f"about half of the {format_bytes(activations)} of activations"
     change = f"`bs={size // 2}`; with two batches per step (fastai: `cbs=GradientAccumulation({size})`) the step sees as much"
-    yield Remedy("smaller batch, gradient accumulation", f"{less}, and more steps: {_NOT_MEASURED}", False, change)
+    yield Remedy(
+        name="smaller batch, gradient accumulation",
+        effect=f"{less}, and more steps: {_NOT_MEASURED}",
+        measured=False,
+        change=change,
+    )
 
 
 def _checkpointing(facts: Seen) -> Iterator[Remedy]:
     held = "" if facts.activations is None else f" of {format_bytes(facts.activations)}"
     change = "`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` around the largest blocks"
-    yield Remedy("checkpointing", f"most of the activations{held} for a second forward pass: {_NOT_MEASURED}", False, change)
+    yield Remedy(
+        name="checkpointing",
+        effect=f"most of the activations{held} for a second forward pass: {_NOT_MEASURED}",
+        measured=False,
+        change=change,
+    )

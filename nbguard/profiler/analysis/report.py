@@ -13,7 +13,7 @@ Group = Literal["batch", "validation", "around"]
 Bound = Literal["data", "transfer", "compute", "Python", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRow:
     """One phase: all its time, and per training batch of the steady state the median and the 95th percentile."""
 
@@ -25,7 +25,7 @@ class TimeRow:
     gpu: int | None = None  # median of the GPU's own time, where CUDA events were recorded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochRow:
     """One pass over a loader: training, or validation if `is_training` is False."""
 
@@ -37,7 +37,7 @@ class EpochRow:
     start: int | None = None  # nanoseconds from the start of the recording
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Where the time went. The totals of `rows` add up to `wall`."""
 
@@ -69,7 +69,7 @@ class WorkerTrial:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderVerdict:
     """What the fit waits for, with the figure that says so and the gain to expect."""
 
@@ -87,7 +87,7 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "note")
 """The gravest first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitFinding:
     """One thing that stands out: what, the evidence with its figure, and the line to change. Code stands between backticks."""
 
@@ -100,7 +100,7 @@ class FitFinding:
     nbytes: int | None = None  # bytes per batch by which it grows, or that it holds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """One thing that could be changed, with its effect: measured, or `measured=False` and words that say so."""
 
@@ -112,7 +112,7 @@ class Remedy:
     nbytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
     """The counters at a moment of the fit, in bytes."""
 
@@ -140,7 +140,7 @@ class Category:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
     """Memory that grows: bytes per batch in the steady state, and who holds what grew, as far as it is known."""
 
@@ -162,7 +162,7 @@ class StackPeak:
     category: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
     """What the fit took of a device's memory. The categories add up to `peak`."""
 
@@ -191,7 +191,7 @@ class Setting:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
     """One rank of a distributed fit. `state` says how it ended, or what it last did."""
 
@@ -217,7 +217,7 @@ class RankReport:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One figure now and in the run before; `is_significant` is None where too few batches say anything."""
 
@@ -254,7 +254,7 @@ class Overhead:
         return self.per_mark * self.marks + self.watching
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
     """The whole report."""
 

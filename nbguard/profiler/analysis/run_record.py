@@ -22,7 +22,7 @@ class Samples:
     values: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitRun:
     """One fit that has ended. `steps`: whole batches of the steady state, nanoseconds; `settings`: what it ran with."""
 
@@ -44,7 +44,9 @@ def fit_run(
 ) -> FitRun:
     """Return what is kept of a fit with these `steps` and `phases`: nanoseconds of each batch of the steady state."""
     samples = (Samples(phase, thinned(values, PHASE_LIMIT)) for phase, values in phases.items())
-    return FitRun(title, batches, thinned(steps), tuple(samples), peak, tuple(settings))
+    return FitRun(
+        title=title, batches=batches, steps=thinned(steps), phases=tuple(samples), peak=peak, settings=tuple(settings)
+    )
 
 
 def thinned(values: Sequence[int], limit: int = LIMIT) -> tuple[int, ...]:

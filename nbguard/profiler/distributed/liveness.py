@@ -59,7 +59,9 @@ def pulse_of(folder: Path, rank: int, fit: int) -> Pulse | None:
     if magic != _MAGIC or number != fit:
         return None
     phase = phases.ALL[code] if 0 <= code < len(phases.ALL) else ""
-    return Pulse(rank, pid, batch, phase, time.monotonic_ns() - at, is_alive(Process(pid, started)))
+    return Pulse(
+        rank=rank, pid=pid, batch=batch, phase=phase, age=time.monotonic_ns() - at, is_alive=is_alive(Process(pid, started))
+    )
 
 
 def job_folder() -> Path:

@@ -65,7 +65,7 @@ class Log:
             if code >= 0:
                 codes.append(code)
                 times.append(time)
-        return Marks(start, codes, times, labels, tuple(self.turns()))
+        return Marks(start=start, codes=codes, times=times, labels=labels, turns=tuple(self.turns()))
 
 
 def _pack(numbers: Sequence[int]) -> bytes:

@@ -31,7 +31,7 @@ _APART = 56
 _SECOND = 10**9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Panel:
     """From nanoseconds and bytes to pixels."""
 
@@ -55,13 +55,13 @@ def memory_picture(memory: MemoryReport, epochs: Sequence[EpochRow]) -> str:
     points, shown, notes = memory.points, memory.points, []
     floor, top = _span(points, memory.peak)
     if len(points) <= _FEW:
-        whole = _Panel(_LEFT, _WIDTH - _RIGHT, points[0].at, points[-1].at, floor, top)
+        whole = _Panel(left=_LEFT, right=_WIDTH - _RIGHT, start=points[0].at, end=points[-1].at, floor=floor, top=top)
         inside = list(_phases(whole, points))
     else:
         shown = _in_detail(points)
         notes.append("the whole fit: the least and the most that was seen at a time")
         right = _WIDTH - _RIGHT - (_CLOSE_UP + _GAP if shown else 0)
-        whole = _Panel(_LEFT, right, 0, points[-1].at, floor, top)
+        whole = _Panel(left=_LEFT, right=right, start=0, end=points[-1].at, floor=floor, top=top)
         inside = [*_envelope(whole, points), *(_close_up(shown, floor, top) if shown else ())]
     notes += [f"begins at {short(floor)}"] if floor else []
     inside = [*_grid(whole, memory.peak), *inside, *_reserved(whole, points), *_epochs(whole, epochs), *_times(whole)]
@@ -137,7 +137,9 @@ def _envelope(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[str]:
 
 
 def _close_up(points: Sequence[MemoryPoint], floor: int, top: int) -> Iterator[str]:
-    panel = _Panel(_WIDTH - _RIGHT - _CLOSE_UP, _WIDTH - _RIGHT, points[0].at, points[-1].at, floor, top)
+    panel = _Panel(
+        left=_WIDTH - _RIGHT - _CLOSE_UP, right=_WIDTH - _RIGHT, start=points[0].at, end=points[-1].at, floor=floor, top=top
+    )
     yield from _phases(panel, points)
     yield f'<text x="{panel.left}" y="11">batch {points[-1].batch} in detail</text>'
     took = format_time(panel.end - panel.start)

@@ -98,4 +98,4 @@ def _stacks(stacks: Sequence[StackPeak]) -> Table:
     rows = [Row((each.category, figure, each.site)) for each, figure in zip(shown, figures, strict=False)]
     if rest:
         rows.append(Row(("", figures[-1], f"{len(rest)} more lines")))
-    return Table(("kind", "bytes", "allocated by"), tuple(rows), (1,))
+    return Table(names=("kind", "bytes", "allocated by"), rows=tuple(rows), figures=(1,))

@@ -44,7 +44,7 @@ def _trials(trials: Sequence[WorkerTrial], best: int | None) -> Table:
     for each, *figures in columns:
         said = " · ".join(word for word in ("best" if each.workers == best else "", each.note) if word)
         rows.append(Row((f"{each.workers}", *figures, said)))
-    return Table(("workers tried", "per batch", "first batch", ""), tuple(rows), (1, 2))
+    return Table(names=("workers tried", "per batch", "first batch", ""), rows=tuple(rows), figures=(1, 2))
 
 
 def finding_points(findings: Sequence[FitFinding]) -> Points:
@@ -79,7 +79,13 @@ def settings_table(settings: Sequence[Setting]) -> Table:
     """Return the switches of the environment, behind a fold."""
     rows = tuple(Row((each.name, each.value, each.note)) for each in settings)
     brief = " · ".join(f"{each.name} {each.value}" for each in settings)
-    return Table(("setting", "is", ""), rows, (), "settings of speed and repeatability", Facts((("settings", brief),)))
+    return Table(
+        names=("setting", "is", ""),
+        rows=rows,
+        figures=(),
+        fold="settings of speed and repeatability",
+        brief=Facts((("settings", brief),)),
+    )
 
 
 def rank_blocks(ranks: RankReport) -> Iterator[Block]:
@@ -93,7 +99,7 @@ def rank_blocks(ranks: RankReport) -> Iterator[Block]:
     ]
     if len(ranks.rows) > len(shown):
         rows.append(Row((f"{len(ranks.rows) - len(shown)} more", *[""] * 8)))
-    yield Table(_RANK_NAMES, tuple(rows), (3, 4, 5, 6, 7))
+    yield Table(names=_RANK_NAMES, rows=tuple(rows), figures=(3, 4, 5, 6, 7))
     silent = ranks.world - len(ranks.rows)
     said = [f"of {counted(ranks.world, 'rank')} {silent} said nothing"] if silent > 0 else []
     said += [ranks.note] if ranks.note else []
@@ -127,7 +133,7 @@ def comparison_blocks(comparison: Comparison) -> Iterator[Block]:
     yield Facts((("compared", comparison.sentence),))
     if comparison.changes:
         rows = tuple(Row((each.name, *_change(each))) for each in comparison.changes)
-        yield Table(("against the run before", "before", "now", "change", ""), rows, (1, 2, 3))
+        yield Table(names=("against the run before", "before", "now", "change", ""), rows=rows, figures=(1, 2, 3))
     if comparison.notes:
         yield Listing("", comparison.notes)
 

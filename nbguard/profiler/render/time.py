@@ -51,7 +51,12 @@ def epoch_blocks(epochs: Sequence[EpochRow]) -> Iterator[Block]:
     """Yield the passes over the data, behind a fold, where there are several."""
     rows = [*_passes(epochs, is_training=True), *_passes(epochs, is_training=False)]
     if len(rows) > 1:
-        yield Table(("pass over the data", "batches", "total", "waits for data"), tuple(rows), (1, 2, 3), "epoch by epoch")
+        yield Table(
+            names=("pass over the data", "batches", "total", "waits for data"),
+            rows=tuple(rows),
+            figures=(1, 2, 3),
+            fold="epoch by epoch",
+        )
 
 
 def _phases(found: Sequence[TimeRow], smallest: float) -> Table:
@@ -61,7 +66,7 @@ def _phases(found: Sequence[TimeRow], smallest: float) -> Table:
     for group, name in _GROUPS.items():
         if mine := [line for line in lines if line.row.group == group and line.row.total]:
             rows += _group(name, mine, wall, smallest)
-    return Table(_NAMES, (*rows, _row("", lines, wall, "sum")), range(1, len(_NAMES)))
+    return Table(names=_NAMES, rows=(*rows, _row("", lines, wall, "sum")), figures=range(1, len(_NAMES)))
 
 
 def _lines(rows: Sequence[TimeRow], wall: int) -> list[_Line]:

@@ -42,7 +42,10 @@ class Counters:
             return _cuda(torch) if torch.cuda.is_initialized() else None
         facts, _ = device_facts(self._tracked)
         counted = [(fact.device, fact.allocator) for fact in facts if fact.allocator is not None]
-        found = tuple(Counted(device, stats.allocated, stats.reserved, stats.peak_allocated) for device, stats in counted)
+        found = tuple(
+            Counted(device=device, allocated=stats.allocated, reserved=stats.reserved, peak=stats.peak_allocated)
+            for device, stats in counted
+        )
         return Reading(found) if found else None
 
     def _read_heap(self) -> Reading:
@@ -62,7 +65,15 @@ def _cuda(torch: Any) -> Reading:
         allocated, reserved = (stats[name]["all"] for name in ("allocated_bytes", "reserved_bytes"))
         count = stats["allocation"]["all"]["allocated"]
         if count or reserved["current"]:
-            found.append(Counted(f"cuda:{index}", allocated["current"], reserved["current"], allocated["peak"], count))
+            found.append(
+                Counted(
+                    device=f"cuda:{index}",
+                    allocated=allocated["current"],
+                    reserved=reserved["current"],
+                    peak=allocated["peak"],
+                    allocations=count,
+                )
+            )
     return Reading(tuple(found))
 
 

@@ -38,7 +38,7 @@ def tracked_device() -> str:
 def device_facts(tracked: str) -> tuple[tuple[DeviceFacts, ...], tuple[Unavailable, ...]]:
     """Return facts on each device of the kind `tracked`, and what could not be read."""
     if tracked == "cpu":
-        return (DeviceFacts("cpu", "host memory"),), ()
+        return (DeviceFacts(device="cpu", name="host memory"),), ()
     if tracked != "cuda":
         return _other_accelerator(tracked)
     torch: Any = sys.modules["torch"]
@@ -116,17 +116,17 @@ def _cuda_device(torch: Any, index: int, nvml: NvmlReader, segments: dict[int, t
         with contextlib.suppress(RuntimeError):  # after an error that lasts: the driver's own reading remains
             free, total = torch.cuda.mem_get_info(index)
     return DeviceFacts(
-        f"cuda:{index}",
-        str(properties.name),
-        total,
-        free,
-        allocator,
-        segments.get(index, ()),
-        driver,
-        allocator_settings(),
-        _workspace(torch, properties) if has_context else None,
-        has_context,
-        _limit(index, int(properties.total_memory)) if has_context else None,
+        device=f"cuda:{index}",
+        name=str(properties.name),
+        total=total,
+        free=free,
+        allocator=allocator,
+        segments=segments.get(index, ()),
+        nvml=driver,
+        settings=allocator_settings(),
+        workspace=_workspace(torch, properties) if has_context else None,
+        has_context=has_context,
+        limit=_limit(index, int(properties.total_memory)) if has_context else None,
     )
 
 
@@ -142,7 +142,11 @@ def _unused(torch: Any) -> tuple[DeviceFacts, ...]:
             if found is not None:
                 name, driver = found
                 free = driver.total - min(driver.used, driver.total)
-                facts.append(DeviceFacts(f"cuda:{index}", name, driver.total, free, nvml=driver, has_context=False))
+                facts.append(
+                    DeviceFacts(
+                        device=f"cuda:{index}", name=name, total=driver.total, free=free, nvml=driver, has_context=False
+                    )
+                )
     return tuple(facts)
 
 
@@ -206,17 +210,25 @@ def read_segments(found: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Segment
         for block in segment["blocks"]:
             address = block.get("address", address)
             site = sites.of(_stack(block)) if block["state"] == "active_allocated" else ""
-            blocks.append(Block(address, block["size"], block["state"], block.get("requested_size", 0), site))
+            blocks.append(
+                Block(
+                    address=address,
+                    size=block["size"],
+                    state=block["state"],
+                    requested=block.get("requested_size", 0),
+                    site=site,
+                )
+            )
             address += block["size"]
         by_device.setdefault(segment["device"], []).append(
             Segment(
-                segment["address"],
-                segment["total_size"],
-                segment["segment_type"] == "small",
-                bool(segment.get("is_expandable")),
-                tuple(blocks),
-                segment.get("stream", 0),
-                tuple(segment.get("segment_pool_id", (0, 0))),
+                address=segment["address"],
+                total_size=segment["total_size"],
+                is_small=segment["segment_type"] == "small",
+                is_expandable=bool(segment.get("is_expandable")),
+                blocks=tuple(blocks),
+                stream=segment.get("stream", 0),
+                pool=tuple(segment.get("segment_pool_id", (0, 0))),
             )
         )
     return {device: tuple(segments) for device, segments in by_device.items()}
@@ -233,14 +245,26 @@ def _other_accelerator(kind: str) -> tuple[tuple[DeviceFacts, ...], tuple[Unavai
     module: Any = getattr(torch, kind, None)
     if kind == "mps":
         allocated, reserved = int(module.current_allocated_memory()), int(module.driver_allocated_memory())
-        return (DeviceFacts("mps:0", "Apple GPU", None, None, AllocatorStats(allocated, reserved)),), ()
+        return (
+            DeviceFacts(
+                device="mps:0",
+                name="Apple GPU",
+                total=None,
+                free=None,
+                allocator=AllocatorStats(allocated=allocated, reserved=reserved),
+            ),
+        ), ()
     if not getattr(module, "is_initialized", lambda: False)():
         return (), (Unavailable(kind, f"{kind} is not initialised in this kernel yet: it holds no memory there"),)
     facts = []
     for index in range(module.device_count()):
         stats = module.memory_stats(index) if hasattr(module, "memory_stats") else {}
-        allocator = AllocatorStats(stats.get("allocated_bytes.all.current", 0), stats.get("reserved_bytes.all.current", 0))
-        facts.append(DeviceFacts(f"{kind}:{index}", kind, None, None, allocator if stats else None))
+        allocator = AllocatorStats(
+            allocated=stats.get("allocated_bytes.all.current", 0), reserved=stats.get("reserved_bytes.all.current", 0)
+        )
+        facts.append(
+            DeviceFacts(device=f"{kind}:{index}", name=kind, total=None, free=None, allocator=allocator if stats else None)
+        )
     missing = (
         () if all(fact.allocator for fact in facts) else (Unavailable(kind, f"this torch has no memory counters for {kind}"),)
     )

@@ -22,10 +22,19 @@ def host_facts(root: Path = Path("/")) -> HostFacts:
     """Return the host's memory; a field is None where the system does not tell. `root` is another place for /proc and /sys."""
     total, available = _machine(root)
     groups = list(_groups(root))
-    limit, room = min(groups, key=lambda group: group[1], default=(None, None))
-    address = _address_space(root)
-    shm = _shared(root / _SHM)
-    return HostFacts(total, available, limit, room, *address, *shm)
+    group_limit, group_room = min(groups, key=lambda group: group[1], default=(None, None))
+    address_limit, address_room = _address_space(root)
+    shm_total, shm_free = _shared(root / _SHM)
+    return HostFacts(
+        total=total,
+        available=available,
+        group_limit=group_limit,
+        group_room=group_room,
+        address_limit=address_limit,
+        address_room=address_room,
+        shm_total=shm_total,
+        shm_free=shm_free,
+    )
 
 
 def _machine(root: Path) -> tuple[int | None, int | None]:

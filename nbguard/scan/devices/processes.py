@@ -154,20 +154,20 @@ def _facts(pid: int, devices: tuple[tuple[str, int | None], ...], holds_files: b
     parents = _ask(found.parents)
     is_parent_gone = parents is not None and not parents and bool(_ask(found.ppid))
     return DeviceProcess(
-        Process(pid, started),
-        tuple(parent.pid for parent in parents or ()),
-        _owner(found),
-        command,
-        None if not parents else tuple(_ask(parents[0].cmdline) or ()),
-        is_parent_gone,
-        _is_forked(pid),
-        _ask(lambda: os.getsid(pid) == pid) if hasattr(os, "getsid") else None,
-        _has_clients(found),
-        _has_connection_file(found, command),
-        _is_elsewhere(pid),
-        _ask(found.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD),
-        devices,
-        holds_files,
+        process=Process(pid, started),
+        ancestors=tuple(parent.pid for parent in parents or ()),
+        owner=_owner(found),
+        command=command,
+        parent_command=None if not parents else tuple(_ask(parents[0].cmdline) or ()),
+        is_parent_gone=is_parent_gone,
+        is_forked=_is_forked(pid),
+        is_session_leader=_ask(lambda: os.getsid(pid) == pid) if hasattr(os, "getsid") else None,
+        has_clients=_has_clients(found),
+        connection=_has_connection_file(found, command),
+        is_elsewhere=_is_elsewhere(pid),
+        is_defunct=_ask(found.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD),
+        devices=devices,
+        holds_files=holds_files,
     )
 
 

@@ -38,14 +38,23 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
         if children and (labelled is None or old in labelled or kind in _ALWAYS_LABELLED):
             texts = labels.of(obj, kind, [walk.objects[child] for child in children])
         numbers, held = tuple(new[child] for child in children), tuple(walk.holds.get(old, ()))
-        nodes.append(Node(_node_kind(obj, kind), name_of(type(obj)), id(obj), numbers, tuple(texts), held))
+        nodes.append(
+            Node(
+                kind=_node_kind(obj, kind),
+                type_name=name_of(type(obj)),
+                ref=id(obj),
+                children=numbers,
+                labels=tuple(texts),
+                storages=held,
+            )
+        )
         if kind in EXPERIMENT_KINDS:
             walk.tracker.note(obj)
     found = []
     for root, entries in roots:
         known = tuple(dict.fromkeys(new[entry] for entry in entries if entry in new))
         if known:
-            found.append(Root(root.kind, root.label, known, root.cell, root.what))
+            found.append(Root(kind=root.kind, label=root.label, nodes=known, cell=root.cell, what=root.what))
     return Graph(tuple(found), tuple(nodes), tuple(replace(fact, nbytes=nbytes(fact)) for fact in walk.storages))
 
 

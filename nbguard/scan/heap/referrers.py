@@ -44,7 +44,7 @@ def climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot,
             if held_by_it:  # another thread may have let go of it since
                 label, what = _name_of_root(walk, first, holder, held_by_it, modules)
                 if label:
-                    found.append((LiveRoot("library", label, (), what=what), held_by_it))
+                    found.append((LiveRoot(kind="library", label=label, objects=(), what=what), held_by_it))
                 elif id(holder) not in walk.number:
                     walk.add_unwalked(holder)
             del holder

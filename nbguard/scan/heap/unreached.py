@@ -36,7 +36,12 @@ def orphan_roots(walk: Walk, climb_above: int | None) -> list[tuple[LiveRoot, li
     held = held_outside(walk, first)
     if climb_above is None:
         meanwhile = [*(n for n in held if n < unreached), *range(unreached, len(walk.objects))]
-        return [(LiveRoot("library", "what runs meanwhile", (), what="made or let go of while this looked"), meanwhile)]
+        return [
+            (
+                LiveRoot(kind="library", label="what runs meanwhile", objects=(), what="made or let go of while this looked"),
+                meanwhile,
+            )
+        ]
     named: list[tuple[LiveRoot, list[int]]] = []
     if held and _is_worth_it(walk, first, held, climb_above):
         named, held = climb(walk, first, held)
@@ -47,13 +52,20 @@ def orphan_roots(walk: Walk, climb_above: int | None) -> list[tuple[LiveRoot, li
     tied = [n for n in unknown if n in below(walk, first, walk.children[n])] + sorted(stuck_in_cpp(walk, garbage))
     if tied:
         whole = below(walk, first, tied)
-        named.append((LiveRoot("library", "unreachable C++ cycle", (), what=_tie(walk, whole)), tied))
+        named.append((LiveRoot(kind="library", label="unreachable C++ cycle", objects=(), what=_tie(walk, whole)), tied))
         garbage = [n for n in garbage if n not in whole]
         unknown = [n for n in unknown if n not in whole]
     if garbage:
-        named.append((LiveRoot("garbage", "unreachable cycles", (), what=_count(walk, garbage)), garbage))
+        named.append((LiveRoot(kind="garbage", label="unreachable cycles", objects=(), what=_count(walk, garbage)), garbage))
     if unknown:
-        named.append((LiveRoot("library", _tops(walk, unknown), (), what="held in a way that Python does not show"), unknown))
+        named.append(
+            (
+                LiveRoot(
+                    kind="library", label=_tops(walk, unknown), objects=(), what="held in a way that Python does not show"
+                ),
+                unknown,
+            )
+        )
     return named
 
 

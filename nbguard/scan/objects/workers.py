@@ -93,8 +93,8 @@ def _fact_on(processes: tuple[Process, ...]) -> WorkersFact:
     private = [private_bytes(process.pid) for process in processes]
     shared = [shared_bytes(process.pid) for process in processes]
     return WorkersFact(
-        None,
-        processes,
+        node=None,
+        processes=processes,
         private=None if None in private else sum(nbytes or 0 for nbytes in private),
         shared=None if None in shared else sum(nbytes or 0 for nbytes in shared),
     )

@@ -46,22 +46,22 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
     seen = noted(text)
     note = text.note() if seen is None else seen
     return OomFact(
-        text.device if seen is None else seen.device,
-        text.requested if seen is None else seen.requested,
-        text.slack if seen is None else 0,
-        text.kind,
-        text.limit if seen is None else seen.limit,
-        name_of(type(error)),
-        "" if error is shown else name_of(type(shown)),
-        trace.cell if trace.cell is not None or note is None else note.cell,
-        trace.line,
-        tuple(sorted(reads)),
-        tuple(sorted(binds)),
-        learner,
-        batch_size,
-        trace.was_released(),
-        note,
-        host_facts() if text.kind in HOST_KINDS else None,
+        device=text.device if seen is None else seen.device,
+        requested=text.requested if seen is None else seen.requested,
+        slack=text.slack if seen is None else 0,
+        kind=text.kind,
+        limit=text.limit if seen is None else seen.limit,
+        error=name_of(type(error)),
+        shown="" if error is shown else name_of(type(shown)),
+        cell=trace.cell if trace.cell is not None or note is None else note.cell,
+        line=trace.line,
+        uses=tuple(sorted(reads)),
+        bound=tuple(sorted(binds)),
+        learner=learner,
+        batch_size=batch_size,
+        was_released=trace.was_released(),
+        note=note,
+        host=host_facts() if text.kind in HOST_KINDS else None,
     )
 
 

@@ -36,7 +36,7 @@ _SEGMENTS = 2 * 1024**2
 """What PyTorch asks the driver for is a multiple of this many bytes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OomText:
     """What an error's text says. `device` is empty where it does not name one; `figures` are its sizes as written.
 
@@ -57,7 +57,16 @@ class OomText:
             return None
         (total, _), (free, _), (allocated, slack), (besides, more) = self.state
         reserved = allocated + besides
-        return OomNote(self.device, self.requested, total, free, self.limit, allocated, reserved, slack=slack + more)
+        return OomNote(
+            device=self.device,
+            requested=self.requested,
+            total=total,
+            free=free,
+            limit=self.limit,
+            allocated=allocated,
+            reserved=reserved,
+            slack=slack + more,
+        )
 
 
 def read_text(types: Collection[str], text: str, errno: int | None = None) -> OomText | None:
@@ -72,18 +81,19 @@ def read_text(types: Collection[str], text: str, errno: int | None = None) -> Oo
     if name is not None or "OutOfMemoryError" in types:
         return _of_device(text, "cuda" if name is None else _KIND_OF_DEVICE[name[1]])
     if _LIBRARY.search(text):
-        return OomText("library", "cuda", None)
+        return OomText(kind="library", device="cuda", requested=None)
     if _SHM.search(text):
-        return OomText("shm", "cpu", None)
+        return OomText(kind="shm", device="cpu", requested=None)
     if _WORKER.search(text):
-        return OomText("worker", "cpu", None)
+        return OomText(kind="worker", device="cpu", requested=None)
     found, array = _BYTES.search(text), _ARRAY.search(text)
     if found is not None:
-        return OomText("host", "cpu", int(found[1] or found[2]))
+        return OomText(kind="host", device="cpu", requested=int(found[1] or found[2]))
     if array is not None:
-        return OomText("host", "cpu", *size_of(array[1], array[2]))
+        requested, slack = size_of(array[1], array[2])
+        return OomText(kind="host", device="cpu", requested=requested, slack=slack)
     if "MemoryError" in types or _HOST.search(text) or ("OSError" in types and errno == _ENOMEM):
-        return OomText("host", "cpu", None)
+        return OomText(kind="host", device="cpu", requested=None)
     return None
 
 
@@ -99,7 +109,7 @@ def _of_device(text: str, kind: str) -> OomText:
     found = _STATE.search(text)
     sizes = () if found is None else found.groups()
     state = tuple(size_of(number, unit) for number, unit in zip(sizes[::2], sizes[1::2], strict=True))
-    return OomText("device", device, requested, slack, limit, figures, state)
+    return OomText(kind="device", device=device, requested=requested, slack=slack, limit=limit, figures=figures, state=state)
 
 
 def size_of(number: str, unit: str) -> tuple[int, int]:

@@ -109,22 +109,22 @@ def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
         segments = [segment for segment in segments_by_device().get(device, ()) if not segment.is_private]
         space, pages = fragmentation(segments), stranded_pages(segments)
     return OomNote(
-        f"cuda:{device}",
-        requested,
-        total,
-        free,
-        allowed if is_limited else None,
-        stats.get("allocated_bytes.all.current", 0),
-        stats.get("reserved_bytes.all.current", 0),
-        stats.get("allocated_bytes.all.peak", 0),
-        stats.get("reserved_bytes.all.peak", 0),
-        None if space is None else space.stranded,
-        None if space is None else space.largest_free,
-        pages,
-        f"{blocks:,} blocks: too many to read while the error was raised" if space is None else "",
-        allocator_settings(),
-        cell_now(),
-        time.time(),
+        device=f"cuda:{device}",
+        requested=requested,
+        total=total,
+        free=free,
+        limit=allowed if is_limited else None,
+        allocated=stats.get("allocated_bytes.all.current", 0),
+        reserved=stats.get("reserved_bytes.all.current", 0),
+        peak_allocated=stats.get("allocated_bytes.all.peak", 0),
+        peak_reserved=stats.get("reserved_bytes.all.peak", 0),
+        stranded=None if space is None else space.stranded,
+        largest_free=None if space is None else space.largest_free,
+        pages=pages,
+        unread=f"{blocks:,} blocks: too many to read while the error was raised" if space is None else "",
+        settings=allocator_settings(),
+        cell=cell_now(),
+        time=time.time(),
     )
 
 

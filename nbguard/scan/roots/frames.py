@@ -97,7 +97,9 @@ def running_roots() -> list[LiveRoot]:
         if _is_of_interest(frame):
             where = "" if ident == threading.get_ident() else f"{IN_THREAD}{names.get(ident, ident)}"
             values = tuple(frame_locals(frame).values())
-            found.append(LiveRoot("frame", f"running {frame.f_code.co_name}(){where}", values, what="in use"))
+            found.append(
+                LiveRoot(kind="frame", label=f"running {frame.f_code.co_name}(){where}", objects=values, what="in use")
+            )
     return found
 
 

@@ -27,7 +27,7 @@ def user_roots(
     for name, value in list(namespace.items()):
         if type(name) is not str or (name in hidden and hidden[name] is value) or _is_output_name(name, value, out):
             continue
-        found.append(LiveRoot("name", name, (value,), cells.birth(name), describe(value, kinds)))
+        found.append(LiveRoot(kind="name", label=name, objects=(value,), cell=cells.birth(name), what=describe(value, kinds)))
     return found
 
 
@@ -47,7 +47,10 @@ def output_roots(places: list[tuple[str, Any]], out: dict[int, Any], kinds: Kind
         by_id.setdefault(id(value), (f"Out[{number}]", number, value))
     for label, value in places:
         by_id.setdefault(id(value), (label, None, value))
-    return [LiveRoot("out", label, (value,), cell, describe(value, kinds)) for label, cell, value in by_id.values()]
+    return [
+        LiveRoot(kind="out", label=label, objects=(value,), cell=cell, what=describe(value, kinds))
+        for label, cell, value in by_id.values()
+    ]
 
 
 def output_places(shell: Any) -> Iterator[tuple[dict[str, Any], str]]:
@@ -68,7 +71,7 @@ def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRo
         if referents.is_users_module(sys.modules.get(module_name)) and found_there is not namespace:
             kind: RootKind = "module"
             found += [
-                LiveRoot(kind, f"{module_name}.{name}", (value,), what="global of your module")
+                LiveRoot(kind=kind, label=f"{module_name}.{name}", objects=(value,), what="global of your module")
                 for name, value in list(found_there.items())
                 if type(value) is not types.ModuleType and not name.startswith("__")
             ]

@@ -34,7 +34,9 @@ def registry_roots(shell: Any, is_users: Callable[[object], bool]) -> list[LiveR
 
 def _garbage() -> Iterator[LiveRoot]:
     if gc.garbage:
-        yield LiveRoot("cache", GARBAGE, tuple(gc.garbage), what="collected, but kept for debugging (gc.DEBUG_SAVEALL)")
+        yield LiveRoot(
+            kind="cache", label=GARBAGE, objects=tuple(gc.garbage), what="collected, but kept for debugging (gc.DEBUG_SAVEALL)"
+        )
 
 
 def _interpreter() -> Iterator[LiveRoot]:
@@ -43,23 +45,37 @@ def _interpreter() -> Iterator[LiveRoot]:
         if callable(handler):
             name = signal.Signals(number).name
             what = f"ended by signal.signal(signal.{name}, signal.SIG_DFL)"
-            yield LiveRoot("library", f"signal handler {name}", (handler,), what=what)
+            yield LiveRoot(kind="library", label=f"signal handler {name}", objects=(handler,), what=what)
     for name, hook in (("profile", sys.getprofile()), ("trace", sys.gettrace())):
         if hook is not None:
-            yield LiveRoot("library", f"sys.set{name} function", (hook,), what=f"ended by sys.set{name}(None)")
+            yield LiveRoot(
+                kind="library", label=f"sys.set{name} function", objects=(hook,), what=f"ended by sys.set{name}(None)"
+            )
     for callback in gc.callbacks:
-        yield LiveRoot("library", f"gc callback {_name(callback)}", (callback,), what="ended by removing it from gc.callbacks")
+        yield LiveRoot(
+            kind="library",
+            label=f"gc callback {_name(callback)}",
+            objects=(callback,),
+            what="ended by removing it from gc.callbacks",
+        )
 
 
 def _torch() -> Iterator[LiveRoot]:
     overrides, dispatch = sys.modules.get("torch.overrides"), sys.modules.get("torch.utils._python_dispatch")
     for module, ask in ((overrides, "_get_current_function_mode_stack"), (dispatch, "_get_current_dispatch_mode_stack")):
         for mode in getattr(module, ask, list)():
-            yield LiveRoot("library", f"torch mode {name_of(type(mode))}", (mode,), what="ended by its __exit__()")
+            yield LiveRoot(
+                kind="library", label=f"torch mode {name_of(type(mode))}", objects=(mode,), what="ended by its __exit__()"
+            )
     ask_hooks: Any = getattr(sys.modules["torch"]._C._autograd, "_top_saved_tensors_default_hooks", None)
     hooks = None if ask_hooks is None else ask_hooks(True)
     if hooks:
-        yield LiveRoot("library", "saved_tensors_hooks", tuple(hooks), what="in force: ended by leaving its `with` block")
+        yield LiveRoot(
+            kind="library",
+            label="saved_tensors_hooks",
+            objects=tuple(hooks),
+            what="in force: ended by leaving its `with` block",
+        )
 
 
 def _figures() -> Iterator[LiveRoot]:
@@ -67,7 +83,7 @@ def _figures() -> Iterator[LiveRoot]:
     helpers = sys.modules.get("matplotlib._pylab_helpers")
     for number, manager in [] if helpers is None else list(helpers.Gcf.figs.items()):
         if namespace_of(type(manager)).get("__module__") in ("matplotlib.backend_bases", "matplotlib_inline.backend_inline"):
-            yield LiveRoot("cache", f"pyplot figure {number}", (manager,), what="open figure")
+            yield LiveRoot(kind="cache", label=f"pyplot figure {number}", objects=(manager,), what="open figure")
 
 
 def _scripts(shell: Any) -> Iterator[LiveRoot]:
@@ -75,24 +91,24 @@ def _scripts(shell: Any) -> Iterator[LiveRoot]:
         namespace = module_namespace(module)
         if namespace is not None:
             what = "globals of a script that has run"
-            yield LiveRoot("cache", f"%run {Path(path).name}", (namespace,), what=what)
+            yield LiveRoot(kind="cache", label=f"%run {Path(path).name}", objects=(namespace,), what=what)
 
 
 def _stored(shell: Any) -> Iterator[LiveRoot]:
     cache = getattr(getattr(shell, "db", None), "cache", None)
     for path, entry in list(cache.items()) if type(cache) is dict else ():
         if type(entry) is tuple:
-            yield LiveRoot("cache", f"%store {Path(path).name}", entry[:1], what="copy of what is on disk")
+            yield LiveRoot(kind="cache", label=f"%store {Path(path).name}", objects=entry[:1], what="copy of what is on disk")
 
 
 def _ipython(shell: Any) -> Iterator[LiveRoot]:
     for event, callbacks in shell.events.callbacks.items():
         for callback in callbacks:
             what = f"ended by get_ipython().events.unregister('{event}', …)"
-            yield LiveRoot("library", f"IPython event {event}: {_name(callback)}", (callback,), what=what)
+            yield LiveRoot(kind="library", label=f"IPython event {event}: {_name(callback)}", objects=(callback,), what=what)
     for kind, table in shell.magics_manager.magics.items():
         for name, function in list(table.items()):
-            yield LiveRoot("library", f"{'%' if kind == 'line' else '%%'}{name}", (function,), what="magic")
+            yield LiveRoot(kind="library", label=f"{'%' if kind == 'line' else '%%'}{name}", objects=(function,), what="magic")
 
 
 def _name(callback: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from nbguard.memory.facts import RootKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRoot:
     """A root with the objects it refers to. Lives only while the walk runs; `Root` is what remains of it."""
 

@@ -40,13 +40,13 @@ def error_holders(shell: Any) -> Iterator[Any]:
 def error_roots(shell: Any) -> list[LiveRoot]:
     """Return the last error as one root, and debuggers left over from `set_trace()`, or nothing."""
     tracers = tuple(frame.f_trace for frame in traced_frames())
-    found = [LiveRoot("error", DEBUGGER, tracers, what="its last stop")] if tracers else []
+    found = [LiveRoot(kind="error", label=DEBUGGER, objects=tracers, what="its last stop")] if tracers else []
     objects = tuple(error_holders(shell))
     error = next((value for value in objects if isinstance(value, BaseException)), None)
     if not objects:
         return found
     what = type(error).__name__ if error is not None else "traceback"
-    return [*found, LiveRoot("error", LABEL, objects, _cell_of(error, shell), what)]
+    return [*found, LiveRoot(kind="error", label=LABEL, objects=objects, cell=_cell_of(error, shell), what=what)]
 
 
 def traced_frames() -> list[types.FrameType]:

@@ -40,14 +40,16 @@ class DeviceReader:
         if not self._tracked:
             self._tracked = tracked_device()
         if self._tracked == "cpu":
-            return TickReading("cpu", (DeviceFacts("cpu", "host memory"),), os.getpid(), *self._heap.read())
+            process, source = self._heap.read()
+            host = DeviceFacts(device="cpu", name="host memory")
+            return TickReading(tracked="cpu", devices=(host,), pid=os.getpid(), process=process, source=source)
         if self._tracked != "cuda":
-            return TickReading(self._tracked, device_facts(self._tracked)[0], os.getpid())
+            return TickReading(tracked=self._tracked, devices=device_facts(self._tracked)[0], pid=os.getpid())
         if not torch.cuda.is_initialized():
-            return TickReading("cuda", self._driver.unused(), os.getpid())
+            return TickReading(tracked="cuda", devices=self._driver.unused(), pid=os.getpid())
         stats = [_counted(torch.cuda.memory_stats_as_nested_dict(index)) for index in range(torch.cuda.device_count())]
         devices = tuple(self._driver.device(torch, index, each) for index, each in enumerate(stats))
-        return TickReading("cuda", devices, os.getpid())
+        return TickReading(tracked="cuda", devices=devices, pid=os.getpid())
 
     def close(self) -> None:
         """End the session with the driver."""
@@ -58,8 +60,14 @@ def _counted(stats: Any) -> AllocatorStats:
     """Return the counters as torch nests them: flattened by `memory_stats` they cost eight times as much."""
     names = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
     allocated, reserved, active, split = (stats[name]["all"] for name in names)
-    peaks = (allocated["peak"], reserved["peak"])
-    return AllocatorStats(allocated["current"], reserved["current"], *peaks, active["current"], split["current"])
+    return AllocatorStats(
+        allocated=allocated["current"],
+        reserved=reserved["current"],
+        peak_allocated=allocated["peak"],
+        peak_reserved=reserved["peak"],
+        active=active["current"],
+        inactive_split=split["current"],
+    )
 
 
 class _Heap:
@@ -80,7 +88,7 @@ class _Heap:
         return self._said
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Said:
     """What torch and the driver said of a device at some time.
 
@@ -116,7 +124,15 @@ class _Driver:
         free = None if said.used is None else max(0, said.total - said.used - stats.reserved + said.reserved)
         nvml = None if said.nvml is None else _kept_up(said.nvml, stats.reserved - said.reserved)
         return DeviceFacts(
-            f"cuda:{index}", said.name, said.total, free, stats, None, nvml, said.settings, has_context=said.opened
+            device=f"cuda:{index}",
+            name=said.name,
+            total=said.total,
+            free=free,
+            allocator=stats,
+            segments=None,
+            nvml=nvml,
+            settings=said.settings,
+            has_context=said.opened,
         )
 
     def _listen(self, torch: Any, index: int, reserved: int) -> _Said:
@@ -127,7 +143,16 @@ class _Driver:
         if opened:  # elsewhere the question itself would open one
             with contextlib.suppress(RuntimeError):  # after an error that lasts: the driver's own reading remains
                 used = total - int(torch.cuda.mem_get_info(index)[0])
-        return _Said(time.monotonic(), str(properties.name), total, opened, used, reserved, nvml, allocator_settings())
+        return _Said(
+            at=time.monotonic(),
+            name=str(properties.name),
+            total=total,
+            opened=opened,
+            used=used,
+            reserved=reserved,
+            nvml=nvml,
+            settings=allocator_settings(),
+        )
 
     def unused(self) -> tuple[DeviceFacts, ...]:
         """Return what the driver says about the devices before torch has used any."""

@@ -40,7 +40,7 @@ class _Found:
         return self.fit is not None or self.validate is not None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Course:
     """One fit as it was seen so far: how many looks, in how many of them it waited, and the peak when it was first seen."""
 
@@ -88,7 +88,7 @@ class FitProgress:
         """Return the course of this fit: a new one if it is another fit, perhaps in the same frame as the one before."""
         course = self._course
         if course is None or course.key != key or batches < course.batches:
-            course = self._course = _Course(key, peak=peak)
+            course = self._course = _Course(key=key, peak=peak)
         course.batches = batches
         return course
 
@@ -100,16 +100,16 @@ class FitProgress:
             batch = None
         has_risen = peak is not None and course.peak is not None and peak > course.peak
         return FitTick(
-            cut(label),
-            cut(found.call, 60),
-            epoch,
-            epochs,
-            batch,
-            batches,
-            in_fit and found.validate is None,
-            _loss(learner) if in_fit else None,
-            peak if has_risen else None,
-            round(course.waits / course.looks, 2) if course.looks >= _SAMPLES else None,
+            label=cut(label),
+            call=cut(found.call, 60),
+            epoch=epoch,
+            epochs=epochs,
+            batch=batch,
+            batches=batches,
+            is_training=in_fit and found.validate is None,
+            loss=_loss(learner) if in_fit else None,
+            peak=peak if has_risen else None,
+            waiting=round(course.waits / course.looks, 2) if course.looks >= _SAMPLES else None,
         )
 
 

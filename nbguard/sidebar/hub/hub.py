@@ -176,7 +176,7 @@ class Hub:
         def tell_queued(reason: str) -> None:
             _send(way, "queued", rid=rid, why=reason)
 
-        if not self._jobs.put(Job(run, refuse, rid, title, why, tell_queued)):
+        if not self._jobs.put(Job(run=run, failed=refuse, rid=rid, title=title, why=why, tell_queued=tell_queued)):
             refuse("too much is waiting to be done already: wait for the cell to end")
 
     def _answer(self, way: Way, asked: messages.Ask | messages.PlanRequest | messages.Apply) -> None:
@@ -241,7 +241,9 @@ class Hub:
     def _look(self, *, waits: bool = True) -> None:
         """Have the heap looked at, unless it is to be already; `waits`: not while a cell runs."""
         why = "a look at the heap waits for the end of the cell" if waits else ""
-        self._jobs.put(Job(self._look_and_tell, lambda reason: _log.debug("a look at the heap: %s", reason), _LOOK, why=why))
+        self._jobs.put(
+            Job(run=self._look_and_tell, failed=lambda reason: _log.debug("a look at the heap: %s", reason), rid=_LOOK, why=why)
+        )
 
     def _look_and_tell(self, *, always: bool = False) -> None:
         heaps = self._ready().heaps

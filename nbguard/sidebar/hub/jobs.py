@@ -16,7 +16,7 @@ _MOST = 32
 """Jobs that may wait. More are refused: nobody clicks so fast."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Job:
     """Something to do once, on whatever thread may do it. Holds no object of the user's.
 

@@ -37,7 +37,7 @@ class Heaps:
         self.names: dict[str, int] = {}
         self.learners: dict[int, str] = {}
         self.cell: int | None = None
-        self.last = Heap(boot, 0, time.time(), 0.0)
+        self.last = Heap(boot=boot, heap=0, t=time.time(), seconds=0.0)
         self.rows: Rows | None = None
 
     @property

@@ -42,7 +42,7 @@ class Wanted:
     keep: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Shown:
     """A plan that a view has. Its ids mean nothing to anybody but the comparison with a later one."""
 
@@ -80,7 +80,7 @@ class Plans:
                 view = plan_view(noted, action, token, *self._when(action, plan))
                 steps = _steps(plan, seen.facts)
         if view.token:
-            self._remember(token, _Shown(wanted, view.promised, time.monotonic(), plan, steps))
+            self._remember(token, _Shown(wanted=wanted, promised=view.promised, since=time.monotonic(), plan=plan, steps=steps))
         return view
 
     def about(self, token: str) -> tuple[str, str]:

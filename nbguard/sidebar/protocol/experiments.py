@@ -41,7 +41,7 @@ def experiments(facts: Facts, rows: Rows) -> tuple[Experiment, ...]:
         known = next((n for n, each in enumerate(found) if each.label == label), None)
         can = ("unpark",) if cut(label) == label else ()
         if known is None:
-            found.append(Experiment(None, cut(label), "", 0, "parked", note=note, can=can))
+            found.append(Experiment(id=None, label=cut(label), summary="", nbytes=0, state="parked", note=note, can=can))
         elif found[known].state != "training":
             found[known] = replace(found[known], id=None, state="parked", note=note, can=can)
     return tuple(sorted(found, key=lambda each: each.state == "parked"))
@@ -68,15 +68,15 @@ def _learners(facts: Facts, rows: Rows) -> Iterator[Experiment]:
             continue
         place = places.get(way.number)
         yield Experiment(
-            place,
-            cut(way.text),
-            cut(_summary(learner)),
-            nbytes[number],
-            "training" if learner.is_running else "stale" if way.root.kind in STALE_KINDS else "live",
-            way.root.cell,
-            _workers(facts, owners, number),
-            "" if learner.is_running or way.root.kind in ("name", "module") else _kept_by(way.root),
-            () if place is None else _can(rows.can[place], way),
+            id=place,
+            label=cut(way.text),
+            summary=cut(_summary(learner)),
+            nbytes=nbytes[number],
+            state="training" if learner.is_running else "stale" if way.root.kind in STALE_KINDS else "live",
+            cell=way.root.cell,
+            workers=_workers(facts, owners, number),
+            note="" if learner.is_running or way.root.kind in ("name", "module") else _kept_by(way.root),
+            can=() if place is None else _can(rows.can[place], way),
         )
 
 

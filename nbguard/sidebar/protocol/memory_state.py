@@ -36,12 +36,12 @@ def build_heap(facts: Facts, boot: str, number: int, t: float, seconds: float, c
     plan = plan_cleanup(facts, Request())
     rows = rows_of(facts, plan.storages)
     heap = Heap(
-        boot,
-        number,
-        t,
-        seconds,
-        cell,
-        plan.promised,
+        boot=boot,
+        heap=number,
+        t=t,
+        seconds=seconds,
+        cell=cell,
+        stale=plan.promised,
         experiments=fitting(experiments(facts, rows), _EXPERIMENTS),
         devices=device_heaps(replace(facts, graph=beside_running_code(facts.graph)), plan.storages),
         findings=_findings(facts, plan),
@@ -56,17 +56,17 @@ def build_heap(facts: Facts, boot: str, number: int, t: float, seconds: float, c
 def _holder(rows: Rows, number: int) -> HolderRow:
     row = rows.holders[number]
     return HolderRow(
-        number,
-        cut(row.label),
-        row.kind,
-        cut(row.what),
-        cut(row.path),
-        rows.devices[number],
-        row.retained,
-        row.reaches,
-        row.cell,
-        row.stale,
-        rows.can[number],
+        id=number,
+        label=cut(row.label),
+        kind=row.kind,
+        what=cut(row.what),
+        path=cut(row.path),
+        device=rows.devices[number],
+        nbytes=row.retained,
+        reaches=row.reaches,
+        cell=row.cell,
+        stale=row.stale,
+        can=rows.can[number],
     )
 
 

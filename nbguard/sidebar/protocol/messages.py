@@ -53,7 +53,7 @@ class Ask:
     id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """What would `action` do? On the rows `ids` of `heap`, on what is parked under `names`, without the steps `keep`."""
 
@@ -156,7 +156,7 @@ def _plan(message: dict[Any, Any]) -> PlanRequest:
     if heap is not None or ids:
         heap = _number(heap, "heap")
     rid = _token(message, "rid")
-    return PlanRequest(rid, action, heap, ids, _texts(message, "names"), _texts(message, "keep"))  # type: ignore[arg-type]
+    return PlanRequest(rid=rid, action=action, heap=heap, ids=ids, names=_texts(message, "names"), keep=_texts(message, "keep"))  # type: ignore[arg-type]
 
 
 _OPS: dict[str, Callable[[dict[Any, Any]], Message]] = {

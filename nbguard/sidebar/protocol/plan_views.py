@@ -33,17 +33,17 @@ def plan_view(plan: Plan, action: ActionName, token: str, when: Now = "now", why
     refused = _refused(plan, action)
     names = _names(plan)
     return PlanView(
-        "" if refused else token,
-        action,
-        f"{_title(action, names)}: the plan",
-        _confirm(plan, action, names),
-        tuple(_rows(plan, action)),
-        plan.promised,
-        when,
-        why,
-        "" if refused else _irreversible(plan, action, names),
-        tuple(cut(sentence, _SENTENCE) for sentence in plan.skipped[:_ROWS]),
-        refused,
+        token="" if refused else token,
+        action=action,
+        title=f"{_title(action, names)}: the plan",
+        confirm=_confirm(plan, action, names),
+        rows=tuple(_rows(plan, action)),
+        promised=plan.promised,
+        when=when,
+        why=why,
+        irreversible="" if refused else _irreversible(plan, action, names),
+        skipped=tuple(cut(sentence, _SENTENCE) for sentence in plan.skipped[:_ROWS]),
+        refused=refused,
     )
 
 
@@ -53,10 +53,14 @@ def cache_view(
     """Return what emptying the cache gives back, by device; `in_use` are the private pools that something keeps."""
     found = [(each.device, fragmentation(each.segments, in_use=in_use).releasable) for each in devices if each.segments]
     rows: list[PlanRow] = [
-        PlanRow(device, "segments with nothing in them go back to the device", nbytes) for device, nbytes in found if nbytes
+        PlanRow(label=device, detail="segments with nothing in them go back to the device", nbytes=nbytes)
+        for device, nbytes in found
+        if nbytes
     ]
     unknown = [each for each in devices if each.segments is None and each.allocator is not None]
-    rows += [PlanRow(each.device, "this device does not tell how much it gives back", None) for each in unknown]
+    rows += [
+        PlanRow(label=each.device, detail="this device does not tell how much it gives back", nbytes=None) for each in unknown
+    ]
     refused = ""
     if not found and not unknown:
         refused = "There is no cache to empty: PyTorch has reserved no memory of a GPU in this kernel."
@@ -64,14 +68,26 @@ def cache_view(
         refused = "The cache is empty already: every segment has something in it."
     title, confirm = "Empty cache: the plan", "Empty the cache"
     promised = sum(nbytes for _, nbytes in found)
-    return PlanView("" if refused else token, "empty_cache", title, confirm, tuple(rows), promised, when, why, refused=refused)
+    return PlanView(
+        token="" if refused else token,
+        action="empty_cache",
+        title=title,
+        confirm=confirm,
+        rows=tuple(rows),
+        promised=promised,
+        when=when,
+        why=why,
+        refused=refused,
+    )
 
 
 def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, when: Now = "now", why: str = "") -> PlanView:
     """Return what bringing `names` back (everything, without names) takes of each device."""
     found = [fact for fact in parked if not names or fact.label in names]
     rows = tuple(
-        PlanRow(cut(fact.label), f"goes back to {fact.device}, bit by bit ({fact.tensors} tensors)", fact.nbytes)
+        PlanRow(
+            label=cut(fact.label), detail=f"goes back to {fact.device}, bit by bit ({fact.tensors} tensors)", nbytes=fact.nbytes
+        )
         for fact in found[:_ROWS]
     )
     missing = [name for name in names if all(name != fact.label for fact in parked)]
@@ -79,7 +95,17 @@ def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, 
     who = _listed(dict.fromkeys(fact.label for fact in found))
     title, confirm = f"Unpark {who}: the plan", f"Bring {who} back"
     nbytes = sum(fact.nbytes for fact in found)
-    return PlanView("" if refused else token, "unpark", title, confirm, rows, nbytes, when, why, refused=refused)
+    return PlanView(
+        token="" if refused else token,
+        action="unpark",
+        title=title,
+        confirm=confirm,
+        rows=rows,
+        promised=nbytes,
+        when=when,
+        why=why,
+        refused=refused,
+    )
 
 
 def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = ()) -> OutcomeView:
@@ -88,7 +114,16 @@ def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = (
     undone = tuple((cut(label), cut(reason)) for label, reason in outcome.undone[:_ROWS])
     sentence = cut(" ".join(_said(outcome, action)), _SENTENCE)
     title = _title(action, _names(plan))
-    return OutcomeView(action, title, sentence, plan.promised, outcome.realised, outcome.extra, undone, undo)
+    return OutcomeView(
+        action=action,
+        title=title,
+        sentence=sentence,
+        promised=plan.promised,
+        realised=outcome.realised,
+        extra=outcome.extra,
+        undone=undone,
+        undo=undo,
+    )
 
 
 def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
@@ -97,7 +132,14 @@ def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
     said = f"Gave {format_bytes(max(0, back))} of {format_bytes(promised)} promised back to the device."
     if back < promised:
         said += " What runs meanwhile has taken memory of its own."
-    return OutcomeView("empty_cache", "Empty cache", said, promised, max(0, min(back, promised)), max(0, back - promised))
+    return OutcomeView(
+        action="empty_cache",
+        title="Empty cache",
+        sentence=said,
+        promised=promised,
+        realised=max(0, min(back, promised)),
+        extra=max(0, back - promised),
+    )
 
 
 def unparked_view(found: Unparked, promised: int | None = None) -> OutcomeView:
@@ -109,16 +151,28 @@ def unparked_view(found: Unparked, promised: int | None = None) -> OutcomeView:
         said += f" {format_bytes(left)} is still parked."
     undone = tuple((cut(name), cut(why)) for name, _, why in found.left)
     asked = found.nbytes + left if promised is None else promised
-    return OutcomeView("unpark", _title("unpark", found.names), said, asked, found.nbytes, undone=undone)
+    return OutcomeView(
+        action="unpark",
+        title=_title("unpark", found.names),
+        sentence=said,
+        promised=asked,
+        realised=found.nbytes,
+        undone=undone,
+    )
 
 
 def _rows(plan: Plan, action: ActionName) -> Iterator[PlanRow]:
     """Yield a row for each step, in order; what was asked to be left out stands first, so that it can be asked for again."""
     if action == "clean_stale":
-        yield from (PlanRow(cut(key), "left out", None, key, kept=True) for key in plan.request.keep)
+        yield from (PlanRow(label=cut(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep)
     steps = [each for each in plan.actions if each.kind != "collect" or each.nbytes]
     for each in steps[:_ROWS]:
-        yield PlanRow(cut(each.label), cut(each.detail), each.nbytes, _key(each) if action == "clean_stale" else "")
+        yield PlanRow(
+            label=cut(each.label),
+            detail=cut(each.detail),
+            nbytes=each.nbytes,
+            key=_key(each) if action == "clean_stale" else "",
+        )
 
 
 def _key(action: Action) -> str:

@@ -32,7 +32,7 @@ def request_of(
         case "clean_stale":
             return Request(keep=keep, while_busy=while_busy)
         case "release":
-            return Request(targets, keep)
+            return Request(targets=targets, keep=keep)
         case "stop_workers":
             return Request(workers=True, only_workers=True)
     raise ValueError(f"{action} is no cleanup")

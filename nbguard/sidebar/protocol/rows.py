@@ -20,7 +20,7 @@ _PARKED_KINDS = frozenset({"learner", "model", "optimizer", "tensor"})
 _CONTAINERS = frozenset({"list", "tuple", "dict", "L"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """By number of a row: the device, the holder, and what a request about it means.
 
@@ -55,11 +55,11 @@ def rows_of(facts: Facts, freed: Set[int] = frozenset()) -> Rows:
     rows = [row for _, row in found]
     targets = tuple(_targets(graph, row) for row in rows)
     return Rows(
-        tuple(device for device, _ in found),
-        tuple(rows),
-        targets,
-        tuple(graph.roots[row.roots[0]].label if row.roots else "" for row in rows),
-        tuple(_can(graph, row, texts, training) for row, texts in zip(rows, targets, strict=True)),
+        devices=tuple(device for device, _ in found),
+        holders=tuple(rows),
+        targets=targets,
+        roots=tuple(graph.roots[row.roots[0]].label if row.roots else "" for row in rows),
+        can=tuple(_can(graph, row, texts, training) for row, texts in zip(rows, targets, strict=True)),
     )
 
 

@@ -35,7 +35,12 @@ def _device(facts: Facts, device: DeviceFacts, in_use: Collection[PoolId], freed
     largest = Room(device, in_use).largest()
     sentence = _sentence(facts, device, in_use, freed)
     return DeviceHeap(
-        device.device, len(segments), strips(segments, in_use, singles), largest.now, largest.flushed, cut(sentence, _SENTENCE)
+        device=device.device,
+        segments=len(segments),
+        strips=strips(segments, in_use, singles),
+        largest_now=largest.now,
+        largest_flushed=largest.flushed,
+        sentence=cut(sentence, _SENTENCE),
     )
 
 

@@ -20,7 +20,7 @@ ActionName = Literal["clean_stale", "empty_cache", "release", "park", "unpark", 
 Now = Literal["now", "cell_end"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTick:
     """One device by its counters. `parts` re-add to `total`, where that is known.
 
@@ -35,7 +35,7 @@ class DeviceTick:
     spark: tuple[tuple[float, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitTick:
     """The fit that runs now. `epoch` and `batch` count from 1; None: not known.
 
@@ -72,7 +72,7 @@ class Mark:
     label: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """What the counters say now.
 
@@ -95,7 +95,7 @@ class Tick:
     v: int = PROTOCOL
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HolderRow:
     """Who holds memory. `id` names the row in requests, as long as the heap's number is the same.
 
@@ -115,7 +115,7 @@ class HolderRow:
     can: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
     """A Learner. `id` is that of its row among the holders; None for what is parked. `note` says what keeps a stale one."""
 
@@ -139,7 +139,7 @@ class Strip:
     pieces: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHeap:
     """What a look at the segments adds to a device: the largest request that would succeed, and what stands in its way."""
 
@@ -169,7 +169,7 @@ class OomView:
     fixes: tuple[FixRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heap:
     """What a look at the heap found, after `cell`. `more` counts the holders that are not listed: (how many, bytes)."""
 
@@ -188,7 +188,7 @@ class Heap:
     v: int = PROTOCOL
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
     """One step. `key` is what a request lists under `keep` to leave it out; empty: the step cannot be left out."""
 
@@ -199,7 +199,7 @@ class PlanRow:
     kept: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
     """A plan to agree to. `token` applies it; empty: there is nothing to apply, and `refused` says why.
 
@@ -220,7 +220,7 @@ class PlanView:
     refused: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeView:
     """What was done, measured. `undo` are the names under which what was parked comes back (`unpark`)."""
 
@@ -234,7 +234,7 @@ class OutcomeView:
     undo: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WhyView:
     """The ways in which a holder is kept alive: (path, cell, stale, the line that cuts it)."""
 

@@ -37,7 +37,19 @@ def build_tick(
     """
     brief = len(reading.devices) > _TALKATIVE
     devices = tuple(_device(reading, device, history, brief) for device in reading.devices)
-    return Tick(boot, n, round(t, 3), heap, reading.tracked, busy, cell, devices, fit, jobs, history.marks(t))
+    return Tick(
+        boot=boot,
+        n=n,
+        t=round(t, 3),
+        heap=heap,
+        tracked=reading.tracked,
+        busy=busy,
+        cell=cell,
+        devices=devices,
+        fit=fit,
+        jobs=jobs,
+        marks=history.marks(t),
+    )
 
 
 def _device(reading: TickReading, device: DeviceFacts, history: Sparks, brief: bool) -> DeviceTick:
@@ -46,7 +58,14 @@ def _device(reading: TickReading, device: DeviceFacts, history: Sparks, brief: b
         told = (part for part in parts if part.nbytes)
         parts = tuple(part if part.name == "others" else replace(part, note=_bound(part.note)) for part in told)
     peak = None if device.allocator is None else device.allocator.peak_allocated
-    return DeviceTick(device.device, cut(device.name, 60), device.total, parts, peak, history.points(device.device))
+    return DeviceTick(
+        device=device.device,
+        name=cut(device.name, 60),
+        total=device.total,
+        parts=parts,
+        peak=peak,
+        spark=history.points(device.device),
+    )
 
 
 def _bound(note: str) -> str:

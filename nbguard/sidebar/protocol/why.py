@@ -13,4 +13,4 @@ def why_view(why: Why) -> WhyView:
     """Return the answer of `%gpumem why` as it goes over the wire."""
     paths = tuple((cut(path.text), path.cell, path.stale, cut(path.release)) for path in why.paths[:_PATHS])
     more = tuple((cut(root), count) for root, count in why.more[:_PATHS])
-    return WhyView(cut(why.name), cut(why.what), why.nbytes, paths, more)
+    return WhyView(name=cut(why.name), what=cut(why.what), nbytes=why.nbytes, paths=paths, more=more)

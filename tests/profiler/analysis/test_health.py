@@ -27,8 +27,8 @@ def severities(found: tuple[FitFinding, ...]) -> list[str]:
 @pytest.mark.parametrize("kind", get_args(Kind))
 @pytest.mark.parametrize("has_stopped", [False, True])
 def test_each_origin_is_a_problem_with_a_change(kind: Kind, has_stopped: bool) -> None:
-    origin = Origin(kind, "0.conv", "Conv2d", "ResNet", note="it is gone")
-    first = NotFinite("loss", "NaN", Place(17, 2), origin, has_stopped)
+    origin = Origin(kind=kind, name="0.conv", type="Conv2d", root="ResNet", note="it is gone")
+    first = NotFinite(of="loss", value="NaN", place=Place(17, 2), origin=origin, has_stopped=has_stopped)
 
     (found,) = nan_findings(FiniteFacts(20, 3, first))
     assert found.severity == "problem"
@@ -39,7 +39,9 @@ def test_each_origin_is_a_problem_with_a_change(kind: Kind, has_stopped: bool) -
 
 def test_a_scale_may_grow_too_far_once_per_growth() -> None:
     updates = tuple(range(2001, 20001, 2001))
-    scaler = ScalerFacts(65536.0, 2.0, 0.5, 2000, 20000, ((1, 4096.0),), updates)
+    scaler = ScalerFacts(
+        initial=65536.0, growth=2.0, backoff=0.5, interval=2000, updates=20000, scales=((1, 4096.0),), skipped=updates
+    )
 
     assert severities(amp_findings(AmpFacts((("float16", 20000),), (scaler,)))) == ["note"]
     more = replace(scaler, skipped=tuple(range(100, 1400, 100)) + updates)
@@ -47,13 +49,13 @@ def test_a_scale_may_grow_too_far_once_per_growth() -> None:
 
 
 def test_a_long_warm_up_is_no_problem() -> None:
-    scaler = ScalerFacts(2.0**24, 2.0, 0.5, 2000, 100, skipped=tuple(range(1, 17)))
+    scaler = ScalerFacts(initial=2.0**24, growth=2.0, backoff=0.5, interval=2000, updates=100, skipped=tuple(range(1, 17)))
 
     assert severities(amp_findings(AmpFacts((("float16", 100),), (scaler,)))) == ["note"]
 
 
 def test_waiting_is_worth_advice_from_a_twentieth_of_a_step() -> None:
-    site = SyncSite("In[5], line 8", "", ("item",), 100, 100, 100 * MS)
+    site = SyncSite(where="In[5], line 8", own="", methods=("item",), calls=100, batches=100, waited=100 * MS)
     facts = SyncFacts((site, replace(site, own="Recorder"), replace(site, where="rare", calls=9, batches=9)), 100)
 
     assert severities(sync_findings(facts, step=20 * MS)) == ["advice", "note"]
@@ -64,7 +66,7 @@ def test_waiting_is_worth_advice_from_a_twentieth_of_a_step() -> None:
 
 
 def test_a_scaler_may_take_no_step_at_all() -> None:
-    facts = OptimizersFacts((OptimizerFacts("Adam", cleared=9),), backwards=9)
+    facts = OptimizersFacts((OptimizerFacts(name="Adam", cleared=9),), backwards=9)
 
     assert severities(optimizer_findings(facts)) == ["problem"]
     assert optimizer_findings(facts, is_scaled=True) == ()
@@ -78,9 +80,9 @@ def test_switches_are_advice_only_where_there_is_a_device() -> None:
 
 
 def test_findings_come_worst_first() -> None:
-    first = NotFinite("loss", "NaN", Place(1), Origin("loss", root="Net"))
-    site = SyncSite("a.py:1", "", ("item",), 9, 9, None)
-    amp = AmpFacts((("bfloat16", 9),), (ScalerFacts(1.0, 2.0, 0.5, 2000, 9),))
+    first = NotFinite(of="loss", value="NaN", place=Place(1), origin=Origin(kind="loss", root="Net"))
+    site = SyncSite(where="a.py:1", own="", methods=("item",), calls=9, batches=9, waited=None)
+    amp = AmpFacts((("bfloat16", 9),), (ScalerFacts(initial=1.0, growth=2.0, backoff=0.5, interval=2000, updates=9),))
 
     found = health(FiniteFacts(9, 1, first), amp, OptimizersFacts(), SyncFacts((site,), 9), SwitchFacts())
     assert severities(found) == ["problem", "advice", "note", "note"]
@@ -91,7 +93,18 @@ def test_a_small_fit_on_a_cpu_is_offered_nothing() -> None:
 
 
 def test_remedies_fit_what_was_seen_and_say_what_is_not_measured() -> None:
-    tight = Seen(True, 15 * GiB, 16 * GiB, 90 * MiB, 8 * GiB, True, True, "float32", 64, True)
+    tight = Seen(
+        has_device=True,
+        peak=15 * GiB,
+        capacity=16 * GiB,
+        gradients=90 * MiB,
+        activations=8 * GiB,
+        clears_in_place=True,
+        is_fastai=True,
+        dtype="float32",
+        batch_size=64,
+        convolves=True,
+    )
     found = {remedy.name: remedy for remedy in remedies(tight)}
 
     assert list(found) == ["set_to_none", "mixed precision", "smaller batch, gradient accumulation", "checkpointing"]
@@ -104,9 +117,27 @@ def test_remedies_fit_what_was_seen_and_say_what_is_not_measured() -> None:
 
 
 def test_what_speaks_for_a_remedy_comes_from_all_parts() -> None:
-    optimizers = OptimizersFacts((OptimizerFacts("Adam", 9, 9, gradient_bytes=5 * MiB, is_fastai=True),))
-    memory = MemoryReport("cuda:0", "torch.cuda", 15 * GiB, 0, 0, 16 * GiB, categories=(Category("activations", GiB),))
+    optimizers = OptimizersFacts((OptimizerFacts(name="Adam", steps=9, cleared=9, gradient_bytes=5 * MiB, is_fastai=True),))
+    memory = MemoryReport(
+        device="cuda:0",
+        source="torch.cuda",
+        peak=15 * GiB,
+        start=0,
+        end=0,
+        capacity=16 * GiB,
+        categories=(Category("activations", GiB),),
+    )
     amp = AmpFacts((("float32", 1), ("bfloat16", 8)))
 
     found = seen(optimizers, amp, SwitchFacts(has_device=True, batch_size=8), memory)
-    assert found == Seen(True, 15 * GiB, 16 * GiB, 5 * MiB, GiB, True, True, "bfloat16", 8)
+    assert found == Seen(
+        has_device=True,
+        peak=15 * GiB,
+        capacity=16 * GiB,
+        gradients=5 * MiB,
+        activations=GiB,
+        clears_in_place=True,
+        is_fastai=True,
+        dtype="bfloat16",
+        batch_size=8,
+    )

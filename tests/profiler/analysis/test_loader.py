@@ -18,15 +18,20 @@ MS = 1_000_000
 
 def timing(step: float, busy: float | None = None, epochs: tuple[EpochRow, ...] = (), **medians: float) -> Timing:
     names = {"wait": phases.WAIT, "to_device": phases.TO_DEVICE, "other": phases.OTHER, "callback": phases.callback("Slow")}
-    rows = [TimeRow(names[name], "batch", round(50 * ms * MS), round(ms * MS)) for name, ms in medians.items()]
+    rows = [
+        TimeRow(phase=names[name], group="batch", total=round(50 * ms * MS), median=round(ms * MS))
+        for name, ms in medians.items()
+    ]
     rest = step - sum(medians.values())
-    rows.append(TimeRow(phases.BACKWARD, "batch", round(50 * rest * MS), round(rest * MS)))
-    return Timing(round(50 * step * MS), tuple(rows), 50, 3, step=round(step * MS), busy=busy, epochs=epochs)
+    rows.append(TimeRow(phase=phases.BACKWARD, group="batch", total=round(50 * rest * MS), median=round(rest * MS)))
+    return Timing(
+        wall=round(50 * step * MS), rows=tuple(rows), batches=50, warm_up=3, step=round(step * MS), busy=busy, epochs=epochs
+    )
 
 
 def loader(workers: int = 0, fetch_ms: float = 30, **more: Any) -> LoaderFacts:
-    fetch = FetchFacts(50, 800, round(fetch_ms * MS), round(fetch_ms * MS))
-    return LoaderFacts("Rows", is_training=True, workers=workers, batch_size=16, **{"fetch": fetch, **more})
+    fetch = FetchFacts(fetches=50, items=800, median=round(fetch_ms * MS), p95=round(fetch_ms * MS))
+    return LoaderFacts(dataset="Rows", is_training=True, workers=workers, batch_size=16, **{"fetch": fetch, **more})
 
 
 def kinds(found: tuple[FitFinding, ...]) -> list[str]:
@@ -85,7 +90,7 @@ def test_python_binds_by_its_own_time_on_a_cpu_and_by_the_idle_gpu_on_a_gpu() ->
 
 
 def test_without_a_steady_state_nothing_is_said() -> None:
-    found = verdict(Timing(0, (), 0, 0), (loader(8),), 2, on_accelerator=False)
+    found = verdict(Timing(wall=0, rows=(), batches=0, warm_up=0), (loader(8),), 2, on_accelerator=False)
     assert (found.bound, found.gain, found.advice) == ("unknown", None, ())
 
 
@@ -105,7 +110,9 @@ def test_without_a_steady_state_nothing_is_said() -> None:
 )
 @pytest.mark.parametrize("on_accelerator", [True, False])
 def test_a_healthy_fit_gets_no_advice(facts: tuple[LoaderFacts, ...], on_accelerator: bool) -> None:
-    epochs = tuple(EpochRow(number, True, 500, 20_000 * MS, 500 * MS) for number in (1, 2))
+    epochs = tuple(
+        EpochRow(number=number, is_training=True, batches=500, total=20_000 * MS, wait=500 * MS) for number in (1, 2)
+    )
     healthy = replace(timing(40, busy=0.95 if on_accelerator else None, wait=1, to_device=1, epochs=epochs), wall=40_000 * MS)
     found = verdict(healthy, facts, 2, on_accelerator)
     assert (found.bound, found.advice) == ("compute", ())
@@ -124,7 +131,7 @@ def test_eight_workers_on_two_cores_are_too_many() -> None:
 
 
 def test_no_worker_and_too_few_are_told_where_there_are_cores_to_spare() -> None:
-    slow = timing(40, wait=30, epochs=(EpochRow(1, True, 20, 800 * MS, 600 * MS),))
+    slow = timing(40, wait=30, epochs=(EpochRow(number=1, is_training=True, batches=20, total=800 * MS, wait=600 * MS),))
     finding = only(verdict(slow, (loader(0),), 4, on_accelerator=False).advice)
     assert (finding.kind, finding.time) == ("workers", 30 * MS)
     assert "one after the other" in finding.what
@@ -133,8 +140,8 @@ def test_no_worker_and_too_few_are_told_where_there_are_cores_to_spare() -> None
 
 
 def test_workers_that_would_cost_more_than_they_save_are_not_advised() -> None:
-    short = timing(40, wait=30, epochs=(EpochRow(1, True, 4, 160 * MS, 120 * MS),))
-    quick = timing(4, wait=2, epochs=(EpochRow(1, True, 2000, 8000 * MS, 4000 * MS),))
+    short = timing(40, wait=30, epochs=(EpochRow(number=1, is_training=True, batches=4, total=160 * MS, wait=120 * MS),))
+    quick = timing(4, wait=2, epochs=(EpochRow(number=1, is_training=True, batches=2000, total=8000 * MS, wait=4000 * MS),))
     assert verdict(short, (loader(0),), 4, on_accelerator=False).advice == ()
     assert verdict(quick, (loader(0, fetch_ms=2),), 4, on_accelerator=False).advice == ()
 
@@ -159,7 +166,7 @@ def test_workers_that_are_fast_enough_need_more_batches_ahead() -> None:
 
 
 def test_workers_that_start_for_each_epoch_cost_a_share_of_it() -> None:
-    epochs = tuple(EpochRow(number, True, 20, 1000 * MS, 0) for number in (1, 2))
+    epochs = tuple(EpochRow(number=number, is_training=True, batches=20, total=1000 * MS, wait=0) for number in (1, 2))
     slow = timing(40, wait=1, epochs=epochs)
     finding = only(verdict(slow, (loader(2, iterators=6, start=230 * MS),), 2, on_accelerator=False).advice)
     assert (finding.kind, finding.time) == ("persistent_workers", 10 * MS)
@@ -191,8 +198,16 @@ def test_a_late_first_batch_is_told() -> None:
 
 
 def test_the_slowest_transform_is_named_with_its_cost() -> None:
-    function = Function("slow_transform", "In[3]", 4, is_users=True)
-    fetch = FetchFacts(50, 800, 83 * MS, 90 * MS, 4, 4 * 90 * MS, (Step(function, "transform", 64, 4 * 87 * MS),))
+    function = Function(name="slow_transform", file="In[3]", line=4, is_users=True)
+    fetch = FetchFacts(
+        fetches=50,
+        items=800,
+        median=83 * MS,
+        p95=90 * MS,
+        profiled=4,
+        profiled_time=4 * 90 * MS,
+        steps=(Step(function, "transform", 64, 4 * 87 * MS),),
+    )
     found = verdict(timing(100, wait=81), (loader(0, fetch=fetch),), 1, on_accelerator=False)
     finding = only(found.advice)
     assert (finding.kind, finding.what) == ("transform", "`slow_transform` (In[3], line 4) is the slowest transform")
@@ -205,8 +220,18 @@ def test_the_slowest_transform_is_named_with_its_cost() -> None:
 
 
 def test_a_librarys_transform_is_named_where_the_whole_fit_notices_it() -> None:
-    function = Function("TabDataLoader.create_batch", "/lib/site-packages/fastai/tabular/core.py", 349, is_users=False)
-    fetch = FetchFacts(50, 800, 83 * MS, 90 * MS, 4, 4 * 90 * MS, (Step(function, "transform", 64, 4 * 87 * MS),))
+    function = Function(
+        name="TabDataLoader.create_batch", file="/lib/site-packages/fastai/tabular/core.py", line=349, is_users=False
+    )
+    fetch = FetchFacts(
+        fetches=50,
+        items=800,
+        median=83 * MS,
+        p95=90 * MS,
+        profiled=4,
+        profiled_time=4 * 90 * MS,
+        steps=(Step(function, "transform", 64, 4 * 87 * MS),),
+    )
 
     def told(batches: int) -> list[str]:
         found = verdict(replace(timing(100, wait=81), batches=batches), (loader(0, fetch=fetch),), 1, on_accelerator=False)
@@ -218,19 +243,27 @@ def test_a_librarys_transform_is_named_where_the_whole_fit_notices_it() -> None:
 
 def test_what_was_not_profiled_has_no_slowest_step() -> None:
     assert slowest(FetchFacts()) is None
-    assert slowest(FetchFacts(50, 800, 83 * MS)) is None
+    assert slowest(FetchFacts(fetches=50, items=800, median=83 * MS)) is None
 
 
 # --- the call graph of a fetch ----------------------------------------------------------------------------------------------
 
-FETCH = Function("_MapDatasetFetcher.fetch", "/lib/site-packages/torch/utils/data/_utils/fetch.py", 50, is_users=False)
-SLEEP = Function("<built-in method time.sleep>", "", 0, is_users=False)
-GET = Function("Rows.__getitem__", "/home/me/train.py", 5, is_users=True)
-COMPOSE = Function("Compose.__call__", "/lib/site-packages/torchvision/transforms/transforms.py", 95, is_users=False)
-SLOW = Function("f.<locals>.Slow.__call__", "/home/me/train.py", 20, is_users=True)
-QUICK = Function("quick", "/home/me/train.py", 30, is_users=True)
-RESIZE = Function("Resize.forward", "/lib/site-packages/torchvision/transforms/transforms.py", 360, is_users=False)
-COLLATE = Function("default_collate", "/lib/site-packages/torch/utils/data/_utils/collate.py", 340, is_users=False)
+FETCH = Function(
+    name="_MapDatasetFetcher.fetch", file="/lib/site-packages/torch/utils/data/_utils/fetch.py", line=50, is_users=False
+)
+SLEEP = Function(name="<built-in method time.sleep>", file="", line=0, is_users=False)
+GET = Function(name="Rows.__getitem__", file="/home/me/train.py", line=5, is_users=True)
+COMPOSE = Function(
+    name="Compose.__call__", file="/lib/site-packages/torchvision/transforms/transforms.py", line=95, is_users=False
+)
+SLOW = Function(name="f.<locals>.Slow.__call__", file="/home/me/train.py", line=20, is_users=True)
+QUICK = Function(name="quick", file="/home/me/train.py", line=30, is_users=True)
+RESIZE = Function(
+    name="Resize.forward", file="/lib/site-packages/torchvision/transforms/transforms.py", line=360, is_users=False
+)
+COLLATE = Function(
+    name="default_collate", file="/lib/site-packages/torch/utils/data/_utils/collate.py", line=340, is_users=False
+)
 
 
 def profile(functions: list[Function], calls: dict[int, list[tuple[int, int, float]]], own: dict[int, float]) -> Profile:
@@ -260,12 +293,14 @@ def test_transforms_are_found_behind_what_only_leads_to_them() -> None:
 
 
 def test_where_nearly_all_the_time_of_a_users_function_goes_is_said() -> None:
-    compose = Function("Compose.__call__", "/home/me/train.py", 10, is_users=True)
+    compose = Function(name="Compose.__call__", file="/home/me/train.py", line=10, is_users=True)
     functions = [FETCH, GET, compose, SLOW, QUICK, SLEEP]
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 85), (4, 16, 6)], 3: [(5, 16, 85)]}
     (first, *_) = steps(profile(functions, calls, {5: 85}))
     assert (first.name, first.function.inner) == ("Compose", "`Slow`")
-    found = slowest(FetchFacts(16, 16, 100 * MS, 100 * MS, 1, 100 * MS, (first,)))
+    found = slowest(
+        FetchFacts(fetches=16, items=16, median=100 * MS, p95=100 * MS, profiled=1, profiled_time=100 * MS, steps=(first,))
+    )
     assert found is not None
     assert found.evidence().endswith("nearly all of it in `Slow`")
     calls[2] = [(3, 16, 60), (4, 16, 30)]
@@ -273,8 +308,10 @@ def test_where_nearly_all_the_time_of_a_users_function_goes_is_said() -> None:
 
 
 def test_what_a_library_does_for_an_item_is_reading_the_dataset() -> None:
-    access = Function("_LocIndexer.__getitem__", "/lib/site-packages/pandas/core/indexing.py", 7, is_users=False)
-    inner = Function("_LocIndexer._getitem_axis", "/lib/site-packages/pandas/core/indexing.py", 90, is_users=False)
+    access = Function(name="_LocIndexer.__getitem__", file="/lib/site-packages/pandas/core/indexing.py", line=7, is_users=False)
+    inner = Function(
+        name="_LocIndexer._getitem_axis", file="/lib/site-packages/pandas/core/indexing.py", line=90, is_users=False
+    )
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90)]}
     assert named(steps(profile([FETCH, GET, access, inner], calls, {})))[0] == ("_LocIndexer._getitem_axis", "dataset", 16, 90)
 
@@ -286,7 +323,7 @@ def test_what_a_dataset_does_itself_is_its_own() -> None:
 
 
 def test_a_function_of_a_library_that_only_calls_the_users_is_not_named_for_it() -> None:
-    library = Function("apply_to", "/lib/site-packages/mylib/core.py", 3, is_users=False)
+    library = Function(name="apply_to", file="/lib/site-packages/mylib/core.py", line=3, is_users=False)
     functions = [FETCH, GET, library, SLOW, QUICK]
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90), (4, 16, 1)]}
     assert named(steps(profile(functions, calls, {})))[0] == ("Slow", "transform", 16, 90)

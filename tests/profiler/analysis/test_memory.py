@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -82,16 +83,30 @@ def test_growth_from_epoch_to_epoch_is_told_apart() -> None:
 
 def _graph(losses: int, *, with_graph: bool) -> Graph:
     """Return a running function whose `losses` holds so many tensors of 1 KiB, each with a graph that saves 1 MiB, or not."""
-    nodes = [Node("data", "list", 1, tuple(range(1, losses + 1)), tuple(f"[{n}]" for n in range(losses)))]
+    nodes = [
+        Node(
+            kind="data",
+            type_name="list",
+            ref=1,
+            children=tuple(range(1, losses + 1)),
+            labels=tuple(f"[{n}]" for n in range(losses)),
+        )
+    ]
     storages = []
     for number in range(losses):
         children, labels = ((losses + 1 + number,), (" → graph",)) if with_graph else ((), ())
-        nodes.append(Node("tensor", "Tensor", 10 + number, children, labels, (len(storages),)))
+        nodes.append(
+            Node(
+                kind="tensor", type_name="Tensor", ref=10 + number, children=children, labels=labels, storages=(len(storages),)
+            )
+        )
         storages.append(StorageFact("cpu", KiB, 4096 * (number + 1)))
     for number in range(losses if with_graph else 0):
-        nodes.append(Node("graph", "AddBackward0", 1000 + number, (), (), (len(storages),)))
+        nodes.append(
+            Node(kind="graph", type_name="AddBackward0", ref=1000 + number, children=(), labels=(), storages=(len(storages),))
+        )
         storages.append(StorageFact("cpu", MiB, 10**9 + 4096 * number))
-    return Graph((Root("frame", "running train()", (0,)),), tuple(nodes), tuple(storages))
+    return Graph((Root(kind="frame", label="running train()", nodes=(0,)),), tuple(nodes), tuple(storages))
 
 
 def test_the_holder_is_the_place_below_which_the_growth_divides() -> None:
@@ -137,8 +152,12 @@ def test_what_is_merely_replaced_has_not_grown() -> None:
 
 
 def test_names_come_before_running_functions_and_outer_functions_before_inner() -> None:
-    nodes = tuple(Node("tensor", "Tensor", ref, (), (), (0,)) for ref in range(3))
-    roots = (Root("frame", "running step()", (0,)), Root("frame", "running train()", (1,)), Root("name", "x", (2,)))
+    nodes = tuple(Node(kind="tensor", type_name="Tensor", ref=ref, children=(), labels=(), storages=(0,)) for ref in range(3))
+    roots = (
+        Root(kind="frame", label="running step()", nodes=(0,)),
+        Root(kind="frame", label="running train()", nodes=(1,)),
+        Root(kind="name", label="x", nodes=(2,)),
+    )
     storages = (StorageFact("cpu", 64, 64),)
 
     assert holdings_of(Graph(roots, nodes, storages), {}).nbytes == {("x",): 64}
@@ -146,11 +165,11 @@ def test_names_come_before_running_functions_and_outer_functions_before_inner() 
 
 
 def test_a_finding_names_the_line_to_change() -> None:
-    graph = growth_finding(Growth(3 * MiB, 40, "running train() → losses → graph", 90 * MiB))
-    total = growth_finding(Growth(5 * KiB, 40, "total → graph", is_sum=True))
-    kept = growth_finding(Growth(MiB, 40, "learn.keep.preds", 40 * MiB, epochs=2))
-    cache = growth_finding(Growth(MiB, 40, "ds.cache", 40 * MiB))
-    unknown = growth_finding(Growth(0, 40, per_epoch=MiB, epochs=4))
+    graph = growth_finding(Growth(per_batch=3 * MiB, batches=40, holder="running train() → losses → graph", held=90 * MiB))
+    total = growth_finding(Growth(per_batch=5 * KiB, batches=40, holder="total → graph", is_sum=True))
+    kept = growth_finding(Growth(per_batch=MiB, batches=40, holder="learn.keep.preds", held=40 * MiB, epochs=2))
+    cache = growth_finding(Growth(per_batch=MiB, batches=40, holder="ds.cache", held=40 * MiB))
+    unknown = growth_finding(Growth(per_batch=0, batches=40, per_epoch=MiB, epochs=4))
 
     assert (graph.kind, graph.severity, graph.nbytes) == ("graph", "problem", 3 * MiB)
     assert "`losses.append(loss.item())`" in graph.change
@@ -168,10 +187,14 @@ def test_a_finding_names_the_line_to_change() -> None:
 _SIZE = st.integers(0, 10**12)
 
 
+def _stocks(sizes: st.SearchStrategy[int]) -> st.SearchStrategy[Stock]:
+    return st.builds(Stock, **{each.name: sizes for each in fields(Stock)})
+
+
 @given(
     _SIZE,
     _SIZE,
-    st.none() | st.builds(Stock, *[_SIZE] * 6),
+    st.none() | _stocks(_SIZE),
     st.none() | st.builds(Shape, _SIZE, st.none() | _SIZE, _SIZE, st.sampled_from(phases.ALL)),
     st.booleans(),
 )
@@ -258,10 +281,13 @@ def test_a_recorded_batch_re_adds(data: st.DataObject) -> None:
         living.append(number)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(events)), min_size=2, max_size=8)))
     marks = [Mark(cut, data.draw(st.sampled_from(phases.ALL)), data.draw(st.integers(0, 5000))) for cut in cuts]
-    stock = data.draw(st.builds(Stock, *[st.integers(0, 2000)] * 6))
+    stock = data.draw(_stocks(st.integers(0, 2000)))
 
     batch = read_batch(events, marks, {1: memory.PARAMETERS}, stock, data.draw(st.integers(0, 2000)))
-    report = with_batch(MemoryReport("cpu", "heap of the process", 3000, 0, 0, phases=(PhasePeak("wait", 7),)), batch)
+    report = with_batch(
+        MemoryReport(device="cpu", source="heap of the process", peak=3000, start=0, end=0, phases=(PhasePeak("wait", 7),)),
+        batch,
+    )
 
     assert sum(each.nbytes for each in batch.categories) == batch.peak
     assert sum(each.nbytes for each in report.categories) == report.peak >= 3000

@@ -17,7 +17,18 @@ GIB = 1 << 30
 
 def _row(rank: int, **figures: object) -> RankRow:
     """A rank like the others: 2 ms of a step of 40 ms wait for data, 20 ms are the backward pass."""
-    row = RankRow(rank, "one", 100 + rank, "complete", 50, 40 * MS, 2 * MS, 20 * MS, 4 * GIB, "cuda:0")
+    row = RankRow(
+        rank=rank,
+        host="one",
+        pid=100 + rank,
+        state="complete",
+        batches=50,
+        step=40 * MS,
+        wait=2 * MS,
+        backward=20 * MS,
+        peak=4 * GIB,
+        device="cuda:0",
+    )
     return replace(row, **figures)  # type: ignore[arg-type]
 
 
@@ -26,7 +37,7 @@ def _report(*rows: RankRow, pulses: tuple[Pulse, ...] = (), world: int = 4, wait
 
 
 def _pulse(**facts: object) -> Pulse:
-    return replace(Pulse(3, 77, 5, phases.LOSS, 200 * MS, is_alive=True), **facts)  # type: ignore[arg-type]
+    return replace(Pulse(rank=3, pid=77, batch=5, phase=phases.LOSS, age=200 * MS, is_alive=True), **facts)  # type: ignore[arg-type]
 
 
 def _only(report: RankReport) -> FitFinding:

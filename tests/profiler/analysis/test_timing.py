@@ -27,7 +27,7 @@ def log(words: str) -> Marks:
         else:
             turn: TurnKind = {">": "batch", "/": "end", "|": "step", "!": "disturbed", "L": "loss"}[kind]  # type: ignore[assignment]
             turns.append(Turn(len(codes), turn, int(rest or 0)))
-    return Marks(100, codes, times, labels, tuple(turns))
+    return Marks(start=100, codes=codes, times=times, labels=labels, turns=tuple(turns))
 
 
 def told(words: str) -> list[tuple[int, dict[str, int], bool]]:
@@ -176,7 +176,7 @@ def test_every_nanosecond_is_somewhere_whatever_the_log(events: list[tuple[int |
             times.append(now)
         else:
             turns.append(Turn(len(codes), kind, number))  # type: ignore[arg-type]
-    marks = Marks(0, codes, times, labels, tuple(turns))
+    marks = Marks(start=0, codes=codes, times=times, labels=labels, turns=tuple(turns))
 
     divided, timing = divide(marks), timing_of(divide(marks))
 

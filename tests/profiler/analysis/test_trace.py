@@ -179,7 +179,10 @@ def test_whatever_the_loops_do_the_events_are_nested_and_add_up(turns: list[Any]
 
 def _points(count: int) -> Sequence[MemoryPoint]:
     return [
-        MemoryPoint(number * US, phases.FORWARD, 1, 2**20 * number, None if number < 2 else 2**30) for number in range(count)
+        MemoryPoint(
+            at=number * US, phase=phases.FORWARD, batch=1, allocated=2**20 * number, reserved=None if number < 2 else 2**30
+        )
+        for number in range(count)
     ]
 
 
@@ -214,7 +217,7 @@ def test_a_very_long_log_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_recorded_is_an_empty_trace() -> None:
-    found = trace_events(Marks(5, (), (), ()))
+    found = trace_events(Marks(start=5, codes=(), times=(), labels=()))
 
     _check(found)
     assert {event["ph"] for event in found["traceEvents"]} == {"M"}

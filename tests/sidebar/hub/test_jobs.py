@@ -30,7 +30,14 @@ class _Kernel:
             self.done.append((rid, threading.current_thread() is threading.main_thread()))
             self.event.set()
 
-        return Job(work, lambda w: self.failed.append((rid, w)), rid, rid, why, lambda w: self.queued.append((rid, w)))
+        return Job(
+            run=work,
+            failed=lambda w: self.failed.append((rid, w)),
+            rid=rid,
+            title=rid,
+            why=why,
+            tell_queued=lambda w: self.queued.append((rid, w)),
+        )
 
     def turn(self) -> None:
         while self.calls:

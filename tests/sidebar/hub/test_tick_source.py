@@ -16,10 +16,16 @@ from nbguard.sidebar.hub.tick_source import Feed
 from nbguard.sidebar.protocol.builtins import plain
 from nbguard.units import GiB
 
-GOOD = TickReading("simulated", (DeviceFacts("simulated:0", "a device"),), 1)
+GOOD = TickReading(tracked="simulated", devices=(DeviceFacts(device="simulated:0", name="a device"),), pid=1)
 
-_STATS = AllocatorStats(2 * GiB, 3 * GiB, 3 * GiB, 3 * GiB, 2 * GiB, 1)
-COUNTED = TickReading("cuda", (DeviceFacts("cuda:0", "a device", 8 * GiB, 4 * GiB, _STATS, has_context=True),), 1)
+_STATS = AllocatorStats(
+    allocated=2 * GiB, reserved=3 * GiB, peak_allocated=3 * GiB, peak_reserved=3 * GiB, active=2 * GiB, inactive_split=1
+)
+COUNTED = TickReading(
+    tracked="cuda",
+    devices=(DeviceFacts(device="cuda:0", name="a device", total=8 * GiB, free=4 * GiB, allocator=_STATS, has_context=True),),
+    pid=1,
+)
 
 
 @pytest.fixture

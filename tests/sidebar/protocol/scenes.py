@@ -67,9 +67,23 @@ def on_gpu(graph: Graph, segments: tuple[Segment, ...], name: str = "NVIDIA H100
     """Return the device with these segments, beside another process."""
     space = fragmentation(segments)
     used = space.reserved + CONTEXT + OTHERS
-    stats = AllocatorStats(space.allocated, space.reserved, space.allocated + 1200 * MiB, space.reserved)
+    stats = AllocatorStats(
+        allocated=space.allocated,
+        reserved=space.reserved,
+        peak_allocated=space.allocated + 1200 * MiB,
+        peak_reserved=space.reserved,
+    )
     nvml = NvmlFacts(TOTAL, used, (ProcessFact(PID, space.reserved + CONTEXT), ProcessFact(4711, OTHERS)))
-    return DeviceFacts("cuda:0", name, TOTAL, TOTAL - used, stats, segments, nvml, workspace=32 * MiB)
+    return DeviceFacts(
+        device="cuda:0",
+        name=name,
+        total=TOTAL,
+        free=TOTAL - used,
+        allocator=stats,
+        segments=segments,
+        nvml=nvml,
+        workspace=32 * MiB,
+    )
 
 
 def counted(device: DeviceFacts) -> DeviceFacts:
@@ -84,7 +98,7 @@ def _facts(
     graph: Graph, device: DeviceFacts, cells: Mapping[str, int], learners: Sequence[LearnerFact] = (), tracked: str = "cuda"
 ) -> Facts:
     roots = tuple(replace(root, cell=cells.get(root.label)) for root in graph.roots)
-    return Facts(tracked, (device,), replace(graph, roots=roots), tuple(learners), pid=PID)
+    return Facts(tracked=tracked, devices=(device,), graph=replace(graph, roots=roots), learners=tuple(learners), pid=PID)
 
 
 def _experiment(name: str) -> dict[str, dict[str, str]]:
@@ -156,7 +170,12 @@ def _notebook(*, stale: bool, running: bool = False, leftovers: tuple[str, ...] 
         learners += [LearnerFact(number[name], False, "Learner · ResNet · Adam") for name in ("old", "shown", "cycle")]
     cells = {"learn": 14, "best": 11, "preds": 10, "losses": 13, "Out[9]": 9, "last error": 12}
     facts = _facts(graph, on_gpu(graph, found), cells, learners)
-    workers = WorkersFact(None, tuple(Process(100 + n, NOW) for n in range(8)), (number["learn dls"],), private=512 * MiB)
+    workers = WorkersFact(
+        node=None,
+        processes=tuple(Process(100 + n, NOW) for n in range(8)),
+        loaders=(number["learn dls"],),
+        private=512 * MiB,
+    )
     return replace(facts, workers=() if running else (replace(workers, node=number["learn dls"]),))
 
 
@@ -173,7 +192,17 @@ def _idle() -> Scene:
 
 
 def _training() -> Scene:
-    fit = FitTick("learn", "fit_one_cycle", 2, 5, 118, 240, loss=0.412, peak=11 * GiB + 205 * MiB, waiting=0.31)
+    fit = FitTick(
+        label="learn",
+        call="fit_one_cycle",
+        epoch=2,
+        epochs=5,
+        batch=118,
+        batches=240,
+        loss=0.412,
+        peak=11 * GiB + 205 * MiB,
+        waiting=0.31,
+    )
     marks = ((-200.0, "In[12]"), (-70.0, "In[15]"), (-20.0, "epoch 2"))
     return Scene(_notebook(stale=True, running=True), fit, cell=15, marks=marks)
 
@@ -187,9 +216,19 @@ def _oom() -> Scene:
     free = facts.devices[0].free
     assert free is not None
     busy = replace(facts.devices[0], free=free - 68 * GiB, nvml=NvmlFacts(TOTAL, TOTAL - free + 68 * GiB, None))
-    note = OomNote("cuda:0", 6 * GiB, TOTAL, 300 * MiB, None, 12 * GiB, 14 * GiB, stranded=1500 * MiB, largest_free=1434 * MiB)
+    note = OomNote(
+        device="cuda:0",
+        requested=6 * GiB,
+        total=TOTAL,
+        free=300 * MiB,
+        limit=None,
+        allocated=12 * GiB,
+        reserved=14 * GiB,
+        stranded=1500 * MiB,
+        largest_free=1434 * MiB,
+    )
     line = CodeLine(15, 3, "learn.fit_one_cycle(5, 3e-3)")
-    asked = OomFact("cuda:0", 6 * GiB, cell=15, line=line, uses=("learn",), batch_size=64, note=note)
+    asked = OomFact(device="cuda:0", requested=6 * GiB, cell=15, line=line, uses=("learn",), batch_size=64, note=note)
     return Scene(replace(facts, devices=(busy,), oom=asked), last_cell=15)
 
 
@@ -239,7 +278,7 @@ def _hostile() -> Scene:
     learners = [LearnerFact(n, False, name) for n, name in enumerate(HOSTILE)]
     parked = (ParkedFact("<b onclick=alert(1)>parked</b>", "cuda:0", 5 * MiB, 1),)
     facts = replace(_facts(graph, on_gpu(graph, found, name=HOSTILE[0]), {}, learners), parked=parked)
-    fit = FitTick(HOSTILE[0], HOSTILE[1], 1, 2, 3, 4)
+    fit = FitTick(label=HOSTILE[0], call=HOSTILE[1], epoch=1, epochs=2, batch=3, batches=4)
     return Scene(facts, fit, cell=15, marks=((-100.0, HOSTILE[0]), (-50.0, HOSTILE[4])))
 
 
@@ -247,7 +286,7 @@ def _cpu() -> Scene:
     """The same notebook on a machine without a GPU: no counters, no segments."""
     facts = _notebook(stale=True)
     graph = replace(facts.graph, storages=tuple(replace(s, device="cpu") for s in facts.graph.storages))
-    return Scene(replace(facts, tracked="cpu", devices=(DeviceFacts("cpu", "host memory"),), graph=graph))
+    return Scene(replace(facts, tracked="cpu", devices=(DeviceFacts(device="cpu", name="host memory"),), graph=graph))
 
 
 SCENES: dict[str, Callable[[], Scene]] = {
@@ -267,9 +306,9 @@ def scene(name: str) -> tuple[Tick, Heap]:
     found = SCENES[name]()
     heap, _ = build_heap(found.facts, "b00t", 7, NOW - 12, 0.043, found.last_cell)
     if found.facts.tracked == "cpu":
-        reading = TickReading("cpu", found.facts.devices, PID, 13 * GiB, "malloc")
+        reading = TickReading(tracked="cpu", devices=found.facts.devices, pid=PID, process=13 * GiB, source="malloc")
     else:
-        reading = TickReading(found.facts.tracked, tuple(map(counted, found.facts.devices)), PID)
+        reading = TickReading(tracked=found.facts.tracked, devices=tuple(map(counted, found.facts.devices)), pid=PID)
     sparks = Sparks()
     for second in range(-240, 1):
         share = next(height for since, height in reversed(found.history) if since <= second)

@@ -127,8 +127,8 @@ def test_names_of_one_object_are_released_together_and_what_is_shared_is_not() -
 
     assert rows.texts("release", [numbers["learn = best"]]) == ("learn", "best")
     assert rows.can[numbers["a + b"]] == ()
-    targets = tuple(Target(text, root=text) for text in rows.texts("release", [numbers["learn = best"]]) or ())
-    assert plan_cleanup(facts, Request(targets)).promised == rows.holders[numbers["learn = best"]].retained == 8 * MiB
+    targets = tuple(Target(text=text, root=text) for text in rows.texts("release", [numbers["learn = best"]]) or ())
+    assert plan_cleanup(facts, Request(targets=targets)).promised == rows.holders[numbers["learn = best"]].retained == 8 * MiB
 
 
 def test_what_a_running_cell_uses_is_still_the_names() -> None:

@@ -19,10 +19,10 @@ RIGHT: list[tuple[dict[str, Any], Message]] = [
     ({"op": "bye", "client": "a_1"}, Bye("a_1")),
     ({"op": "refresh", "rid": "r1"}, Refresh("r1")),
     ({"op": "why", "rid": "r1", "heap": 7, "id": 0}, Ask("r1", 7, 0)),
-    ({"op": "plan", "rid": "r1", "action": "clean_stale"}, PlanRequest("r1", "clean_stale")),
+    ({"op": "plan", "rid": "r1", "action": "clean_stale"}, PlanRequest(rid="r1", action="clean_stale")),
     (
         {"op": "plan", "rid": "r1", "action": "release", "heap": 7, "ids": [1, 2], "names": ["x"], "keep": ["Out[9]"]},
-        PlanRequest("r1", "release", 7, (1, 2), ("x",), ("Out[9]",)),
+        PlanRequest(rid="r1", action="release", heap=7, ids=(1, 2), names=("x",), keep=("Out[9]",)),
     ),
     ({"op": "apply", "rid": "r1", "token": "t"}, Apply("r1", "t")),
     ({"op": "cancel", "rid": "r1", "unknown": 5}, Cancel("r1")),
@@ -37,7 +37,7 @@ def test_what_is_right_is_read(message: dict[str, Any], found: Message) -> None:
 
 @pytest.mark.parametrize("action", get_args(ActionName))
 def test_every_action_is_known(action: str) -> None:
-    assert parse({"op": "plan", "rid": "r", "action": action}) == PlanRequest("r", action)  # type: ignore[arg-type]
+    assert parse({"op": "plan", "rid": "r", "action": action}) == PlanRequest(rid="r", action=action)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segme
 from nbguard.units import GiB, MiB
 from tests.sidebar.protocol.scenes import SCENES
 
-LEARN = (Target("learn", root="learn"),)
+LEARN = (Target(text="learn", root="learn"),)
 
 
 def _clean(facts: Facts, *keep: str) -> PlanView:
@@ -72,13 +72,13 @@ def test_a_release_says_that_it_cannot_be_undone() -> None:
     assert (view.when, view.why) == ("cell_end", "because")
     assert view.promised == 4200 * MiB
     assert {row.key for row in view.rows} == {""}
-    two = (*LEARN, Target("preds", root="preds"))
+    two = (*LEARN, Target(text="preds", root="preds"))
     view = plan_view(plan_cleanup(facts, request_of("release", two)), "release", "t")
     assert view.irreversible == "learn, preds are deleted: this cannot be undone"
 
 
 def test_a_release_of_what_holds_nothing_is_refused() -> None:
-    request = request_of("release", (Target("x", root="x", value_kind="int"),))
+    request = request_of("release", (Target(text="x", root="x", value_kind="int"),))
     view = plan_view(plan_cleanup(SCENES["idle"]().facts, request), "release", "t")
 
     assert (view.token, view.irreversible) == ("", "")
@@ -91,7 +91,7 @@ def test_a_parking_can_be_undone() -> None:
 
     assert (view.title, view.confirm, view.irreversible) == ("Park learn: the plan", "Park learn", "")
     assert "host memory" in view.rows[0].detail
-    outcome = Outcome(plan, plan.actions, (), plan.promised, 0, 5 * GiB, GiB)
+    outcome = Outcome(plan=plan, done=plan.actions, undone=(), realised=plan.promised, extra=0, before=5 * GiB, after=GiB)
     done = outcome_view(outcome, "park", ("learn",))
     assert (done.sentence, done.undo) == ("Parked 4.10 GiB of 4.10 GiB promised.", ("learn",))
 
@@ -105,7 +105,9 @@ def test_unparking() -> None:
     assert unpark_view(parked, [], "t").promised == GiB + MiB
     assert unpark_view(parked, ["learn", "gone"], "t").refused == "Nothing is parked under gone."
     assert unpark_view((), [], "t").token == ""
-    done = unparked_view(Unparked(("learn",), GiB, 8, ("cuda:0",), (("learn", MiB, "no room"),)))
+    done = unparked_view(
+        Unparked(names=("learn",), nbytes=GiB, tensors=8, devices=("cuda:0",), left=(("learn", MiB, "no room"),))
+    )
     assert done.sentence == "Brought 1.00 GiB back to cuda:0. 1.00 MiB is still parked."
     assert (done.promised, done.realised, done.undone) == (GiB + MiB, GiB, (("learn", "no room"),))
 
@@ -140,13 +142,13 @@ def test_what_emptying_the_cache_gave_back() -> None:
 def test_an_outcome_says_what_is_missing() -> None:
     plan = plan_cleanup(SCENES["stale"]().facts, Request())
     outcome = Outcome(
-        plan,
-        plan.actions[:1],
-        (("last error", "it is held"),),
-        GiB,
-        5 * MiB,
-        0,
-        0,
+        plan=plan,
+        done=plan.actions[:1],
+        undone=(("last error", "it is held"),),
+        realised=GiB,
+        extra=5 * MiB,
+        before=0,
+        after=0,
         survivors=(("xb", 2 * GiB),),
         interrupted=True,
     )
@@ -175,7 +177,7 @@ def _with_workers(**fact: object) -> Facts:
     )
     node = {each.kind: number for number, each in enumerate(graph.nodes)}
     fact = {"loaders": (node["loader"],), "private": 3 * MiB} | fact
-    workers = WorkersFact(node["iterator"], (Process(12, 1.0), Process(13, 2.0)), **fact)  # type: ignore[arg-type]
+    workers = WorkersFact(node=node["iterator"], processes=(Process(12, 1.0), Process(13, 2.0)), **fact)  # type: ignore[arg-type]
     return replace(make_facts(graph), workers=(workers,))
 
 
@@ -189,7 +191,7 @@ def test_stop_workers_stops_workers_and_nothing_else() -> None:
     assert {action.kind for action in plan_cleanup(facts, Request(workers=True)).actions} == {"workers", "out", "collect"}
     assert (view.title, view.confirm) == ("Stop workers: the plan", "End 2 workers")
     assert "the next epoch starts new workers" in view.irreversible
-    outcome = Outcome(plan, plan.actions, (), 5 * MiB, 0, 0, 0, host=3 * MiB)
+    outcome = Outcome(plan=plan, done=plan.actions, undone=(), realised=5 * MiB, extra=0, before=0, after=0, host=3 * MiB)
     done = outcome_view(outcome, "stop_workers")
     assert done.sentence == "Ended 2 workers; 3.00 MiB of host memory came back. Freed 5.00 MiB of 5.00 MiB promised."
 
@@ -244,7 +246,11 @@ def test_what_waits_for_the_cell() -> None:
     assert kinds["empty_cache"] == ""
     assert all(kinds[action].endswith("when the cell ends") for action in ("release", "park", "unpark", "stop_workers"))
     stale = plan_cleanup(SCENES["stale"]().facts, Request(while_busy=True))
-    leftovers = Plan(Request(), (Action("leftovers", "xb cleared", 5), Action("collect", "collected", 0)), promised=5)
+    leftovers = Plan(
+        request=Request(),
+        actions=(Action(kind="leftovers", label="xb cleared", nbytes=5), Action(kind="collect", label="collected", nbytes=0)),
+        promised=5,
+    )
     assert waits_for_cell("clean_stale", stale) == ""
     assert waits_for_cell("clean_stale", leftovers).endswith("it is cleaned when the cell ends")
     assert waits_for_cell("clean_stale", plan_cleanup(SCENES["idle"]().facts, Request())) == ""
@@ -259,7 +265,12 @@ def test_what_is_no_cleanup_makes_no_request(action: ActionName) -> None:
 
 def test_long_names_are_cut() -> None:
     name = "x" * 10_000
-    plan = Plan(Request((Target(name, root=name),)), (Action("del", f"del {name}", 5, name),), promised=5, skipped=(name,))
+    plan = Plan(
+        request=Request(targets=(Target(text=name, root=name),)),
+        actions=(Action(kind="del", label=f"del {name}", nbytes=5, detail=name),),
+        promised=5,
+        skipped=(name,),
+    )
     view = plan_view(plan, "release", "t")
 
     texts = [view.title, view.confirm, view.irreversible, *view.skipped, *(row.label + row.detail for row in view.rows)]

@@ -41,7 +41,7 @@ def _tick(reading: TickReading, sparks: Sparks) -> Tick:
 @pytest.mark.parametrize("name", sorted(SCENES.keys() - {"cpu", "hostile"}))
 def test_counters_alone_tell_the_same_parts_as_a_look(name: str) -> None:
     facts = SCENES[name]().facts
-    tick = _tick(TickReading("cuda", (counted(facts.devices[0]),), PID), Sparks())
+    tick = _tick(TickReading(tracked="cuda", devices=(counted(facts.devices[0]),), pid=PID), Sparks())
 
     (device,), (true,) = tick.devices, build_report(facts).devices
     assert device.parts == true.parts
@@ -55,7 +55,9 @@ def test_a_tick_is_small() -> None:
     for n in range(40):
         sparks.mark(NOW - 80 + n, f"In[{n}]")
     tick = replace(
-        _tick(TickReading("cuda", (device,), PID), sparks), fit=scene("training")[0].fit, jobs=(Job("r", "Clean", "queued"),)
+        _tick(TickReading(tracked="cuda", devices=(device,), pid=PID), sparks),
+        fit=scene("training")[0].fit,
+        jobs=(Job("r", "Clean", "queued"),),
     )
 
     assert NEARLY_ALL <= len(tick.devices[0].spark) <= POINTS
@@ -64,10 +66,10 @@ def test_a_tick_is_small() -> None:
 
 def test_a_tick_of_eight_devices_of_which_one_is_used_is_small() -> None:
     device = counted(SCENES["training"]().facts.devices[0])
-    nothing = AllocatorStats(0, 0, 0, 0, 0, 0)
+    nothing = AllocatorStats(allocated=0, reserved=0, peak_allocated=0, peak_reserved=0, active=0, inactive_split=0)
     unused = replace(device, allocator=nothing, nvml=NvmlFacts(80 * GiB, 0, ()), free=80 * GiB, has_context=False)
     devices = (device, *(replace(unused, device=f"cuda:{n}") for n in range(1, 8)))
-    tick = _tick(TickReading("cuda", devices, PID), _history(["cuda:0"]))
+    tick = _tick(TickReading(tracked="cuda", devices=devices, pid=PID), _history(["cuda:0"]))
 
     assert _bytes(tick) < USUAL
     assert NEARLY_ALL <= len(tick.devices[0].spark) <= POINTS
@@ -77,7 +79,7 @@ def test_a_tick_of_eight_devices_of_which_one_is_used_is_small() -> None:
 def test_a_tick_of_eight_devices_in_use_is_bounded() -> None:
     device = counted(SCENES["training"]().facts.devices[0])
     devices = tuple(replace(device, device=f"cuda:{n}") for n in range(8))
-    tick = _tick(TickReading("cuda", devices, PID), _history([each.device for each in devices]))
+    tick = _tick(TickReading(tracked="cuda", devices=devices, pid=PID), _history([each.device for each in devices]))
 
     assert sum(len(each.spark) for each in tick.devices) <= POINTS
     assert _bytes(tick) < 2 * USUAL
@@ -87,21 +89,23 @@ def test_a_tick_of_eight_devices_in_use_is_bounded() -> None:
 
 def test_bounds_are_said_of_many_devices_too() -> None:
     device = replace(counted(SCENES["training"]().facts.devices[0]), settings="expandable_segments:True")
-    (one,), (many, *_) = (_tick(TickReading("cuda", (device,) * n, PID), Sparks()).devices for n in (1, 3))
+    (one,), (many, *_) = (_tick(TickReading(tracked="cuda", devices=(device,) * n, pid=PID), Sparks()).devices for n in (1, 3))
 
     assert {p.name: p.note for p in one.parts}["stranded"] == "at least; free, but between live blocks"
     assert {p.name: p.note for p in many.parts}["stranded"] == "at least"
 
 
 def test_a_device_that_does_not_tell_apart_has_its_cache_in_one() -> None:
-    device = DeviceFacts("mps:0", "Apple GPU", allocator=AllocatorStats(5 * MiB, 8 * MiB))
-    (tick,) = _tick(TickReading("mps", (device,), PID), Sparks()).devices
+    device = DeviceFacts(device="mps:0", name="Apple GPU", allocator=AllocatorStats(allocated=5 * MiB, reserved=8 * MiB))
+    (tick,) = _tick(TickReading(tracked="mps", devices=(device,), pid=PID), Sparks()).devices
 
     assert [(part.name, part.nbytes) for part in tick.parts] == [("allocated", 5 * MiB), ("cached", 3 * MiB)]
 
 
 def test_without_a_gpu_the_process_is_told_and_how_it_was_measured() -> None:
-    reading = TickReading("cpu", (DeviceFacts("cpu", "host memory"),), PID, 3 * GiB, "malloc")
+    reading = TickReading(
+        tracked="cpu", devices=(DeviceFacts(device="cpu", name="host memory"),), pid=PID, process=3 * GiB, source="malloc"
+    )
     (tick,) = _tick(reading, Sparks()).devices
 
     assert [(part.name, part.nbytes) for part in tick.parts] == [("process", 3 * GiB)]

@@ -23,7 +23,7 @@ class Told:
     environment: tuple[Setting, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     """What a rank of this host last did: `phase` was the last it ended in its batch, "" none yet; `age` nanoseconds ago."""
 
@@ -70,7 +70,9 @@ def _silent(rank: int, pulse: Pulse | None, waited: int, host: str) -> tuple[Ran
     if pulse is None:
         words = f"it left no sign of life on {host} and did not report within {format_time(waited)}"
         change = "run the fit of every rank under nbguard.profile_fit(), not that of one rank only"
-        return RankRow(rank, "", 0, "not heard of"), _finding("advice", f"Nothing is known of rank {rank}", words, change)
+        return RankRow(rank=rank, host="", pid=0, state="not heard of"), _finding(
+            "advice", f"Nothing is known of rank {rank}", words, change
+        )
     at, ago = where(pulse), format_time(pulse.age)
     if not pulse.is_alive:
         state, what = f"died {at}", f"Rank {rank} died {at}"
@@ -85,7 +87,7 @@ def _silent(rank: int, pulse: Pulse | None, waited: int, host: str) -> tuple[Ran
         state, what = f"still running, {at}", f"Rank {rank} still runs"
         evidence = f"its last sign of life came {ago} before this report, {at}"
         finding = _finding("note", what, evidence, "")
-    return RankRow(rank, host, pulse.pid, state, pulse.batch), finding
+    return RankRow(rank=rank, host=host, pid=pulse.pid, state=state, batches=pulse.batch), finding
 
 
 def where(pulse: Pulse) -> str:
@@ -116,4 +118,4 @@ def _mismatches(told: Sequence[Told]) -> Iterator[FitFinding]:
 
 
 def _finding(severity: str, what: str, evidence: str, change: str) -> FitFinding:
-    return FitFinding("rank", severity, what, evidence, change)  # type: ignore[arg-type]
+    return FitFinding(kind="rank", severity=severity, what=what, evidence=evidence, change=change)  # type: ignore[arg-type]

@@ -46,7 +46,9 @@ def _straggler(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
     if data <= late / 2:
         place = f"{row.device} of {row.host}" if row.device else row.host
         change = f"look for what else runs on {place}, and for work that only this rank does"
-    yield FitFinding("rank", "problem", f"Rank {row.rank} is the straggler", evidence, change, time=late)
+    yield FitFinding(
+        kind="rank", severity="problem", what=f"Rank {row.rank} is the straggler", evidence=evidence, change=change, time=late
+    )
 
 
 def _own(row: RankRow) -> int:
@@ -63,7 +65,14 @@ def _memory(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
     if more > max(MiB, _NOTICED * usual):
         evidence = f"peak {format_bytes(row.peak)}, the other ranks {format_bytes(usual)}: {format_bytes(more)} more"
         change = "look for what only this rank holds: other ranks' tensors loaded to its device (`map_location`), logs, metrics"
-        yield FitFinding("rank", "advice", f"Rank {row.rank} takes more memory", evidence, change, nbytes=more)
+        yield FitFinding(
+            kind="rank",
+            severity="advice",
+            what=f"Rank {row.rank} takes more memory",
+            evidence=evidence,
+            change=change,
+            nbytes=more,
+        )
 
 
 def _batches(rows: Sequence[RankRow]) -> Iterator[FitFinding]:
@@ -72,4 +81,4 @@ def _batches(rows: Sequence[RankRow]) -> Iterator[FitFinding]:
         evidence = ", ".join(f"rank {row.rank}: {row.batches}" for row in rows)
         change = "give every rank the same number: `DistributedSampler`, or `drop_last=True`"
         what = "The ranks have run different numbers of batches: one of them waits for the others in vain"
-        yield FitFinding("rank", "problem", what, evidence, change)
+        yield FitFinding(kind="rank", severity="problem", what=what, evidence=evidence, change=change)

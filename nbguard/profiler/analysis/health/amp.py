@@ -14,7 +14,7 @@ _ENOUGH = 3
 """Batches before which what is missing may still come."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerFacts:
     """A GradScaler in use. Updates are numbered from 1; `scales` are (update, scale after it) wherever it changed."""
 
@@ -54,12 +54,14 @@ def _missing(facts: AmpFacts) -> Iterator[FitFinding]:
     count = facts.in_dtype("float16")
     if count >= _ENOUGH and not facts.scalers:
         yield FitFinding(
-            "amp",
-            "problem",
-            "float16 without a GradScaler",
-            f"{count} of the batches looked at ran under autocast in float16; gradients below 6e-8 became 0, as nothing scales "
+            kind="amp",
+            severity="problem",
+            what="float16 without a GradScaler",
+            evidence=f"{count} of the batches looked at ran under autocast in float16; gradients below 6e-8 became 0, "
+            "as nothing scales "
             "the loss",
-            "`scaler = torch.amp.GradScaler()`, `scaler.scale(loss).backward()`, `scaler.step(optimizer)`, `scaler.update()`; "
+            change="`scaler = torch.amp.GradScaler()`, `scaler.scale(loss).backward()`, `scaler.step(optimizer)`, "
+            "`scaler.update()`; "
             "or `dtype=torch.bfloat16`, which needs none",
         )
 
@@ -68,12 +70,13 @@ def _needless(facts: AmpFacts) -> Iterator[FitFinding]:
     count = facts.in_dtype("bfloat16")
     if count and not facts.in_dtype("float16") and facts.scalers:
         yield FitFinding(
-            "amp",
-            "advice",
-            "a GradScaler with bfloat16 is not needed",
-            f"{count} of the batches looked at ran in bfloat16, which has the range of float32; the scaler looks at every "
+            kind="amp",
+            severity="advice",
+            what="a GradScaler with bfloat16 is not needed",
+            evidence=f"{count} of the batches looked at ran in bfloat16, which has the range of float32; the scaler "
+            "looks at every "
             "gradient for nothing",
-            "`GradScaler(enabled=False)`, or take it out",
+            change="`GradScaler(enabled=False)`, or take it out",
         )
 
 
@@ -84,13 +87,15 @@ def _history(scaler: ScalerFacts) -> Iterator[FitFinding]:
     if len(late) > allowed:
         what = f"{len(late)} steps skipped after the warm-up: their gradients were not finite"
         change = "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16"
-        yield FitFinding("amp", "problem", what, words, change)
+        yield FitFinding(kind="amp", severity="problem", what=what, evidence=words, change=change)
     elif scaler.last < 1:
         what = f"the loss scale has fallen to {scaler.last:g}: below 1 it loses what it is there to keep"
         change = "look for what overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
-        yield FitFinding("amp", "problem", what, words, change)
+        yield FitFinding(kind="amp", severity="problem", what=what, evidence=words, change=change)
     else:
-        yield FitFinding("amp", "note", f"the loss is scaled by {scaler.last:g}", words, "nothing")
+        yield FitFinding(
+            kind="amp", severity="note", what=f"the loss is scaled by {scaler.last:g}", evidence=words, change="nothing"
+        )
 
 
 def _warm_up(scaler: ScalerFacts) -> int:

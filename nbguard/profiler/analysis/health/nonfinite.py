@@ -26,7 +26,7 @@ class Place:
         return f"batch {self.batch} of epoch {self.epoch}" if self.epoch else f"backward pass {self.batch}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """What made the first value that is not finite. `name` is a module's, or a parameter's, in the model `root`."""
 
@@ -44,7 +44,7 @@ class Origin:
         return f"`{self.name}`" + (f" ({self.type})" if self.type else "") + (f" of `{self.root}`" if self.root else "")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NotFinite:
     """The first value that was not finite: of a loss, or of a gradient."""
 
@@ -73,10 +73,14 @@ def nan_findings(facts: FiniteFacts) -> tuple[FitFinding, ...]:
     what = f"the {first.of} is {first.value} in {first.place.words}"
     if first.is_search:
         goes_on = "the learning rate finder raises the rate until the loss diverges"
-        return (FitFinding("nan", "note", what, goes_on, "nothing: take a rate from well before that"),)
+        return (
+            FitFinding(
+                kind="nan", severity="note", what=what, evidence=goes_on, change="nothing: take a rate from well before that"
+            ),
+        )
     if first.has_stopped:
         what += "; the fit was stopped there"
-    return (FitFinding("nan", "problem", what, evidence_of(first.origin), _change(first)),)
+    return (FitFinding(kind="nan", severity="problem", what=what, evidence=evidence_of(first.origin), change=_change(first)),)
 
 
 def evidence_of(origin: Origin) -> str:

@@ -14,7 +14,7 @@ _ENOUGH = 3
 _SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerFacts:
     """One optimizer, as its steps and the calls that clear gradients have shown it in the batches that were looked at."""
 
@@ -56,11 +56,12 @@ def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:
         eps, count = bad[0][0], sum(count for _, count in bad)
         eps_of = "`opt_func=partial(Adam, eps=1e-5)`" if facts.is_fastai else f"`{facts.name}(…, eps=1e-5)`"
         yield FitFinding(
-            "eps",
-            "problem",
-            f"eps={eps:g} of {_name(facts)} is 0 in float16",
-            f"{count} float16 parameter{_s(count)}: where the moments are 0, too, the step divides 0 by 0 and gives NaN",
-            f"{eps_of}, or keep the parameters in float32 and use `torch.autocast`",
+            kind="eps",
+            severity="problem",
+            what=f"eps={eps:g} of {_name(facts)} is 0 in float16",
+            evidence=f"{count} float16 parameter{_s(count)}: where the moments are 0, too, the step divides 0 by 0 "
+            "and gives NaN",
+            change=f"{eps_of}, or keep the parameters in float32 and use `torch.autocast`",
         )
 
 
@@ -68,11 +69,11 @@ def _piles_up(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[Fit
     is_cleared = facts.cleared or all_facts.clears_model or facts.replaced
     if facts.steps >= _ENOUGH and facts.piled >= 2 and not is_cleared:
         yield FitFinding(
-            "zero_grad",
-            "problem",
-            f"gradients pile up: {facts.name} steps, and nothing clears them",
-            f"{facts.steps} steps, no `zero_grad`: each step uses the sum of all gradients since the first",
-            "`optimizer.zero_grad()` before each backward pass",
+            kind="zero_grad",
+            severity="problem",
+            what=f"gradients pile up: {facts.name} steps, and nothing clears them",
+            evidence=f"{facts.steps} steps, no `zero_grad`: each step uses the sum of all gradients since the first",
+            change="`optimizer.zero_grad()` before each backward pass",
             nbytes=facts.gradient_bytes,
         )
 
@@ -81,12 +82,12 @@ def _in_place(facts: OptimizerFacts) -> Iterator[FitFinding]:
     if facts.cleared_in_place and facts.gradient_bytes:
         held = format_bytes(facts.gradient_bytes)
         yield FitFinding(
-            "zero_grad",
-            "advice" if facts.gradient_bytes >= MiB else "note",
-            "`zero_grad(set_to_none=False)` keeps the gradients' memory",
-            f"{held} of gradients stay allocated through the next forward pass; {facts.cleared_in_place} times, where "
+            kind="zero_grad",
+            severity="advice" if facts.gradient_bytes >= MiB else "note",
+            what="`zero_grad(set_to_none=False)` keeps the gradients' memory",
+            evidence=f"{held} of gradients stay allocated through the next forward pass; {facts.cleared_in_place} times, where "
             "looked at, they were filled with zeros",
-            "`optimizer.zero_grad()`: it sets them to None",
+            change="`optimizer.zero_grad()`: it sets them to None",
             nbytes=facts.gradient_bytes,
         )
 
@@ -94,11 +95,11 @@ def _in_place(facts: OptimizerFacts) -> Iterator[FitFinding]:
 def _never_steps(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
     if not facts.steps and facts.cleared >= _ENOUGH and all_facts.backwards >= _ENOUGH:
         yield FitFinding(
-            "step",
-            "problem",
-            f"{facts.name} never steps",
-            f"{all_facts.backwards} backward passes, its gradients cleared {facts.cleared} times, no `step()`",
-            "`optimizer.step()` after the backward pass",
+            kind="step",
+            severity="problem",
+            what=f"{facts.name} never steps",
+            evidence=f"{all_facts.backwards} backward passes, its gradients cleared {facts.cleared} times, no `step()`",
+            change="`optimizer.step()` after the backward pass",
         )
 
 
@@ -108,12 +109,13 @@ def _without_gradients(facts: OptimizerFacts) -> Iterator[FitFinding]:
         shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         yield FitFinding(
-            "unused",
-            "note",
-            f"{len(names)} parameter{_s(len(names))} of {_name(facts)} never got a gradient",
-            f"{shown}{more}: {'it requires' if len(names) == 1 else 'they require'} one, and the loss does not depend on "
+            kind="unused",
+            severity="note",
+            what=f"{len(names)} parameter{_s(len(names))} of {_name(facts)} never got a gradient",
+            evidence=f"{shown}{more}: {'it requires' if len(names) == 1 else 'they require'} one, and the loss does "
+            "not depend on "
             f"{'it' if len(names) == 1 else 'them'}",
-            "use the layer, or `requires_grad_(False)` and leave it out of the optimizer",
+            change="use the layer, or `requires_grad_(False)` and leave it out of the optimizer",
         )
 
 

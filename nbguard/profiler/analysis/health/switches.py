@@ -11,7 +11,7 @@ _SHAPES = 3
 """Shapes of inputs, batch size apart, that cudnn may well try algorithms for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchFacts:
     """The switches as they were in the first training batch, and what of the fit they matter for."""
 
@@ -36,30 +36,30 @@ def switch_findings(facts: SwitchFacts) -> tuple[FitFinding, ...]:
 def _debugging(facts: SwitchFacts) -> Iterator[FitFinding]:
     if facts.detects_anomalies:
         yield FitFinding(
-            "switch",
-            "advice",
-            "anomaly detection is on",
-            "each operation keeps its stack and each backward function is checked for NaN: several times slower",
-            "`torch.autograd.set_detect_anomaly(False)`; `%%profile_fit --stop-on-nan` finds the layer without it",
+            kind="switch",
+            severity="advice",
+            what="anomaly detection is on",
+            evidence="each operation keeps its stack and each backward function is checked for NaN: several times slower",
+            change="`torch.autograd.set_detect_anomaly(False)`; `%%profile_fit --stop-on-nan` finds the layer without it",
         )
     if facts.blocks_launches:
         yield FitFinding(
-            "switch",
-            "advice" if facts.has_device else "note",
-            "CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel",
-            "nothing is prepared while the GPU works: a switch for finding errors",
-            "`del os.environ['CUDA_LAUNCH_BLOCKING']` before CUDA is used: restart the kernel",
+            kind="switch",
+            severity="advice" if facts.has_device else "note",
+            what="CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel",
+            evidence="nothing is prepared while the GPU works: a switch for finding errors",
+            change="`del os.environ['CUDA_LAUNCH_BLOCKING']` before CUDA is used: restart the kernel",
         )
 
 
 def _benchmark(facts: SwitchFacts) -> Iterator[FitFinding]:
     if facts.benchmarks and facts.shapes > _SHAPES:
         yield FitFinding(
-            "switch",
-            "advice" if facts.has_device else "note",
-            "cudnn.benchmark with inputs of many shapes",
-            f"{facts.shapes} shapes, batch size apart: for each new one all algorithms are tried first",
-            "`torch.backends.cudnn.benchmark = False`, or pad the inputs to a few sizes",
+            kind="switch",
+            severity="advice" if facts.has_device else "note",
+            what="cudnn.benchmark with inputs of many shapes",
+            evidence=f"{facts.shapes} shapes, batch size apart: for each new one all algorithms are tried first",
+            change="`torch.backends.cudnn.benchmark = False`, or pad the inputs to a few sizes",
         )
 
 
@@ -68,17 +68,17 @@ def _determinism(facts: SwitchFacts) -> Iterator[FitFinding]:
         return
     if facts.benchmarks:
         yield FitFinding(
-            "switch",
-            "advice" if facts.has_device else "note",
-            "determinism is asked for, and cudnn.benchmark is on",
-            "which algorithm is the fastest can differ from run to run, and with it the rounding",
-            "`torch.backends.cudnn.benchmark = False`",
+            kind="switch",
+            severity="advice" if facts.has_device else "note",
+            what="determinism is asked for, and cudnn.benchmark is on",
+            evidence="which algorithm is the fastest can differ from run to run, and with it the rounding",
+            change="`torch.backends.cudnn.benchmark = False`",
         )
     if facts.unseeded:
         yield FitFinding(
-            "switch",
-            "note",
-            f"determinism is asked for, and {' and '.join(facts.unseeded)} draws from the global generator",
-            "it repeats only if `torch.manual_seed` is called before, and everything else draws as often",
-            "`DataLoader(…, generator=torch.Generator().manual_seed(0), worker_init_fn=…)`",
+            kind="switch",
+            severity="note",
+            what=f"determinism is asked for, and {' and '.join(facts.unseeded)} draws from the global generator",
+            evidence="it repeats only if `torch.manual_seed` is called before, and everything else draws as often",
+            change="`DataLoader(…, generator=torch.Generator().manual_seed(0), worker_init_fn=…)`",
         )

@@ -12,7 +12,7 @@ _SHARE = 0.05
 _READS = {"__bool__": "`if`", "__float__": "`float()`", "__int__": "`int()`", "__index__": "an index"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSite:
     """One line, or something of fastai's or torch's own, that reads values of tensors in training batches."""
 
@@ -52,4 +52,6 @@ def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
         change = "leave it on the device and read it once per epoch, or in every 50th batch; of a loss keep `loss.detach()`"
     is_worth_it = time is not None and step is not None and time >= _SHARE * step and not site.own
     what = f"{who} waits for the GPU in {each}" if time is not None else f"{who} reads a value of a tensor in {each}"
-    return FitFinding("sync", "advice" if is_worth_it else "note", what, evidence, change, time)
+    return FitFinding(
+        kind="sync", severity="advice" if is_worth_it else "note", what=what, evidence=evidence, change=change, time=time
+    )

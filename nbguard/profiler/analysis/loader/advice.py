@@ -20,7 +20,7 @@ _PAYS_EPOCH = 250_000_000  # ns, the same for an epoch
 _NOTICED = 10**9  # ns in all: less is not worth a thought
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """All that the advice is taken from. `medians`: of the steady state's phases; `cores`: that the process may use."""
 
@@ -58,7 +58,7 @@ def advice(case: Case) -> Iterator[FitFinding]:
 
 
 def _finding(kind: str, what: str, evidence: str, change: str, time: int | None = None) -> FitFinding:
-    return FitFinding(kind, "advice", what, evidence, change, time)
+    return FitFinding(kind=kind, severity="advice", what=what, evidence=evidence, change=change, time=time)
 
 
 def _transform(case: Case, loader: LoaderFacts) -> Iterator[FitFinding]:

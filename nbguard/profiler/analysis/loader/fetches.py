@@ -9,7 +9,7 @@ from nbguard.profiler.analysis.loader.slowest import Step
 from nbguard.units import format_time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFacts:
     """What it takes to make a batch, wherever it is made. Nanoseconds; those of `steps` are of profiled fetches."""
 
@@ -23,7 +23,7 @@ class FetchFacts:
     note: str = ""  # why something is not known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderFacts:
     """One loader as it was used. None: not known."""
 
@@ -43,7 +43,7 @@ class LoaderFacts:
     fetch: FetchFacts = FetchFacts()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStep:
     """The function that fetching spends most in, in nanoseconds as without the profile."""
 
@@ -70,7 +70,7 @@ def slowest(fetch: FetchFacts) -> SlowStep | None:
     whole = profiled if fetch.median is None else min(fetch.median, profiled)
     per_batch = min(whole, round(step.time / fetch.profiled_time * whole))
     calls = step.calls / fetch.profiled
-    return SlowStep(step, round(per_batch / calls), calls, per_batch, whole)
+    return SlowStep(step=step, per_call=round(per_batch / calls), calls=calls, per_batch=per_batch, fetch=whole)
 
 
 def training_loader(loaders: Sequence[LoaderFacts]) -> LoaderFacts | None:

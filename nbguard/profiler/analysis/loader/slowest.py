@@ -30,7 +30,7 @@ _CLASS_SPEAKS = frozenset({"encodes", "forward", "__call__", "transform"})
 """Methods that say nothing of what they do: their class does."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
     """A function of a profile. `name` is qualified where Python says so; a file of "" means that it is written in C.
 

@@ -25,11 +25,21 @@ def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accel
         on_accelerator: whether the model is on one.
     """
     if not timing.step:
-        return LoaderVerdict("unknown", "no training batch of a steady state was seen: what the fit waits for is not known")
+        return LoaderVerdict(
+            bound="unknown", sentence="no training batch of a steady state was seen: what the fit waits for is not known"
+        )
     medians = timing.medians
     bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator)
-    case = Case(timing, timing.step, medians, tuple(loaders), cores, on_accelerator, is_waiting=bound == "data")
-    return LoaderVerdict(bound, sentence, gain, tuple(advice(case)))
+    case = Case(
+        timing=timing,
+        step=timing.step,
+        medians=medians,
+        loaders=tuple(loaders),
+        cores=cores,
+        on_accelerator=on_accelerator,
+        is_waiting=bound == "data",
+    )
+    return LoaderVerdict(bound=bound, sentence=sentence, gain=gain, advice=tuple(advice(case)))
 
 
 def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool) -> tuple[Bound, int | None, str]:

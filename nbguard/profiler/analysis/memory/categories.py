@@ -20,7 +20,7 @@ OTHER = "other"
 ORDER = (PARAMETERS, BUFFERS, GRADIENTS, STATE, INPUTS, ACTIVATIONS, TEMPORARIES, BEFORE, OTHER)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
     """Bytes of what stays from batch to batch. `kept_gradients`: those that are there before a forward pass, too."""
 

@@ -102,15 +102,27 @@ def growth_finding(growth: Growth) -> FitFinding:
     is_sure = is_graph or (growth.holder and growth.epochs > 1)
     if not is_graph and growth.epochs < 2:
         evidence += "; only one epoch was seen: it may be a cache that fills"
-    kind, severity = "graph" if is_graph else "growth", "problem" if is_sure else "advice"
-    return FitFinding(kind, severity, what, evidence, change, nbytes=growth.per_batch or None)  # type: ignore[arg-type]
+    return FitFinding(
+        kind="graph" if is_graph else "growth",
+        severity="problem" if is_sure else "advice",
+        what=what,
+        evidence=evidence,
+        change=change,
+        nbytes=growth.per_batch or None,
+    )
 
 
 def kept_graphs(name: str, count: int, batches: int) -> FitFinding:
     """Return what is to be said of a container that holds the graphs of a fit's batches, small as they may be."""
     what = f"`{name}` keeps {count} autograd graphs"
     evidence = f"{count} tensors with a graph of their own, {batches} training batches"
-    return FitFinding("graph", "problem", what, evidence, _detached(name.rpartition(" → ")[2], is_sum=False))
+    return FitFinding(
+        kind="graph",
+        severity="problem",
+        what=what,
+        evidence=evidence,
+        change=_detached(name.rpartition(" → ")[2], is_sum=False),
+    )
 
 
 def _detached(name: str, *, is_sum: bool) -> str:

@@ -36,7 +36,7 @@ class Mark:
     level: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedBatch:
     """What was allocated at most, by phase, and at the peak: by category (they add up to `peak`), and by line."""
 
@@ -79,11 +79,11 @@ def read_batch(
     by_kind[memory.OTHER] = by_kind.get(memory.OTHER, 0) + min(older, 0)
     sites = sorted(((site, nbytes, kind) for (site, kind), nbytes in by_site.items() if site), key=lambda each: -each[1])
     return RecordedBatch(
-        peak,
-        phase,
-        by_phase,
-        memory.in_order(Category(kind, nbytes) for kind, nbytes in by_kind.items() if nbytes),
-        tuple(StackPeak(*each) for each in sites[:_MOST_SITES]),
+        peak=peak,
+        phase=phase,
+        phases=by_phase,
+        categories=memory.in_order(Category(kind, nbytes) for kind, nbytes in by_kind.items() if nbytes),
+        stacks=tuple(StackPeak(*each) for each in sites[:_MOST_SITES]),
     )
 
 

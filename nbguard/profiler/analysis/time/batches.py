@@ -15,7 +15,7 @@ _STEPS = 0
 or, where none steps, at the next loss."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One batch: nanoseconds by phase."""
 
@@ -37,7 +37,7 @@ class Batch:
         return sum(nanoseconds for phase, nanoseconds in self.times.items() if phase != phases.OWN)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
     """All batches in the order in which they began, and the nanoseconds by phase that belong to none."""
 
@@ -48,7 +48,7 @@ class Batches:
     fits: int = 0  # of Learners
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Open:
     """A batch that goes on. `later` is what came after a loop inside it: it belongs to it only if its loop goes on."""
 
@@ -68,7 +68,7 @@ class _Open:
         self.was_left = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Loop:
     """A pass over a loader that goes on."""
 
@@ -122,7 +122,7 @@ class _Divider:
         elif phase == phases.WORKERS or (self._loose is None and phase not in phases.STEP_PHASES):
             self.outside[phase] += nanoseconds
         else:
-            self._loose = self._loose or _Open(start)
+            self._loose = self._loose or _Open(start=start)
             self._loose.times[phase] += nanoseconds
 
     def _turn(self, turn: Turn, time: int) -> None:
@@ -135,7 +135,7 @@ class _Divider:
         elif turn.kind in ("disturbed", "loss"):
             if turn.kind == "loss" and not self._steps and not self._open and self._loose is not None and self._loose.has_loss:
                 self._keep(_STEPS, self._loose, is_complete=True)
-                self._loose = _Open(time)
+                self._loose = _Open(start=time)
             batch = self._open[-1].batch if self._open else self._loose
             if batch is not None:
                 batch.is_disturbed |= turn.kind == "disturbed"
@@ -144,7 +144,7 @@ class _Divider:
             self._close(self._open.pop(), is_complete=True)
         elif not self._open and self._loose is not None:  # a step of a loop without a loader
             self._keep(_STEPS, self._loose, is_complete=True)
-            self._loose = _Open(time)
+            self._loose = _Open(start=time)
 
     def _next(self, number: int, time: int) -> None:
         if number in self._beside:
@@ -162,7 +162,7 @@ class _Divider:
         if self._open:
             self._open[-1].batch.was_left = False
         self._loops += 1
-        self._open.append(_Loop(number, self._loops, _Open(time)))
+        self._open.append(_Loop(number=number, key=self._loops, batch=_Open(start=time)))
 
     def _turn_over(self, loop: _Loop, time: int) -> None:
         """Begin the next batch of a loop."""
@@ -172,7 +172,7 @@ class _Divider:
             loop.is_ahead = True  # nothing was done with the first batch before the second was asked for
             return
         self._keep(loop.key, loop.batch, is_complete=True)
-        loop.batch = _Open(time)
+        loop.batch = _Open(start=time)
 
     def _leave(self, loop: _Loop) -> None:
         """A loop around this one goes on: this one was left by a `break`, or is asked once for each batch of the other."""
@@ -207,13 +207,24 @@ class _Divider:
         self._keep(loop.key, loop.batch, is_complete=is_complete)
 
     def _keep(self, loop: int, batch: _Open, *, is_complete: bool) -> None:
-        self.found.append(Batch(loop, batch.start, dict(batch.times), is_complete, batch.is_disturbed, batch.has_loss))
+        self.found.append(
+            Batch(
+                loop=loop,
+                start=batch.start,
+                times=dict(batch.times),
+                is_complete=is_complete,
+                is_disturbed=batch.is_disturbed,
+                has_loss=batch.has_loss,
+            )
+        )
 
 
 def divide(marks: Marks) -> Batches:
     """Return the batches of a log. Their times and those outside add up to its wall time."""
     divider = _Divider(marks)
-    return Batches(tuple(divider.found), dict(divider.outside), marks.start, marks.wall, divider.fits)
+    return Batches(
+        batches=tuple(divider.found), outside=dict(divider.outside), start=marks.start, wall=marks.wall, fits=divider.fits
+    )
 
 
 def passes(batches: Batches) -> Iterator[tuple[int, list[Batch]]]:

@@ -42,10 +42,11 @@ def slow_callbacks(timing: Timing, of_fastai: Collection[str] = ()) -> Iterator[
         name = row.phase.removeprefix(phases.callback(""))
         some = " on average, though it works in some only" if is_rare else ""
         yield FitFinding(
-            "callback",
-            "advice" if share >= _SHARE else "note",
-            f"the callback `{name}` takes {format_time(time)} of each batch{some}",
-            f"{share:.0%} of a batch of {format_time(step)}, {format_time(row.total)} in all",
-            f"do less in `{name}`, or do it {'more rarely' if is_rare else 'every n-th batch'}: `if self.train_iter % 50 == 0`",
+            kind="callback",
+            severity="advice" if share >= _SHARE else "note",
+            what=f"the callback `{name}` takes {format_time(time)} of each batch{some}",
+            evidence=f"{share:.0%} of a batch of {format_time(step)}, {format_time(row.total)} in all",
+            change=f"do less in `{name}`, or do it {'more rarely' if is_rare else 'every n-th batch'}: `if "
+            "self.train_iter % 50 == 0`",
             time=time,
         )

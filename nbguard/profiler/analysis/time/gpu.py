@@ -36,7 +36,7 @@ class GpuMark:
     gpu: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
     """What the GPU did in the steady state. Shares from 0 to 1, None where too little was seen.
 
@@ -80,7 +80,7 @@ def gpu_facts(marks: Sequence[GpuMark], used: Sequence[float] = (), why_not: str
         return GpuFacts(used=driver, note=why_not or "too few batches were followed on the GPU")
     busy, paced, idle = (kinds[kind] / total for kind in ("busy", "paced", "idle"))
     found = tuple((phase, round(median(times.values()))) for phase, times in by_phase.items() if times)
-    return GpuFacts(found, busy, paced, idle, driver, _note(len(batches), paced, driver))
+    return GpuFacts(phases=found, busy=busy, paced=paced, idle=idle, used=driver, note=_note(len(batches), paced, driver))
 
 
 def _steady(marks: Sequence[GpuMark]) -> set[int]:

@@ -21,7 +21,7 @@ class Turn:
     loop: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
     """What went on between `times[i - 1]` (`start` for the first) and `times[i]` was `labels[codes[i]]`, a phase.
 

@@ -57,14 +57,14 @@ def _rows(batches: Batches, trained: set[int], steady: list[Batch]) -> Iterator[
     validation = [batch for batch in batches.batches if batch.loop not in trained]
     for phase, total in _ordered(_total(batch for batch in batches.batches if batch.loop in trained)):
         steadily = sorted(batch.times.get(phase, 0) for batch in steady)
-        yield TimeRow(phase, "batch", total, quantile(steadily, 0.5), quantile(steadily, 0.95))
+        yield TimeRow(phase=phase, group="batch", total=total, median=quantile(steadily, 0.5), p95=quantile(steadily, 0.95))
     groups: tuple[tuple[Group, Counter[str]], ...] = (("validation", _total(validation)), ("around", Counter(batches.outside)))
     own = sum(batch.times.get(phases.OWN, 0) for batch in batches.batches)
     for group, totals in groups:
         if group == "around" and own + totals[phases.OWN]:
             totals[phases.OWN] += own
         for phase, total in _ordered(totals):
-            yield TimeRow(phase, group, total)
+            yield TimeRow(phase=phase, group=group, total=total)
 
 
 def _total(batches: Iterable[Batch]) -> Counter[str]:
@@ -92,4 +92,11 @@ def _epochs(batches: Batches) -> Iterator[EpochRow]:
         wait = sum(batch.times.get(phases.WAIT, 0) for batch in found)
         total = sum(batch.step for batch in found)
         start = found[0].start - batches.start
-        yield EpochRow(training if is_training else validation, is_training, len(found), total, wait, start)
+        yield EpochRow(
+            number=training if is_training else validation,
+            is_training=is_training,
+            batches=len(found),
+            total=total,
+            wait=wait,
+            start=start,
+        )

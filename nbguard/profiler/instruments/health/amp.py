@@ -45,7 +45,14 @@ class _Scaler:
     def facts(self) -> ScalerFacts:
         scales, skipped = tuple(self.scales), tuple(self.skipped)
         return ScalerFacts(
-            self.initial, self.growth, self.backoff, self.interval, self.updates, scales, skipped, self.is_static
+            initial=self.initial,
+            growth=self.growth,
+            backoff=self.backoff,
+            interval=self.interval,
+            updates=self.updates,
+            scales=scales,
+            skipped=skipped,
+            is_static=self.is_static,
         )
 
 

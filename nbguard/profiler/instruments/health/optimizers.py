@@ -32,17 +32,17 @@ class _Optimizer:
     def facts(self, names: dict[int, str]) -> OptimizerFacts:
         without = tuple(names[key] for key, ref in self.without.items() if key in names and ref() is not None)
         return OptimizerFacts(
-            self.name,
-            self.steps,
-            self.cleared,
-            self.cleared_in_place,
-            self.gradient_bytes,
-            tuple(self.half_eps.items()),
-            self.piled,
-            self.replaced,
-            without,
-            self.looks,
-            self.is_fastai,
+            name=self.name,
+            steps=self.steps,
+            cleared=self.cleared,
+            cleared_in_place=self.cleared_in_place,
+            gradient_bytes=self.gradient_bytes,
+            half_eps=tuple(self.half_eps.items()),
+            piled=self.piled,
+            replaced=self.replaced,
+            without_gradients=without,
+            looks=self.looks,
+            is_fastai=self.is_fastai,
         )
 
 

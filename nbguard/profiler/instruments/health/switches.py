@@ -117,12 +117,12 @@ class SwitchWatch:
     def _read(self) -> SwitchFacts:
         torch = self._torch
         return SwitchFacts(
-            settings(),
-            torch.is_anomaly_enabled(),
-            os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
-            torch._C._get_cudnn_benchmark(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.cuda.is_initialized(),
+            settings=settings(),
+            detects_anomalies=torch.is_anomaly_enabled(),
+            blocks_launches=os.environ.get("CUDA_LAUNCH_BLOCKING") == "1",
+            benchmarks=torch._C._get_cudnn_benchmark(),
+            is_deterministic=torch.are_deterministic_algorithms_enabled(),
+            has_device=torch.cuda.is_initialized(),
         )
 
     def _model(self, _module: Any, _args: Any) -> None:

@@ -202,7 +202,11 @@ class SyncWatch:
             calls, waited = (sum(total[i] for _, total in totals) for i in (0, 2))
             batches = max(total[1] for _, total in totals)
             names = tuple(name for name, _ in totals)
-            found.append(SyncSite(where, own, names, calls, batches, waited if waited >= 0 else None))
+            found.append(
+                SyncSite(
+                    where=where, own=own, methods=names, calls=calls, batches=batches, waited=waited if waited >= 0 else None
+                )
+            )
         return found
 
 

@@ -143,7 +143,16 @@ class Tally:
 
     def part(self) -> Part:
         """Return what is known from this process."""
-        return Part(self.fetches, self.items, tuple(self.times), *self.here, self.steps(), self.failed)
+        profiled, profiled_time = self.here
+        return Part(
+            fetches=self.fetches,
+            items=self.items,
+            times=tuple(self.times),
+            profiled=profiled,
+            profiled_time=profiled_time,
+            steps=self.steps(),
+            note=self.failed,
+        )
 
 
 def _is_of_another_thread(entry: Any) -> bool:
@@ -161,7 +170,7 @@ def _wait_for_others() -> None:
         quiet = quiet + 1 if all(top.f_code.co_name in _RESTING for top in tops.values()) else 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What one process says of its fetches: `times` of the latest that were not profiled, `steps` of those that were."""
 
@@ -182,13 +191,13 @@ def together(parts: Sequence[Part]) -> Part:
         found[1:] = found[1] + step.calls, found[2] + step.time
     merged = (Step(function, *found) for function, found in sums.items())
     return Part(
-        sum(part.fetches for part in parts),
-        sum(part.items for part in parts),
-        tuple(duration for part in parts for duration in part.times)[-_KEPT:],
-        sum(part.profiled for part in parts),
-        sum(part.profiled_time for part in parts),
-        tuple(sorted(merged, key=lambda step: -step.time)),
-        next((part.note for part in parts if part.note), ""),
+        fetches=sum(part.fetches for part in parts),
+        items=sum(part.items for part in parts),
+        times=tuple(duration for part in parts for duration in part.times)[-_KEPT:],
+        profiled=sum(part.profiled for part in parts),
+        profiled_time=sum(part.profiled_time for part in parts),
+        steps=tuple(sorted(merged, key=lambda step: -step.time)),
+        note=next((part.note for part in parts if part.note), ""),
     )
 
 
@@ -234,7 +243,14 @@ class Board:
             fetches, items, profiled, profiled_time, size, written = _HEADER.unpack_from(memory, at)
             places = range(at + _HEADER.size, at + _HEADER.size + min(written, _RING) * _NUMBER.size, _NUMBER.size)
             times = tuple(_NUMBER.unpack_from(memory, place)[0] for place in places)
-            yield Part(fetches, items, times, profiled, profiled_time, _read(memory[at + _TEXT : at + _TEXT + size]))
+            yield Part(
+                fetches=fetches,
+                items=items,
+                times=times,
+                profiled=profiled,
+                profiled_time=profiled_time,
+                steps=_read(memory[at + _TEXT : at + _TEXT + size]),
+            )
 
 
 def _written(found: Sequence[Step]) -> bytes:
@@ -245,9 +261,14 @@ def _written(found: Sequence[Step]) -> bytes:
     return text
 
 
+_FUNCTION = ("name", "file", "line", "is_users", "inner")
+
+
 def _read(text: bytes) -> tuple[Step, ...]:
     try:
-        return tuple(Step(Function(*row[:5]), *row[5:]) for row in json.loads(text or b"[]"))
+        return tuple(
+            Step(Function(**dict(zip(_FUNCTION, row[:5], strict=True))), *row[5:]) for row in json.loads(text or b"[]")
+        )
     except ValueError:  # the worker is writing it now
         return ()
 
@@ -256,7 +277,16 @@ def facts_of(part: Part) -> FetchFacts:
     """Return what is reported of a loader's fetches."""
     times = sorted(part.times) if len(part.times) > 2 else []
     median, p95 = (times[len(times) // 2], times[len(times) * 95 // 100]) if times else (None, None)
-    return FetchFacts(part.fetches, part.items, median, p95, part.profiled, part.profiled_time, part.steps, part.note)
+    return FetchFacts(
+        fetches=part.fetches,
+        items=part.items,
+        median=median,
+        p95=p95,
+        profiled=part.profiled,
+        profiled_time=part.profiled_time,
+        steps=part.steps,
+        note=part.note,
+    )
 
 
 def _profile_of(entries: Sequence[Any]) -> Profile:
@@ -277,6 +307,8 @@ def _profile_of(entries: Sequence[Any]) -> Profile:
 
 def _function(code: Any, libraries: tuple[str, ...]) -> Function:
     if type(code) is str:
-        return Function(code, "", 0, is_users=False)
+        return Function(name=code, file="", line=0, is_users=False)
     name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 does not know it
-    return Function(name, code.co_filename, code.co_firstlineno, not code.co_filename.startswith(libraries))
+    return Function(
+        name=name, file=code.co_filename, line=code.co_firstlineno, is_users=not code.co_filename.startswith(libraries)
+    )

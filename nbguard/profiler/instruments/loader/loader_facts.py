@@ -29,7 +29,7 @@ def facts_of_iterator(iterator: Any, loader: Any | None) -> LoaderFacts:
         dataset, is_iterable, batch_size = inner("dataset"), not inner("indexed"), inner("bs")
     workers = found("_num_workers")
     return LoaderFacts(
-        type(dataset).__name__,
+        dataset=type(dataset).__name__,
         is_fastai=fastai is not None,
         is_iterable=is_iterable,
         workers=workers if type(workers) is int else 0,

@@ -29,7 +29,7 @@ class _Watched:
 
     def __init__(self, ref: weakref.ref[Any] | None) -> None:
         self.ref = ref
-        self.facts = LoaderFacts("")
+        self.facts = LoaderFacts(dataset="")
         self.tally = Tally()
         self.boards: list[Board] = []
         self.past = Part()

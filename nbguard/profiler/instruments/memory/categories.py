@@ -57,12 +57,12 @@ class Stocktaker:
             total[name] = total.get(name, 0) + nbytes
         kept = sum(found[key][1] for key in self._kept if key in found and found[key][0] == memory.GRADIENTS)
         stock = Stock(
-            total.get(memory.PARAMETERS, 0),
-            total.get(memory.BUFFERS, 0),
-            total.get(memory.GRADIENTS, 0),
-            kept,
-            total.get(memory.STATE, 0),
-            total.get(memory.INPUTS, 0),
+            parameters=total.get(memory.PARAMETERS, 0),
+            buffers=total.get(memory.BUFFERS, 0),
+            gradients=total.get(memory.GRADIENTS, 0),
+            kept_gradients=kept,
+            state=total.get(memory.STATE, 0),
+            inputs=total.get(memory.INPUTS, 0),
         )
         return stock, found
 

@@ -83,7 +83,15 @@ class GrowthWatch:
         batches = self._samples[-1].batch - WARM_UP
         epochs = len({sample.epoch for sample in self._samples})
         who = self._grown or Grown("")
-        return Growth(per_batch or 0, batches, who.holder, who.held, per_epoch, epochs, who.is_sum)
+        return Growth(
+            per_batch=per_batch or 0,
+            batches=batches,
+            holder=who.holder,
+            held=who.held,
+            per_epoch=per_epoch,
+            epochs=epochs,
+            is_sum=who.is_sum,
+        )
 
 
 def _variables() -> dict[int, str]:

@@ -78,7 +78,7 @@ class History:
             level: the counters now.
             follows: the reading before was at the beginning of this phase.
         """
-        self._group.append(MemoryPoint(at, phase, batch, level.allocated, level.reserved))
+        self._group.append(MemoryPoint(at=at, phase=phase, batch=batch, allocated=level.allocated, reserved=level.reserved))
         self._points += self._group is self._groups[-1]
         told = level.peak if level.peak is not None and self.last.peak is not None and level.peak > self.last.peak else 0
         seen = max(level.allocated, self.last.allocated) if follows else level.allocated

@@ -193,18 +193,18 @@ class Course:
         is_told = end.peak_reserved is not None and start.peak_reserved is not None and end.peak_reserved > start.peak_reserved
         growth = self._growth.report()
         report = MemoryReport(
-            self._meter.device,
-            self._meter.source,
-            peak,
-            start.allocated,
-            end.allocated,
-            self._meter.capacity,
-            end.peak_reserved if is_told else max(reserved, default=None),
-            history.highest_phase if history.highest >= _NEAR * peak else "",
-            history.peaks(peak, is_counted=is_counted),
-            categories(peak, start.allocated, self._stock, self._shape, grows=growth is not None),
-            history.points,
-            growth,
+            device=self._meter.device,
+            source=self._meter.source,
+            peak=peak,
+            start=start.allocated,
+            end=end.allocated,
+            capacity=self._meter.capacity,
+            peak_reserved=end.peak_reserved if is_told else max(reserved, default=None),
+            peak_phase=history.highest_phase if history.highest >= _NEAR * peak else "",
+            phases=history.peaks(peak, is_counted=is_counted),
+            categories=categories(peak, start.allocated, self._stock, self._shape, grows=growth is not None),
+            points=history.points,
+            growth=growth,
             notes=tuple(self._notes(start, is_counted)),
         )
         deep = self._deep

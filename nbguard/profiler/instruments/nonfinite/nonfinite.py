@@ -129,7 +129,9 @@ class FiniteWatch:
         if self._first is not None or all(map(math.isfinite, values)):
             return
         if is_late:
-            origin = Origin("unknown", note="a device's values are read late, so as not to wait for it: that batch had gone")
+            origin = Origin(
+                kind="unknown", note="a device's values are read late, so as not to wait for it: that batch had gone"
+            )
         else:
             origin = self._origin()
         self._found("loss", values, turned, origin, is_late)
@@ -138,7 +140,7 @@ class FiniteWatch:
         try:
             return origin_of_loss(self._torch, self._calls, self._tallies)
         except Exception as error:  # noqa: BLE001 - that the loss is not finite is worth saying without the layer, too
-            return Origin("unknown", note=f"looking for it failed ({name_of(type(error))}: {error})")
+            return Origin(kind="unknown", note=f"looking for it failed ({name_of(type(error))}: {error})")
 
     def _step(self, optimizer: Any) -> None:
         if self._first is not None:
@@ -178,7 +180,14 @@ class FiniteWatch:
     def _found(self, of: Any, values: tuple[float, ...], turned: int, origin: Origin, is_late: bool) -> None:
         stops = self._stops and not is_late and not self._is_search
         value: Any = "NaN" if any(map(math.isnan, values)) else "infinite"
-        self._first = NotFinite(of, value, place_of(self._recorder.turns(turned)), origin, stops, self._is_search)
+        self._first = NotFinite(
+            of=of,
+            value=value,
+            place=place_of(self._recorder.turns(turned)),
+            origin=origin,
+            has_stopped=stops,
+            is_search=self._is_search,
+        )
         if stops:
             raise StopFit(self._error(self._first))
 

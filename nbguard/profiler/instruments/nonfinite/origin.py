@@ -23,7 +23,7 @@ def origin_of_loss(torch: Any, calls: Sequence[Call], tallies: Tallies) -> Origi
     for _, module in models:
         name = _last(module, lambda parameter: not is_finite(torch, parameter))
         if name:
-            return Origin("step", name, "parameter", name_of(type(module)))
+            return Origin(kind="step", name=name, type="parameter", root=name_of(type(module)))
     for call, module in models:
         try:
             found = _Search(torch, module).run(call, tallies)
@@ -32,7 +32,7 @@ def origin_of_loss(torch: Any, calls: Sequence[Call], tallies: Tallies) -> Origi
         else:
             if found is not None:
                 return found
-    return Origin("unknown", note=note) if note else Origin("loss", root=name_of(type(models[-1][1])))
+    return Origin(kind="unknown", note=note) if note else Origin(kind="loss", root=name_of(type(models[-1][1])))
 
 
 def origin_of_gradient(models: Iterable[Any], broken: set[int]) -> Origin:
@@ -40,8 +40,8 @@ def origin_of_gradient(models: Iterable[Any], broken: set[int]) -> Origin:
     for module in models:
         name = _last(module, lambda parameter: id(parameter) in broken)
         if name:
-            return Origin("gradient", name, "parameter", name_of(type(module)))
-    return Origin("gradient", type="parameter without a model")
+            return Origin(kind="gradient", name=name, type="parameter", root=name_of(type(module)))
+    return Origin(kind="gradient", type="parameter without a model")
 
 
 def is_finite(torch: Any, tensor: Any) -> bool:
@@ -76,7 +76,7 @@ class _Search:
     def run(self, call: Call, tallies: Tallies) -> Origin | None:
         inputs = call.inputs()
         if not self._are_finite(inputs):
-            return Origin("input", root=name_of(type(self._module)))
+            return Origin(kind="input", root=name_of(type(self._module)))
         output = rerun(self._torch, self._module, call, inputs, self._hook, lambda: tallies.put_back(self._module))
         if self._found is None and not self._are_finite(output):
             return self._origin("code", self._module)
@@ -103,7 +103,7 @@ class _Search:
 
     def _origin(self, kind: Any, module: Any) -> Origin:
         name = _written(self._names.get(id(module), ""))
-        return Origin(kind, name, name_of(type(module)), name_of(type(self._module)))
+        return Origin(kind=kind, name=name, type=name_of(type(module)), root=name_of(type(self._module)))
 
     def _parent(self, module: Any) -> Any:
         name = self._names.get(id(module), "").rpartition(".")[0]
