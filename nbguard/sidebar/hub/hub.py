@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from nbguard.cells.cell_end import CellEnd
 from nbguard.cells.hooks import CellFact
 from nbguard.errors import OldHeapError
+from nbguard.sidebar.builtins import plain
 from nbguard.sidebar.hub.busy import Busy, is_in_cell
 from nbguard.sidebar.hub.jobs import Job, Jobs
 from nbguard.sidebar.hub.leases import Leases, Way
 from nbguard.sidebar.hub.panel_comm import Wire
 from nbguard.sidebar.hub.sampler import Sampler
-from nbguard.sidebar.protocol.builtins import plain
 
 if TYPE_CHECKING:
     from nbguard.memory.counters import TickReading

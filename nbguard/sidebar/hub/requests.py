@@ -8,9 +8,9 @@ from typing import Any
 from nbguard.api import why_in
 from nbguard.errors import NbguardError, OldHeapError
 from nbguard.scan.scan import Notebook
+from nbguard.sidebar.builtins import plain
 from nbguard.sidebar.hub.memory_states import Heaps
 from nbguard.sidebar.hub.plans import Plans, Wanted
-from nbguard.sidebar.protocol.builtins import plain
 from nbguard.sidebar.protocol.messages import Apply, Ask, PlanRequest
 from nbguard.sidebar.protocol.rows import Rows
 from nbguard.sidebar.protocol.state import PlanView

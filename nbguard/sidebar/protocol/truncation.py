@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
-from nbguard.sidebar.protocol.builtins import plain
+from nbguard.sidebar.builtins import plain
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nbguard.sidebar.protocol.builtins import plain
+from nbguard.sidebar.builtins import plain
 from tests.sidebar.protocol.scenes import scene
 
 
