@@ -9,17 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.cells.hooks import CellFact
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import Reading
 from nbguard.reports.cell_ledger import (
     NOTHING,
     PROCESS,
+    CellHoldings,
     CellRecord,
     DeviceChange,
     History,
-    Holdings,
+    cell_holdings,
     changes,
     compare,
-    holdings_of,
 )
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.scan import Notebook, scan
@@ -45,7 +46,7 @@ class Ledger:
         self._before: Reading | None = None
         self._last: Reading | None = None
         self._seen: Reading | None = None
-        self._known: Holdings = NOTHING
+        self._known: CellHoldings = NOTHING
         self._slow = 0.0  # seconds of the last look, once it is too slow
         self._slow_looks = 0
 
@@ -120,9 +121,9 @@ class Ledger:
             devices = (DeviceChange(device=PROCESS, before=reading.heap - grown, after=reading.heap),)
         return replace(record, devices=devices, unseen=unseen)
 
-    def _look(self) -> tuple[Holdings, float]:
+    def _look(self) -> tuple[CellHoldings, float]:
         start = time.perf_counter()
-        found = holdings_of(scan(Notebook(self._shell, self._shell.user_ns)).facts)
+        found = cell_holdings(Analysis(scan(Notebook(self._shell, self._shell.user_ns)).facts))
         seconds = time.perf_counter() - start
         self._slow_looks = self._slow_looks + 1 if seconds > _TOO_SLOW else 0
         self._slow = seconds if self._slow_looks >= _PATIENCE else 0.0

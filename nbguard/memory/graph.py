@@ -147,21 +147,18 @@ def path_text(graph: Graph, root: Root, path: Iterable[int], shorten: int = 0) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """One row of the table of holders.
+    """One row of the table of holders."""
 
-    `retained`: bytes that come back if this holder alone is let go. `reaches`: bytes it leads to, shared ones included.
-    A shared holder stands for bytes that several roots reach: they come back when all of them are let go.
-    """
-
-    label: str
-    kind: str
-    retained: int
-    reaches: int
-    cell: int | None
-    what: str
-    stale: bool
-    roots: tuple[int, ...]
-    path: str = ""
+    label: str  # what the user calls it: all names of one object (`learn = best`), several roots (`a + b`)
+    kind: str  # kind of its root (`RootKind`); "shared" for several roots, "pending" for blocks that wait for a stream
+    retained: int  # bytes that come back if this holder alone is let go
+    reaches: int  # bytes that it leads to, shared ones included
+    cell: int | None  # number of the cell that it stems from
+    what: str  # the object in a few words, or why the bytes are held
+    stale: bool  # nothing of the user's own needs it
+    roots: tuple[int, ...]  # numbers of its roots in the graph; none for memory without a holder in Python
+    path: str = ""  # the way from the root to its bytes, as one would write it; for errors and libraries
+    names: tuple[str, ...] = ()  # labels of its roots where they are all the same object: `("learn", "best")`
 
     @property
     def is_shared(self) -> bool:
@@ -177,7 +174,11 @@ def holders(graph: Graph, device: str | None = None) -> tuple[Holder, ...]:
     return tuple(row for row, _ in holdings(graph, device))
 
 
-def holdings(graph: Graph, device: str | None = None) -> tuple[tuple[Holder, frozenset[int]], ...]:
+Holding = tuple[Holder, frozenset[int]]
+"""A holder, and the storages that its `retained` bytes are."""
+
+
+def holdings(graph: Graph, device: str | None = None) -> tuple[Holding, ...]:
     """Return every holder as `holders` does, each with the storages that its `retained` bytes are."""
     groups = _alias_groups(graph)
     users = (1 << sum(graph.roots[group[0]].kind not in STALE_KINDS for group in groups)) - 1
@@ -251,4 +252,5 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
         stale=stale,
         roots=roots,
         path=path,
+        names=tuple(graph.roots[root].label for root in roots),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,6 +74,14 @@ class CodeLine:
     cell: int | None
     number: int
     text: str = ""
+
+
+def device_that_ran_out(oom: OomFact, devices: Iterable[str]) -> str | None:
+    """Return which of `devices` an error ran out of; None for the host, and where the error's text leaves it open."""
+    if oom.kind in HOST_KINDS:
+        return None
+    named = [device for device in devices if oom.device in (device, "", device.partition(":")[0])]
+    return named[0] if len(named) == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from nbguard.memory.facts import Block, DeviceFacts, Graph, PoolId, Segment
 from nbguard.memory.fragmentation import unit_pages
-from nbguard.memory.graph import Holder, holdings, path_text, shortest_paths
+from nbguard.memory.graph import Holder, Holding, path_text, shortest_paths
 from nbguard.memory.unheld import unheld_blocks
 
 _PENDING = Holder(
@@ -98,12 +98,12 @@ class Held:
     storages: Mapping[int, int]
 
     @classmethod
-    def of(cls, graph: Graph, device: DeviceFacts, freed: Set[int]) -> Held:
-        """Return the holders of `device`; `freed` are the storages that a cleanup would free, see `all_holders`."""
+    def of(cls, graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> Held:
+        """Return the holders of `device`; `held` and `freed` as in `all_holders`."""
         rows: list[Holder] = []
         places: dict[int, int] = {}
         numbers = {s.address: n for n, s in enumerate(graph.storages) if s.device == device.device}
-        for row, storages in holdings(graph, device.device):
+        for row, storages in held:
             places |= dict.fromkeys((graph.storages[number].address for number in storages), len(rows))
             rows.append(replace(row, stale=row.stale and storages <= freed))
         for row, blocks in unheld_blocks(graph, device):

@@ -1,17 +1,17 @@
-"""The largest request that would succeed as things are: by PyTorch's rules, written down apart from the model of them.
+"""Requests for memory: which would succeed as things are, and the largest. PyTorch's rules, apart from the model of them.
 
-`core` knows live segments and who holds them, `allocator` the model: neither may import the other, and a model built from
+`memory` knows live segments and who holds them, `allocator` the model: neither may import the other, and a model built from
 live segments would have to guess what they do not tell (ages, address space). The rule needs none of that, and a test asks
 the model on copied states whether it is right (docs/adr/0009).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from nbguard.memory.facts import DeviceFacts, PoolId, Segment
-from nbguard.memory.fragmentation import EXPANDABLE_PAGE, fragmentation, free_runs
+from nbguard.memory.fragmentation import EXPANDABLE_PAGE, fragmentation, free_runs, returnable_part
 
 SMALL_MAX = 1024**2
 """A request of at most this many bytes is served by the small pool."""
@@ -28,31 +28,28 @@ _OTHER_RULES = ("roundup_power2_divisions", "large_segment_size", "throw_on_cuda
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestRequest:
-    """The largest request of the default stream that would succeed, in bytes.
+    """The largest request of the default stream that would succeed, in bytes; None: what is free on the device is not known."""
 
-    `cached`: from a free block, without asking the device. `now`: also with what is free on the device. `flushed`: also
-    after PyTorch has emptied its cache, which it does by itself before it gives up. None: what is free on the device is not
-    known. `is_bound`: a setting rounds requests otherwise, so that it may be less. `is_growth_bound`: `now` and `flushed` may
-    be less, as nothing tells where the addresses end that an expandable segment may grow into.
-    """
-
-    cached: int
-    now: int | None
-    flushed: int | None
-    is_bound: bool = False
-    is_growth_bound: bool = False
+    cached: int  # bytes of the largest free block that it can get: served without asking the device
+    now: int | None  # bytes, also with new memory from what is free on the device (cudaMemGetInfo)
+    flushed: int | None  # bytes, also after PyTorch has emptied its cache, as it does by itself before it gives up
+    is_bound: bool = False  # a setting rounds requests otherwise: it may be less
+    is_growth_bound: bool = False  # `now`, `flushed` may be less: nothing tells where an expandable segment's addresses end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What requests of the default stream can have on a device, with the blocks at the addresses `freed` free.
+    """The memory that a request on one device can have, by its free blocks and by what the device can still give.
 
-    `in_use` are the private pools that keep their segments.
+    The one rule for what would succeed: everything that says how large a request may be asks it.
     """
 
     device: DeviceFacts
-    in_use: Collection[PoolId] = ()
-    freed: Collection[int] = ()
+    in_use: Collection[PoolId] = ()  # private pools that keep their segments
+    freed: Collection[int] = ()  # addresses of live blocks that are free in this room
+    stream: int = 0  # address of the stream that the request is made on; 0: the default one
+    is_emptied: bool = False  # the cache has been emptied since: the device has what it could be given back
+    taken: int = 0  # bytes, allocated before the request: neither a free block nor the device has them any more
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -61,12 +58,12 @@ class Room:
 
     @property
     def is_expandable(self) -> bool:
-        """Whether new memory extends a segment page by page."""
+        """Say whether new memory extends a segment page by page."""
         return "expandable_segments:True" in self.device.settings or any(each.is_expandable for each in self.segments)
 
     def largest(self) -> LargestRequest:
         """Return the largest request, by each way of serving it."""
-        cached = self.cached()
+        cached = self._cached()
         is_bound = any(key in self.device.settings for key in _OTHER_RULES)
         if self.device.free is None:
             return LargestRequest(cached=cached, now=None, flushed=None, is_bound=is_bound)
@@ -76,21 +73,22 @@ class Room:
             cached=cached, now=now, flushed=max(now, self._new(flush=True)), is_bound=is_bound, is_growth_bound=grows
         )
 
-    def cached(self) -> int:
-        """Return the largest free block that a request can get."""
-        large = max((size for each in self.serving(small=False) for _, size in free_runs(each, self.freed)), default=0)
-        small = max((size for each in self.serving(small=True) for _, size in free_runs(each, self.freed)), default=0)
-        return large if large > SMALL_MAX else min(small, SMALL_MAX)
-
     def fits(self, nbytes: int) -> bool | None:
         """Say whether a request would succeed, the cache emptied if need be; None: not known."""
         rounded = rounded_to_blocks(nbytes)
         small = rounded <= SMALL_MAX
-        if any(size >= rounded for each in self.serving(small=small) for _, size in free_runs(each, self.freed)):
+        if any(size >= rounded for size in self._free_blocks(small=small)):
             return True
         if self.device.free is None:
             return None
-        return any(self._fits_new(rounded, *self._budget(flush), self._tail(flush, small=small)) for flush in (False, True))
+        flushes = (False, True) if self.is_expandable else (True,)  # else an empty cache never makes room for less
+        return any(self._fits_new(rounded, *self._budget(flush), self._tail(flush, small=small)) for flush in flushes)
+
+    def fits_on_any_stream(self, nbytes: int) -> bool | None:
+        """Say whether a request would succeed whichever stream it is made on: a free block serves its own stream only."""
+        streams = {0} | {segment.stream for segment in self.segments if not segment.is_private}
+        answers = [replace(self, stream=stream).fits(nbytes) for stream in sorted(streams)]
+        return False if False in answers else None if None in answers else True
 
     def releasable(self) -> int:
         """Return the bytes that `empty_cache` gives back."""
@@ -101,17 +99,31 @@ class Room:
         return need - min(self._budget(flush=True))
 
     def serving(self, *, small: bool) -> Sequence[Segment]:
-        """Return the segments whose free blocks a request of the default stream can get."""
-        return [each for each in self.segments if each.pool == (0, 0) and not each.stream and each.is_small == small]
+        """Return the segments whose free blocks a request can get."""
+        return [each for each in self.segments if (each.pool, each.stream, each.is_small) == ((0, 0), self.stream, small)]
+
+    def _free_blocks(self, *, small: bool) -> Iterator[int]:
+        """Yield the bytes of each free block that a request can get, less what is taken before."""
+        freed = self._freed(self.is_emptied)
+        for segment in self.serving(small=small):
+            for start, size in free_runs(segment, freed):
+                at, back = returnable_part(segment, start, size) if self.is_emptied else (start, 0)
+                yield from (part - self.taken for part in ((at - start, start + size - at - back) if back else (size,)))
+
+    def _cached(self) -> int:
+        """Return the largest request that a free block serves."""
+        large, small = (max(self._free_blocks(small=small), default=0) for small in (False, True))
+        return large if large > SMALL_MAX else max(0, min(small, SMALL_MAX))
 
     def _budget(self, flush: bool) -> tuple[int, int]:
         """Return (bytes the device can give, bytes the memory fraction allows)."""
-        free = self.device.free or 0
+        free = (self.device.free or 0) - self.taken
+        flush |= self.is_emptied
         space = fragmentation(self.segments, self._freed(flush), self.in_use)
         back = space.releasable if flush else 0
         limit, total = self.device.limit, self.device.total
-        allowed = None if limit is None or (total is not None and limit >= total) else limit - space.reserved + back
-        return free + back, _NO_LIMIT if allowed is None else allowed
+        is_limited = limit is not None and (total is None or limit < total)
+        return free + back, (limit or 0) - space.reserved - self.taken + back if is_limited else _NO_LIMIT
 
     def _freed(self, flush: bool) -> Collection[int]:
         """Return what is free then: emptying the cache waits for blocks that other streams still use."""
@@ -124,6 +136,7 @@ class Room:
         """Return the free bytes at the end of the last stretch of an expandable segment: a request starts there."""
         if not self.is_expandable:
             return 0
+        flush |= self.is_emptied
         page, freed = EXPANDABLE_PAGE["small" if small else "large"], self._freed(flush)
         for segment in sorted(self.serving(small=small), key=lambda each: -each.address):
             start, size = list(free_runs(segment, freed))[-1:][0] if segment.blocks and _ends_free(segment, freed) else (0, 0)
@@ -144,9 +157,9 @@ class Room:
         device, allowed = self._budget(flush)
         if self.is_expandable:
             page, tail = EXPANDABLE_PAGE["large"], self._tail(flush, small=False)
-            found = min(tail + max(device, 0) // page * page, max(allowed, 0) // _STEP * _STEP)
-            if found > SMALL_MAX and self._fits_new(found, device, allowed, tail):
-                return found
+            largest = min(tail + max(device, 0) // page * page, max(allowed, 0) // _STEP * _STEP)
+            if largest > SMALL_MAX and self._fits_new(largest, device, allowed, tail):
+                return largest
             return SMALL_MAX if self._fits_new(SMALL_MAX, device, allowed, self._tail(flush, small=True)) else 0
         room = min(device, allowed)
         if room >= _MIN_LARGE:
@@ -164,6 +177,20 @@ def segment_size(rounded: int) -> int:
     if rounded <= SMALL_MAX:
         return _SMALL_SEGMENT
     return _LARGE_SEGMENT if rounded < _MIN_LARGE else -(-rounded // _STEP) * _STEP
+
+
+def largest_request_in(segment: int) -> int:
+    """Return the largest request that PyTorch may have asked the device for `segment` bytes for, as its errors say.
+
+    An out-of-memory error tells the bytes of the segment, not of the request: one of 2 MiB is for a request of the small pool.
+    Bytes that are no segment's size are taken for the request's own.
+    """
+    return SMALL_MAX if segment == _SMALL_SEGMENT else segment
+
+
+def largest_segment_within(nbytes: int) -> int:
+    """Return the largest size of a segment of up to `nbytes`, where an error tells it rounded; above 10 MiB whole steps."""
+    return nbytes // _STEP * _STEP if nbytes >= _MIN_LARGE else nbytes
 
 
 def _ends_free(segment: Segment, freed: Collection[int]) -> bool:

@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
 from nbguard.memory.facts import Block, DeviceFacts, Graph, Segment
-from nbguard.memory.graph import Holder, holdings
+from nbguard.memory.graph import Holder, Holding
 
 
-def all_holders(graph: Graph, device: DeviceFacts, freed: Set[int]) -> tuple[Holder, ...]:
+def all_holders(graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> tuple[Holder, ...]:
     """Return every holder of bytes on `device`, Python's and the rest, largest first: they re-add to what is allocated.
 
-    `freed` are the storages that a cleanup would free: a displayed tensor that it would keep is not called stale.
+    `held` are the holders among Python's objects. `freed` are the storages that a cleanup would free: a displayed tensor that
+    it would keep is not called stale.
     """
-    own = (replace(row, stale=row.stale and storages <= freed) for row, storages in holdings(graph, device.device))
+    own = (replace(row, stale=row.stale and storages <= freed) for row, storages in held)
     found = [*own, *unheld(graph, device)]
     return tuple(sorted((*found, *unattributed(device, found)), key=lambda row: -row.retained))
 

@@ -1,22 +1,19 @@
-"""The card after an out-of-memory error: what was asked for, what there was and is, who holds it, and what lets it through."""
+"""The card after an out-of-memory error: the request, the memory there was and is, its holders, and the fixes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbguard.cleanup.plan.plan import Plan, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.breakdown import Part, parts_of
-from nbguard.memory.facts import DeviceFacts, Facts
+from nbguard.cleanup.plan.default import default_plan, holders_of, parts_of_device
+from nbguard.memory.analysis import Analysis, DeviceAnalysis
+from nbguard.memory.breakdown import Part
+from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
-from nbguard.memory.fragmentation import fragmentation
 from nbguard.memory.graph import Holder
 from nbguard.memory.oom_facts import HOST_KINDS, HostFacts, OomFact
-from nbguard.memory.pools import pools_in_use
-from nbguard.memory.unheld import all_holders
-from nbguard.out_of_memory.fixes import Case, Fix, fixes
-from nbguard.out_of_memory.need import FailedRun, Space
+from nbguard.out_of_memory.failed_request import FailedRequest, FailedRunUsage
+from nbguard.out_of_memory.fixes import Fix, OomContext, fixes
 from nbguard.units import format_bytes
 
 _HOLDERS = 5
@@ -24,59 +21,52 @@ _HOLDERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomCard:
-    """What `%gpumem oom` says. Frozen numbers and words: keeping one keeps nothing else alive. All sizes are bytes.
+    """The card of `%gpumem oom`. Frozen numbers and words: keeping one keeps nothing else alive. All sizes are bytes."""
 
-    `asked` is what the error and the observer tell. `parts` are those of the device now (they re-add to its size), or of the
-    host; `limit` what torch may reserve, if that is less; `largest_free` the largest block that is free in torch's cache;
-    `had` the largest request that would succeed now (None: not known). `taken` is what the failed run still holds itself.
-    `holders` are the largest of `held` bytes in all, `notes` what is to be known of the figures.
-    """
-
-    asked: OomFact
-    device: str
-    parts: tuple[Part, ...]
-    limit: int | None
-    largest_free: int | None
-    had: int | None
-    taken: int
-    holders: tuple[Holder, ...]
-    held: int
-    fixes: tuple[Fix, ...]
-    notes: tuple[str, ...]
+    asked: OomFact  # the error itself, by its text and its observer
+    device: str  # name of the place that ran out: `cuda:0`, `cpu`
+    parts: tuple[Part, ...]  # of the device now (they re-add to its size), or of the host
+    limit: int | None  # what torch may reserve, if that is less than the device (its memory fraction)
+    largest_free: int | None  # largest free block in torch's cache that a request can get; None: segments are not known
+    had: int | None  # the largest request that would succeed now (`Room.largest`, cache emptied); None: not known
+    taken: int  # what the failed run still holds itself
+    holders: tuple[Holder, ...]  # the largest
+    held: int  # what all holders hold
+    fixes: tuple[Fix, ...]  # the best first
+    notes: tuple[str, ...]  # sentences that must be known to read the figures
 
 
-def build_card(facts: Facts, plan: Plan | None = None) -> OomCard | None:
-    """Return the card on the last error, or None if it did not run out of memory; `plan` is the default cleanup."""
-    asked = facts.oom
-    if asked is None:
+def build_card(analysis: Analysis) -> OomCard | None:
+    """Return the card on the last error, or None if it did not run out of memory."""
+    facts, oom = analysis.facts, analysis.facts.oom
+    if oom is None:
         return None
-    plan = plan_cleanup(facts, Request()) if plan is None else plan
-    space = Space.of(facts, asked)
-    run = FailedRun.of(space, plan)
-    device = _tracked(facts, space)
-    rows = () if device is None else all_holders(facts.graph, device, plan.storages)
-    held = sum(row.retained for row in rows)
-    parts = _host_parts(asked) if asked.kind in HOST_KINDS else () if device is None else _parts(facts, device, held)
-    segments = None if space.device is None else space.device.segments
-    found = fragmentation(segment for segment in segments if not segment.is_private) if segments is not None else None
+    request = FailedRequest.of(analysis, oom)
+    usage = FailedRunUsage.of(request)
+    device = _tracked(request)
+    holders = () if device is None else device.once(holders_of)
+    held = sum(holder.retained for holder in holders)
+    parts = _host_parts(oom) if request.is_of_host else () if device is None else device.once(parts_of_device)
+    is_mapped = request.device is not None and request.device.facts.segments is not None
+    context = OomContext(request=request, usage=usage, plan=analysis.once(default_plan), holders=holders, parts=parts)
     return OomCard(
-        asked=asked,
-        device=space.name,
+        asked=oom,
+        device=request.name,
         parts=parts,
-        limit=space.limit,
-        largest_free=None if found is None else found.largest_free,
-        had=space.now(),
-        taken=run.nbytes,
-        holders=tuple(row for row in rows if row.retained)[:_HOLDERS],
+        limit=request.limit,
+        largest_free=request.device.largest.cached if request.device is not None and is_mapped else None,
+        had=request.largest_now(),
+        taken=usage.nbytes,
+        holders=tuple(holder for holder in holders if holder.retained)[:_HOLDERS],
         held=held,
-        fixes=fixes(Case(space=space, run=run, plan=plan, rows=rows, parts=parts)),
-        notes=tuple(_notes(facts, asked, space)),
+        fixes=fixes(context),
+        notes=tuple(_notes(facts, oom, request)),
     )
 
 
-def out_of_memory(facts: Facts, plan: Plan) -> Iterator[Finding]:
-    """Say of the last error what it asked for and what is best done about it: the card in one sentence."""
-    card = build_card(facts, plan)
+def out_of_memory(analysis: Analysis) -> Iterator[Finding]:
+    """Yield the card in one sentence: what the last error asked for, and what is best done about it."""
+    card = analysis.once(build_card)
     if card is None:
         return
     words = f"the last error ran out of memory: {asked_words(card.asked, card.device)}"
@@ -87,7 +77,7 @@ def out_of_memory(facts: Facts, plan: Plan) -> Iterator[Finding]:
 
 
 def asked_words(asked: OomFact, device: str) -> str:
-    """Return what was asked for: `it asked cuda:0 for 400.00 MiB`."""
+    """Return the request in words: `it asked cuda:0 for 400.00 MiB`."""
     match asked.kind:
         case "worker":
             return "a DataLoader worker was killed, as the system does to what uses too much host memory"
@@ -100,32 +90,28 @@ def asked_words(asked: OomFact, device: str) -> str:
     return f"{who} asked {where} for {'about ' if asked.slack else ''}{format_bytes(asked.requested)}"
 
 
-def _tracked(facts: Facts, space: Space) -> DeviceFacts | None:
+def _tracked(request: FailedRequest) -> DeviceAnalysis | None:
     """Return the device whose holders are known: the one that ran out, or the host where CPU tensors are tracked."""
-    if space.device is not None:
-        return space.device
-    return next((device for device in facts.devices if device.device == space.name), None)
-
-
-def _parts(facts: Facts, device: DeviceFacts, held: int) -> tuple[Part, ...]:
-    return parts_of(device, held, facts.pid, pools_in_use(facts))
+    if request.device is not None:
+        return request.device
+    return next((device for device in request.analysis.devices if device.name == request.name), None)
 
 
 def _host_parts(asked: OomFact) -> tuple[Part, ...]:
-    """Return what the host has, as far as it is known: no parts of a whole, each is a bound of its own."""
+    """Return the memory of the host as far as it is known: no parts of a whole, each is a bound of its own."""
     host = HostFacts() if asked.host is None else asked.host
-    found = [("memory of the machine", host.total, ""), ("available", host.available, "without swapping")]
+    rows = [("memory of the machine", host.total, ""), ("available", host.available, "without swapping")]
     if host.group_limit is not None:
-        found += [("limit of the container", host.group_limit, "cgroup"), ("left in the container", host.group_room, "")]
+        rows += [("limit of the container", host.group_limit, "cgroup"), ("left in the container", host.group_room, "")]
     if host.address_limit is not None:
-        found += [("address space allowed", host.address_limit, "ulimit -v"), ("left of it", host.address_room, "")]
+        rows += [("address space allowed", host.address_limit, "ulimit -v"), ("left of it", host.address_room, "")]
     if asked.kind != "host" and host.shm_total is not None:
-        found += [("shared memory", host.shm_total, "docker run --shm-size sets it"), ("free in it", host.shm_free, "")]
-    return tuple(Part(name, nbytes, note) for name, nbytes, note in found if nbytes is not None)
+        rows += [("shared memory", host.shm_total, "docker run --shm-size sets it"), ("free in it", host.shm_free, "")]
+    return tuple(Part(name, nbytes, note) for name, nbytes, note in rows if nbytes is not None)
 
 
-def _notes(facts: Facts, asked: OomFact, space: Space) -> Iterator[str]:
-    """Yield what must be known to read the figures."""
+def _notes(facts: Facts, asked: OomFact, request: FailedRequest) -> Iterator[str]:
+    """Yield the sentences that must be known to read the figures."""
     if asked.slack:
         yield f"the request is as the error's text rounds it: up to {format_bytes(asked.slack)} more"
     if asked.kind == "device" and asked.requested is not None and asked.requested <= 20 * 1024**2:
@@ -137,5 +123,5 @@ def _notes(facts: Facts, asked: OomFact, space: Space) -> Iterator[str]:
     machine = None if asked.host is None else asked.host.total
     if asked.kind == "host" and asked.requested is not None and machine is not None and asked.requested > machine:
         yield "the request is larger than the whole machine's memory: no cleanup makes room for it"
-    if asked.kind not in HOST_KINDS and space.device is None:
+    if asked.kind not in HOST_KINDS and request.device is None:
         yield "the error does not say which of the devices it was"

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from nbguard.cleanup.plan.plan import Request
-from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.cleanup.plan.default import default_plan
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import NOTICED, Reading
-from nbguard.memory.facts import Facts, Graph
-from nbguard.memory.graph import STALE_KINDS, holdings
+from nbguard.memory.facts import Graph
+from nbguard.memory.graph import STALE_KINDS
 from nbguard.memory.unheld import unheld
 
 PROCESS = "process memory"
@@ -22,7 +22,7 @@ Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class CellHoldings:
     """Who held what at one look: the holder of each storage, and the bytes that no Python object holds, by device and kind.
 
     `names`: of the user's names that lead to memory, the id of what each was bound to.
@@ -42,15 +42,15 @@ class Holdings:
         return sum(nbytes for where, _, nbytes in self.storages if where == device)
 
 
-NOTHING = Holdings({}, {}, {})
+NOTHING = CellHoldings({}, {}, {})
 
 
-def holdings_of(facts: Facts) -> Holdings:
-    """Return who holds what. Stale is what a default cleanup would free; of a holder that stays, its leftovers."""
-    graph = facts.graph
-    stale = plan_cleanup(facts, Request()).storages
+def cell_holdings(analysis: Analysis) -> CellHoldings:
+    """Return the holders of a scan. Stale is what a default cleanup would free; of a holder that stays, its leftovers."""
+    facts, graph = analysis.facts, analysis.facts.graph
+    stale = analysis.once(default_plan).storages
     storages: dict[Key, tuple[str, bool]] = {}
-    for holder, exclusive in holdings(graph):
+    for holder, exclusive in analysis.holdings:
         for number in exclusive:
             fact, is_stale = graph.storages[number], number in stale
             label = f"leftovers of {holder.label}" if is_stale and holder.kind not in STALE_KINDS else holder.label
@@ -59,7 +59,7 @@ def holdings_of(facts: Facts) -> Holdings:
     for device in facts.devices:
         for row in unheld(graph, device):
             rest[device.device, row.label] += row.retained
-    return Holdings(storages, rest, names_of(graph))
+    return CellHoldings(storages, rest, names_of(graph))
 
 
 def names_of(graph: Graph) -> dict[str, int]:
@@ -189,7 +189,7 @@ def changes(before: Reading, after: Reading, last: Reading | None = None) -> Ite
         )
 
 
-def compare(before: Holdings, after: Holdings) -> tuple[tuple[Share, ...], tuple[Share, ...], tuple[Share, ...]]:
+def compare(before: CellHoldings, after: CellHoldings) -> tuple[tuple[Share, ...], tuple[Share, ...], tuple[Share, ...]]:
     """Return (came, went, became stale) by holder, each the largest first.
 
     A storage is the same if its place and size are: what merely has another holder now has neither come nor gone.

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping, Set
 from functools import reduce
 from operator import or_
 
+from nbguard.cleanup.plan.default import default_plan, pins_of
 from nbguard.cleanup.plan.optional_steps import held_by_errors, kept_errors, words_on_kept_error
 from nbguard.cleanup.plan.parking import parked_findings
 from nbguard.cleanup.plan.plan import Plan
 from nbguard.cleanup.plan.workers import idle_workers
-from nbguard.memory.facts import Facts, Root, Segment
+from nbguard.memory.analysis import Analysis
+from nbguard.memory.facts import Facts, Root
 from nbguard.memory.finding import Finding
-from nbguard.memory.fragmentation import by_pool, fragmentation
 from nbguard.memory.gradients import idle_gradients, zero_grad
-from nbguard.memory.graph import Holder, holders, reach
+from nbguard.memory.graph import Holder, reach
 from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.pinning import Held, HolderPins, pins_of_holders, units
-from nbguard.memory.pools import pools_in_use
+from nbguard.memory.pinning import HolderPins
 from nbguard.out_of_memory.card import out_of_memory
-from nbguard.units import format_bytes
+from nbguard.units import MiB, format_bytes
 
 _WORTH_SAYING = 0.05
 """Share of the bytes held below which a finding is not worth a line."""
@@ -28,12 +28,13 @@ _WORTH_NAMING = 0.3
 """Share of the stranded bytes that one holder must strand by itself to be named."""
 
 
-def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
-    """Return what stands out in `facts`; `plan` is what a default cleanup would do."""
-    rows = holders(facts.graph)
+def find(analysis: Analysis) -> tuple[Finding, ...]:
+    """Return the findings of a scan."""
+    facts, plan = analysis.facts, analysis.once(default_plan)
+    rows = tuple(holder for holder, _ in analysis.holdings)
     errors = kept_errors(facts.graph)
     rules = (
-        out_of_memory(facts, plan),
+        out_of_memory(analysis),
         _stale(plan),
         parked_findings(facts),
         _graphs(facts, rows),
@@ -41,7 +42,7 @@ def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
         _kept_errors(facts, errors),
         _kept_output(facts, rows, plan),
         idle_workers(facts),
-        _stranded(facts, plan),
+        _stranded(analysis),
         _gradients(facts),
         _outside(facts),
         _autocast(facts),
@@ -142,21 +143,17 @@ def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator
             )
 
 
-def _stranded(facts: Facts, plan: Plan) -> Iterator[Finding]:
-    for device in facts.devices:
-        if device.segments:
-            in_use = pools_in_use(facts)
-            found = fragmentation(device.segments, in_use=in_use)
-            if found.stranded > _WORTH_SAYING * found.reserved and found.stranded > 20 * 1024**2:
-                held = Held.of(facts.graph, device, plan.storages)
-                rows = pins_of_holders(facts.graph, tuple(units(device.segments, in_use)), held)
-                how, command = _unpin(rows, found.stranded)
-                yield Finding(
-                    "fragmentation",
-                    f"{format_bytes(found.stranded)} of {device.device} is free but stranded between live blocks (largest free "
-                    f"piece {format_bytes(_largest_free(device.segments))}){how}; `%gpumem map` shows where",
-                    command,
-                )
+def _stranded(analysis: Analysis) -> Iterator[Finding]:
+    for device in analysis.devices:
+        stranded = device.space.stranded
+        if stranded > max(_WORTH_SAYING * device.space.reserved, 20 * MiB):
+            how, command = _unpin(device.once(pins_of), stranded)
+            yield Finding(
+                "fragmentation",
+                f"{format_bytes(stranded)} of {device.name} is free but stranded between live blocks (largest free block "
+                f"{format_bytes(device.largest.cached)}){how}; `%gpumem map` shows where",
+                command,
+            )
 
 
 def _unpin(rows: tuple[HolderPins, ...], stranded: int) -> tuple[str, str]:
@@ -169,11 +166,6 @@ def _unpin(rows: tuple[HolderPins, ...], stranded: int) -> tuple[str, str]:
             pinned = f", {share} of it pinned by {row.label} ({row.blocks} tensor{s}, {format_bytes(row.nbytes)})"
             return f"{pinned}: `{command}` gives {least}{format_bytes(row.gives_back)} back to the device", command
     return ": `%reset_gpu` frees what is stale among them", "%reset_gpu"
-
-
-def _largest_free(segments: tuple[Segment, ...]) -> int:
-    """Return the largest free block that an ordinary request could get."""
-    return max((space.largest_free for key, space in by_pool(segments).items() if key.pool == (0, 0)), default=0)
 
 
 def _outside(facts: Facts) -> Iterator[Finding]:

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from nbguard.cleanup.plan.cheapest import Release, cheapest_release
-from nbguard.cleanup.plan.plan import Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.facts import DeviceFacts, Facts, Segment
-from nbguard.memory.fragmentation import Fragmentation, fragmentation, free_runs, returnable_part, unit_pages
-from nbguard.memory.pinning import Held, HolderPins, Pinner, Unit, pinners, pins_of_holders, units
-from nbguard.memory.pools import pools_in_use, pools_of
-from nbguard.memory.requests import LargestRequest, Room
+from nbguard.cleanup.plan.default import block_holders_of, pins_of
+from nbguard.memory.analysis import Analysis, DeviceAnalysis
+from nbguard.memory.facts import Segment
+from nbguard.memory.fragmentation import Fragmentation, free_runs, returnable_part, unit_pages
+from nbguard.memory.pinning import Held, HolderPins, Pinner, Unit, pinners, units
+from nbguard.memory.requests import LargestRequest
 
 _PINNERS = 200
 """The worst so many segments are explained block by block; the figures by holder count all."""
@@ -125,10 +124,10 @@ class MemoryMap:
         )
 
 
-def build_map(facts: Facts, request: int | None = None) -> MemoryMap:
-    """Return the map of `facts`; with `request`, also what a request of so many bytes in one piece needs."""
-    freed = plan_cleanup(facts, Request()).storages
-    found = tuple(_device(facts, device, freed, request) for device in facts.devices if device.segments)
+def build_map(analysis: Analysis, request: int | None = None) -> MemoryMap:
+    """Return the map of a scan; with `request`, also what a request of so many bytes in one piece needs."""
+    facts = analysis.facts
+    mapped = tuple(_device(device, request) for device in analysis.devices if device.facts.segments)
     without = tuple(device.device for device in facts.devices if not device.segments)
     if facts.tracked == "cpu":
         why_not = "No GPU in this process: CPU memory has no segments, so there is no map of it (%gpumem shows who holds it)"
@@ -136,42 +135,39 @@ def build_map(facts: Facts, request: int | None = None) -> MemoryMap:
         why_not = "PyTorch does not tell the segments of this device (%gpumem shows who holds its memory)"
     else:
         why_not = "PyTorch has reserved nothing there"
-    return MemoryMap(tracked=facts.tracked, devices=found, without=without, why_not=why_not if without else "")
+    return MemoryMap(tracked=facts.tracked, devices=mapped, without=without, why_not=why_not if without else "")
 
 
-def _device(facts: Facts, device: DeviceFacts, freed: frozenset[int], request: int | None) -> DeviceMap:
-    in_use = pools_in_use(facts)
-    segments = device.segments or ()
-    held = Held.of(facts.graph, device, freed)
-    found = tuple(units(segments, in_use))
+def _device(device: DeviceAnalysis, request: int | None) -> DeviceMap:
+    segments, held = device.facts.segments or (), device.once(block_holders_of)
     sizes = [0] * len(held.holders)
     for segment in segments:
         for block in segment.blocks:
             if block.state != "inactive":
                 sizes[held.place(block)] += block.size
     return DeviceMap(
-        device=device.device,
-        name=device.name,
-        space=fragmentation(segments, in_use=in_use),
-        pools=_pools(facts, device, held),
+        device=device.name,
+        name=device.facts.name,
+        space=device.space,
+        pools=_pools(device, held),
         holders=tuple(MapHolder(row.label, row.kind, row.stale, size) for row, size in zip(held.holders, sizes, strict=True)),
-        pinners=pinners(facts.graph, found, held, _PINNERS),
-        by_holder=pins_of_holders(facts.graph, found, held),
-        largest=Room(device, in_use).largest(),
+        pinners=pinners(device.analysis.facts.graph, device.units, held, _PINNERS),
+        by_holder=device.once(pins_of),
+        largest=device.largest,
         rounding=rounding_waste(segments),
         pages=page_occupancy(segments, units(segments)),
-        release=None if request is None else cheapest_release(facts, device, request),
+        release=None if request is None else cheapest_release(device, request),
     )
 
 
-def _pools(facts: Facts, device: DeviceFacts, held: Held) -> tuple[MapPool, ...]:
-    in_use = pools_in_use(facts)
+def _pools(device: DeviceAnalysis, held: Held) -> tuple[MapPool, ...]:
+    in_use = device.analysis.pools_in_use
     groups: dict[tuple[tuple[int, int], int, bool], list[Segment]] = {}
-    for segment in sorted(device.segments or (), key=lambda each: each.address):
+    for segment in sorted(device.facts.segments or (), key=lambda each: each.address):
         groups.setdefault((segment.pool, segment.stream, not segment.is_small), []).append(segment)
     return tuple(
         MapPool(pool.name, pool.space, tuple(_segment(segment, held, segment.pool in in_use) for segment in groups[key]))
-        for pool, key in zip(pools_of(facts, device), sorted(groups), strict=True)
+        for pool, key in zip(device.pools, sorted(groups), strict=True)
     )
 
 

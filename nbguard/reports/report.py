@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nbguard.cleanup.plan.plan import Plan, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.breakdown import NOT_OURS, Part, parts_of
-from nbguard.memory.facts import DeviceFacts, Facts, PinnedFacts, Unavailable
+from nbguard.cleanup.plan.default import default_plan, holders_of, parts_of_device
+from nbguard.memory.analysis import Analysis, DeviceAnalysis
+from nbguard.memory.breakdown import NOT_OURS, Part
+from nbguard.memory.facts import PinnedFacts, Unavailable
 from nbguard.memory.finding import Finding
 from nbguard.memory.graph import Holder
-from nbguard.memory.pools import Pool, pools_in_use, pools_of
-from nbguard.memory.unheld import all_holders
+from nbguard.memory.pools import Pool
 from nbguard.reports.findings import find
 
 
@@ -63,32 +62,28 @@ class Report:
         return replace(self, devices=tuple(found for found in self.devices if found.device in (wanted, device)))
 
 
-def build_report(facts: Facts) -> Report:
-    """Return the report on `facts`."""
-    plan = plan_cleanup(facts, Request())
-    devices = tuple(_device(facts, device, plan) for device in facts.devices)
+def build_report(analysis: Analysis) -> Report:
+    """Return the report on a scan."""
+    facts = analysis.facts
     return Report(
         tracked=facts.tracked,
-        devices=devices,
-        findings=find(facts, plan),
+        devices=tuple(map(_device, analysis.devices)),
+        findings=find(analysis),
         unavailable=facts.unavailable,
-        stale=plan.promised,
+        stale=analysis.once(default_plan).promised,
         pinned=facts.pinned,
     )
 
 
-def _device(facts: Facts, device: DeviceFacts, plan: Plan) -> DeviceReport:
-    rows = all_holders(facts.graph, device, plan.storages)
-    allocated = sum(row.retained for row in rows)
-    storages = sum(storage.device == device.device for storage in facts.graph.storages)
-    parts = parts_of(device, allocated, facts.pid, pools_in_use(facts))
+def _device(device: DeviceAnalysis) -> DeviceReport:
+    holders = device.once(holders_of)
     return DeviceReport(
-        device=device.device,
-        name=device.name,
-        total=device.total,
-        allocated=allocated,
-        parts=parts,
-        holders=rows,
-        storages=storages,
-        pools=pools_of(facts, device),
+        device=device.name,
+        name=device.facts.name,
+        total=device.facts.total,
+        allocated=sum(holder.retained for holder in holders),
+        parts=device.once(parts_of_device),
+        holders=holders,
+        storages=sum(storage.device == device.name for storage in device.analysis.facts.graph.storages),
+        pools=device.pools,
     )

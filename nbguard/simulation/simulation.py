@@ -12,6 +12,7 @@ import torch
 from nbguard.allocator.model.policy import parse_version
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import NbguardError, SimulatedOutOfMemoryError
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.simulated import DEVICE, NAME, TRACKED, Simulated, on_simulated
@@ -163,11 +164,11 @@ class Simulation:
         Args:
             namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
         """
-        return build_report(self._look(namespace))
+        return build_report(Analysis(self._look(namespace)))
 
     def oom(self, namespace: dict[str, Any] | None = None) -> OomCard | None:
         """Return the card on the last error, or on the one being handled; None if it did not run out of memory."""
-        return build_card(self._look(namespace))
+        return build_card(Analysis(self._look(namespace)))
 
     def _settle(self) -> None:
         self._mode.settle()

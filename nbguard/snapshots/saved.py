@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.breakdown import parts_of
 from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, Node, PoolFact, Root, Segment, StorageFact
 from nbguard.memory.fragmentation import PoolKey, by_pool
@@ -137,7 +138,7 @@ def saved_map(file: str, found: Sequence[tuple[DeviceFacts, Names | None]], note
         graph=Graph(roots, tuple(nodes), tuple(storages)),
         pools=pools,
     )
-    return replace(build_map(facts), file=file, notes=notes)
+    return replace(build_map(Analysis(facts)), file=file, notes=notes)
 
 
 def _row(label: str, sizes: Sequence[int], sites: Mapping[str, int]) -> Holder:

@@ -10,6 +10,7 @@ from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
+from nbguard.memory.analysis import Analysis
 from nbguard.reports.report import Report, build_report
 from nbguard.scan.scan import Notebook, scan
 from nbguard.snapshots.capture import cell_files
@@ -83,7 +84,7 @@ def _is_helpless(found: WhatIf) -> bool:
 
 def _to_free(namespace: dict[str, Any] | None) -> Iterator[str]:
     """Yield what can be let go now: what is stale, then the names that hold most, each with its bytes."""
-    report: Report = build_report(scan(Notebook.current(namespace)).facts)
+    report: Report = build_report(Analysis(scan(Notebook.current(namespace)).facts))
     if report.stale:
         yield f"`%reset_gpu` frees {format_bytes(report.stale)} that nothing needs any more"
     rows = [row for device in report.devices for row in device.holders if row.kind == "name" and row.retained and not row.stale]

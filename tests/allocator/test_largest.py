@@ -49,7 +49,9 @@ def facts_of(model: CachingAllocator) -> DeviceFacts:
 
 
 def room_of(model: CachingAllocator) -> Room:
-    return Room(facts_of(model), [pool for pool, owner in model.pools.items() if pool != (0, 0) and owner.is_in_use])
+    return Room(
+        device=facts_of(model), in_use=[pool for pool, owner in model.pools.items() if pool != (0, 0) and owner.is_in_use]
+    )
 
 
 def served(model: CachingAllocator, size: int) -> str:

@@ -34,6 +34,7 @@ from fastai.vision.all import CrossEntropyLossFlat, DataLoaders, Learner, nn
 
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.analysis import Analysis
 from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
 
@@ -98,7 +99,7 @@ def one_pass() -> int:
 
 def holder_report(names: dict[str, object]) -> int:
     """Name every holder with its paths' roots and retained bytes; return how many there are."""
-    return len(build_report(scan(Notebook(None, names)).facts).devices[0].holders)
+    return len(build_report(Analysis(scan(Notebook(None, names)).facts)).devices[0].holders)
 
 
 def dry_run(names: dict[str, object]) -> int:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.cleanup.plan.verdict import Verdict, verdict
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, NvmlFacts, ProcessFact
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
@@ -24,7 +25,7 @@ def _device(graph: Graph, *blocks: tuple[int, str], context: int = 400 * MIB, to
 
 
 def _verdict(graph: Graph, *blocks: tuple[int, str], broken: str = "", **device: int) -> Verdict:
-    return verdict(make_facts(graph, device=_device(graph, *blocks, **device)), broken)
+    return verdict(Analysis(make_facts(graph, device=_device(graph, *blocks, **device))), broken)
 
 
 def _parts(found: Verdict) -> dict[str, int]:
@@ -85,10 +86,10 @@ def test_an_error_that_lasts_is_reason_enough() -> None:
 
 
 def test_without_a_device_a_restart_gives_nothing() -> None:
-    found = verdict(make_facts(make_graph({"a": ["x"]}, storages={"x": 9})))
+    found = verdict(Analysis(make_facts(make_graph({"a": ["x"]}, storages={"x": 9}))))
 
     assert (_parts(found), found.gain, found.is_needed) == ({"your names": 9}, 0, False)
-    assert verdict(Facts(tracked="cuda")).rest == ()
+    assert verdict(Analysis(Facts(tracked="cuda"))).rest == ()
 
 
 _KIND = st.sampled_from(["name", "module", "frame", "out", "error", "cache", "garbage", "library"])
@@ -107,7 +108,7 @@ def test_the_parts_re_add(roots: list[tuple[str, set[int]]], blocks: list[tuple[
     graph = replace(graph, roots=tuple(replace(root, kind=roots[n][0]) for n, root in enumerate(graph.roots)))  # type: ignore[arg-type]
     device = _device(graph, *blocks, context=context * MIB)
 
-    found = verdict(make_facts(graph, device=device))
+    found = verdict(Analysis(make_facts(graph, device=device)))
 
     assert device.allocator is not None
     assert found.total == sum(_parts(found).values()) == device.allocator.reserved + context * MIB

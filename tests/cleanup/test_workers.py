@@ -9,6 +9,7 @@ import pytest
 from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.cleanup.plan.workers import worker_sets
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, PinnedFacts, Unavailable
 from nbguard.memory.processes import Process, WorkersFact
 from nbguard.memory.target import Target
@@ -86,7 +87,7 @@ def test_what_is_in_use_stays_and_is_said_to(roots: dict[str, list[str]], fact: 
     assert _workers(plan) == []
     assert plan.promised == 0 or "last error" in roots
     assert any("2 workers of" in words and "go on: in use by what runs" in words for words in plan.skipped)
-    assert not [each for each in find(facts, plan_cleanup(facts, Request())) if each.kind == "workers"]
+    assert not [each for each in find(Analysis(facts)) if each.kind == "workers"]
 
 
 def test_only_a_library_knows_them_so_they_stay() -> None:
@@ -106,7 +107,7 @@ def test_workers_of_a_stale_iterator_and_of_none() -> None:
     assert _workers(_plan(stale)) == ["2 workers of last error → it ended"]
     assert _workers(_plan(gone)) == ["2 workers of an iterator that is gone ended"]
     assert _plan(gone).actions[0].refs == ()
-    assert "though no name leads to them" in " ".join(each.sentence for each in find(gone, _plan(gone)))
+    assert "though no name leads to them" in " ".join(each.sentence for each in find(Analysis(gone)))
 
 
 def test_targets_narrow_it_down() -> None:
@@ -118,13 +119,13 @@ def test_targets_narrow_it_down() -> None:
 
 
 def test_findings_name_the_command() -> None:
-    (idle,) = (each for each in find(_facts({"dl": ["dl"]}), Plan(request=Request())) if each.kind == "workers")
+    (idle,) = (each for each in find(Analysis(_facts({"dl": ["dl"]}))) if each.kind == "workers")
     (alone,) = (
         each
-        for each in find(_facts({"it": ["it"]}, {"it": {"": "batch"}, "dl": {}}, is_midway=True), Plan(request=Request()))
+        for each in find(Analysis(_facts({"it": ["it"]}, {"it": {"": "batch"}, "dl": {}}, is_midway=True)))
         if each.kind == "workers"
     )
-    (held,) = (each for each in find(_facts({"it": ["it"]}, is_midway=True), Plan(request=Request())) if each.kind == "workers")
+    (held,) = (each for each in find(Analysis(_facts({"it": ["it"]}, is_midway=True))) if each.kind == "workers")
 
     assert idle.sentence == (
         "dl keeps 2 idle workers (4.00 MiB of host memory): `%reset_gpu --workers` ends them, the next epoch starts new ones"

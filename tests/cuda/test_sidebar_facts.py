@@ -149,6 +149,7 @@ from dataclasses import asdict
 from nbguard.cleanup.apply.cache import empty_cache
 from nbguard.cleanup.apply.apply import apply
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.pools import pools_in_use
 from nbguard.sidebar.protocol.memory_state import build_heap
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view
@@ -168,7 +169,7 @@ def test_the_heap_of_a_device_re_adds_and_emptying_its_cache_gives_back_what_was
     kernel.run("net, opt = train(); a, b, c = mib(30), mib(5), mib(5); del a, b").ok()
     kernel.run(LOOK).ok()
 
-    heap = kernel.value("asdict(build_heap(seen().facts, 'b', 1, time.time(), 0.1, 3)[0])")
+    heap = kernel.value("asdict(build_heap(Analysis(seen().facts), 'b', 1, time.time(), 0.1, 3)[0])")
 
     allocated, reserved = counters(kernel)
     (device,) = heap["devices"]

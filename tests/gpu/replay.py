@@ -13,6 +13,7 @@ from pathlib import Path
 from nbguard.allocator.replay.replay import replay
 from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.fragmentation import Fragmentation, fragmentation
 from nbguard.reports.report import DeviceReport, build_report
@@ -43,7 +44,7 @@ def device_facts(recording: Json) -> DeviceFacts:
 
 def report(recording: Json) -> DeviceReport:
     """Return what nbguard reports on the recorded device."""
-    return build_report(Facts(tracked="cuda", devices=(device_facts(recording),), pid=1)).devices[0]
+    return build_report(Analysis(Facts(tracked="cuda", devices=(device_facts(recording),), pid=1))).devices[0]
 
 
 def space(recording: Json, freed: Collection[int] = ()) -> Fragmentation:

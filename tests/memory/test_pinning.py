@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbguard.cleanup.plan.cheapest import cheapest_release
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, Node, PoolId, Root, Segment, StorageFact
 from nbguard.memory.fragmentation import by_pool, fragmentation, unit_pages
+from nbguard.memory.graph import holdings
 from nbguard.memory.pinning import Held, pinners, pins_of_holders, units
 from nbguard.memory.requests import Room
 from nbguard.reports.memory_map import STRANDED, build_map
@@ -87,7 +89,7 @@ def _pinned(number: int, address: int) -> Segment:
 
 
 def test_each_small_tensor_is_named_with_the_segment_it_pins() -> None:
-    (device,) = build_map(losses_in_every_segment()).devices
+    (device,) = build_map(Analysis(losses_in_every_segment())).devices
 
     assert len(device.pinners) == 12
     assert {block.path for pinner in device.pinners for block in pinner.blocks} == {f"losses[{n}]" for n in range(12)}
@@ -109,7 +111,7 @@ def test_the_worst_by_what_each_live_byte_keeps_comes_first() -> None:
     device = make_cuda_device(found, 100 * MiB, 0)
     graph = Graph()
 
-    worst = pinners(graph, list(units(found)), Held.of(graph, device, frozenset()), 10)
+    worst = pinners(graph, list(units(found)), Held.of(graph, device, holdings(graph, "cuda:0"), frozenset()), 10)
 
     assert [pinner.address for pinner in worst] == [1 << 40, 0, 2 << 40]
     assert worst[0].blocks[0].holder == "not held by Python"
@@ -120,7 +122,7 @@ def test_of_many_pinned_segments_those_with_most_free_bytes_are_among_the_explai
     large = make_segment((600 * MiB, "active_allocated"), (400 * MiB, "inactive"), address=30 << 40)
     device, graph = make_cuda_device([*small, large], 2000 * MiB, 0), Graph()
 
-    worst = pinners(graph, list(units([*small, large])), Held.of(graph, device, frozenset()), 4)
+    worst = pinners(graph, list(units([*small, large])), Held.of(graph, device, holdings(graph, "cuda:0"), frozenset()), 4)
 
     assert [pinner.address >> 40 for pinner in worst] == [1, 2, 3, 30]
 
@@ -140,7 +142,7 @@ def test_a_segment_of_two_holders_comes_back_with_neither_alone() -> None:
     )
     device = make_cuda_device([segment], 100 * MiB, 0)
 
-    rows = pins_of_holders(graph, list(units([segment])), Held.of(graph, device, frozenset()))
+    rows = pins_of_holders(graph, list(units([segment])), Held.of(graph, device, holdings(graph, "cuda:0"), frozenset()))
 
     assert [(row.label, row.stranded, row.stranded_alone, row.gives_back) for row in rows] == [
         ("a", 2 * MiB - 1536, 0, 0),
@@ -150,7 +152,9 @@ def test_a_segment_of_two_holders_comes_back_with_neither_alone() -> None:
 
 def test_pages_of_an_expandable_segment_are_pinned_one_by_one() -> None:
     blocks = ((20 * MiB, "active_allocated"), (30 * MiB, "inactive"), (20 * MiB, "active_allocated"), (30 * MiB, "inactive"))
-    (device,) = build_map(make_facts(Graph(), device=make_cuda_device([make_segment(*blocks, expandable=True)], 1, 0))).devices
+    (device,) = build_map(
+        Analysis(make_facts(Graph(), device=make_cuda_device([make_segment(*blocks, expandable=True)], 1, 0)))
+    ).devices
 
     (pinner,) = device.pinners
     assert (pinner.address, pinner.size, pinner.stranded, pinner.gives_back) == (40 * MiB, 40 * MiB, 20 * MiB, 40 * MiB)
@@ -159,7 +163,7 @@ def test_pages_of_an_expandable_segment_are_pinned_one_by_one() -> None:
 
 
 def test_without_a_gpu_there_is_no_map() -> None:
-    found = build_map(make_facts(make_graph({"x": ["x"]}, {}, {"x": 5})))
+    found = build_map(Analysis(make_facts(make_graph({"x": ["x"]}, {}, {"x": 5}))))
 
     assert (found.devices, found.without) == ((), ("cpu",))
     assert "CPU memory has no segments" in found.why_not
@@ -217,9 +221,9 @@ def test_the_cheapest_set_is_the_cheapest_and_is_enough(drawn: tuple[Facts, int]
     names = range(error)
 
     def fits(freed: set[int]) -> bool | None:
-        return Room(device, frozenset(), {graph.storages[number].address for number in freed}).fits(nbytes)
+        return Room(device=device, freed={graph.storages[number].address for number in freed}).fits(nbytes)
 
-    found = cheapest_release(facts, device, nbytes)
+    found = cheapest_release(Analysis(facts).devices[0], nbytes)
 
     stale = _freed(facts, {error})
     ways = [set(some) for count in range(error + 1) for some in combinations(names, count)]
@@ -246,10 +250,12 @@ def test_what_has_two_names_is_let_go_by_both() -> None:
     graph = replace(facts.graph, roots=(*facts.graph.roots, replace(losses, label="kept")))
     facts = replace(facts, graph=graph)
 
-    release = cheapest_release(facts, facts.devices[0], 320 * MiB)
+    release = cheapest_release(Analysis(facts).devices[0], 320 * MiB)
 
     assert (release.enough, set(release.names)) == (True, {"losses", "kept"})
-    assert any("`%reset_gpu losses kept` gives 240.00 MiB back" in each.sentence for each in build_report(facts).findings)
+    assert any(
+        "`%reset_gpu losses kept` gives 240.00 MiB back" in each.sentence for each in build_report(Analysis(facts)).findings
+    )
 
 
 def test_of_many_names_a_good_set_is_found_step_by_step() -> None:
@@ -269,7 +275,7 @@ def test_of_many_names_a_good_set_is_found_step_by_step() -> None:
     ]
     device = make_cuda_device(found, 2000 * MiB, 0)
 
-    release = cheapest_release(make_facts(graph, device=device), device, 200 * MiB)
+    release = cheapest_release(Analysis(make_facts(graph, device=device)).devices[0], 200 * MiB)
 
     assert release.enough
     assert not release.is_exact
@@ -312,7 +318,7 @@ def test_recorded_snapshots_re_add() -> None:
                 if each.device == number
             ]
             device = DeviceFacts(device=f"cuda:{number}", name=file.name, segments=tuple(found))
-            (drawn,) = build_map(Facts(tracked="cuda", devices=(device,))).devices
+            (drawn,) = build_map(Analysis(Facts(tracked="cuda", devices=(device,)))).devices
             spaces = [drawn.space, *(pool.space for pool in drawn.pools)]
             for space in spaces:
                 assert space.allocated + space.pending + space.releasable + space.stranded + space.kept == space.reserved

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, LearnerFact, NvmlFacts, PoolFact, ProcessFact, Segment
 from nbguard.memory.oom_facts import HostFacts, OomFact, OomNote
 from nbguard.out_of_memory.card import OomCard, build_card
@@ -59,7 +60,7 @@ def _case(
 
 
 def _card(facts: Facts) -> OomCard:
-    card = build_card(facts)
+    card = build_card(Analysis(facts))
     assert card is not None
     return card
 
@@ -81,8 +82,8 @@ def _starts(facts: Facts) -> list[str]:
 def test_without_such_an_error_there_is_no_card() -> None:
     facts = replace(_case(), oom=None)
 
-    assert build_card(facts) is None
-    assert not [finding for finding in build_report(facts).findings if finding.kind == "oom"]
+    assert build_card(Analysis(facts)) is None
+    assert not [finding for finding in build_report(Analysis(facts)).findings if finding.kind == "oom"]
 
 
 # --- the default cleanup ----------------------------------------------------------------------------------------------
@@ -232,12 +233,12 @@ def test_the_smallest_names_that_are_enough() -> None:
 
 
 def test_two_names_together_where_one_is_not_enough() -> None:
-    names = {"a": 3 * GiB, "b": 2 * GiB, "c": 2 * GiB + 1}
+    names = {"a": 3 * GiB, "b": 2 * GiB, "c": 2 * GiB + 2 * MiB}
 
     assert _fix(_case(5 * GiB, names=names, free=0), "%reset_gpu").commands == ("%reset_gpu a b",)
-    assert _fix(_case(5 * GiB + 1, names=names, free=0), "%reset_gpu").commands == ("%reset_gpu a c",)
+    assert _fix(_case(5 * GiB + 1, names=names, free=0), "%reset_gpu").commands == ("%reset_gpu a c",), "in steps of 2 MiB"
     three = _fix(_case(7 * GiB, names=names, free=0), "%reset_gpu")
-    assert (three.commands, three.nbytes) == (("%reset_gpu a c b",), 7 * GiB + 1)
+    assert (three.commands, three.nbytes) == (("%reset_gpu a c b",), 7 * GiB + 2 * MiB)
     assert not [fix for fix in _card(_case(8 * GiB, names=names, free=0)).fixes if fix.enough]
 
 
@@ -483,7 +484,7 @@ def test_a_library_does_not_say_how_much() -> None:
 
     assert (fix.nbytes, fix.enough) == (GiB, None)
     assert "4.00 GiB can be had then" in fix.words
-    assert "does not say how much" in next(f.sentence for f in build_report(facts).findings if f.kind == "oom")
+    assert "does not say how much" in next(f.sentence for f in build_report(Analysis(facts)).findings if f.kind == "oom")
     empty = _case(fact=fact, free=0, segments=(cache,))
     assert not [start for start in _starts(empty) if "GiB can be had now" in start]
 
@@ -560,7 +561,7 @@ def test_workers_are_told_of_shared_memory(kind: str) -> None:
 
 
 def test_the_finding_is_the_best_of_the_card() -> None:
-    (found,) = [f for f in build_report(_case(4 * GiB, out=3 * GiB)).findings if f.kind == "oom"]
+    (found,) = [f for f in build_report(Analysis(_case(4 * GiB, out=3 * GiB))).findings if f.kind == "oom"]
 
     assert found.sentence.startswith("the last error ran out of memory: it asked cuda:0 for 4.00 GiB; `%reset_gpu` frees what")
     assert found.sentence.endswith("(`%gpumem oom` says more)")

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Block, DeviceFacts, Facts, PoolFact, Segment
 from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.render.map import map_html, map_text
@@ -108,9 +109,9 @@ def tag(name: str) -> str:
 
 
 def test_map(request: pytest.FixtureRequest) -> None:
-    few = map_text(build_map(afternoon(), 300 * MiB))
-    more = map_text(build_map(losses_in_every_segment(), 320 * MiB), limit=6)
-    cpu = map_text(build_map(make_facts(make_graph({"x": ["x"]}, {}, {"x": 5}))))
+    few = map_text(build_map(Analysis(afternoon()), 300 * MiB))
+    more = map_text(build_map(Analysis(losses_in_every_segment()), 320 * MiB), limit=6)
+    cpu = map_text(build_map(Analysis(make_facts(make_graph({"x": ["x"]}, {}, {"x": 5})))))
 
     _golden("map.txt", f"{few}\n\n{more}\n\n{cpu}", request)
 
@@ -118,7 +119,7 @@ def test_map(request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("count", [10, 100, 2000])
 @pytest.mark.parametrize("limit", [1, 2, 12, 400])
 def test_the_rectangles_re_add_to_the_segments(count: int, limit: int) -> None:
-    found = build_map(many(count))
+    found = build_map(Analysis(many(count)))
     (device,) = found.devices
 
     html = map_html(found, limit)
@@ -139,7 +140,7 @@ def test_the_rectangles_re_add_to_the_segments(count: int, limit: int) -> None:
 
 
 def test_each_part_re_adds_to_its_pool() -> None:
-    (device,) = build_map(afternoon()).devices
+    (device,) = build_map(Analysis(afternoon())).devices
 
     for pool in device.pools:
         rows = rows_of(device, pool, 3, 80)
@@ -155,7 +156,7 @@ def test_each_part_re_adds_to_its_pool() -> None:
 
 
 def test_html_says_the_same_as_text() -> None:
-    found = build_map(afternoon(), 300 * MiB)
+    found = build_map(Analysis(afternoon()), 300 * MiB)
     words = " ".join(_parsed(map_html(found)).words)
 
     figures = re.findall(r"\d+\.\d\d [KMG]iB", map_text(found))
@@ -166,7 +167,7 @@ def test_html_says_the_same_as_text() -> None:
 
 
 def test_the_picture_tells_what_it_is_to_who_cannot_see_it() -> None:
-    html = map_html(build_map(afternoon()))
+    html = map_html(build_map(Analysis(afternoon())))
 
     (svg,) = pictures(html)
     assert svg.attrib["role"] == "img"
@@ -186,7 +187,9 @@ def test_every_name_is_escaped(name: str) -> None:
     devices = (replace(facts.devices[0], name=name),)
     storages = facts.graph.storages
 
-    html = map_html(build_map(replace(facts, graph=replace(facts.graph, roots=roots, storages=storages), devices=devices)))
+    html = map_html(
+        build_map(Analysis(replace(facts, graph=replace(facts.graph, roots=roots, storages=storages), devices=devices)))
+    )
 
     assert name not in html
     assert pictures(html)
@@ -194,7 +197,7 @@ def test_every_name_is_escaped(name: str) -> None:
 
 
 def test_holders_keep_their_colour_from_pool_to_pool() -> None:
-    (device,) = build_map(afternoon()).devices
+    (device,) = build_map(Analysis(afternoon())).devices
 
     paints = Paints.of(device)
 
@@ -206,17 +209,17 @@ def test_what_has_no_segments_says_why() -> None:
     fresh = Facts(tracked="cuda", devices=(DeviceFacts(device="cuda:0", name="Test GPU", segments=()),))
     other = Facts(tracked="mps", devices=(DeviceFacts(device="mps", name="Apple"),))
 
-    assert "reserved nothing" in mimebundle(build_map(fresh))["text/plain"]
-    assert "does not tell" in mimebundle(build_map(other))["text/html"]
-    assert build_map(fresh).only("0").without == ("cuda:0",)
-    assert build_map(fresh).only("1") == replace(build_map(fresh), without=())
+    assert "reserved nothing" in mimebundle(build_map(Analysis(fresh)))["text/plain"]
+    assert "does not tell" in mimebundle(build_map(Analysis(other)))["text/html"]
+    assert build_map(Analysis(fresh)).only("0").without == ("cuda:0",)
+    assert build_map(Analysis(fresh)).only("1") == replace(build_map(Analysis(fresh)), without=())
 
 
 def test_json_holds_bytes() -> None:
-    data = json_bundle(build_map(losses_in_every_segment(), 320 * MiB))["application/json"]
+    data = json_bundle(build_map(Analysis(losses_in_every_segment()), 320 * MiB))["application/json"]
 
     assert data["kind"] == "memorymap"
     (device,) = data["devices"]
     assert device["pinners"][0]["gives_back"] == 20 * MiB
     assert device["release"]["names"] == ["losses"]
-    assert isinstance(build_map(losses_in_every_segment()), MemoryMap)
+    assert isinstance(build_map(Analysis(losses_in_every_segment())), MemoryMap)

@@ -6,6 +6,7 @@ import json
 
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
 from nbguard.cleanup.plan.verdict import verdict
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import DeviceFacts
 from nbguard.memory.processes import DeviceProcess, Judged, Process, Zombies
 from nbguard.notebook.bundle import json_bundle, mimebundle
@@ -69,7 +70,7 @@ def test_a_hard_cleanup_shows_host_bytes_apart_and_its_verdict() -> None:
         before=9 * MIB,
         after=9 * MIB,
         host=4 * MIB,
-        verdict=verdict(facts),
+        verdict=verdict(Analysis(facts)),
         zombies=Zombies(),
     )
 

@@ -11,6 +11,7 @@ import pytest
 
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.explain import explain
 from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact
 from nbguard.memory.oom_facts import CodeLine, HostFacts, OomFact, OomNote
@@ -98,7 +99,7 @@ def _golden(name: str, text: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_report(request: pytest.FixtureRequest) -> None:
-    _golden("report.txt", report_text(build_report(_afternoon())), request)
+    _golden("report.txt", report_text(build_report(Analysis(_afternoon()))), request)
 
 
 def test_plan(request: pytest.FixtureRequest) -> None:
@@ -159,7 +160,7 @@ def _oom() -> OomCard:
     fact = OomFact(
         device="cuda:0", requested=asked, cell=12, line=line, uses=("learn",), learner=learner, batch_size=256, note=note
     )
-    card = build_card(replace(facts, oom=fact))
+    card = build_card(Analysis(replace(facts, oom=fact)))
     assert card is not None
     return card
 
@@ -174,7 +175,7 @@ def _host_oom(name: str = "RuntimeError") -> OomCard:
         device="cpu", requested=64 * GiB, kind="host", error=name, shown=name, line=CodeLine(None, 3, name), host=host
     )
     graph = make_graph({name: ["x"], "b": ["y"]}, storages={"x": 3 * GiB, "y": 2 * GiB})
-    card = build_card(replace(make_facts(graph), oom=fact))
+    card = build_card(Analysis(replace(make_facts(graph), oom=fact)))
     assert card is not None
     return card
 
@@ -223,7 +224,7 @@ def _parsed(html: str) -> _Words:
 
 
 def test_html_says_the_same_as_text() -> None:
-    report = build_report(_afternoon())
+    report = build_report(Analysis(_afternoon()))
     words = " ".join(_parsed(report_html(report)).words)
 
     for line in report_text(report).splitlines():
@@ -249,12 +250,12 @@ def test_html_escapes_every_name(name: str) -> None:
         left=((name, 1, name),),
     )
 
-    for result in (build_report(facts), plan, outcome, explain(facts, name, 0, name), _host_oom(name)):
+    for result in (build_report(Analysis(facts)), plan, outcome, explain(facts, name, 0, name), _host_oom(name)):
         assert not _parsed(mimebundle(result)["text/html"]).tags & {"script", "img"}
 
 
 def test_html_loads_nothing_from_anywhere() -> None:
-    html = report_html(build_report(_afternoon()))
+    html = report_html(build_report(Analysis(_afternoon())))
 
     assert "http" not in html
     assert "url(" not in html
@@ -262,7 +263,7 @@ def test_html_loads_nothing_from_anywhere() -> None:
 
 
 def test_json_is_plain_data_with_a_schema() -> None:
-    bundle = json_bundle(build_report(_afternoon()))
+    bundle = json_bundle(build_report(Analysis(_afternoon())))
 
     data = json.loads(bundle["text/plain"])
     assert data == json.loads(json.dumps(bundle["application/json"]))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import Counted
 from nbguard.reports.cell_ledger import (
     NOTHING,
     NOTICED,
     PROCESS,
+    CellHoldings,
     CellRecord,
     DeviceChange,
-    Holdings,
     Reading,
     Share,
+    cell_holdings,
     changes,
     compare,
-    holdings_of,
 )
 from nbguard.testing import make_facts, make_graph
 
@@ -73,9 +74,9 @@ def test_two_ways_to_count_are_not_compared() -> None:
     assert Reading(heap=51 * MiB, source="malloc").grown_since(malloc) == MiB
 
 
-def _held(**storages: tuple[int, str, bool]) -> Holdings:
+def _held(**storages: tuple[int, str, bool]) -> CellHoldings:
     found = {("cpu", hash(name), nbytes): (label, stale) for name, (nbytes, label, stale) in storages.items()}
-    return Holdings(found, {}, {})
+    return CellHoldings(found, {}, {})
 
 
 def test_what_came_went_and_became_stale_re_adds() -> None:
@@ -107,7 +108,7 @@ def test_what_was_stale_before_is_not_told_again() -> None:
 def test_bytes_that_python_does_not_hold_are_compared_by_kind() -> None:
     before = {("cuda:0", "a"): 5, ("cuda:0", "b"): 9, ("cuda:1", "b"): 4}
     after = {("cuda:0", "a"): 8, ("cuda:0", "b"): 1, ("cuda:0", "c"): 2, ("cuda:1", "b"): 5}
-    came, went, _ = compare(Holdings({}, before, {}), Holdings({}, after, {}))
+    came, went, _ = compare(CellHoldings({}, before, {}), CellHoldings({}, after, {}))
 
     assert came == (Share("cuda:0", "a", 3), Share("cuda:0", "c", 2, is_new=True), Share("cuda:1", "b", 1))
     assert went == (Share("cuda:0", "b", 8),)
@@ -121,7 +122,7 @@ def test_stale_is_what_a_cleanup_would_free() -> None:
         kinds={"l": "learner", "t": "tensor", "x": "tensor"},
     )
 
-    found = holdings_of(make_facts(graph))
+    found = cell_holdings(Analysis(make_facts(graph)))
 
     assert sorted(found.storages.values()) == [("Out[3]", True), ("Out[4]", False), ("x", False)]
     assert found.names == {"x": graph.nodes[0].ref}

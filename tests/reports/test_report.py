@@ -8,6 +8,7 @@ import pytest
 
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.explain import explain
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, PoolFact, ProcessFact
 from nbguard.memory.target import Target
@@ -34,7 +35,7 @@ def _cuda(nvml: NvmlFacts | None = None) -> Facts:
 def test_parts_re_add_to_the_device() -> None:
     nvml = NvmlFacts(80 * GiB, 20 * GiB, (ProcessFact(1, 12 * GiB), ProcessFact(2, 3 * GiB)))
 
-    (device,) = build_report(_cuda(nvml)).devices
+    (device,) = build_report(Analysis(_cuda(nvml))).devices
     parts = {part.name: part.nbytes for part in device.parts}
 
     assert sum(parts.values()) == device.total == 80 * GiB
@@ -55,7 +56,7 @@ def test_parts_re_add_to_the_device() -> None:
 )
 def test_a_driver_that_does_not_tell_processes_apart_is_not_guessed_at(processes: tuple[ProcessFact, ...] | None) -> None:
     """In containers NVML is blind to pids: what is used outside is one part, and says so."""
-    (device,) = build_report(_cuda(NvmlFacts(80 * GiB, 20 * GiB, processes))).devices
+    (device,) = build_report(Analysis(_cuda(NvmlFacts(80 * GiB, 20 * GiB, processes)))).devices
     parts = {part.name: part.nbytes for part in device.parts}
 
     assert parts["others and contexts"] == 11 * GiB
@@ -64,7 +65,7 @@ def test_a_driver_that_does_not_tell_processes_apart_is_not_guessed_at(processes
 
 def test_the_only_process_on_a_device_is_this_one_whatever_its_pid() -> None:
     """The driver's pids are the host's: in a container they are not ours. Nor need it tell their bytes."""
-    (device,) = build_report(_cuda(NvmlFacts(80 * GiB, 20 * GiB, (ProcessFact(77, None),)))).devices
+    (device,) = build_report(Analysis(_cuda(NvmlFacts(80 * GiB, 20 * GiB, (ProcessFact(77, None),))))).devices
     parts = {part.name: part.nbytes for part in device.parts}
 
     assert (parts["context"], parts["others"]) == (11 * GiB, 0)
@@ -82,7 +83,7 @@ def test_a_device_that_is_not_opened_has_others_and_no_context() -> None:
         has_context=False,
     )
 
-    (found,) = build_report(make_facts(make_graph({}), device=device)).devices
+    (found,) = build_report(Analysis(make_facts(make_graph({}), device=device))).devices
 
     assert {part.name: part.nbytes for part in found.parts if part.nbytes} == {
         "others": GiB,
@@ -97,7 +98,7 @@ def test_blocks_that_python_does_not_hold_are_told_apart() -> None:
     segment = make_segment((8 * MiB, "active_allocated"), (8 * MiB, "active_allocated"), (2 * MiB, "active_allocated"))
     device = replace(make_cuda_device([segment, private], total=GiB, free=0), workspace=8 * MiB)
 
-    (found,) = build_report(make_facts(make_graph({}), device=device)).devices
+    (found,) = build_report(Analysis(make_facts(make_graph({}), device=device))).devices
 
     assert [(holder.label, holder.retained) for holder in found.holders] == [
         ("cuBLAS workspaces", 16 * MiB),
@@ -114,7 +115,7 @@ def test_a_private_pool_is_called_after_what_keeps_it() -> None:
     keeper = next(number for number, node in enumerate(graph.nodes) if node.kind == "pool")
     facts = replace(make_facts(graph, device=device), pools=(PoolFact((1, 0), (keeper,)),))
 
-    (found,) = build_report(facts).devices
+    (found,) = build_report(Analysis(facts)).devices
 
     kind = graph.nodes[keeper].type_name
     assert [(pool.name, pool.space.kept, pool.space.releasable) for pool in found.pools] == [
@@ -129,7 +130,7 @@ def test_a_private_pool_is_called_after_what_keeps_it() -> None:
 
 
 def test_what_python_does_not_hold_is_a_row_so_that_holders_re_add() -> None:
-    (device,) = build_report(_cuda()).devices
+    (device,) = build_report(Analysis(_cuda())).devices
 
     assert sum(holder.retained for holder in device.holders) == device.allocated == 6 * GiB
     assert ("not held by Python", GiB) in [(holder.label, holder.retained) for holder in device.holders]
@@ -138,7 +139,7 @@ def test_what_python_does_not_hold_is_a_row_so_that_holders_re_add() -> None:
 @pytest.mark.parametrize("limit", [1, 2, 3, 50])
 def test_rows_shown_re_add_to_the_total_shown(limit: int) -> None:
     graph = make_graph({f"v{n}": [f"n{n}"] for n in range(30)}, storages={f"n{n}": 1_000_003 * (n + 1) for n in range(30)})
-    (device,) = build_report(make_facts(graph)).devices
+    (device,) = build_report(Analysis(make_facts(graph))).devices
 
     rows, total = holder_rows(device, limit)
 
@@ -147,7 +148,7 @@ def test_rows_shown_re_add_to_the_total_shown(limit: int) -> None:
 
 
 def test_stale_bytes_come_with_the_command_that_frees_them() -> None:
-    report = build_report(_cuda())
+    report = build_report(Analysis(_cuda()))
 
     assert report.stale == GiB
     assert report.findings[0].command == "%reset_gpu"
@@ -162,7 +163,7 @@ def test_a_list_of_losses_with_graphs_is_a_finding() -> None:
         {"a": "tensor", "b": "tensor", "g": "graph", "h": "graph", "x": "tensor", "y": "tensor"},
     )
 
-    sentences = [finding.sentence for finding in build_report(make_facts(graph)).findings]
+    sentences = [finding.sentence for finding in build_report(Analysis(make_facts(graph))).findings]
 
     assert sentences == [
         "losses keeps 2 autograd graphs alive (200 B): append `loss.item()` or `t.detach()`, or see `%gpumem why losses`"
@@ -170,7 +171,7 @@ def test_a_list_of_losses_with_graphs_is_a_finding() -> None:
 
 
 def test_only_one_device_can_be_asked_for() -> None:
-    report = build_report(_cuda())
+    report = build_report(Analysis(_cuda()))
 
     assert [device.device for device in report.only("0").devices] == ["cuda:0"]
     assert report.only("cuda:1").devices == ()
@@ -261,7 +262,7 @@ def test_a_displayed_tensor_that_a_cleanup_keeps_is_not_called_stale() -> None:
         {"Out[1]": ["t"], "Out[2]": ["l"]}, {"l": {".model": "m"}}, {"t": 10, "m": 20}, {"t": "tensor", "l": "learner"}
     )
 
-    (device,) = build_report(make_facts(graph)).devices
+    (device,) = build_report(Analysis(make_facts(graph))).devices
     rows, _ = holder_rows(device, 12)
 
     assert [(row.name, row.stale, row.command) for row in rows] == [

@@ -22,9 +22,10 @@ from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.cleanup.plan.verdict import verdict
 from nbguard.errors import NbguardError
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts
 from nbguard.memory.gradients import idle_gradients, zero_grad
-from nbguard.memory.graph import holders, reach_of_roots, storages_of
+from nbguard.memory.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.scan.devices.cuda import lasting_error
 from nbguard.scan.scan import Notebook, Scan, scan
 
@@ -133,7 +134,7 @@ def _measure(
     expired = seen.tracker.expired()
     realised = sum(storages[n].nbytes for n in expired & plan.storages)
     extra = sum(storages[n].nbytes for n in expired - plan.storages)
-    after = scan(notebook).facts
+    after = Analysis(scan(notebook).facts)
     before = sum(storage.nbytes for storage in storages)
     reserved_after = _counted("memory_reserved")
     return Outcome(
@@ -152,23 +153,26 @@ def _measure(
     )
 
 
-def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Facts) -> tuple[tuple[str, int], ...]:
+def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> tuple[tuple[str, int], ...]:
     """Return (holder, bytes) of what was promised and is still there: an honest plan has none."""
     addresses = {(facts.graph.storages[n].device, facts.graph.storages[n].address) for n in plan.storages - expired}
     if not addresses:
         return ()
-    left = {n for n, storage in enumerate(after.graph.storages) if (storage.device, storage.address) in addresses}
-    found = []
-    for holder in holders(after.graph):
-        kept = storages_of(after.graph, reach_of_roots(after.graph, holder.roots)) & left
+    graph = after.facts.graph
+    left = {n for n, storage in enumerate(graph.storages) if (storage.device, storage.address) in addresses}
+    survivors = []
+    for holder, _ in after.holdings:
+        kept = storages_of(graph, reach_of_roots(graph, holder.roots)) & left
         if kept:
-            found.append((holder.path or holder.label, sum(after.graph.storages[n].nbytes for n in kept)))
-    return tuple(found)
+            survivors.append((holder.path or holder.label, nbytes_of(graph, kept)))
+    return tuple(survivors)
 
 
-def _left(after: Facts) -> tuple[tuple[str, int, str], ...]:
-    rows = [(holder.label, holder.retained, holder.what) for holder in holders(after.graph) if not holder.is_shared]
-    gradients = [(f"gradients of {label}, part of it", nbytes, zero_grad(label)) for label, nbytes in idle_gradients(after)]
+def _left(after: Analysis) -> tuple[tuple[str, int, str], ...]:
+    rows = [(holder.label, holder.retained, holder.what) for holder, _ in after.holdings if not holder.is_shared]
+    gradients = [
+        (f"gradients of {label}, part of it", nbytes, zero_grad(label)) for label, nbytes in idle_gradients(after.facts)
+    ]
     return (*rows, *gradients)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from nbguard.cleanup.plan.default import block_holders_of, default_plan
 from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.facts import DeviceFacts, Facts, Segment
+from nbguard.memory.analysis import DeviceAnalysis
+from nbguard.memory.facts import Facts, Segment
 from nbguard.memory.graph import Holder, nbytes_of
 from nbguard.memory.owner_sets import bits_of
-from nbguard.memory.pinning import Held, units
-from nbguard.memory.pools import pools_in_use
+from nbguard.memory.pinning import Held, Unit
 from nbguard.memory.requests import SMALL_MAX, Room, rounded_to_blocks, segment_size
 from nbguard.memory.target import Target
 
@@ -48,17 +49,17 @@ class Release:
         return (*(("%reset_gpu",) if self.and_stale else ()), *((f"%reset_gpu {' '.join(self.names)}",) if self.names else ()))
 
 
-def cheapest_release(facts: Facts, device: DeviceFacts, nbytes: int) -> Release:
+def cheapest_release(device: DeviceAnalysis, nbytes: int) -> Release:
     """Return the cheapest way to a request of `nbytes` on the default stream of `device`."""
-    room = Room(device, pools_in_use(facts))
+    facts, room = device.analysis.facts, device.room
     fits = room.fits(nbytes)
     if fits is not False:
         return Release(nbytes=nbytes, enough=fits)
-    stale = plan_cleanup(facts, Request())
+    stale = device.analysis.once(default_plan)
     after = _after(facts, room, stale)
     if after.fits(nbytes):
         return Release(nbytes=nbytes, names=(), and_stale=True, gives_back=_back(room, after))
-    for names, is_exact in _ways(facts, room, stale, nbytes):
+    for names, is_exact in _ways(device, nbytes):
         plan = plan_cleanup(facts, Request(targets=tuple(Target(text=name, root=name) for name in names)))
         for and_stale in (False, True):
             after = _after(facts, room, plan, *((stale,) if and_stale else ()))
@@ -110,13 +111,13 @@ class _Puzzle:
         return self.loss(chosen), chosen.bit_count()
 
 
-def _ways(facts: Facts, room: Room, stale: Plan, nbytes: int) -> Iterator[tuple[tuple[str, ...], bool]]:
+def _ways(device: DeviceAnalysis, nbytes: int) -> Iterator[tuple[tuple[str, ...], bool]]:
     """Yield names to let go, the cheapest first, and whether that is known to be the cheapest."""
-    held = Held.of(facts.graph, room.device, stale.storages)
+    facts, room, held = device.analysis.facts, device.room, device.once(block_holders_of)
     rows = [row for row in held.holders if row.kind == "name"][:_CANDIDATES]
     bit_of_root = {root: 1 << number for number, row in enumerate(rows) for root in row.roots}
     masks = [0 if row.stale else _mask(row, bit_of_root) for row in held.holders]
-    puzzle = _puzzle(room, held, masks, nbytes)
+    puzzle = _puzzle(room, device.units, held, masks, nbytes)
     relevant = 0
     for mask in (*puzzle.holes, *puzzle.back):
         relevant |= mask
@@ -140,12 +141,12 @@ def _names(facts: Facts, rows: Sequence[Holder], chosen: int) -> tuple[str, ...]
     return tuple(facts.graph.roots[root].label for number in bits_of(chosen) for root in rows[number].roots)
 
 
-def _puzzle(room: Room, held: Held, masks: Sequence[int], nbytes: int) -> _Puzzle:
+def _puzzle(room: Room, blocks: Iterable[Unit], held: Held, masks: Sequence[int], nbytes: int) -> _Puzzle:
     rounded = rounded_to_blocks(nbytes)
     small = rounded <= SMALL_MAX
     need = segment_size(rounded)
     back: dict[int, int] = {}
-    for unit in units(room.segments, room.in_use):
+    for unit in blocks:
         held_blocks = [block for block in unit.live if block.state == "active_allocated"]
         mask = 0
         for block in held_blocks:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import NOT_OURS, parts_of
-from nbguard.memory.facts import DeviceFacts, Facts
-from nbguard.memory.graph import STALE_KINDS, Holder, holders
-from nbguard.memory.pools import pools_in_use
+from nbguard.memory.facts import Facts
+from nbguard.memory.graph import STALE_KINDS, Holder
 from nbguard.memory.unheld import unheld
 from nbguard.units import MiB, format_bytes
 
@@ -56,11 +56,12 @@ _NOTES = {
 _RESTART = ("libraries", "CUDA graphs", "not held by Python", "context")
 
 
-def verdict(facts: Facts, broken: str = "") -> Verdict:
-    """Return the verdict on what `facts` show, `broken` being the error that CUDA answers every call with, if it does."""
+def verdict(analysis: Analysis, broken: str = "") -> Verdict:
+    """Return the verdict on a scan; `broken` is the error that CUDA answers every call with, if it does."""
+    facts = analysis.facts
     sums: dict[str, int] = {}
-    for device in facts.devices:
-        for name, nbytes in _parts(facts, device):
+    for device in analysis.devices:
+        for name, nbytes in _parts(device):
             sums[name] = sums.get(name, 0) + nbytes
     rest = tuple(Rest(name, sums[name], _NOTES[name], name in _RESTART) for name in _NOTES if sums.get(name))
     total = sum(part.nbytes for part in rest)
@@ -79,12 +80,13 @@ def verdict(facts: Facts, broken: str = "") -> Verdict:
     )
 
 
-def _parts(facts: Facts, device: DeviceFacts) -> Iterator[tuple[str, int]]:
+def _parts(device: DeviceAnalysis) -> Iterator[tuple[str, int]]:
     """Yield (name, bytes) of what this kernel takes of a device, as in the report's bar and table."""
-    rows = (*holders(facts.graph, device.device), *unheld(facts.graph, device))
+    facts = device.analysis.facts
+    rows = (*(holder for holder, _ in device.holdings), *unheld(facts.graph, device.facts))
     for row in rows:
         yield _class_of(facts, row), row.retained
-    for part in parts_of(device, sum(row.retained for row in rows), facts.pid, pools_in_use(facts)):
+    for part in parts_of(device.facts, sum(row.retained for row in rows), facts.pid, device.analysis.pools_in_use):
         if part.name == "context":
             yield "context", part.nbytes
         elif part.name != "allocated" and part.name not in NOT_OURS:

@@ -12,8 +12,10 @@ import time
 from collections import deque
 from typing import Any
 
+from nbguard.memory.facts import DeviceFacts
 from nbguard.memory.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.oom_facts import OomNote
+from nbguard.memory.requests import Room
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction, segments_by_device
 from nbguard.scan.oom.chain import find_in_chain
 from nbguard.scan.oom.message import OomText, belongs_to
@@ -104,10 +106,11 @@ def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
     fraction = memory_fraction(device)
     is_limited = allowed < 0.98 * total if fraction is None else fraction < 1
     blocks = stats.get("active.all.current", 0) + stats.get("inactive_split.all.current", 0)
-    space = pages = None
+    space = pages = largest = None
     if blocks <= _TOO_MANY:
         segments = [segment for segment in segments_by_device().get(device, ()) if not segment.is_private]
         space, pages = fragmentation(segments), stranded_pages(segments)
+        largest = Room(device=DeviceFacts(device="", name="", segments=tuple(segments))).largest().cached
     return OomNote(
         device=f"cuda:{device}",
         requested=requested,
@@ -119,7 +122,7 @@ def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
         peak_allocated=stats.get("allocated_bytes.all.peak", 0),
         peak_reserved=stats.get("reserved_bytes.all.peak", 0),
         stranded=None if space is None else space.stranded,
-        largest_free=None if space is None else space.largest_free,
+        largest_free=largest,
         pages=pages,
         unread=f"{blocks:,} blocks: too many to read while the error was raised" if space is None else "",
         settings=allocator_settings(),

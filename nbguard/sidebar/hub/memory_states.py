@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nbguard.cells.ledger import is_rebound
 from nbguard.errors import NoTorchError
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import Reading
 from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
@@ -67,7 +68,7 @@ class Heaps:
         """Take what a look has found that began at the time `since`; return whether it is another than before."""
         self.names, self.learners = names_of(facts.graph), names_of_learners(facts)
         self._seen, is_first = self._counters.read(), self.rows is None
-        found, self.rows = build_heap(facts, self._boot, self.last.heap, since, seconds, self.cell)
+        found, self.rows = build_heap(Analysis(facts), self._boot, self.last.heap, since, seconds, self.cell)
         is_same = replace(self.last, t=since, seconds=seconds, cell=found.cell) == found and not is_first
         self.last = found if is_same else replace(found, heap=found.heap + 1)
         return not is_same

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbguard.cleanup.plan.plan import Plan, Request
-from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.facts import Facts
+from nbguard.cleanup.plan.default import default_plan
+from nbguard.memory.analysis import Analysis
 from nbguard.out_of_memory.card import OomCard, asked_words, build_card
 from nbguard.out_of_memory.fixes import Fix
 from nbguard.reports.findings import find
@@ -28,24 +27,23 @@ _SHOWN_ELSEWHERE = frozenset({"stale", "oom", "parked"})
 _VERDICTS = {True: "enough", False: "not enough alone", None: "may be enough"}
 
 
-def build_heap(facts: Facts, boot: str, number: int, t: float, seconds: float, cell: int | None) -> tuple[Heap, Rows]:
-    """Return the heap that `facts` describe, and what its rows mean in requests.
+def build_heap(analysis: Analysis, boot: str, number: int, t: float, seconds: float, cell: int | None) -> tuple[Heap, Rows]:
+    """Return the heap of a scan, and the meaning of its rows in requests.
 
     It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`.
     """
-    plan = plan_cleanup(facts, Request())
-    rows = rows_of(facts, plan.storages)
+    rows = rows_of(analysis)
     heap = Heap(
         boot=boot,
         heap=number,
         t=t,
         seconds=seconds,
         cell=cell,
-        stale=plan.promised,
-        experiments=fitting(experiments(facts, rows), _EXPERIMENTS),
-        devices=device_heaps(replace(facts, graph=beside_running_code(facts.graph)), plan.storages),
-        findings=_findings(facts, plan),
-        oom=_oom(build_card(facts, plan)),
+        stale=analysis.once(default_plan).promised,
+        experiments=fitting(experiments(analysis.facts, rows), _EXPERIMENTS),
+        devices=device_heaps(analysis.once(beside_running_code)),
+        findings=_findings(analysis),
+        oom=_oom(analysis.once(build_card)),
     )
     listed = (_holder(rows, place) for place in range(min(len(rows.holders), _HOLDERS)))
     holders = fitting(listed, _MESSAGE - json_bytes(heap))
@@ -70,8 +68,8 @@ def _holder(rows: Rows, number: int) -> HolderRow:
     )
 
 
-def _findings(facts: Facts, plan: Plan) -> tuple[tuple[str, str], ...]:
-    found = [each for each in find(facts, plan) if each.kind not in _SHOWN_ELSEWHERE]
+def _findings(analysis: Analysis) -> tuple[tuple[str, str], ...]:
+    found = [each for each in find(analysis) if each.kind not in _SHOWN_ELSEWHERE]
     return tuple((cut(each.sentence, _SENTENCE), cut(each.command)) for each in found[:_FINDINGS])
 
 

@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from nbguard.memory.facts import Facts, Graph
+from nbguard.cleanup.plan.default import default_plan, holders_of
+from nbguard.memory.analysis import Analysis
+from nbguard.memory.facts import Graph
 from nbguard.memory.graph import Holder, leading_to, reach
-from nbguard.memory.unheld import all_holders
 
 _OUTPUT = re.compile(r"Out\[\d+\]")
 _PARKED_KINDS = frozenset({"learner", "model", "optimizer", "tensor"})
@@ -43,19 +44,20 @@ class Rows:
         return tuple(dict.fromkeys(text for number in numbers for text in self.targets[number]))
 
 
-def rows_of(facts: Facts, freed: Set[int] = frozenset()) -> Rows:
-    """Return the rows of every device, the largest holders first; `freed` are the storages that a cleanup would free.
+def rows_of(analysis: Analysis) -> Rows:
+    """Return the rows of every device, the largest holders first.
 
-    Those only decide which rows are called stale: the numbers are the same without them.
+    The default cleanup only decides which rows are called stale: the numbers are the same whatever it would free.
     """
-    graph = beside_running_code(facts.graph)
-    found = [(device.device, row) for device in facts.devices for row in all_holders(graph, device, freed)]
-    found.sort(key=lambda each: -each[1].retained)
-    training = leading_to(graph, (learner.node for learner in facts.learners if learner.is_running))
-    rows = [row for _, row in found]
+    beside = analysis.once(beside_running_code)
+    graph = beside.facts.graph
+    every = [(device.name, row) for device in beside.devices for row in device.once(holders_of)]
+    every.sort(key=lambda each: -each[1].retained)
+    training = leading_to(graph, (learner.node for learner in beside.facts.learners if learner.is_running))
+    rows = [row for _, row in every]
     targets = tuple(_targets(graph, row) for row in rows)
     return Rows(
-        devices=tuple(device for device, _ in found),
+        devices=tuple(device for device, _ in every),
         holders=tuple(rows),
         targets=targets,
         roots=tuple(graph.roots[row.roots[0]].label if row.roots else "" for row in rows),
@@ -63,17 +65,20 @@ def rows_of(facts: Facts, freed: Set[int] = frozenset()) -> Rows:
     )
 
 
-def beside_running_code(graph: Graph) -> Graph:
-    """Return `graph` with running functions as holders only of what no name leads to.
+def beside_running_code(analysis: Analysis) -> Analysis:
+    """Return an analysis with running functions as holders only of what no name leads to.
 
     While a cell trains `learn`, its functions hold the same Learner: it stays `learn`, not something that they share.
     """
+    graph = analysis.facts.graph
+    if not any(root.kind == "frame" for root in graph.roots):
+        return analysis
     named = reach(graph, (node for root in graph.roots if root.kind in ("name", "module") for node in root.nodes))
     roots = (
         replace(root, nodes=tuple(node for node in root.nodes if node not in named)) if root.kind == "frame" else root
         for root in graph.roots
     )
-    return replace(graph, roots=tuple(roots))
+    return analysis.with_graph(replace(graph, roots=tuple(roots)), default_plan)
 
 
 def _targets(graph: Graph, row: Holder) -> tuple[str, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator
 
-from nbguard.memory.facts import DeviceFacts, Facts, PoolId, Segment
-from nbguard.memory.fragmentation import fragmentation, free_runs, returnable_part
-from nbguard.memory.pinning import Held, HolderPins, pins_of_holders, units
-from nbguard.memory.pools import pools_in_use
-from nbguard.memory.requests import Room
+from nbguard.cleanup.plan.default import pins_of
+from nbguard.memory.analysis import Analysis, DeviceAnalysis
+from nbguard.memory.facts import PoolId, Segment
+from nbguard.memory.fragmentation import free_runs, returnable_part
+from nbguard.memory.pinning import HolderPins
 from nbguard.sidebar.protocol.state import DeviceHeap, Strip
 from nbguard.sidebar.protocol.truncation import cut
 from nbguard.units import format_bytes
@@ -22,25 +22,22 @@ _PIECES = 8
 """A segment in more pieces than this is drawn as its sums."""
 
 
-def device_heaps(facts: Facts, freed: Set[int]) -> tuple[DeviceHeap, ...]:
-    """Return what the segments of each device tell, where it has some; `freed` are the storages that a cleanup would free."""
-    in_use = pools_in_use(facts)
-    found = [device for device in facts.devices if device.segments]
-    share = max(1, (_STRIPS - _GROUPS) // max(1, len(found)))
-    return tuple(_device(facts, device, in_use, freed, share) for device in found)
+def device_heaps(analysis: Analysis) -> tuple[DeviceHeap, ...]:
+    """Return the segments of each device that has some, and the largest request there."""
+    mapped = [device for device in analysis.devices if device.facts.segments]
+    share = max(1, (_STRIPS - _GROUPS) // max(1, len(mapped)))
+    return tuple(_device(device, share) for device in mapped)
 
 
-def _device(facts: Facts, device: DeviceFacts, in_use: Collection[PoolId], freed: Set[int], singles: int) -> DeviceHeap:
-    segments = device.segments or ()
-    largest = Room(device, in_use).largest()
-    sentence = _sentence(facts, device, in_use, freed)
+def _device(device: DeviceAnalysis, singles: int) -> DeviceHeap:
+    segments = device.facts.segments or ()
     return DeviceHeap(
-        device=device.device,
+        device=device.name,
         segments=len(segments),
-        strips=strips(segments, in_use, singles),
-        largest_now=largest.now,
-        largest_flushed=largest.flushed,
-        sentence=cut(sentence, _SENTENCE),
+        strips=strips(segments, device.analysis.pools_in_use, singles),
+        largest_now=device.largest.now,
+        largest_flushed=device.largest.flushed,
+        sentence=cut(_sentence(device), _SENTENCE),
     )
 
 
@@ -87,15 +84,14 @@ def _pieces(segment: Segment, in_use: Collection[PoolId]) -> Iterator[tuple[str,
         yield "allocated", segment.address + segment.total_size - end
 
 
-def _sentence(facts: Facts, device: DeviceFacts, in_use: Collection[PoolId], freed: Set[int]) -> str:
-    """Return in words what is free and cannot go back, and who pins most of it."""
-    segments = device.segments or ()
-    stranded = fragmentation(segments, in_use=in_use).stranded
+def _sentence(device: DeviceAnalysis) -> str:
+    """Return in words the bytes that are free and cannot go back, and the holder that pins most of them."""
+    stranded = device.space.stranded
     if not stranded:
         return "Nothing is stranded: all that PyTorch keeps free can go back to the device."
-    said = f"{format_bytes(stranded)} is free, but live blocks keep it from going back."
-    rows = pins_of_holders(facts.graph, tuple(units(segments, in_use)), Held.of(facts.graph, device, freed))
-    return f"{said} {_pinned_by(rows[0])}" if rows else said
+    sentence = f"{format_bytes(stranded)} is free, but live blocks keep it from going back."
+    pins = device.once(pins_of)
+    return f"{sentence} {_pinned_by(pins[0])}" if pins else sentence
 
 
 def _pinned_by(row: HolderPins) -> str:

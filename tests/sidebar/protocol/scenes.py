@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import (
     AllocatorStats,
@@ -304,7 +305,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
 def scene(name: str) -> tuple[Tick, Heap]:
     """Return what a kernel would send in this scene."""
     found = SCENES[name]()
-    heap, _ = build_heap(found.facts, "b00t", 7, NOW - 12, 0.043, found.last_cell)
+    heap, _ = build_heap(Analysis(found.facts), "b00t", 7, NOW - 12, 0.043, found.last_cell)
     if found.facts.tracked == "cpu":
         reading = TickReading(tracked="cpu", devices=found.facts.devices, pid=PID, process=13 * GiB, source="malloc")
     else:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.default import default_plan
+from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, LearnerFact, ParkedFact
 from nbguard.memory.fragmentation import fragmentation
 from nbguard.memory.target import Target
@@ -30,7 +32,12 @@ LARGEST = 64_000
 
 
 def _heap(facts: Facts) -> Heap:
-    return build_heap(facts, "b00t", 3, 1000.0, 0.01, 14)[0]
+    return build_heap(Analysis(facts), "b00t", 3, 1000.0, 0.01, 14)[0]
+
+
+def _without_plan(facts: Facts) -> Analysis:
+    """Return an analysis in which the default cleanup frees nothing."""
+    return Analysis(facts, {default_plan: Plan(request=Request())})
 
 
 def _bytes(heap: Heap) -> int:
@@ -41,10 +48,10 @@ def _bytes(heap: Heap) -> int:
 def test_holders_re_add_to_what_is_allocated(name: str) -> None:
     facts = SCENES[name]().facts
     heap = _heap(facts)
-    allocated = sum(device.allocated for device in build_report(facts).devices)
+    allocated = sum(device.allocated for device in build_report(Analysis(facts)).devices)
 
     assert sum(row.nbytes for row in heap.holders) + heap.more[1] == allocated
-    assert len(heap.holders) + heap.more[0] == len(rows_of(facts).holders)
+    assert len(heap.holders) + heap.more[0] == len(rows_of(Analysis(facts)).holders)
     assert [row.nbytes for row in heap.holders] == sorted((row.nbytes for row in heap.holders), reverse=True)
     assert heap.stale == plan_cleanup(facts, Request()).promised
 
@@ -53,7 +60,7 @@ def test_holders_re_add_to_what_is_allocated(name: str) -> None:
 def test_a_row_is_looked_up_by_its_number(name: str) -> None:
     """The numbers must be those of a table made again, without a plan: that is how a request is answered."""
     facts = SCENES[name]().facts
-    rows = rows_of(facts)
+    rows = rows_of(_without_plan(facts))
 
     for row in _heap(facts).holders:
         assert cut(rows.holders[row.id].label) == row.label
@@ -70,8 +77,8 @@ def test_the_numbers_do_not_depend_on_what_a_cleanup_would_free() -> None:
     graph = make_graph({n: [n] for n in names}, {}, dict.fromkeys(names, MiB), dict.fromkeys(names, "learner"))
     facts = make_facts(graph)
 
-    assert [row.stale for row in rows_of(facts).holders] != [row.stale for row in _heap(facts).holders]
-    assert [row.label for row in rows_of(facts).holders] == [row.label for row in _heap(facts).holders]
+    assert [row.stale for row in rows_of(_without_plan(facts)).holders] != [row.stale for row in _heap(facts).holders]
+    assert [row.label for row in rows_of(_without_plan(facts)).holders] == [row.label for row in _heap(facts).holders]
 
 
 def test_what_may_be_asked_of_a_row() -> None:
@@ -90,10 +97,10 @@ def test_what_may_be_asked_of_a_row() -> None:
 
 
 def test_a_request_for_a_row_that_is_not_there_or_not_for_it_is_none() -> None:
-    rows = rows_of(SCENES["stale"]().facts)
+    rows = rows_of(Analysis(SCENES["stale"]().facts))
     numbers = {holder.label: number for number, holder in enumerate(rows.holders)}
     tensors = rows_of(
-        make_facts(make_graph({"a": ["a"], "b": ["b"]}, {}, {"a": MiB, "b": MiB}, {"a": "tensor", "b": "tensor"}))
+        Analysis(make_facts(make_graph({"a": ["a"], "b": ["b"]}, {}, {"a": MiB, "b": MiB}, {"a": "tensor", "b": "tensor"})))
     )
 
     assert rows.texts("release", [numbers["learn"], numbers["Out[9]"]]) == ("learn", "Out[9]")
@@ -109,7 +116,7 @@ def test_only_what_can_be_asked_for_by_name_can_be_asked_for() -> None:
     labels = ("_", "class", "not a name", "a.b", "x", "Out[2]", "Out[x]")
     graph = make_graph({n: [n] for n in labels}, {}, dict.fromkeys(labels, MiB), dict.fromkeys(labels, "tensor"))
     roots = tuple(replace(root, kind="out") if root.label == "_" else root for root in graph.roots)
-    rows = rows_of(make_facts(replace(graph, roots=roots)))
+    rows = rows_of(Analysis(make_facts(replace(graph, roots=roots))))
 
     assert {row.label for row, can in zip(rows.holders, rows.can, strict=True) if can} == {"x", "Out[2]"}
 
@@ -122,7 +129,7 @@ def test_names_of_one_object_are_released_together_and_what_is_shared_is_not() -
         {"l": "model", "both": "tensor"},
     )
     facts = make_facts(graph)
-    rows = rows_of(facts)
+    rows = rows_of(Analysis(facts))
     numbers = {holder.label: number for number, holder in enumerate(rows.holders)}
 
     assert rows.texts("release", [numbers["learn = best"]]) == ("learn", "best")
@@ -152,7 +159,7 @@ def test_experiments() -> None:
         "unreachable cycles": ("stale", 20, None, "kept by a cycle that Python has not collected yet"),
     }
     assert (found["learn"].summary, found["learn"].workers) == ("ResNet · Adam · 8 workers", 8)
-    rows = rows_of(SCENES["stale"]().facts)
+    rows = rows_of(Analysis(SCENES["stale"]().facts))
     assert rows.texts("release", [found["learn"].id or 0]) == ("learn",)
 
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, NvmlFacts
 from nbguard.reports.report import build_report
@@ -43,7 +44,7 @@ def test_counters_alone_tell_the_same_parts_as_a_look(name: str) -> None:
     facts = SCENES[name]().facts
     tick = _tick(TickReading(tracked="cuda", devices=(counted(facts.devices[0]),), pid=PID), Sparks())
 
-    (device,), (true,) = tick.devices, build_report(facts).devices
+    (device,), (true,) = tick.devices, build_report(Analysis(facts)).devices
     assert device.parts == true.parts
     assert sum(part.nbytes for part in device.parts) == device.total
 

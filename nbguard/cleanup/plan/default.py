@@ -1,0 +1,42 @@
+"""The default cleanup of an analysis, and the holders of each device with what it would free called stale.
+
+Questions for `Analysis.once` and `DeviceAnalysis.once`: `analysis.once(default_plan)`.
+"""
+
+from __future__ import annotations
+
+from nbguard.cleanup.plan.plan import Plan, Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.analysis import Analysis, DeviceAnalysis
+from nbguard.memory.breakdown import Part, parts_of
+from nbguard.memory.graph import Holder
+from nbguard.memory.pinning import Held, HolderPins, pins_of_holders
+from nbguard.memory.unheld import all_holders
+
+
+def default_plan(analysis: Analysis) -> Plan:
+    """Return what `%reset_gpu` without arguments would do."""
+    return plan_cleanup(analysis.facts, Request())
+
+
+def holders_of(device: DeviceAnalysis) -> tuple[Holder, ...]:
+    """Return every holder of bytes on a device, the largest first: they re-add to what is allocated there."""
+    analysis = device.analysis
+    return all_holders(analysis.facts.graph, device.facts, device.holdings, analysis.once(default_plan).storages)
+
+
+def parts_of_device(device: DeviceAnalysis) -> tuple[Part, ...]:
+    """Return the parts of a device's memory: allocated are the bytes of its holders."""
+    allocated = sum(holder.retained for holder in device.once(holders_of))
+    return parts_of(device.facts, allocated, device.analysis.facts.pid, device.analysis.pools_in_use)
+
+
+def block_holders_of(device: DeviceAnalysis) -> Held:
+    """Return who holds each live block of a device."""
+    analysis = device.analysis
+    return Held.of(analysis.facts.graph, device.facts, device.holdings, analysis.once(default_plan).storages)
+
+
+def pins_of(device: DeviceAnalysis) -> tuple[HolderPins, ...]:
+    """Return what each holder pins of a device's segments, the one that alone gives most back first."""
+    return pins_of_holders(device.analysis.facts.graph, device.units, device.once(block_holders_of))

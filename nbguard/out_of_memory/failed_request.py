@@ -1,0 +1,213 @@
+"""A request that failed: what it could get now, and if something were free. And the bytes that its run had taken before it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Set
+from dataclasses import dataclass, replace
+
+from nbguard.cleanup.plan.default import default_plan
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.analysis import Analysis, DeviceAnalysis
+from nbguard.memory.facts import Facts, PoolId, Root
+from nbguard.memory.graph import nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.oom_facts import HOST_KINDS, OomFact
+from nbguard.memory.pools import returnable
+from nbguard.memory.requests import Room, largest_request_in, largest_segment_within, rounded_to_blocks, segment_size
+
+_LAST_ERROR = "last error"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """A request for memory that failed, and the place where it was made."""
+
+    analysis: Analysis
+    oom: OomFact  # of the same facts
+    device: DeviceAnalysis | None  # None for the host, and where the device is not known
+
+    @classmethod
+    def of(cls, analysis: Analysis, oom: OomFact) -> FailedRequest:
+        """Return the request of `oom`; of several devices on the one that its text names."""
+        return cls(analysis, oom, analysis.device_that_ran_out)
+
+    @property
+    def facts(self) -> Facts:
+        """Return the facts of the scan after the failure."""
+        return self.analysis.facts
+
+    @property
+    def name(self) -> str:
+        """Return the name of the place: `cuda:0`, `cpu`."""
+        return self.oom.device or "the device" if self.device is None else self.device.name
+
+    @property
+    def is_of_host(self) -> bool:
+        """Say whether the host's memory was asked for."""
+        return self.oom.kind in HOST_KINDS
+
+    @property
+    def nbytes(self) -> int | None:
+        """Return the bytes of the request, at most; None where the error does not say.
+
+        PyTorch's errors tell the bytes of the segment that it asked the device for, rounded to hundredths of a unit.
+        """
+        if self.oom.requested is None:
+            return None
+        most = self.oom.requested + self.oom.slack
+        if self.is_of_host:
+            return most
+        return largest_request_in(largest_segment_within(most) if self.oom.slack else most)
+
+    @property
+    def nbytes_with_segment(self) -> int:
+        """Return the bytes that new memory for the request takes of the device (0 where the error does not say)."""
+        nbytes = self.nbytes or 0
+        return segment_size(rounded_to_blocks(nbytes)) if nbytes and not self.is_of_host else nbytes
+
+    @property
+    def limit(self) -> int | None:
+        """Return the bytes that torch may reserve on the device, if that is less than all of it."""
+        if self.device is None:
+            return None
+        device = self.device.room.device
+        return None if device.limit is None or (device.total is not None and device.limit >= device.total) else device.limit
+
+    def nbytes_here(self, storages: Collection[int]) -> int:
+        """Return the bytes of those of `storages` that lie where the request was made."""
+        graph = self.facts.graph
+        return nbytes_of(graph, (n for n in storages if graph.storages[n].device == self.name))
+
+    def largest(
+        self,
+        freed: Set[int] = frozenset(),
+        in_use: Collection[PoolId] | None = None,
+        *,
+        is_emptied: bool = False,
+        limited: bool = True,
+    ) -> int | None:
+        """Return the largest request that would succeed with the storages `freed` free; None where that is not known.
+
+        `in_use` are the private pools that are kept then, `is_emptied` says that the cache is emptied first, as every cleanup
+        does; the memory fraction counts if `limited`.
+        """
+        if self.is_of_host:
+            room = None if self.oom.host is None else self.oom.host.room
+            return None if room is None else room + self.nbytes_here(freed)
+        device = self._room(freed, in_use, is_emptied=is_emptied, limited=limited)
+        if device is None:
+            return None
+        if self.oom.kind == "library":  # it asks the driver, which has no free blocks and knows no memory fraction
+            kept = self.analysis.pools_in_use if in_use is None else in_use
+            return (device.device.free or 0) + returnable(self.facts, device.device, freed, kept)
+        return device.largest().flushed
+
+    def largest_now(self) -> int | None:
+        """Return the largest request that would succeed as things are; for CUDA's libraries torch empties no cache."""
+        return self.device.facts.free if self.oom.kind == "library" and self.device is not None else self.largest()
+
+    def would_succeed(
+        self,
+        freed: Set[int] = frozenset(),
+        in_use: Collection[PoolId] | None = None,
+        *,
+        is_emptied: bool = False,
+        taken: int = 0,
+        limited: bool = True,
+        more: int = 0,
+    ) -> bool | None:
+        """Say whether the request would succeed with the storages `freed` free; None where that is not known.
+
+        `taken` bytes are allocated before it, `more` bytes are free on the device besides; the rest as in `largest`.
+        """
+        nbytes = self.nbytes
+        if nbytes is None or self.oom.kind == "library":
+            return None
+        if self.is_of_host:
+            room = self.largest(freed)
+            return None if room is None else room >= nbytes + taken
+        device = self._room(freed, in_use, is_emptied=is_emptied, limited=limited)
+        if device is None:
+            return None
+        enlarged = replace(device.device, free=(device.device.free or 0) + more)
+        return replace(device, device=enlarged, taken=taken).fits_on_any_stream(nbytes)
+
+    def _room(self, freed: Set[int], in_use: Collection[PoolId] | None, *, is_emptied: bool, limited: bool) -> Room | None:
+        """Return the room on the device with the storages `freed` free; None where its free memory is not known."""
+        device = self.device
+        if device is None or device.facts.free is None or device.facts.segments is None:
+            return None
+        storages = (self.facts.graph.storages[number] for number in freed)
+        return replace(
+            device.room,
+            device=device.room.device if limited else replace(device.room.device, limit=None),
+            freed={storage.address for storage in storages if storage.device == device.name},
+            in_use=device.room.in_use if in_use is None else in_use,
+            is_emptied=is_emptied,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRunUsage:
+    """The memory that a failed run had taken when it asked for more: the same run will take that again."""
+
+    own: frozenset[int]  # numbers of the storages that its frames, and the names that it had bound, still hold
+    nbytes: int  # of them, where the request was made
+    since: int | None  # bytes freed between the failure and now; None where nobody knows
+
+    @classmethod
+    def of(cls, request: FailedRequest) -> FailedRunUsage:
+        """Return what the run of `request` had taken: the default cleanup frees what only its error holds."""
+        facts, oom = request.facts, request.oom
+        without = plan_cleanup(_without_learners(facts), Request(keep=(_LAST_ERROR,)))
+        own = (request.analysis.once(default_plan).storages - without.storages) | _bound_by_the_run(facts, oom)
+        since = None if oom.was_released else 0
+        stats = None if request.device is None else request.device.facts.allocator
+        if oom.note is not None and stats is not None:
+            since = max(0, oom.note.allocated + oom.note.slack - stats.allocated)
+        return cls(own, request.nbytes_here(own), since)
+
+    def would_succeed(
+        self,
+        request: FailedRequest,
+        freed: Set[int] = frozenset(),
+        in_use: Collection[PoolId] | None = None,
+        *,
+        is_emptied: bool = False,
+        limited: bool = True,
+        more: int = 0,
+    ) -> bool | None:
+        """Say whether the same run would have got what it asked for, had `freed` been free then; None: not known.
+
+        What it had taken itself counts as taken.
+        """
+        freed = frozenset(freed) - self.own
+
+        def answer(taken: int) -> bool | None:
+            return request.would_succeed(freed, in_use, is_emptied=is_emptied, taken=taken, limited=limited, more=more)
+
+        first = answer(0)
+        if not first:
+            return first
+        return None if self.since is None else first if not self.since else answer(self.since) or None
+
+    def would_succeed_again(self, request: FailedRequest) -> bool:
+        """Say whether the same run would succeed once more, while the error of the first still holds its memory."""
+        return self.since is not None and bool(request.would_succeed(taken=self.nbytes + self.since))
+
+
+def _without_learners(facts: Facts) -> Facts:
+    """Return facts by which a plan clears no Learner's leftovers."""
+    return Facts(tracked=facts.tracked, devices=facts.devices, graph=facts.graph, pools=facts.pools)
+
+
+def _bound_by_the_run(facts: Facts, oom: OomFact) -> set[int]:
+    """Return the storages that only names which the failed run has bound, and its error, hold."""
+    graph = facts.graph
+
+    def is_its_own(root: Root) -> bool:
+        return root.kind == "name" and root.label in oom.bound
+
+    own = {number for number, root in enumerate(graph.roots) if is_its_own(root)}
+    others = (n for n, root in enumerate(graph.roots) if n not in own and root.kind != "error")
+    return storages_of(graph, reach_of_roots(graph, own)) - storages_of(graph, reach_of_roots(graph, others)) if own else set()
