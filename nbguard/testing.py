@@ -24,6 +24,7 @@ def make_graph(
     device: str = "cpu",
     types: Mapping[str, str] | None = None,
     whats: Mapping[str, str] | None = None,
+    ended_by: Mapping[str, str] | None = None,
 ) -> Graph:
     """Return a graph of named nodes.
 
@@ -36,6 +37,7 @@ def make_graph(
         device: the device of all storages.
         types: per node, the name of its type (its kind if not given).
         whats: per root, what it is.
+        ended_by: per root of a library's, the line that ends its hold.
     """
     edges, storages, kinds, types, whats = edges or {}, storages or {}, kinds or {}, types or {}, whats or {}
     names = list(dict.fromkeys([n for found in roots.values() for n in found] + [*edges] + [*storages] + _targets(edges)))
@@ -59,7 +61,13 @@ def make_graph(
         )
         nodes.append(node)
     found = tuple(
-        Root(kind=_root_kind(label), label=label, nodes=tuple(number[n] for n in entries), cell=None, what=whats.get(label, ""))
+        Root(
+            kind=_root_kind(label),
+            label=label,
+            nodes=tuple(number[n] for n in entries),
+            what=whats.get(label, ""),
+            ended_by=(ended_by or {}).get(label, ""),
+        )
         for label, entries in roots.items()
     )
     return Graph(found, tuple(nodes), facts)

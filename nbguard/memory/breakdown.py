@@ -3,13 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, PoolId
 from nbguard.memory.fragmentation import fragmentation
 
-NOT_OURS = frozenset({"others", "others and contexts", "driver", "free"})
-"""Names of the parts that are not this process's."""
+
+class DevicePart(str, Enum):
+    """The key of a part, in JSON and on the wire to a sidebar: it stays when the words for people change."""
+
+    ALLOCATED = "allocated"  # in tensors and other live blocks (allocated_bytes.all.current)
+    RELEASABLE = "releasable"  # reserved and free, and `torch.cuda.empty_cache()` gives it back
+    STRANDED = "stranded"  # reserved and free, but a live block keeps its segment
+    GRAPH_POOLS = "graph pools"  # reserved and free, but only for the CUDA graph or MemPool whose pool it is
+    PENDING = "pending"  # freed, but another stream may still use it
+    CACHED = "cached"  # reserved and free, where nothing tells how much of it is releasable
+    CONTEXT = "context"  # CUDA itself in this process: what NVML counts for it beyond what is reserved
+    OTHERS = "others"  # other processes (NVML)
+    OUTSIDE = "others and contexts"  # in use outside our allocator, where the driver does not say by whom
+    DRIVER = "driver"  # in use by no process that the driver lists
+    FREE = "free"  # free on the device (cudaMemGetInfo)
+    PROCESS = "process"  # the whole process, where no allocator counts its tensors
+
+    __str__ = str.__str__
+
+
+LABELS: dict[str, str] = {
+    DevicePart.ALLOCATED: "allocated",
+    DevicePart.RELEASABLE: "releasable",
+    DevicePart.STRANDED: "stranded",
+    DevicePart.GRAPH_POOLS: "graph pools",
+    DevicePart.PENDING: "pending",
+    DevicePart.CACHED: "cached",
+    DevicePart.CONTEXT: "context",
+    DevicePart.OTHERS: "others",
+    DevicePart.OUTSIDE: "others and contexts",
+    DevicePart.DRIVER: "driver",
+    DevicePart.FREE: "free",
+    DevicePart.PROCESS: "process",
+}
+"""Each part in the words for people."""
+
+NOT_OURS = frozenset({DevicePart.OTHERS, DevicePart.OUTSIDE, DevicePart.DRIVER, DevicePart.FREE})
+"""The parts that are not this process's."""
 
 _RELEASABLE = "an empty cache gives it back"
 _STRANDED = "free, but between live blocks"
@@ -18,48 +55,62 @@ _PENDING = "freed, waiting for another stream"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a device's memory, in bytes. `note` explains it in a few words."""
+    """One part of a device's memory, or one figure of the host's."""
 
-    name: str
+    name: str  # a `DevicePart`; of the host's figures their words
     nbytes: int
-    note: str = ""
+    note: str = ""  # explanation in a few words
+
+    @property
+    def label(self) -> str:
+        """Return the part in the words for people."""
+        return LABELS.get(self.name, self.name)
 
 
 def parts_of(device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId]) -> tuple[Part, ...]:
     """Return the parts of `device`; `allocated` is what its holders hold, `in_use` the private pools that something keeps."""
     if device.allocator is None:
-        return (Part("allocated", allocated), *_rest(device, pid, 0))
+        return (Part(DevicePart.ALLOCATED, allocated), *_rest(device, pid, 0))
     if device.segments is None:
-        is_expandable = "expandable_segments:True" in device.settings
-        cache = _by_counters(device.allocator, allocated, is_expandable)
-        return (Part("allocated", allocated), *cache, *_rest(device, pid, device.allocator.reserved))
-    found = fragmentation(device.segments, in_use=in_use)
+        cache = _by_counters(device, device.allocator, allocated)
+        return (Part(DevicePart.ALLOCATED, allocated), *cache, *_rest(device, pid, device.allocator.reserved))
+    space = fragmentation(device.segments, in_use=in_use)
     parts = [
-        Part("allocated", found.allocated),
-        Part("releasable", found.releasable, _RELEASABLE),
-        Part("stranded", found.stranded, _STRANDED),
+        Part(DevicePart.ALLOCATED, space.allocated),
+        Part(DevicePart.RELEASABLE, space.releasable, _RELEASABLE),
+        Part(DevicePart.STRANDED, space.stranded, _STRANDED),
     ]
-    if found.kept:
-        parts.append(Part("graph pools", found.kept, "free, but kept for CUDA graphs and MemPools"))
-    if found.pending:
-        parts.append(Part("pending", found.pending, _PENDING))
-    return (*parts, *_rest(device, pid, found.reserved))
+    if space.kept:
+        parts.append(Part(DevicePart.GRAPH_POOLS, space.kept, "free, but kept for CUDA graphs and MemPools"))
+    if space.pending:
+        parts.append(Part(DevicePart.PENDING, space.pending, _PENDING))
+    return (*parts, *_rest(device, pid, space.reserved))
 
 
-def _by_counters(stats: AllocatorStats, allocated: int, is_expandable: bool) -> list[Part]:
-    """Return the parts of what is reserved and not `allocated`, as far as counters tell them apart.
+def _by_counters(device: DeviceFacts, stats: AllocatorStats, allocated: int) -> list[Part]:
+    """Return the parts of the memory that is reserved and not `allocated`, as far as counters tell them apart."""
+    if stats.active is None or stats.inactive_split is None:
+        return [Part(DevicePart.CACHED, max(0, stats.reserved - allocated), "reserved and free")]
+    releasable, pending = stats.reserved - stats.active - stats.inactive_split, stats.active - allocated
+    parts = [
+        _bounded(device, Part(DevicePart.RELEASABLE, releasable, _RELEASABLE)),
+        _bounded(device, Part(DevicePart.STRANDED, stats.inactive_split, _STRANDED)),
+    ]
+    return [*parts, Part(DevicePart.PENDING, pending, _PENDING)] if pending else parts
+
+
+def bound_of(device: DeviceFacts, part: str) -> str:
+    """Return `at most` or `at least` where the figure of a part is a bound, else an empty string.
 
     PyTorch counts nothing in expandable segments as split: there a part of what seems releasable is stranded.
     """
-    if stats.active is None or stats.inactive_split is None:
-        return [Part("cached", max(0, stats.reserved - allocated), "reserved and free")]
-    releasable, pending = stats.reserved - stats.active - stats.inactive_split, stats.active - allocated
-    at_most, at_least = ("at most; ", "at least; ") if is_expandable else ("", "")
-    parts = [
-        Part("releasable", releasable, f"{at_most}{_RELEASABLE}"),
-        Part("stranded", stats.inactive_split, f"{at_least}{_STRANDED}"),
-    ]
-    return [*parts, Part("pending", pending, _PENDING)] if pending else parts
+    bounds = {DevicePart.RELEASABLE.value: "at most", DevicePart.STRANDED.value: "at least"}
+    return bounds.get(part, "") if device.segments is None and "expandable_segments:True" in device.settings else ""
+
+
+def _bounded(device: DeviceFacts, part: Part) -> Part:
+    bound = bound_of(device, part.name)
+    return replace(part, note=f"{bound}; {part.note}") if bound else part
 
 
 def _rest(device: DeviceFacts, pid: int, reserved: int) -> list[Part]:
@@ -67,7 +118,7 @@ def _rest(device: DeviceFacts, pid: int, reserved: int) -> list[Part]:
     if device.total is None or device.free is None:
         return []
     outside = max(0, device.total - device.free - reserved)
-    return [*_outside(device, pid, outside, reserved), Part("free", device.total - reserved - outside)]
+    return [*_outside(device, pid, outside, reserved), Part(DevicePart.FREE, device.total - reserved - outside)]
 
 
 def _outside(device: DeviceFacts, pid: int, outside: int, reserved: int) -> list[Part]:
@@ -76,7 +127,7 @@ def _outside(device: DeviceFacts, pid: int, outside: int, reserved: int) -> list
     In containers it lists none, or under pids of the host: then a single process must be this one, and of several none can
     be told to be. What belongs to no process is the driver's own.
     """
-    unknown = [Part("others and contexts", outside, "other processes and CUDA contexts; the driver does not say which")]
+    unknown = [Part(DevicePart.OUTSIDE, outside, "other processes and CUDA contexts; the driver does not say which")]
     processes = None if device.nvml is None else device.nvml.processes
     if processes is None:
         return unknown
@@ -96,6 +147,6 @@ def _outside(device: DeviceFacts, pid: int, outside: int, reserved: int) -> list
     elif mine[0].used is not None:
         context = min(context, max(0, mine[0].used - reserved))
     driver = outside - theirs - context
-    parts = [Part("context", context, "CUDA itself in this kernel")] if mine else []
-    parts.append(Part("others", theirs, f"{len(others)} other process{'es' if len(others) != 1 else ''}"))
-    return [*parts, Part("driver", driver, "in use, but by no process that the driver lists")] if driver else parts
+    parts = [Part(DevicePart.CONTEXT, context, "CUDA itself in this kernel")] if mine else []
+    parts.append(Part(DevicePart.OTHERS, theirs, f"{len(others)} other process{'es' if len(others) != 1 else ''}"))
+    return [*parts, Part(DevicePart.DRIVER, driver, "in use, but by no process that the driver lists")] if driver else parts

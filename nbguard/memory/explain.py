@@ -16,7 +16,6 @@ from nbguard.memory.owner_sets import bits_of, owners_of_nodes
 _PER_ROOT = 4
 """So many ways are shown of one root; one exception can hold a Learner by dozens of variables."""
 _FIXED = ("tuple", "frozenset", "mappingproxy")
-_ENDED_BY = "ended by "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +94,8 @@ def _release(graph: Graph, root: Root, way: tuple[int, ...]) -> str:
     """Return the line that cuts this way where least is lost: right before the experiment or the thing itself."""
     if root.kind in STALE_KINDS:
         return f"%reset_gpu {root.label}" if root.kind == "out" else "%reset_gpu"
-    if root.what.startswith(_ENDED_BY):
-        return root.what.removeprefix(_ENDED_BY)
+    if root.ended_by:
+        return root.ended_by
     for place, number in enumerate(way):
         text = path_text(graph, root, way[: place + 1])
         if graph.nodes[number].type_name == "_lru_cache_wrapper" and root.kind in ("name", "module"):

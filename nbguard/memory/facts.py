@@ -16,6 +16,14 @@ RootKind = Literal["name", "module", "frame", "out", "error", "cache", "garbage"
 """Where references start. The first three are the user's own; `out`, `error`, `cache` and `garbage` are what a cleanup may
 let go; `library` is what other code holds on to."""
 
+CacheKind = Literal["", "garbage", "run", "store", "figure"]
+"""The cache that a root of the kind `cache` stands for: gc.garbage, IPython's of `%run`'s scripts, its `%store` database's,
+pyplot's open figures."""
+
+HolderSource = Literal["python", "workspaces", "graphs", "site", "unknown", "pending", "changed", "unrecorded"]
+"""Source of a holder: a Python object; or, of blocks without one, cuBLAS as a workspace, a CUDA graph's pool, a known line of
+C++ code, unknown C++ code, a stream that still uses them, another thread that allocated meanwhile; or the file does not say."""
+
 NodeKind = Literal[
     "learner",
     "model",
@@ -35,9 +43,6 @@ NodeKind = Literal[
 ]
 DEBUGGER = "ended debugger"
 """Label of the root that stands for a debugger whose session has ended and that running frames still know."""
-
-IN_THREAD = " in thread "
-"""How the label of a running function says that it runs in another thread than the one that looks."""
 
 EXPERIMENT_KINDS: frozenset[str] = frozenset({"learner", "model", "optimizer", "loader", "iterator"})
 KEPT_KINDS: frozenset[str] = EXPERIMENT_KINDS | {"pool"}
@@ -168,17 +173,17 @@ class StorageFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Root:
-    """A place where references start.
-
-    `label` is what the user calls it (`learn`, `Out[12]`, `last error`), `cell` the number of the cell it stems from,
-    `nodes` the graph nodes that it refers to, `count` how many objects a garbage or library root stands for.
-    """
+    """A place where references start."""
 
     kind: RootKind
-    label: str
-    nodes: tuple[int, ...]
-    cell: int | None = None
-    what: str = ""
+    label: str  # what the user calls it: `learn`, `Out[12]`, `last error`
+    nodes: tuple[int, ...]  # numbers of the graph's nodes that it refers to
+    cell: int | None = None  # number of the cell that it stems from
+    what: str = ""  # the object in a few words
+    ended_by: str = ""  # line of code that ends a library's hold on it; empty where there is none
+    thread: str = ""  # of a running function: the thread that runs it, if another than the one that scanned
+    cache: CacheKind = ""  # of a cache: which one
+    source: HolderSource = "python"  # who holds its bytes: another source only in a graph drawn from a snapshot file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

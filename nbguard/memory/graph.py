@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Root
+from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, HolderSource, Root
 from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 
 Edge = tuple[int, int]
@@ -158,6 +158,7 @@ class Holder:
     stale: bool  # nothing of the user's own needs it
     roots: tuple[int, ...]  # numbers of its roots in the graph; none for memory without a holder in Python
     path: str = ""  # the way from the root to its bytes, as one would write it; for errors and libraries
+    source: HolderSource = "python"  # who holds the bytes
     names: tuple[str, ...] = ()  # labels of its roots where they are all the same object: `("learn", "best")`
 
     @property
@@ -252,5 +253,6 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
         stale=stale,
         roots=roots,
         path=path,
+        source=first.source,
         names=tuple(graph.roots[root].label for root in roots),
     )

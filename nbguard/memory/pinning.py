@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
-from nbguard.memory.facts import Block, DeviceFacts, Graph, PoolId, Segment
+from nbguard.memory.facts import Block, DeviceFacts, Graph, HolderSource, PoolId, Segment
 from nbguard.memory.fragmentation import unit_pages
 from nbguard.memory.graph import Holder, Holding, path_text, shortest_paths
-from nbguard.memory.unheld import unheld_blocks
+from nbguard.memory.unheld import CHANGED, unheld_blocks
 
 _PENDING = Holder(
     label="waiting for a stream",
@@ -22,9 +22,18 @@ _PENDING = Holder(
     what="freed, and used by another stream",
     stale=False,
     roots=(),
+    source="pending",
 )
 _CHANGED = Holder(
-    label="changed meanwhile", kind="library", retained=0, reaches=0, cell=None, what="run it again", stale=False, roots=()
+    label=CHANGED,
+    kind="library",
+    retained=0,
+    reaches=0,
+    cell=None,
+    what="run it again",
+    stale=False,
+    roots=(),
+    source="changed",
 )
 
 
@@ -120,14 +129,15 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinnedBlock:
-    """A live block that keeps free memory: its holder's label, and the path to it as one would write it, if Python has one."""
+    """A live block that keeps free memory from going back."""
 
-    address: int
-    size: int
-    requested: int
-    holder: str
-    path: str
-    stale: bool = False
+    address: int  # on the device
+    size: int  # bytes
+    requested: int  # bytes asked for, before rounding; 0 where this torch does not tell
+    holder: str  # the holder's label
+    path: str  # the way to it, as one would write it; empty where Python has none
+    stale: bool = False  # the holder is stale
+    source: HolderSource = "python"  # the holder's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,22 +162,19 @@ class Pinner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderPins:
-    """What one holder pins: its tensors (or blocks) there, the segments that they are in, the free bytes in these.
+    """The free memory of a device that one holder keeps from going back. All sizes are bytes."""
 
-    `gives_back` are the bytes that go back to the device when this holder alone is let go; they are of the segments in which
-    it alone has blocks, whose free bytes are `stranded_alone`.
-    """
-
-    label: str
-    kind: str
-    stale: bool
-    blocks: int
-    nbytes: int
-    segments: int
-    stranded: int
-    stranded_alone: int
-    gives_back: int
-    example: str = ""
+    label: str  # the holder's
+    kind: str  # the holder's
+    stale: bool  # the holder is stale
+    blocks: int  # number of its live blocks (tensors) in segments with stranded bytes
+    nbytes: int  # bytes of these blocks
+    segments: int  # number of these segments, or stretches of pages
+    stranded: int  # free bytes in them
+    stranded_alone: int  # free bytes in those of them in which it alone has blocks
+    gives_back: int  # bytes that go back to the device when this holder alone is let go
+    example: str = ""  # one of its blocks there, as one would write it: `losses[3]`
+    names: tuple[str, ...] = ()  # the holder's: every name of the object, all of which must go
 
 
 def pinners(graph: Graph, found: Sequence[Unit], held: Held, limit: int) -> tuple[Pinner, ...]:
@@ -198,6 +205,7 @@ def _pinner(unit: Unit, held: Held, paths: Mapping[int, str]) -> Pinner:
             holder=holder.label,
             path=paths.get(block.address, ""),
             stale=holder.stale,
+            source=holder.source,
         )
         for block, holder in ((block, held.holders[held.place(block)]) for block in unit.live)
     )
@@ -277,6 +285,7 @@ def _pins(held: Held, place: int, touched: Sequence[Unit], alone: Sequence[Unit]
         stranded_alone=sum(unit.stranded for unit in alone),
         gives_back=sum(unit.gives_back for unit in alone),
         example=example,
+        names=holder.names,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import replace
 
-from nbguard.memory.facts import Block, DeviceFacts, Graph, Segment
+from nbguard.memory.facts import Block, DeviceFacts, Graph, HolderSource, Segment
 from nbguard.memory.graph import Holder, Holding
 
 
@@ -30,19 +30,19 @@ def unheld(graph: Graph, device: DeviceFacts) -> Iterator[Holder]:
     if device.segments is None and device.allocator is not None:
         explained = sum(storage.nbytes for storage in graph.storages if storage.device == device.device)
         if device.allocator.allocated > explained:
-            yield _row("not held by Python", device.allocator.allocated - explained, f"C++: {_BY_LIBRARIES}")
+            yield _row("not held by Python", device.allocator.allocated - explained, f"C++: {_BY_LIBRARIES}", "unknown")
     for row, _ in unheld_blocks(graph, device):
         yield row
 
 
 def unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Holder, tuple[Block, ...]]]:
     """Yield a holder for each kind of allocated block that `graph` holds no storage in, with these blocks."""
-    found: dict[tuple[str, str], list[Block]] = {}
+    by_kind: dict[tuple[str, str, HolderSource], list[Block]] = {}
     for segment, block in _unheld_blocks(graph, device):
-        found.setdefault(_kind(device, segment, block), []).append(block)
-    for (label, what), blocks in found.items():
+        by_kind.setdefault(_kind(device, segment, block), []).append(block)
+    for (label, what, source), blocks in by_kind.items():
         s = "s" if len(blocks) > 1 else ""
-        yield _row(label, sum(block.size for block in blocks), f"{len(blocks)} block{s} {what}"), tuple(blocks)
+        yield _row(label, sum(block.size for block in blocks), f"{len(blocks)} block{s} {what}", source), tuple(blocks)
 
 
 def _unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Segment, Block]]:
@@ -59,7 +59,7 @@ def unattributed(device: DeviceFacts, rows: Iterable[Holder]) -> Iterator[Holder
     Another thread that allocates while the heap is walked makes one: it is shown, so that the column re-adds.
     """
     if device.allocator is not None and (missing := device.allocator.allocated - sum(row.retained for row in rows)):
-        yield _row(CHANGED, missing, "allocated or freed by another thread during the report: run it again")
+        yield _row(CHANGED, missing, "allocated or freed by another thread during the report: run it again", "changed")
 
 
 CHANGED = "changed meanwhile"
@@ -70,24 +70,34 @@ def workspace_blocks(graph: Graph, device: DeviceFacts) -> tuple[Block, ...]:
     return tuple(
         block
         for segment, block in _unheld_blocks(graph, device)
-        if not segment.is_private and _kind(device, segment, block)[0] == _WORKSPACES
+        if not segment.is_private and _kind(device, segment, block)[2] == "workspaces"
     )
 
 
-def _row(label: str, nbytes: int, what: str) -> Holder:
-    return Holder(label=label, kind="library", retained=nbytes, reaches=nbytes, cell=None, what=what, stale=False, roots=())
+def _row(label: str, nbytes: int, what: str, source: HolderSource) -> Holder:
+    return Holder(
+        label=label,
+        kind="library",
+        retained=nbytes,
+        reaches=nbytes,
+        cell=None,
+        what=what,
+        stale=False,
+        roots=(),
+        source=source,
+    )
 
 
 _WORKSPACES = "cuBLAS workspaces"
 _BY_LIBRARIES = "buffers and caches of libraries"
 
 
-def _kind(device: DeviceFacts, segment: Segment, block: Block) -> tuple[str, str]:
-    """Return what a block is, and the words on it."""
+def _kind(device: DeviceFacts, segment: Segment, block: Block) -> tuple[str, str, HolderSource]:
+    """Return the label of a block's holder, the words on such blocks, and their source."""
     if device.workspace and block.requested == device.workspace:
-        return _WORKSPACES, "that PyTorch keeps for matrix products"
+        return _WORKSPACES, "that PyTorch keeps for matrix products", "workspaces"
     if segment.is_private:
-        return "CUDA graphs", "of graph pools that no Python object holds"
+        return "CUDA graphs", "of graph pools that no Python object holds", "graphs"
     if block.site:
-        return f"allocated at {block.site}", "that no Python object holds"
-    return "not held by Python", f"of C++: {_BY_LIBRARIES}"
+        return f"allocated at {block.site}", "that no Python object holds", "site"
+    return "not held by Python", f"of C++: {_BY_LIBRARIES}", "unknown"

@@ -11,12 +11,15 @@ from anywidget import AnyWidget
 from IPython import get_ipython
 
 from nbguard.errors import NbguardError
+from nbguard.memory.breakdown import DevicePart
 from nbguard.notebook.session import hub_of, session_of
 from nbguard.sidebar.hub.comms import QuietComm
 
 _STATIC = Path(__file__).parent / "static"
-_ALLOCATED = ("allocated", "process")
-_RESERVED = (*_ALLOCATED, "cached", "releasable", "stranded", "graph pools", "pending")
+_ALLOCATED = (DevicePart.ALLOCATED, DevicePart.PROCESS)
+_CACHE = (DevicePart.CACHED, DevicePart.RELEASABLE, DevicePart.STRANDED, DevicePart.GRAPH_POOLS, DevicePart.PENDING)
+_RESERVED = (*_ALLOCATED, *_CACHE)
+_FREE = (DevicePart.FREE,)
 """Parts of a device that PyTorch has of it. On a CPU there is one, all memory of this process."""
 _PROTOCOL = "2.1.0"
 _NO_KERNEL = "this is no ipykernel: there is no page to show a sidebar in (%gpumem reports in a terminal)"
@@ -77,7 +80,11 @@ class Sidebar(AnyWidget):
         """Show what the hub says: ticks and heaps are traits, an answer is a message."""
         match content:
             case {"op": "tick", "tick": tick}:
-                totals = {"allocated": _sum(tick, _ALLOCATED), "reserved": _sum(tick, _RESERVED), "free": _sum(tick, ("free",))}
+                totals = {
+                    "allocated": _sum(tick, _ALLOCATED),
+                    "reserved": _sum(tick, _RESERVED),
+                    "free": _sum(tick, (DevicePart.FREE,)),
+                }
                 self._show(tick=tick, **totals)
             case {"op": "heap", "heap": heap}:
                 self._show(heap=heap, stale=heap["stale"])

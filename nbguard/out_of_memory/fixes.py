@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbguard.cleanup.plan.plan import Plan
-from nbguard.memory.breakdown import Part
+from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.facts import EXPERIMENT_KINDS
 from nbguard.memory.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.gradients import gradient_storages, zero_grad
@@ -154,7 +154,7 @@ def _name_fix(request: FailedRequest, candidate: ReleaseCandidate, whats: dict[s
 def _others(context: OomContext) -> Iterator[Fix]:
     """Yield the memory of other processes, if it would be enough."""
     request, plan, device = context.request, context.plan, context.request.device
-    theirs = next((part.nbytes for part in context.parts if part.name == "others"), 0)
+    theirs = next((part.nbytes for part in context.parts if part.name == DevicePart.OTHERS), 0)
     if device is None or not theirs or context.enough_after_cleanup is not False:
         return
     enough = context.usage.would_succeed(request, plan.storages, plan.pools, is_emptied=True, more=theirs)

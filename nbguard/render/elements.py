@@ -7,19 +7,20 @@ from collections.abc import Collection, Iterable
 from html import escape
 from pathlib import Path
 
+from nbguard.memory.breakdown import DevicePart
 from nbguard.render.rows import Row, pool_table
 from nbguard.reports.report import DeviceReport
 from nbguard.units import format_column, unit_of
 
 _STYLE = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-_COLOURS = {
-    "context": "ctx",
-    "allocated": "used",
-    "releasable": "rel",
-    "cached": "rel",
-    "stranded": "strand",
-    "graph pools": "strand",
-    "pending": "strand",
+_COLOURS: dict[str, str] = {
+    DevicePart.CONTEXT: "ctx",
+    DevicePart.ALLOCATED: "used",
+    DevicePart.RELEASABLE: "rel",
+    DevicePart.CACHED: "rel",
+    DevicePart.STRANDED: "strand",
+    DevicePart.GRAPH_POOLS: "strand",
+    DevicePart.PENDING: "strand",
 }
 _COLUMNS = ("held by", "frees now", "reaches", "since", "what")
 _FIGURES = (1, 2)
@@ -68,10 +69,10 @@ def bar(device: DeviceReport, label: str) -> str:
     figures = format_column([part.nbytes for part in device.parts], unit_of(sum(part.nbytes for part in device.parts)))
     cells, keys = "", ""
     for part, figure in zip(device.parts, figures, strict=True):
-        colour = f"background:var(--{_COLOURS.get(part.name, 'other')})" if part.name != "free" else ""
-        if part.name != "free":
+        colour = f"background:var(--{_COLOURS.get(part.name, 'other')})" if part.name != DevicePart.FREE else ""
+        if part.name != DevicePart.FREE:
             cells += f'<i style="width:{100 * part.nbytes / whole:.3f}%;{colour}"></i>'
-        keys += f'<span title="{escape(part.note)}"><i style="{colour}"></i>{escape(part.name)} <b>{figure}</b></span>'
+        keys += f'<span title="{escape(part.note)}"><i style="{colour}"></i>{escape(part.label)} <b>{figure}</b></span>'
     return f'<div class="bar" role="img" aria-label="{escape(label)}">{cells}</div><div class="key">{keys}</div>'
 
 

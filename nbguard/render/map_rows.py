@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from nbguard.memory.facts import HolderSource
 from nbguard.memory.pinning import Pinner
 from nbguard.reports.memory_map import KEPT, RELEASABLE, STRANDED, DeviceMap, MapHolder, MapPool, MapSegment
 from nbguard.units import format_bytes
@@ -156,9 +157,10 @@ def _note(segments: Sequence[MapSegment], holders: Sequence[MapHolder], state: s
     counts: dict[str, int] = {}
     for each in segments:
         for place in {block.holder for block in each.blocks if block.holder >= 0}:
-            counts[holders[place].label] = counts.get(holders[place].label, 0) + 1
-    first = sorted(counts, key=lambda label: (-counts[label], label))
-    names = ", ".join(map(_blocks_of, first[:2])) + (f" and {len(first) - 2} more" if len(first) > 2 else "")
+            name = _blocks_of(holders[place].label, holders[place].source)
+            counts[name] = counts.get(name, 0) + 1
+    first = sorted(counts, key=lambda name: (-counts[name], name))
+    names = ", ".join(first[:2]) + (f" and {len(first) - 2} more" if len(first) > 2 else "")
     return f"pinned by {names}: {format_bytes(sum(each.part(STRANDED) for each in segments))} stranded"
 
 
@@ -204,12 +206,13 @@ def pin_note(pinner: Pinner) -> str:
     """Return who pins a segment, in words: 'pinned by losses[3] (512 B): gives 20.00 MiB back'."""
     names: dict[str, int] = {}
     for block in pinner.blocks:
-        name = block.path or _blocks_of(block.holder)
+        name = block.path or _blocks_of(block.holder, block.source)
         names[name] = names.get(name, 0) + block.size
     first = sorted(names.items(), key=lambda item: -item[1])
     words = ", ".join(name for name, _ in first[:2]) + (f" and {len(first) - 2} more" if len(first) > 2 else "")
     return f"pinned by {words} ({format_bytes(pinner.pinned_by)}): gives {format_bytes(pinner.gives_back)} back"
 
 
-def _blocks_of(holder: str) -> str:
-    return f"a block {holder}" if holder.startswith(("not held", "allocated at", "waiting")) else holder
+def _blocks_of(label: str, source: HolderSource) -> str:
+    """Return a holder in a sentence: the label of blocks without one says how they came about, `allocated at train.py:3`."""
+    return f"a block {label}" if source in ("unknown", "site", "pending") else label

@@ -23,7 +23,7 @@ def pin_table(device: DeviceMap, limit: int) -> list[tuple[str, ...]]:
 def _pin_row(row: HolderPins) -> tuple[str, ...]:
     unit = "block" if row.kind in ("library", "pending") else "tensor"
     pins = f"{row.blocks} {unit}{'s' if row.blocks != 1 else ''}, {format_bytes(row.nbytes)}"
-    command = command_of(row.label.replace(" = ", " "), row.kind, row.stale)  # every name of it must go
+    command = command_of(row.names, row.kind, row.stale)
     example = f"e.g. {row.example}" if row.example and row.example != row.label else ""
     said = " · ".join(filter(None, (example, command)))
     return row.label, pins, str(row.segments), format_bytes(row.stranded), format_bytes(row.gives_back), said

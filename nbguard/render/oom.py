@@ -63,10 +63,10 @@ def _situation(card: OomCard) -> list[str]:
         then += [("stranded", note.stranded), ("largest free block", note.largest_free)] if note.stranded is not None else []
         lines.append("then: " + " · ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in then))
     if card.asked.kind in HOST_KINDS:
-        lines += [" · ".join(f"{part.name} {format_bytes(part.nbytes)}" for part in card.parts)] if card.parts else []
+        lines += [" · ".join(f"{part.label} {format_bytes(part.nbytes)}" for part in card.parts)] if card.parts else []
     elif card.parts:
         figures = format_column([part.nbytes for part in card.parts], unit_of(sum(part.nbytes for part in card.parts)))
-        shown = [(part.name, figure) for part, figure in zip(card.parts, figures, strict=True) if part.nbytes]
+        shown = [(part.label, figure) for part, figure in zip(card.parts, figures, strict=True) if part.nbytes]
         lines.append("now: " + " · ".join(f"{name} {figure}" for name, figure in shown))
     most = [] if card.had is None else [f"{format_bytes(card.had)} can be had now"]
     most += [f"a memory fraction limits PyTorch to {format_bytes(card.limit)}"] if card.limit is not None else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nbguard.cleanup.plan.parking import Unparked
@@ -89,15 +89,15 @@ def row_of(holder: Holder, figure: str, unit: tuple[int, str]) -> Row:
         since=since,
         what=holder.what,
         stale=holder.stale,
-        command=command_of(holder.label, holder.kind, holder.stale),
+        command=command_of(holder.names[:1], holder.kind, holder.stale),
     )
 
 
-def command_of(label: str, kind: str, stale: bool) -> str:
-    """Return the line that lets a holder go; empty where there is none."""
+def command_of(names: Sequence[str], kind: str, stale: bool) -> str:
+    """Return the line that lets go of a holder by these of its names; empty where there is none."""
     if stale:
         return "%reset_gpu"
-    return f"%reset_gpu {label.partition(' = ')[0]}" if kind in ("name", "out") else ""
+    return f"%reset_gpu {' '.join(names)}" if kind in ("name", "out") else ""
 
 
 def plan_rows(plan: Plan) -> list[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Outcome, Plan
+from nbguard.memory.breakdown import DevicePart
 from nbguard.memory.explain import Why
 from nbguard.memory.processes import Zombies
 from nbguard.render.rows import (
@@ -26,15 +27,15 @@ from nbguard.reports.report import DeviceReport, Report
 from nbguard.units import format_bytes, format_column, unit_of
 
 _WIDTH = 72
-_MARKS = {
-    "context": "█",
-    "allocated": "█",
-    "releasable": "▒",
-    "cached": "▒",
-    "stranded": "▓",
-    "graph pools": "▓",
-    "pending": "▓",
-    "free": " ",
+_MARKS: dict[str, str] = {
+    DevicePart.CONTEXT: "█",
+    DevicePart.ALLOCATED: "█",
+    DevicePart.RELEASABLE: "▒",
+    DevicePart.CACHED: "▒",
+    DevicePart.STRANDED: "▓",
+    DevicePart.GRAPH_POOLS: "▓",
+    DevicePart.PENDING: "▓",
+    DevicePart.FREE: " ",
 }
 
 
@@ -61,7 +62,7 @@ def _device(device: DeviceReport, limit: int) -> Iterator[str]:
     if len(device.parts) > 1:
         unit = unit_of(sum(part.nbytes for part in device.parts))
         figures = format_column([part.nbytes for part in device.parts], unit)
-        yield "  " + "   ".join(f"{part.name} {figure}" for part, figure in zip(device.parts, figures, strict=True))
+        yield "  " + "   ".join(f"{part.label} {figure}" for part, figure in zip(device.parts, figures, strict=True))
     rows, total = holder_rows(device, limit)
     yield from ["", *holder_lines(rows, total)] if rows else ["  nothing is held here"]
     pools = pool_table(device)
@@ -84,7 +85,7 @@ def _bar(device: DeviceReport) -> str:
         reached += part.nbytes
         mark = _MARKS.get(part.name, "░")
         cells = round(reached / total * _WIDTH) - len(text)
-        text += mark * max(cells, 1 if part.nbytes > total / 1000 and part.name != "free" else 0)
+        text += mark * max(cells, 1 if part.nbytes > total / 1000 and part.name != DevicePart.FREE else 0)
     return text[:_WIDTH].ljust(_WIDTH)
 
 

@@ -28,6 +28,9 @@ _WORTH_NAMING = 0.3
 """Share of the stranded bytes that one holder must strand by itself to be named."""
 
 
+_CONTAINERS = frozenset({"list", "dict", "tuple", "set"})
+
+
 def find(analysis: Analysis) -> tuple[Finding, ...]:
     """Return the findings of a scan."""
     facts, plan = analysis.facts, analysis.once(default_plan)
@@ -85,8 +88,8 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
             yield Finding(
                 "graph",
                 f"{label} keeps {many} alive ({format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
-                f"or see `%gpumem why {_first(label)}`",
-                f"%gpumem why {_first(label)}",
+                f"or see `%gpumem why {holder.names[0]}`",
+                f"%gpumem why {holder.names[0]}",
             )
 
 
@@ -125,8 +128,9 @@ def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Findi
 
 
 def _is_handle(facts: Facts, root: Root) -> bool:
-    kinds = {facts.graph.nodes[node].kind for node in root.nodes}
-    return kinds <= {"object", "code", "cell"} and not root.what.startswith(("list", "dict", "tuple", "set"))
+    """Say whether a name stands for one object that is no experiment itself, and no container of the user's."""
+    nodes = [facts.graph.nodes[node] for node in root.nodes]
+    return all(node.kind in ("object", "code", "cell") and node.type_name not in _CONTAINERS for node in nodes)
 
 
 def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator[Finding]:
@@ -160,7 +164,7 @@ def _unpin(rows: tuple[HolderPins, ...], stranded: int) -> tuple[str, str]:
     """Return who strands most of it by itself, with what letting it go gives back, in words and as a command."""
     for row in rows:
         if (row.stale or row.kind == "name") and row.stranded_alone > _WORTH_NAMING * stranded:
-            command = "%reset_gpu" if row.stale else f"%reset_gpu {row.label.replace(' = ', ' ')}"
+            command = "%reset_gpu" if row.stale else f"%reset_gpu {' '.join(row.names)}"
             share = "all" if row.stranded_alone == stranded else format_bytes(row.stranded_alone)
             s, least = "s" if row.blocks > 1 else "", "at least " if row.stale else ""
             pinned = f", {share} of it pinned by {row.label} ({row.blocks} tensor{s}, {format_bytes(row.nbytes)})"
@@ -213,7 +217,3 @@ def _frozen(facts: Facts) -> Iterator[Finding]:
             f"gc.freeze() hides {facts.frozen_objects:,} objects from this report: `gc.unfreeze()` shows them",
             "gc.unfreeze()",
         )
-
-
-def _first(label: str) -> str:
-    return label.partition(" = ")[0]

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from nbguard.cleanup.plan.cheapest import Release, cheapest_release
 from nbguard.cleanup.plan.default import block_holders_of, pins_of
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
-from nbguard.memory.facts import Segment
+from nbguard.memory.facts import HolderSource, Segment
 from nbguard.memory.fragmentation import Fragmentation, free_runs, returnable_part, unit_pages
+from nbguard.memory.graph import Holder
 from nbguard.memory.pinning import Held, HolderPins, Pinner, Unit, pinners, units
 from nbguard.memory.requests import LargestRequest
 
@@ -54,14 +55,15 @@ class MapPool:
     segments: tuple[MapSegment, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MapHolder:
-    """Who holds blocks: in notebook terms, with its bytes on the device."""
+    """A holder of blocks."""
 
-    label: str
-    kind: str
-    stale: bool
-    nbytes: int
+    label: str  # the holder's, in notebook terms
+    kind: str  # the holder's
+    stale: bool  # nothing of the user's own needs it
+    nbytes: int  # bytes of its blocks on the device
+    source: HolderSource = "python"  # the holder's
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,10 @@ def _device(device: DeviceAnalysis, request: int | None) -> DeviceMap:
         name=device.facts.name,
         space=device.space,
         pools=_pools(device, held),
-        holders=tuple(MapHolder(row.label, row.kind, row.stale, size) for row, size in zip(held.holders, sizes, strict=True)),
+        holders=tuple(
+            MapHolder(label=row.label, kind=row.kind, stale=row.stale, nbytes=size, source=row.source)
+            for row, size in zip(held.holders, sizes, strict=True)
+        ),
         pinners=pinners(device.analysis.facts.graph, device.units, held, _PINNERS),
         by_holder=device.once(pins_of),
         largest=device.largest,
@@ -158,6 +163,10 @@ def _device(device: DeviceAnalysis, request: int | None) -> DeviceMap:
         pages=page_occupancy(segments, units(segments)),
         release=None if request is None else cheapest_release(device, request),
     )
+
+
+def _holder(holder: Holder, nbytes: int) -> MapHolder:
+    return MapHolder(label=holder.label, kind=holder.kind, stale=holder.stale, nbytes=nbytes, source=holder.source)
 
 
 def _pools(device: DeviceAnalysis, held: Held) -> tuple[MapPool, ...]:

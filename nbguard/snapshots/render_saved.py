@@ -97,7 +97,7 @@ def saved_html(found: Saved, limit: int = _SHOWN) -> str:
 def _parts(device: DeviceReport) -> str:
     unit = unit_of(sum(part.nbytes for part in device.parts))
     figures = format_column([part.nbytes for part in device.parts], unit)
-    return "   ".join(f"{part.name} {figure}" for part, figure in zip(device.parts, figures, strict=True))
+    return "   ".join(f"{part.label} {figure}" for part, figure in zip(device.parts, figures, strict=True))
 
 
 def _holders(device: DeviceReport, limit: int) -> list[tuple[str, str, str]]:

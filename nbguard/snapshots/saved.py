@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.breakdown import parts_of
-from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, Node, PoolFact, Root, Segment, StorageFact
+from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, HolderSource, Node, PoolFact, Root, Segment, StorageFact
 from nbguard.memory.fragmentation import PoolKey, by_pool
 from nbguard.memory.graph import Holder
 from nbguard.memory.pools import Pool
@@ -97,7 +97,7 @@ def saved_device(device: DeviceFacts, names: Names | None) -> DeviceReport:
 
 def _holders(segments: Iterable[Segment], names: Names | None) -> list[Holder]:
     found: dict[tuple[str, str], list[int]] = {}
-    for block, label, site in _held(segments, names):
+    for block, label, site, _ in _held(segments, names):
         found.setdefault((label, site), []).append(block.size)
     rows: dict[str, tuple[list[int], dict[str, int]]] = {}
     for (label, site), sizes in found.items():
@@ -108,26 +108,34 @@ def _holders(segments: Iterable[Segment], names: Names | None) -> list[Holder]:
     return sorted((_row(label, *row) for label, row in rows.items()), key=lambda row: (-row.retained, row.label))
 
 
-def _held(segments: Iterable[Segment], names: Names | None) -> Iterator[tuple[Block, str, str]]:
-    """Yield each allocated block, who held it, and where a named one was allocated."""
+def _held(segments: Iterable[Segment], names: Names | None) -> Iterator[tuple[Block, str, str, HolderSource]]:
+    """Yield each allocated block, its holder's label, the line that allocated a named one, and the holder's source."""
     for segment in segments:
         for block in segment.blocks:
             if block.state == "active_allocated":
                 site = f"allocated at {block.site}" if block.site else ""
                 named = None if names is None else names.get(block.address)
-                otherwise = _PRIVATE if segment.is_private else UNKNOWN if names is None else NOT_PYTHONS
-                yield block, named or site or otherwise, site if named else ""
+                if named:
+                    yield block, named, site, "python"
+                elif site:
+                    yield block, site, "", "site"
+                elif segment.is_private:
+                    yield block, _PRIVATE, "", "graphs"
+                else:
+                    yield block, *((UNKNOWN, "", "unrecorded") if names is None else (NOT_PYTHONS, "", "unknown"))
 
 
 def saved_map(file: str, found: Sequence[tuple[DeviceFacts, Names | None]], notes: tuple[str, ...]) -> MemoryMap:
     """Return the map of the devices of a file: a graph in which each block is held by whoever `saved_device` says."""
     storages: list[StorageFact] = []
-    holds: dict[str, list[int]] = {}
+    holds: dict[tuple[str, HolderSource], list[int]] = {}
     for device, names in found:
-        for block, label, _ in _held(device.segments or (), names):
-            holds.setdefault(label, []).append(len(storages))
+        for block, label, _, source in _held(device.segments or (), names):
+            holds.setdefault((label, source), []).append(len(storages))
             storages.append(StorageFact(device.device, block.size, block.address))
-    roots = tuple(Root(kind="library", label=label, nodes=(number,)) for number, label in enumerate(holds))
+    roots = tuple(
+        Root(kind="library", label=label, nodes=(number,), source=source) for number, (label, source) in enumerate(holds)
+    )
     nodes = [Node(kind="data", type_name="", ref=number, storages=tuple(each)) for number, each in enumerate(holds.values())]
     private = sorted({segment.pool for device, _ in found for segment in device.segments or () if segment.is_private})
     pools = tuple(PoolFact(pool, (number,)) for number, pool in enumerate(private, start=len(nodes)))

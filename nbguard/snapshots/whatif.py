@@ -89,5 +89,4 @@ def _to_free(namespace: dict[str, Any] | None) -> Iterator[str]:
         yield f"`%reset_gpu` frees {format_bytes(report.stale)} that nothing needs any more"
     rows = [row for device in report.devices for row in device.holders if row.kind == "name" and row.retained and not row.stale]
     for row in sorted(rows, key=lambda row: -row.retained)[:_NAMED]:
-        name = row.label.partition(" = ")[0]
-        yield f"`%reset_gpu {name}` frees the {format_bytes(row.retained)} that {row.label} holds"
+        yield f"`%reset_gpu {row.names[0]}` frees the {format_bytes(row.retained)} that {row.label} holds"

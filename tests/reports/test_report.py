@@ -221,7 +221,7 @@ def test_why_cuts_where_least_is_lost() -> None:
         {"m": 10},
         {"l": "learner"},
         types={"t": "tuple", "c": "_lru_cache_wrapper"},
-        whats={"signal handler SIGUSR1": "ended by signal.signal(signal.SIGUSR1, signal.SIG_DFL)"},
+        ended_by={"signal handler SIGUSR1": "signal.signal(signal.SIGUSR1, signal.SIG_DFL)"},
     )
     node = next(number for number, node in enumerate(graph.nodes) if node.kind == "learner")
 

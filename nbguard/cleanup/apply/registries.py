@@ -6,16 +6,16 @@ import gc
 import sys
 from typing import Any
 
-from nbguard.scan.roots.registries import GARBAGE
+from nbguard.memory.facts import CacheKind
 
 
-def forget(shell: Any, label: str, refs: set[int]) -> None:
-    """Take the objects with the ids `refs` out of the cache that the root `label` stands for."""
-    if label == GARBAGE:
+def forget(shell: Any, cache: CacheKind, refs: set[int]) -> None:
+    """Take the objects with the ids `refs` out of a cache."""
+    if cache == "garbage":
         gc.garbage.clear()
-    elif label.startswith("%run "):
+    elif cache == "run":
         _drop(shell._main_mod_cache, {path for path, module in shell._main_mod_cache.items() if id(module.__dict__) in refs})
-    elif label.startswith("%store "):
+    elif cache == "store":
         _drop(shell.db.cache, {path for path, entry in shell.db.cache.items() if id(entry[0]) in refs})
     else:
         figures = sys.modules["matplotlib._pylab_helpers"].Gcf

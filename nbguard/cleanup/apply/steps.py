@@ -83,7 +83,7 @@ def _drop_compiled(_: Step) -> None:
 
 
 def _forget_copy(step: Step) -> None:
-    forget(step.notebook.shell, step.action.names[0], set(step.action.refs))
+    forget(step.notebook.shell, step.action.cache, set(step.action.refs))
 
 
 def _forget_debugger(_: Step) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nbguard.cleanup.plan.plan import Action, Plan, Request
 from nbguard.errors import TargetError
-from nbguard.memory.facts import IN_THREAD, Facts, Graph
+from nbguard.memory.facts import Facts, Graph
 from nbguard.memory.finding import Finding
 from nbguard.memory.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, storages_of
 from nbguard.memory.pools import given_back, pools_in_use
@@ -107,7 +107,7 @@ def _refuse_running(facts: Facts, text: str, nodes: set[int]) -> None:
         raise TargetError(f"a fit is running on {text}: park it when the fit has ended")
     wanted = storages_of(graph, nodes)
     for root in graph.roots:
-        if IN_THREAD in root.label and root.kind == "frame" and wanted & storages_of(graph, reach(graph, root.nodes)):
+        if root.thread and wanted & storages_of(graph, reach(graph, root.nodes)):
             raise TargetError(f"{text} is in use by {root.label}: park it when that has ended")
     for number, node in enumerate(graph.nodes):
         if node.type_name in _TASKS and number not in nodes and wanted & storages_of(graph, reach(graph, (number,))):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nbguard.cleanup.plan.verdict import Verdict
-from nbguard.memory.facts import PoolId
+from nbguard.memory.facts import CacheKind, PoolId
 from nbguard.memory.processes import Process, Zombies
 from nbguard.memory.target import Target
 
@@ -52,21 +52,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One step of a plan. `nbytes` come back by it, after the steps before it; None: cannot be known before.
-
-    `refs` are ids of the objects concerned (a displayed object, frames with the locals to release, a Learner), so that
-    the step finds them again; `names` the attribute or variable names. They mean nothing once the plan has run.
-    `host` are bytes of host memory that come back beside `nbytes`, as counted before; `processes` what is to end.
-    """
+    """One step of a plan."""
 
     kind: ActionKind
-    label: str
-    nbytes: int | None
-    detail: str = ""
-    refs: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-    host: int = 0
-    processes: tuple[Process, ...] = ()
+    label: str  # the step in words, in the past tense: `last error: 2 variables of 1 frame released`
+    nbytes: int | None  # bytes that come back by it, after the steps before it; None: cannot be known before
+    detail: str = ""  # the consequence in words
+    refs: tuple[int, ...] = ()  # ids of the objects concerned, by which the step finds them; no longer valid once it has run
+    names: tuple[str, ...] = ()  # attributes, variables or labels concerned
+    host: int = 0  # bytes of host memory that come back besides, as counted before
+    processes: tuple[Process, ...] = ()  # worker processes to end
+    cache: CacheKind = ""  # of a step that forgets a cache's object: which cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,13 @@ def _drop_caches(draft: Draft, live: set[int], given_up: set[int] | None) -> Non
             refs = tuple(graph.nodes[node].ref for node in root.nodes)
             draft.add(
                 Action(
-                    kind="cache", label=f"{root.label} forgotten", nbytes=0, detail=root.what, refs=refs, names=(root.label,)
+                    kind="cache",
+                    label=f"{root.label} forgotten",
+                    nbytes=0,
+                    detail=root.what,
+                    refs=refs,
+                    names=(root.label,),
+                    cache=root.cache,
                 ),
                 {number},
             )

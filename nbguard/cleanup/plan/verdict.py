@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
-from nbguard.memory.breakdown import NOT_OURS, parts_of
-from nbguard.memory.facts import Facts
+from nbguard.memory.breakdown import NOT_OURS, DevicePart, parts_of
+from nbguard.memory.facts import Facts, HolderSource
 from nbguard.memory.graph import STALE_KINDS, Holder
 from nbguard.memory.unheld import unheld
 from nbguard.units import MiB, format_bytes
@@ -53,6 +53,7 @@ _NOTES = {
     "free, but not returnable": "comes back with the blocks beside it, or the CUDA graph whose pool it is",
     "context": "CUDA itself in this kernel",
 }
+_CLASSES: dict[HolderSource, str] = {"workspaces": "cuBLAS workspaces", "graphs": "CUDA graphs"}
 _RESTART = ("libraries", "CUDA graphs", "not held by Python", "context")
 
 
@@ -87,15 +88,15 @@ def _parts(device: DeviceAnalysis) -> Iterator[tuple[str, int]]:
     for row in rows:
         yield _class_of(facts, row), row.retained
     for part in parts_of(device.facts, sum(row.retained for row in rows), facts.pid, device.analysis.pools_in_use):
-        if part.name == "context":
+        if part.name == DevicePart.CONTEXT:
             yield "context", part.nbytes
-        elif part.name != "allocated" and part.name not in NOT_OURS:
+        elif part.name != DevicePart.ALLOCATED and part.name not in NOT_OURS:
             yield "free, but not returnable", part.nbytes
 
 
 def _class_of(facts: Facts, row: Holder) -> str:
-    if not row.roots:
-        return row.label
+    if row.source != "python":
+        return _CLASSES.get(row.source, "not held by Python")
     kinds = {facts.graph.roots[root].kind for root in row.roots}
     if kinds & {"name", "module"}:
         return "your names"

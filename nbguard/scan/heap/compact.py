@@ -54,7 +54,18 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
     for root, entries in roots:
         known = tuple(dict.fromkeys(new[entry] for entry in entries if entry in new))
         if known:
-            found.append(Root(kind=root.kind, label=root.label, nodes=known, cell=root.cell, what=root.what))
+            found.append(
+                Root(
+                    kind=root.kind,
+                    label=root.label,
+                    nodes=known,
+                    cell=root.cell,
+                    what=root.what,
+                    ended_by=root.ended_by,
+                    thread=root.thread,
+                    cache=root.cache,
+                )
+            )
     return Graph(tuple(found), tuple(nodes), tuple(replace(fact, nbytes=nbytes(fact)) for fact in walk.storages))
 
 

@@ -9,7 +9,6 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from nbguard.memory.facts import IN_THREAD
 from nbguard.scan.roots.root import LiveRoot
 
 OPTIMIZED = 0x1  # CO_OPTIMIZED: only functions have fast locals, others a namespace that is the real thing
@@ -95,11 +94,10 @@ def running_roots() -> list[LiveRoot]:
     found = []
     for ident, frame in running_frames():
         if _is_of_interest(frame):
-            where = "" if ident == threading.get_ident() else f"{IN_THREAD}{names.get(ident, ident)}"
+            thread = "" if ident == threading.get_ident() else str(names.get(ident, ident))
+            label = f"running {frame.f_code.co_name}()" + (f" in thread {thread}" if thread else "")
             values = tuple(frame_locals(frame).values())
-            found.append(
-                LiveRoot(kind="frame", label=f"running {frame.f_code.co_name}(){where}", objects=values, what="in use")
-            )
+            found.append(LiveRoot(kind="frame", label=label, objects=values, what="in use", thread=thread))
     return found
 
 

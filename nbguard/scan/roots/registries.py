@@ -35,7 +35,11 @@ def registry_roots(shell: Any, is_users: Callable[[object], bool]) -> list[LiveR
 def _garbage() -> Iterator[LiveRoot]:
     if gc.garbage:
         yield LiveRoot(
-            kind="cache", label=GARBAGE, objects=tuple(gc.garbage), what="collected, but kept for debugging (gc.DEBUG_SAVEALL)"
+            kind="cache",
+            label=GARBAGE,
+            objects=tuple(gc.garbage),
+            what="collected, but kept for debugging (gc.DEBUG_SAVEALL)",
+            cache="garbage",
         )
 
 
@@ -44,29 +48,24 @@ def _interpreter() -> Iterator[LiveRoot]:
         handler = signal.getsignal(number)
         if callable(handler):
             name = signal.Signals(number).name
-            what = f"ended by signal.signal(signal.{name}, signal.SIG_DFL)"
-            yield LiveRoot(kind="library", label=f"signal handler {name}", objects=(handler,), what=what)
+            ended_by = f"signal.signal(signal.{name}, signal.SIG_DFL)"
+            yield _hook(f"signal handler {name}", handler, ended_by)
     for name, hook in (("profile", sys.getprofile()), ("trace", sys.gettrace())):
         if hook is not None:
-            yield LiveRoot(
-                kind="library", label=f"sys.set{name} function", objects=(hook,), what=f"ended by sys.set{name}(None)"
-            )
+            yield _hook(f"sys.set{name} function", hook, f"sys.set{name}(None)")
     for callback in gc.callbacks:
-        yield LiveRoot(
-            kind="library",
-            label=f"gc callback {_name(callback)}",
-            objects=(callback,),
-            what="ended by removing it from gc.callbacks",
-        )
+        yield _hook(f"gc callback {_name(callback)}", callback, "removing it from gc.callbacks")
+
+
+def _hook(label: str, hook: Any, ended_by: str) -> LiveRoot:
+    return LiveRoot(kind="library", label=label, objects=(hook,), what=f"ended by {ended_by}", ended_by=ended_by)
 
 
 def _torch() -> Iterator[LiveRoot]:
     overrides, dispatch = sys.modules.get("torch.overrides"), sys.modules.get("torch.utils._python_dispatch")
     for module, ask in ((overrides, "_get_current_function_mode_stack"), (dispatch, "_get_current_dispatch_mode_stack")):
         for mode in getattr(module, ask, list)():
-            yield LiveRoot(
-                kind="library", label=f"torch mode {name_of(type(mode))}", objects=(mode,), what="ended by its __exit__()"
-            )
+            yield _hook(f"torch mode {name_of(type(mode))}", mode, "its __exit__()")
     ask_hooks: Any = getattr(sys.modules["torch"]._C._autograd, "_top_saved_tensors_default_hooks", None)
     hooks = None if ask_hooks is None else ask_hooks(True)
     if hooks:
@@ -83,7 +82,9 @@ def _figures() -> Iterator[LiveRoot]:
     helpers = sys.modules.get("matplotlib._pylab_helpers")
     for number, manager in [] if helpers is None else list(helpers.Gcf.figs.items()):
         if namespace_of(type(manager)).get("__module__") in ("matplotlib.backend_bases", "matplotlib_inline.backend_inline"):
-            yield LiveRoot(kind="cache", label=f"pyplot figure {number}", objects=(manager,), what="open figure")
+            yield LiveRoot(
+                kind="cache", label=f"pyplot figure {number}", objects=(manager,), what="open figure", cache="figure"
+            )
 
 
 def _scripts(shell: Any) -> Iterator[LiveRoot]:
@@ -91,21 +92,22 @@ def _scripts(shell: Any) -> Iterator[LiveRoot]:
         namespace = module_namespace(module)
         if namespace is not None:
             what = "globals of a script that has run"
-            yield LiveRoot(kind="cache", label=f"%run {Path(path).name}", objects=(namespace,), what=what)
+            yield LiveRoot(kind="cache", label=f"%run {Path(path).name}", objects=(namespace,), what=what, cache="run")
 
 
 def _stored(shell: Any) -> Iterator[LiveRoot]:
     cache = getattr(getattr(shell, "db", None), "cache", None)
     for path, entry in list(cache.items()) if type(cache) is dict else ():
         if type(entry) is tuple:
-            yield LiveRoot(kind="cache", label=f"%store {Path(path).name}", objects=entry[:1], what="copy of what is on disk")
+            what = "copy of what is on disk"
+            yield LiveRoot(kind="cache", label=f"%store {Path(path).name}", objects=entry[:1], what=what, cache="store")
 
 
 def _ipython(shell: Any) -> Iterator[LiveRoot]:
     for event, callbacks in shell.events.callbacks.items():
         for callback in callbacks:
-            what = f"ended by get_ipython().events.unregister('{event}', …)"
-            yield LiveRoot(kind="library", label=f"IPython event {event}: {_name(callback)}", objects=(callback,), what=what)
+            ended_by = f"get_ipython().events.unregister('{event}', …)"
+            yield _hook(f"IPython event {event}: {_name(callback)}", callback, ended_by)
     for kind, table in shell.magics_manager.magics.items():
         for name, function in list(table.items()):
             yield LiveRoot(kind="library", label=f"{'%' if kind == 'line' else '%%'}{name}", objects=(function,), what="magic")

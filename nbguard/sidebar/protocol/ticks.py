@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nbguard.memory.breakdown import Part, parts_of
+from nbguard.memory.breakdown import DevicePart, Part, bound_of, parts_of
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import DeviceFacts
 from nbguard.sidebar.protocol.sparkline import Sparks
 from nbguard.sidebar.protocol.state import DeviceTick, FitTick, Job, Tick
 from nbguard.sidebar.protocol.truncation import cut
 
-PROCESS = "process"
-"""The part that stands for all memory of this process, where no allocator counts what tensors have of it."""
 _TALKATIVE = 2
 """Of more devices only the parts that there are are sent, with no note that is the same of each: a tick is to be small."""
 _SOURCES = {"malloc": "in use by malloc", "resident": "resident"}
@@ -55,8 +53,8 @@ def build_tick(
 def _device(reading: TickReading, device: DeviceFacts, history: Sparks, brief: bool) -> DeviceTick:
     parts = _parts(reading, device)
     if brief:
-        told = (part for part in parts if part.nbytes)
-        parts = tuple(part if part.name == "others" else replace(part, note=_bound(part.note)) for part in told)
+        some = (part for part in parts if part.nbytes)
+        parts = tuple(p if p.name == DevicePart.OTHERS else replace(p, note=bound_of(device, p.name)) for p in some)
     peak = None if device.allocator is None else device.allocator.peak_allocated
     return DeviceTick(
         device=device.device,
@@ -68,14 +66,9 @@ def _device(reading: TickReading, device: DeviceFacts, history: Sparks, brief: b
     )
 
 
-def _bound(note: str) -> str:
-    """Return of a note only that the figure is a bound."""
-    return note.partition(";")[0] if note.startswith(("at most", "at least")) else ""
-
-
 def _parts(reading: TickReading, device: DeviceFacts) -> tuple[Part, ...]:
     if reading.process is not None:
         source = _SOURCES.get(reading.source, reading.source)
-        return (Part(PROCESS, reading.process, f"tensors and everything else in this process ({source})"),)
+        return (Part(DevicePart.PROCESS, reading.process, f"tensors and everything else in this process ({source})"),)
     allocated = 0 if device.allocator is None else device.allocator.allocated
     return parts_of(device, allocated, reading.pid, ())

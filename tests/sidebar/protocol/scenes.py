@@ -214,9 +214,8 @@ def _stale() -> Scene:
 
 def _oom() -> Scene:
     facts = _notebook(stale=True)
-    free = facts.devices[0].free
-    assert free is not None
-    busy = replace(facts.devices[0], free=free - 68 * GiB, nvml=NvmlFacts(TOTAL, TOTAL - free + 68 * GiB, None))
+    free = 300 * MiB
+    busy = replace(facts.devices[0], free=free, nvml=NvmlFacts(TOTAL, TOTAL - free, None))
     note = OomNote(
         device="cuda:0",
         requested=6 * GiB,
