@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, PoolId
 from nbguard.memory.fragmentation import Fragmentation, fragmentation
-from nbguard.memory.graph import Holding, holdings
+from nbguard.memory.holders import Holding, holdings
 from nbguard.memory.oom_facts import device_that_ran_out
 from nbguard.memory.pinning import Unit, units
 from nbguard.memory.pools import Pool, pools_in_use, pools_of

@@ -1,19 +1,12 @@
-"""Who holds the bytes: from a graph of references to holders that re-add to the total.
-
-A storage belongs to the set of roots that reach it. Roots of the user's own (names, globals, running code) come first:
-only a storage that none of them reaches belongs to a hidden root (`Out[n]`, the last error, unreachable cycles).
-So `learn`, displayed once and still named, is `learn`; `Out[7]` is a holder only of what nothing else needs.
-"""
+"""The graph of references: what nodes lead to, the shortest way to each, and the words for such a way."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
 from itertools import pairwise
 
-from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, HolderSource, Root
-from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.facts import Graph, Root
 
 Edge = tuple[int, int]
 """(parent node, child node): one reference that a cleanup would remove."""
@@ -143,116 +136,3 @@ def path_text(graph: Graph, root: Root, path: Iterable[int], shorten: int = 0) -
     if shorten and len(steps) > shorten:
         steps = [*steps[: shorten - 2], " → …", steps[-1]]
     return "".join(steps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """One row of the table of holders."""
-
-    label: str  # what the user calls it: all names of one object (`learn = best`), several roots (`a + b`)
-    kind: str  # kind of its root (`RootKind`); "shared" for several roots, "pending" for blocks that wait for a stream
-    retained: int  # bytes that come back if this holder alone is let go
-    reaches: int  # bytes that it leads to, shared ones included
-    cell: int | None  # number of the cell that it stems from
-    what: str  # the object in a few words, or why the bytes are held
-    stale: bool  # nothing of the user's own needs it
-    roots: tuple[int, ...]  # numbers of its roots in the graph; none for memory without a holder in Python
-    path: str = ""  # the way from the root to its bytes, as one would write it; for errors and libraries
-    source: HolderSource = "python"  # who holds the bytes
-    names: tuple[str, ...] = ()  # labels of its roots where they are all the same object: `("learn", "best")`
-
-    @property
-    def is_shared(self) -> bool:
-        """Return whether this row stands for bytes that several roots hold together."""
-        return self.kind == "shared"
-
-
-def holders(graph: Graph, device: str | None = None) -> tuple[Holder, ...]:
-    """Return every holder of bytes on `device` (None: all), largest first; their `retained` bytes re-add to the total.
-
-    Names of one and the same object form one holder (`learn = best`). All are found in one pass, see `owners`.
-    """
-    return tuple(row for row, _ in holdings(graph, device))
-
-
-Holding = tuple[Holder, frozenset[int]]
-"""A holder, and the storages that its `retained` bytes are."""
-
-
-def holdings(graph: Graph, device: str | None = None) -> tuple[Holding, ...]:
-    """Return every holder as `holders` does, each with the storages that its `retained` bytes are."""
-    groups = _alias_groups(graph)
-    users = (1 << sum(graph.roots[group[0]].kind not in STALE_KINDS for group in groups)) - 1
-    entries = [[node for root in group for node in graph.roots[root].nodes] for group in groups]
-    owned: dict[int, set[int]] = {}
-    for storage, mask in enumerate(owners_of_storages(graph, owners_of_nodes(graph, entries))):
-        if mask and device in (None, graph.storages[storage].device):
-            owned.setdefault(mask, set()).add(storage)
-    reaches = dict.fromkeys((number for mask in owned for number in bits_of(mask)), 0)
-    by_owners: dict[int, set[int]] = {}
-    for mask, storages in owned.items():
-        nbytes = nbytes_of(graph, storages)
-        for number in bits_of(mask):
-            reaches[number] += nbytes
-        by_owners.setdefault(mask & users or mask, set()).update(storages)
-    by_who = {tuple(bits_of(mask)): storages for mask, storages in by_owners.items()}
-    by_who |= {(n,): set() for n in reaches if users >> n & 1 and (n,) not in by_who}
-    rows = [
-        (_holder(graph, groups, who, exclusive, reaches[who[0]]), frozenset(exclusive))
-        for who, exclusive in by_who.items()
-        if len(who) == 1 or nbytes_of(graph, exclusive)
-    ]
-    return tuple(sorted(rows, key=lambda row: (-row[0].retained, -row[0].reaches, row[0].label)))
-
-
-def _alias_groups(graph: Graph) -> list[tuple[int, ...]]:
-    """Return the roots in groups: names of the same object together, the user's own roots before the stale ones."""
-    groups: dict[object, list[int]] = {}
-    for number, root in enumerate(graph.roots):
-        key: object = (root.kind, root.nodes) if root.kind == "name" and root.nodes else number
-        groups.setdefault(key, []).append(number)
-    return sorted((tuple(group) for group in groups.values()), key=lambda group: graph.roots[group[0]].kind in STALE_KINDS)
-
-
-def _rank(graph: Graph, group: tuple[int, ...]) -> int:
-    """Return 0 for a Learner, 1 for another experiment, 2 for the rest: the order in which shared holders are named."""
-    kinds = {graph.nodes[node].kind for node in graph.roots[group[0]].nodes}
-    return 0 if "learner" in kinds else 1 if kinds & EXPERIMENT_KINDS else 2
-
-
-def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], exclusive: set[int], reaches: int) -> Holder:
-    roots = tuple(root for number in who for root in groups[number])
-    first = graph.roots[roots[0]]
-    stale = first.kind in STALE_KINDS
-    retained = nbytes_of(graph, exclusive)
-    named_first = sorted(who, key=lambda number: _rank(graph, groups[number]))
-    labels = [" = ".join(graph.roots[root].label for root in groups[number]) for number in named_first]
-    if len(who) > 1:
-        label = " + ".join(labels[:3]) + (f" + {len(labels) - 3} more" if len(labels) > 3 else "")
-        return Holder(
-            label=label,
-            kind="shared",
-            retained=retained,
-            reaches=retained,
-            cell=None,
-            what="shared: comes back when all of them are let go",
-            stale=stale,
-            roots=roots,
-        )
-    path = ""
-    if exclusive and first.kind in ("error", "library"):
-        goals = {node for node, fact in enumerate(graph.nodes) if exclusive.intersection(fact.storages)}
-        path = path_text(graph, first, shortest_path(graph, first, goals), shorten=5)
-    return Holder(
-        label=labels[0],
-        kind=first.kind,
-        retained=retained,
-        reaches=reaches,
-        cell=first.cell,
-        what=first.what,
-        stale=stale,
-        roots=roots,
-        path=path,
-        source=first.source,
-        names=tuple(graph.roots[root].label for root in roots),
-    )

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from nbguard.memory.facts import Block, DeviceFacts, Graph, HolderSource, PoolId, Segment
 from nbguard.memory.fragmentation import unit_pages
-from nbguard.memory.graph import Holder, Holding, path_text, shortest_paths
-from nbguard.memory.unheld import CHANGED, unheld_blocks
+from nbguard.memory.graph import path_text, shortest_paths
+from nbguard.memory.holders import CHANGED, Holder, Holding, unheld_blocks
 
 _PENDING = Holder(
     label="waiting for a stream",
@@ -99,7 +99,7 @@ def _unit(segment: Segment, page: int, first: int, last: int, live: Sequence[Blo
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class BlockHolders:
     """Who holds the blocks of a device: `holders`, and the place of each block's among them, by address."""
 
     holders: tuple[Holder, ...]
@@ -107,7 +107,7 @@ class Held:
     storages: Mapping[int, int]
 
     @classmethod
-    def of(cls, graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> Held:
+    def of(cls, graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> BlockHolders:
         """Return the holders of `device`; `held` and `freed` as in `all_holders`."""
         rows: list[Holder] = []
         places: dict[int, int] = {}
@@ -177,7 +177,7 @@ class HolderPins:
     names: tuple[str, ...] = ()  # the holder's: every name of the object, all of which must go
 
 
-def pinners(graph: Graph, found: Sequence[Unit], held: Held, limit: int) -> tuple[Pinner, ...]:
+def pinners(graph: Graph, found: Sequence[Unit], held: BlockHolders, limit: int) -> tuple[Pinner, ...]:
     """Return the worst units, at most `limit`: those with most free bytes for each that is live first.
 
     Half of the places are for those with most free bytes, however many are live.
@@ -195,7 +195,7 @@ def pinners(graph: Graph, found: Sequence[Unit], held: Held, limit: int) -> tupl
     return tuple(_pinner(unit, held, paths) for unit in worst)
 
 
-def _pinner(unit: Unit, held: Held, paths: Mapping[int, str]) -> Pinner:
+def _pinner(unit: Unit, held: BlockHolders, paths: Mapping[int, str]) -> Pinner:
     segment = unit.segment
     blocks = tuple(
         PinnedBlock(
@@ -222,7 +222,7 @@ def _pinner(unit: Unit, held: Held, paths: Mapping[int, str]) -> Pinner:
     )
 
 
-def paths_to(graph: Graph, blocks: Iterable[Block], held: Held) -> dict[int, str]:
+def paths_to(graph: Graph, blocks: Iterable[Block], held: BlockHolders) -> dict[int, str]:
     """Return, by address, how one would write what holds each block: `losses[3]`, by one search per holder."""
     wanted: dict[int, dict[int, int]] = {}
     for block in blocks:
@@ -247,7 +247,7 @@ def paths_to(graph: Graph, blocks: Iterable[Block], held: Held) -> dict[int, str
     return found
 
 
-def pins_of_holders(graph: Graph, found: Sequence[Unit], held: Held) -> tuple[HolderPins, ...]:
+def pins_of_holders(graph: Graph, found: Sequence[Unit], held: BlockHolders) -> tuple[HolderPins, ...]:
     """Return what each holder pins, the one that alone gives most back first."""
     owners = [(unit, frozenset(map(held.place, unit.live))) for unit in found]
     examples: dict[int, tuple[int, Block]] = {}
@@ -271,7 +271,7 @@ def pins_of_holders(graph: Graph, found: Sequence[Unit], held: Held) -> tuple[Ho
     return tuple(sorted(rows, key=lambda row: (-row.stranded_alone, -row.stranded, row.label)))
 
 
-def _pins(held: Held, place: int, touched: Sequence[Unit], alone: Sequence[Unit], example: str) -> HolderPins:
+def _pins(held: BlockHolders, place: int, touched: Sequence[Unit], alone: Sequence[Unit], example: str) -> HolderPins:
     holder = held.holders[place]
     blocks = [block for unit in touched for block in unit.live if held.place(block) == place]
     return HolderPins(
@@ -289,7 +289,7 @@ def _pins(held: Held, place: int, touched: Sequence[Unit], alone: Sequence[Unit]
     )
 
 
-def _goes_with(held: Held, place: int) -> frozenset[int]:
+def _goes_with(held: BlockHolders, place: int) -> frozenset[int]:
     """Return the holders whose bytes are gone when one is let go: of a shared one, also those of each of its names."""
     roots = set(held.holders[place].roots)
     if not held.holders[place].is_shared:

@@ -10,7 +10,8 @@ from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.facts import EXPERIMENT_KINDS
 from nbguard.memory.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.gradients import gradient_storages, zero_grad
-from nbguard.memory.graph import STALE_KINDS, Holder, reach_of_roots
+from nbguard.memory.graph import STALE_KINDS, reach_of_roots
+from nbguard.memory.holders import Holder
 from nbguard.out_of_memory.failed_request import FailedRequest, FailedRunUsage
 from nbguard.out_of_memory.release_candidates import ReleaseCandidate, release_candidates
 from nbguard.units import format_bytes

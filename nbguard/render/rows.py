@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.memory.facts import PinnedFacts
-from nbguard.memory.graph import Holder
+from nbguard.memory.holders import Holder
 from nbguard.reports.report import DeviceReport
 from nbguard.units import format_bytes, format_column, unit_of
 

@@ -11,7 +11,7 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import NOTICED, Reading
 from nbguard.memory.facts import Graph
 from nbguard.memory.graph import STALE_KINDS
-from nbguard.memory.unheld import unheld
+from nbguard.memory.holders import unheld
 
 PROCESS = "process memory"
 """Stands in place of a device where only the memory of the whole process is known, not the tensors in it."""

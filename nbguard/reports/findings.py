@@ -15,7 +15,8 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Root
 from nbguard.memory.finding import Finding
 from nbguard.memory.gradients import idle_gradients, zero_grad
-from nbguard.memory.graph import Holder, reach
+from nbguard.memory.graph import reach
+from nbguard.memory.holders import Holder
 from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.pinning import HolderPins
 from nbguard.out_of_memory.card import out_of_memory

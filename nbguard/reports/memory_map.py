@@ -10,8 +10,8 @@ from nbguard.cleanup.plan.default import block_holders_of, pins_of
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.facts import HolderSource, Segment
 from nbguard.memory.fragmentation import Fragmentation, free_runs, returnable_part, unit_pages
-from nbguard.memory.graph import Holder
-from nbguard.memory.pinning import Held, HolderPins, Pinner, Unit, pinners, units
+from nbguard.memory.holders import Holder
+from nbguard.memory.pinning import BlockHolders, HolderPins, Pinner, Unit, pinners, units
 from nbguard.memory.requests import LargestRequest
 
 _PINNERS = 200
@@ -169,7 +169,7 @@ def _holder(holder: Holder, nbytes: int) -> MapHolder:
     return MapHolder(label=holder.label, kind=holder.kind, stale=holder.stale, nbytes=nbytes, source=holder.source)
 
 
-def _pools(device: DeviceAnalysis, held: Held) -> tuple[MapPool, ...]:
+def _pools(device: DeviceAnalysis, held: BlockHolders) -> tuple[MapPool, ...]:
     in_use = device.analysis.pools_in_use
     groups: dict[tuple[tuple[int, int], int, bool], list[Segment]] = {}
     for segment in sorted(device.facts.segments or (), key=lambda each: each.address):
@@ -180,7 +180,7 @@ def _pools(device: DeviceAnalysis, held: Held) -> tuple[MapPool, ...]:
     )
 
 
-def _segment(segment: Segment, held: Held, is_kept: bool) -> MapSegment:
+def _segment(segment: Segment, held: BlockHolders, is_kept: bool) -> MapSegment:
     blocks = [MapBlock(block.address, block.size, held.place(block)) for block in segment.blocks if block.state != "inactive"]
     for start, size in free_runs(segment):
         if is_kept:

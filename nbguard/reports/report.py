@@ -9,7 +9,7 @@ from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import NOT_OURS, Part
 from nbguard.memory.facts import PinnedFacts, Unavailable
 from nbguard.memory.finding import Finding
-from nbguard.memory.graph import Holder
+from nbguard.memory.holders import Holder
 from nbguard.memory.pools import Pool
 from nbguard.reports.findings import find
 

@@ -10,8 +10,7 @@ from typing import Any
 from nbguard.allocator.snapshot.snapshot import Beside
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.memory.facts import DeviceFacts
-from nbguard.memory.graph import holdings
-from nbguard.memory.unheld import workspace_blocks
+from nbguard.memory.holders import holdings, workspace_blocks
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction
 from nbguard.scan.scan import Scan
 

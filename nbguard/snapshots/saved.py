@@ -9,7 +9,7 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.breakdown import parts_of
 from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, HolderSource, Node, PoolFact, Root, Segment, StorageFact
 from nbguard.memory.fragmentation import PoolKey, by_pool
-from nbguard.memory.graph import Holder
+from nbguard.memory.holders import Holder
 from nbguard.memory.pools import Pool
 from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import DeviceReport, Report

@@ -15,8 +15,8 @@ from nbguard.cleanup.plan.cheapest import cheapest_release
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, Node, PoolId, Root, Segment, StorageFact
 from nbguard.memory.fragmentation import by_pool, fragmentation, unit_pages
-from nbguard.memory.graph import holdings
-from nbguard.memory.pinning import Held, pinners, pins_of_holders, units
+from nbguard.memory.holders import holdings
+from nbguard.memory.pinning import BlockHolders, pinners, pins_of_holders, units
 from nbguard.memory.requests import Room
 from nbguard.reports.memory_map import STRANDED, build_map
 from nbguard.reports.report import build_report
@@ -49,6 +49,11 @@ def test_what_is_stranded_re_adds(found: list[Segment], in_use: set[PoolId]) -> 
     for key, space in by_pool(whole, in_use=in_use).items():
         mine = [unit for unit in units(whole, in_use) if (unit.segment.pool, unit.segment.stream) == (key.pool, key.stream)]
         assert sum(unit.stranded for unit in mine if unit.segment.is_small == key.is_small) == space.stranded
+
+
+def block_holders(graph: Graph, device: DeviceFacts) -> BlockHolders:
+    """Return the holders of the blocks of `device`, nothing of which is stale."""
+    return BlockHolders.of(graph, device, holdings(graph, device.device), frozenset())
 
 
 def losses_in_every_segment(count: int = 12) -> Facts:
@@ -111,7 +116,7 @@ def test_the_worst_by_what_each_live_byte_keeps_comes_first() -> None:
     device = make_cuda_device(found, 100 * MiB, 0)
     graph = Graph()
 
-    worst = pinners(graph, list(units(found)), Held.of(graph, device, holdings(graph, "cuda:0"), frozenset()), 10)
+    worst = pinners(graph, list(units(found)), block_holders(graph, device), 10)
 
     assert [pinner.address for pinner in worst] == [1 << 40, 0, 2 << 40]
     assert worst[0].blocks[0].holder == "not held by Python"
@@ -122,7 +127,7 @@ def test_of_many_pinned_segments_those_with_most_free_bytes_are_among_the_explai
     large = make_segment((600 * MiB, "active_allocated"), (400 * MiB, "inactive"), address=30 << 40)
     device, graph = make_cuda_device([*small, large], 2000 * MiB, 0), Graph()
 
-    worst = pinners(graph, list(units([*small, large])), Held.of(graph, device, holdings(graph, "cuda:0"), frozenset()), 4)
+    worst = pinners(graph, list(units([*small, large])), block_holders(graph, device), 4)
 
     assert [pinner.address >> 40 for pinner in worst] == [1, 2, 3, 30]
 
@@ -142,7 +147,7 @@ def test_a_segment_of_two_holders_comes_back_with_neither_alone() -> None:
     )
     device = make_cuda_device([segment], 100 * MiB, 0)
 
-    rows = pins_of_holders(graph, list(units([segment])), Held.of(graph, device, holdings(graph, "cuda:0"), frozenset()))
+    rows = pins_of_holders(graph, list(units([segment])), block_holders(graph, device))
 
     assert [(row.label, row.stranded, row.stranded_alone, row.gives_back) for row in rows] == [
         ("a", 2 * MiB - 1536, 0, 0),

@@ -1,4 +1,4 @@
-"""A cleanup plan in the making: steps that take references out of a graph, and what is still reached without them.
+"""The builder of a cleanup plan: steps that take references out of a graph, and the nodes still reached without them.
 
 What each step gives back is known once all steps are: what is left at the end is walked once, then the steps are undone
 from the last to the first, and what each of them lets reach again is what it frees. One pass, however many steps.
@@ -15,7 +15,7 @@ from nbguard.memory.graph import STALE_KINDS, Edge, nbytes_of, reach, storages_o
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedStep:
     """An action with the roots and references that no earlier step has let go of."""
 
     action: Action
@@ -33,14 +33,14 @@ class Settled:
 
 
 @dataclass(kw_only=True)
-class Draft:
-    """Steps so far; `gone` and `cut` are the roots and references that all of them let go of."""
+class PlanBuilder:
+    """A cleanup plan so far."""
 
-    facts: Facts
-    gone: set[int] = field(default_factory=set)
-    cut: set[Edge] = field(default_factory=set)
-    steps: list[Step] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+    facts: Facts  # the scan that it is made for
+    gone: set[int] = field(default_factory=set)  # numbers of the roots that the steps let go of
+    cut: set[Edge] = field(default_factory=set)  # references that the steps let go of
+    steps: list[PlannedStep] = field(default_factory=list)  # in the order in which they will run
+    skipped: list[str] = field(default_factory=list)  # sentences on what was asked for and will not be done
 
     @property
     def graph(self) -> Graph:
@@ -49,7 +49,7 @@ class Draft:
 
     def add(self, action: Action, gone: Iterable[int] = (), cut: Iterable[Edge] = ()) -> None:
         """Append a step. To its `nbytes` comes what it lets go of in the graph; None stays: that cannot be known before."""
-        step = Step(action, frozenset(gone) - self.gone, frozenset(cut) - self.cut)
+        step = PlannedStep(action, frozenset(gone) - self.gone, frozenset(cut) - self.cut)
         self.gone |= step.gone
         self.cut |= step.cut
         self.steps.append(step)

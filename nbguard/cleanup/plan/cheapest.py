@@ -10,9 +10,10 @@ from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import DeviceAnalysis
 from nbguard.memory.facts import Facts, Segment
-from nbguard.memory.graph import Holder, nbytes_of
+from nbguard.memory.graph import nbytes_of
+from nbguard.memory.holders import Holder
 from nbguard.memory.owner_sets import bits_of
-from nbguard.memory.pinning import Held, Unit
+from nbguard.memory.pinning import BlockHolders, Unit
 from nbguard.memory.requests import SMALL_MAX, Room, rounded_to_blocks, segment_size
 from nbguard.memory.target import Target
 
@@ -25,21 +26,15 @@ _CANDIDATES = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """What to let go so that a request of `nbytes` in one piece succeeds on a device.
+    """The cheapest release after which a request in one piece succeeds on a device. All sizes are bytes."""
 
-    `names` are the user's, `and_stale` says that what `%reset_gpu` frees by itself goes too (neither: nothing needs to be
-    done, or nothing helps). `lost` are the bytes of theirs that are freed, `gives_back` what goes back to the device.
-    `is_exact`: every set was tried, none loses less; else a good one found step by step. `enough`: whether the request
-    succeeds then, asked of the plan of that cleanup; None: not known, as what is free on the device is not.
-    """
-
-    nbytes: int
-    names: tuple[str, ...] = ()
-    and_stale: bool = False
-    lost: int = 0
-    gives_back: int = 0
-    is_exact: bool = True
-    enough: bool | None = True
+    nbytes: int  # of the request
+    names: tuple[str, ...] = ()  # names to let go; none: nothing needs to be done, stale memory is enough, or nothing helps
+    and_stale: bool = False  # what `%reset_gpu` frees by itself goes too
+    lost: int = 0  # bytes of the user's own that are freed
+    gives_back: int = 0  # bytes that go back to the device
+    is_exact: bool = True  # every set was tried, and none loses less; else a good one, found step by step
+    enough: bool | None = True  # the request succeeds then; None: what is free on the device is not known
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -141,7 +136,7 @@ def _names(facts: Facts, rows: Sequence[Holder], chosen: int) -> tuple[str, ...]
     return tuple(facts.graph.roots[root].label for number in bits_of(chosen) for root in rows[number].roots)
 
 
-def _puzzle(room: Room, blocks: Iterable[Unit], held: Held, masks: Sequence[int], nbytes: int) -> _Puzzle:
+def _puzzle(room: Room, blocks: Iterable[Unit], held: BlockHolders, masks: Sequence[int], nbytes: int) -> _Puzzle:
     rounded = rounded_to_blocks(nbytes)
     small = rounded <= SMALL_MAX
     need = segment_size(rounded)
@@ -161,7 +156,7 @@ def _puzzle(room: Room, blocks: Iterable[Unit], held: Held, masks: Sequence[int]
     return _Puzzle(frozenset(holes), back, losses, room.missing(need))
 
 
-def _holes(segment: Segment, held: Held, masks: Sequence[int], rounded: int) -> Iterator[int]:
+def _holes(segment: Segment, held: BlockHolders, masks: Sequence[int], rounded: int) -> Iterator[int]:
     """Yield what must go for each shortest stretch of blocks that is large enough."""
     blocks = segment.blocks
     owners = [0 if block.state == "inactive" else masks[held.place(block)] for block in blocks]

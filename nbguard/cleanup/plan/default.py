@@ -9,9 +9,8 @@ from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import Part, parts_of
-from nbguard.memory.graph import Holder
-from nbguard.memory.pinning import Held, HolderPins, pins_of_holders
-from nbguard.memory.unheld import all_holders
+from nbguard.memory.holders import Holder, all_holders
+from nbguard.memory.pinning import BlockHolders, HolderPins, pins_of_holders
 
 
 def default_plan(analysis: Analysis) -> Plan:
@@ -31,10 +30,10 @@ def parts_of_device(device: DeviceAnalysis) -> tuple[Part, ...]:
     return parts_of(device.facts, allocated, device.analysis.facts.pid, device.analysis.pools_in_use)
 
 
-def block_holders_of(device: DeviceAnalysis) -> Held:
+def block_holders_of(device: DeviceAnalysis) -> BlockHolders:
     """Return who holds each live block of a device."""
     analysis = device.analysis
-    return Held.of(analysis.facts.graph, device.facts, device.holdings, analysis.once(default_plan).storages)
+    return BlockHolders.of(analysis.facts.graph, device.facts, device.holdings, analysis.once(default_plan).storages)
 
 
 def pins_of(device: DeviceAnalysis) -> tuple[HolderPins, ...]:

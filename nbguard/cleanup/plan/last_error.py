@@ -35,7 +35,7 @@ def variables_of_error(graph: Graph) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class ReleasedParts:
     """Parts of an error that give way to stand-ins: references that go, (owner, object) refs in turn, names, owners."""
 
     cut: set[Edge]
@@ -44,7 +44,7 @@ class Released:
     owners: set[int]
 
 
-def released(graph: Graph, shell: Iterable[int], wanted: Set[int], done: Set[Edge] = frozenset()) -> Released:
+def released_parts(graph: Graph, shell: Iterable[int], wanted: Set[int], done: Set[Edge] = frozenset()) -> ReleasedParts:
     """Return what goes of the exceptions and frames `shell`: their parts among `wanted`, but those that are `done` already."""
     cut, refs, names, owners = set[Edge](), list[int](), list[str](), set[int]()
     for owner in sorted(shell):
@@ -54,7 +54,7 @@ def released(graph: Graph, shell: Iterable[int], wanted: Set[int], done: Set[Edg
                 refs += [graph.nodes[owner].ref, graph.nodes[child].ref]
                 names.append(label)
                 owners.add(owner)
-    return Released(cut, tuple(refs), tuple(names), owners)
+    return ReleasedParts(cut, tuple(refs), tuple(names), owners)
 
 
 def parts_of_error(graph: Graph, owner: int) -> Iterable[tuple[int, str, set[Edge]]]:

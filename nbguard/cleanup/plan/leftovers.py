@@ -1,10 +1,10 @@
-"""What an interrupted fit left on a Learner that is kept and idle: the batch, the prediction, the graph."""
+"""Leftovers that an interrupted fit left on a Learner that is kept and idle: the batch, the prediction, the graph."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from nbguard.cleanup.plan.builder import Draft
+from nbguard.cleanup.plan.builder import PlanBuilder
 from nbguard.cleanup.plan.plan import Action
 from nbguard.memory.facts import Graph, LearnerFact
 from nbguard.memory.graph import Edge
@@ -16,34 +16,36 @@ _LOSS = 1024
 unless more bytes than this come back."""
 
 
-def clear_leftovers(draft: Draft, only: Collection[int] | None = None) -> None:
+def clear_leftovers(builder: PlanBuilder, only: Collection[int] | None = None) -> None:
     """Drop them, of Learners that are among the nodes `only` if these are given.
 
     A Learner that only an exception of the user's leads to stays as the exception left it.
     """
-    graph = draft.graph
-    live = draft.live(blocked={n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")})
+    graph = builder.graph
+    live = builder.live(blocked={n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")})
     wanted = live if only is None else live & set(only)
-    idle = [fact for fact in draft.facts.learners if fact.node in wanted and not fact.is_running and fact.leftovers]
+    idle = [fact for fact in builder.facts.learners if fact.node in wanted and not fact.is_running and fact.leftovers]
     cuts = [{edge for name in fact.leftovers for edge in _attribute_edges(graph, fact.node, name)} for fact in idle]
-    for fact, cut, is_worth_it in _worth(draft, idle, cuts):
+    for fact, cut, is_worth_it in _worth(builder, idle, cuts):
         if cut and is_worth_it:
             label = f"{fact.summary}: {', '.join(fact.leftovers)} of its last batch cleared"
-            draft.add(
+            builder.add(
                 Action(kind="leftovers", label=label, nbytes=0, refs=(graph.nodes[fact.node].ref,), names=fact.leftovers),
                 cut=cut,
             )
 
 
-def _worth(draft: Draft, idle: list[LearnerFact], cuts: list[set[Edge]]) -> Iterator[tuple[LearnerFact, set[Edge], bool]]:
+def _worth(
+    builder: PlanBuilder, idle: list[LearnerFact], cuts: list[set[Edge]]
+) -> Iterator[tuple[LearnerFact, set[Edge], bool]]:
     """Yield each Learner with its references, and whether they are worth a word, given that those before it go.
 
     All are judged in one pass: without any of these references, and with a bit for each of them, where does it lead?
     """
-    graph = draft.graph
+    graph = builder.graph
     edges = {edge: number for number, edge in enumerate(sorted({edge for cut in cuts for edge in cut}), start=1)}
-    left = [node for number, root in enumerate(graph.roots) if number not in draft.gone for node in root.nodes]
-    owners = owners_of_nodes(graph, [left, *([child] for _, child in edges)], draft.cut | edges.keys()) if edges else []
+    left = [node for number, root in enumerate(graph.roots) if number not in builder.gone for node in root.nodes]
+    owners = owners_of_nodes(graph, [left, *([child] for _, child in edges)], builder.cut | edges.keys()) if edges else []
     behind: dict[int, dict[int, int]] = {}
     for storage, mask in enumerate(owners_of_storages(graph, owners) if edges else ()):
         if mask and not mask & 1:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from nbguard.cleanup.plan.builder import Draft
-from nbguard.cleanup.plan.last_error import released, shell_of
+from nbguard.cleanup.plan.builder import PlanBuilder
+from nbguard.cleanup.plan.last_error import released_parts, shell_of
 from nbguard.cleanup.plan.plan import Action
 from nbguard.cleanup.plan.workers import actions_on_workers, pinned_action, workers_left
 from nbguard.cleanup.plan.workspaces import Workspaces, clearable_workspaces
@@ -37,33 +37,33 @@ def held_by_errors(graph: Graph, errors: Set[int]) -> int:
     return nbytes_of(graph, storages_of(graph, reach(graph, own)) - storages_of(graph, reach(graph, own, blocked=shell)))
 
 
-def release_kept_errors(draft: Draft) -> None:
+def release_kept_errors(builder: PlanBuilder) -> None:
     """Release what the frames of exceptions hold that the user keeps. The exceptions stay, with message and lines."""
-    graph = draft.graph
+    graph = builder.graph
     by_name = kept_errors(graph)
     shell = shell_of(graph, {n for errors in by_name.values() for n in errors})
     holding = (number for number, node in enumerate(graph.nodes) if node.storages)
-    leading = leading_to(graph, holding, blocked=draft.live(blocked=shell) | shell)
+    leading = leading_to(graph, holding, blocked=builder.live(blocked=shell) | shell)
     for name, errors in by_name.items():
-        found = released(graph, shell_of(graph, errors), leading, draft.cut)
-        if found.cut:
-            s = "s" if len(found.names) > 1 else ""
-            what = f"{name}: {len(found.names)} variable{s} of its exception's frames released"
+        parts = released_parts(graph, shell_of(graph, errors), leading, builder.cut)
+        if parts.cut:
+            s = "s" if len(parts.names) > 1 else ""
+            what = f"{name}: {len(parts.names)} variable{s} of its exception's frames released"
             detail = "the exception stays, with its message and its lines"
-            draft.add(
-                Action(kind="kept_error", label=what, nbytes=0, detail=detail, refs=found.refs, names=found.names),
-                cut=found.cut,
+            builder.add(
+                Action(kind="kept_error", label=what, nbytes=0, detail=detail, refs=parts.refs, names=parts.names),
+                cut=parts.cut,
             )
 
 
-def drop_compiled(draft: Draft) -> None:
+def drop_compiled(builder: PlanBuilder) -> None:
     """Drop what torch.compile has compiled, for live models too: they compile again at their next call."""
-    if any(learner.is_running for learner in draft.facts.learners):
-        draft.skipped.append("compiled code is in use by a running fit: it stays")
-    elif not draft.facts.has_compiled:
-        draft.skipped.append("nothing has been compiled here (torch.compile): there is nothing to drop")
+    if any(learner.is_running for learner in builder.facts.learners):
+        builder.skipped.append("compiled code is in use by a running fit: it stays")
+    elif not builder.facts.has_compiled:
+        builder.skipped.append("nothing has been compiled here (torch.compile): there is nothing to drop")
     else:
-        draft.add(
+        builder.add(
             Action(
                 kind="compiled",
                 label="compiled code dropped",
@@ -73,26 +73,26 @@ def drop_compiled(draft: Draft) -> None:
         )
 
 
-def end_workers(draft: Draft, given_up: set[int] | None) -> None:
+def end_workers(builder: PlanBuilder, given_up: set[int] | None) -> None:
     """End the workers of DataLoaders that nothing runs over, of those that were given up where there are targets."""
-    for action, cut in actions_on_workers(draft.facts, given_up):
-        draft.add(action, cut=cut)
-    draft.skipped += workers_left(draft.facts, given_up)
+    for action, cut in actions_on_workers(builder.facts, given_up):
+        builder.add(action, cut=cut)
+    builder.skipped += workers_left(builder.facts, given_up)
 
 
-def give_pinned_memory_back(draft: Draft) -> None:
+def give_pinned_memory_back(builder: PlanBuilder) -> None:
     """Give page-locked host memory back that nothing uses."""
-    if (pinned := pinned_action(draft.facts)) is not None:
-        draft.add(pinned)
+    if (pinned := pinned_action(builder.facts)) is not None:
+        builder.add(pinned)
 
 
-def clear_workspaces(draft: Draft) -> Workspaces:
+def clear_workspaces(builder: PlanBuilder) -> Workspaces:
     """Clear the workspaces of cuBLAS, where that is safe, and return them."""
-    found = clearable_workspaces(draft.facts)
+    found = clearable_workspaces(builder.facts)
     if found.nbytes:
-        draft.add(found.action)
+        builder.add(found.action)
     elif found.why_not:
-        draft.skipped.append(found.why_not)
+        builder.skipped.append(found.why_not)
     return found
 
 

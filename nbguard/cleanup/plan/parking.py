@@ -23,13 +23,13 @@ _PART_OF_IT = ("model", "optimizer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unparked:
-    """What `--unpark` brought back: bytes and tensors by name, and (name, bytes, why) of what is still parked."""
+    """Tensors that `--unpark` brought back."""
 
-    names: tuple[str, ...]
-    nbytes: int
-    tensors: int
-    devices: tuple[str, ...]
-    left: tuple[tuple[str, int, str], ...] = ()
+    names: tuple[str, ...]  # under which they were parked
+    nbytes: int  # bytes brought back
+    tensors: int  # number of tensors brought back
+    devices: tuple[str, ...]  # devices that they are on again
+    left: tuple[tuple[str, int, str], ...] = ()  # (name, bytes, why) of the rest, which is still parked
 
 
 def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, str]) -> Plan:

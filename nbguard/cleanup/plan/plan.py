@@ -1,4 +1,4 @@
-"""What a cleanup is asked for, what it will do, and what it did: plain data."""
+"""Cleanups as plain data: the request, the plan, the outcome."""
 
 from __future__ import annotations
 
@@ -29,32 +29,25 @@ ActionKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What `%reset_gpu` was asked for. No targets and not `everything`: all that is stale.
+    """A request to clean up. No targets and not `everything`: all that is stale."""
 
-    `errors`: also what exceptions hold that the user keeps; `compiled`: also what torch.compile has compiled.
-    `only_error`: of that, only what the last error holds and what its fit has left on its Learner.
-    `workers`: DataLoaders' idle workers and unused pinned host memory too; `only_workers`: nothing but these. `hard`: also
-    what a library keeps and can make anew, and a verdict on what is left. `while_busy`: code of the user's runs meanwhile, so
-    nothing is let go but the last error, displayed results, an ended debugger and unreachable cycles.
-    """
-
-    targets: tuple[Target, ...] = ()
-    keep: tuple[str, ...] = ()
-    everything: bool = False
-    errors: bool = False
-    compiled: bool = False
-    only_error: bool = False
-    workers: bool = False
-    hard: bool = False
-    only_workers: bool = False
-    while_busy: bool = False
+    targets: tuple[Target, ...] = ()  # names and expressions to let go
+    keep: tuple[str, ...] = ()  # names or displayed results (`Out[3]`) that must stay
+    everything: bool = False  # every name that leads to device memory
+    errors: bool = False  # also the memory of exceptions that the user keeps; the exceptions stay
+    compiled: bool = False  # also the code that torch.compile has compiled
+    only_error: bool = False  # nothing but the memory that only the last error holds, and its fit's leftovers on its Learner
+    workers: bool = False  # also idle workers of DataLoaders and unused pinned host memory
+    hard: bool = False  # also what a library keeps and can make anew, and a verdict on the rest
+    only_workers: bool = False  # nothing but workers and pinned host memory
+    while_busy: bool = False  # code of the user's runs meanwhile: only the last error, displayed results, debuggers, cycles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
     """One step of a plan."""
 
-    kind: ActionKind
+    kind: ActionKind  # by which the step that does it is chosen
     label: str  # the step in words, in the past tense: `last error: 2 variables of 1 frame released`
     nbytes: int | None  # bytes that come back by it, after the steps before it; None: cannot be known before
     detail: str = ""  # the consequence in words
@@ -67,43 +60,32 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a cleanup will do, and the bytes it promises.
-
-    `storages` are the numbers of the storages that will be gone; `reserved` the bytes that go back to the device, where
-    segments are known; `pools` the private pools that stay in use. `skipped` says in words what was asked for but will not be
-    done, and why.
-    """
+    """The steps of a cleanup, and the bytes that it promises."""
 
     request: Request
-    actions: tuple[Action, ...] = ()
-    storages: frozenset[int] = frozenset()
-    promised: int = 0
-    reserved: int | None = None
-    skipped: tuple[str, ...] = ()
-    pools: frozenset[PoolId] = frozenset()
+    actions: tuple[Action, ...] = ()  # steps in the order in which they will run
+    storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
+    promised: int = 0  # bytes of these storages, and of workspaces that are cleared
+    reserved: int | None = None  # bytes that go back to the device; None where segments are not known
+    skipped: tuple[str, ...] = ()  # sentences on what was asked for and will not be done, and why
+    pools: frozenset[PoolId] = frozenset()  # private pools of the allocator that stay in use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a cleanup did, measured.
-
-    `realised` counts the storages that are really gone (their weak references expired) among those promised, `extra` those
-    beyond. `done` and `undone` are the labels of the actions that ran and those that did not, with the reason.
-    `reserved` is (before, after) of the allocator; `left` what holds the rest: (holder, bytes, hint). `host` are the bytes
-    of host memory that came back besides, None if that was not asked for; `verdict` and `zombies` come with `--hard`.
-    """
+    """The outcome of a cleanup, measured. All sizes are bytes."""
 
     plan: Plan
-    done: tuple[Action, ...]
-    undone: tuple[tuple[str, str], ...]
-    realised: int
-    extra: int
-    before: int
-    after: int
-    reserved: tuple[int, int] | None = None
-    survivors: tuple[tuple[str, int], ...] = ()
-    left: tuple[tuple[str, int, str], ...] = ()
-    interrupted: bool = False
-    host: int | None = None
-    verdict: Verdict | None = None
-    zombies: Zombies | None = None
+    done: tuple[Action, ...]  # steps that ran
+    undone: tuple[tuple[str, str], ...]  # (label, reason) of steps that did not
+    realised: int  # promised storages that are really gone: their weak references expired
+    extra: int  # storages that are gone besides
+    before: int  # tensors' storages before it
+    after: int  # tensors' storages after it
+    reserved: tuple[int, int] | None = None  # (before, after) of the allocator (memory_reserved); None without CUDA
+    survivors: tuple[tuple[str, int], ...] = ()  # (holder, bytes) of promised storages that are still there
+    left: tuple[tuple[str, int, str], ...] = ()  # (holder, bytes, hint) of the rest
+    interrupted: bool = False  # by the user, in the midst of it
+    host: int | None = None  # host memory that came back besides; None: not asked for
+    verdict: Verdict | None = None  # comes with `--hard`
+    zombies: Zombies | None = None  # comes with `--hard`

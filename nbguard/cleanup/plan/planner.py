@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import replace
 
-from nbguard.cleanup.plan.builder import Draft
-from nbguard.cleanup.plan.last_error import released, shell_of, variables_of_error
+from nbguard.cleanup.plan.builder import PlanBuilder
+from nbguard.cleanup.plan.last_error import released_parts, shell_of, variables_of_error
 from nbguard.cleanup.plan.leftovers import clear_leftovers
 from nbguard.cleanup.plan.optional_steps import (
     clear_workspaces,
@@ -29,43 +29,43 @@ from nbguard.memory.target import Target
 
 def plan_cleanup(facts: Facts, request: Request) -> Plan:
     """Return what `request` would do to the process that `facts` describe, with the bytes it promises."""
-    draft = Draft(facts=facts)
+    builder = PlanBuilder(facts=facts)
     if request.only_workers:
-        end_workers(draft, None)
-        give_pinned_memory_back(draft)
-        return _settled(draft, request)
+        end_workers(builder, None)
+        give_pinned_memory_back(builder)
+        return _settled(builder, request)
     given_up: set[int] | None = None
     if request.everything:
         request = replace(request, targets=_everything(facts.graph, request.keep))
     if request.targets:
-        given_up = _give_up(draft, request.targets)
+        given_up = _give_up(builder, request.targets)
     if given_up is None and not request.while_busy:
-        clear_leftovers(draft, variables_of_error(facts.graph) if request.only_error else None)
-    _note_what_is_hidden(draft)
+        clear_leftovers(builder, variables_of_error(facts.graph) if request.only_error else None)
+    _note_what_is_hidden(builder)
     if request.workers:
-        end_workers(draft, given_up)
+        end_workers(builder, given_up)
     if request.only_error:
-        _release_error(draft, draft.live() | _reached_by(facts.graph, "out", "cache"), None, request)
+        _release_error(builder, builder.live() | _reached_by(facts.graph, "out", "cache"), None, request)
     else:
-        live = draft.live() | _kept_out(draft, request, given_up)
-        _drop_out(draft, live)
-        _release_error(draft, live, given_up, request)
+        live = builder.live() | _kept_out(builder, request, given_up)
+        _drop_out(builder, live)
+        _release_error(builder, live, given_up, request)
         if not request.while_busy:
-            _drop_caches(draft, live, given_up)
+            _drop_caches(builder, live, given_up)
     if request.errors:
-        release_kept_errors(draft)
+        release_kept_errors(builder)
     if request.compiled:
-        drop_compiled(draft)
-    workspaces = clear_workspaces(draft) if request.hard else Workspaces()
-    _collect(draft)
+        drop_compiled(builder)
+    workspaces = clear_workspaces(builder) if request.hard else Workspaces()
+    _collect(builder)
     if request.workers:
-        give_pinned_memory_back(draft)
-    return _settled(draft, request, workspaces)
+        give_pinned_memory_back(builder)
+    return _settled(builder, request, workspaces)
 
 
-def _settled(draft: Draft, request: Request, workspaces: Workspaces | None = None) -> Plan:
+def _settled(builder: PlanBuilder, request: Request, workspaces: Workspaces | None = None) -> Plan:
     """Return the plan that the steps so far make, with its bytes."""
-    facts, settled = draft.facts, draft.settle()
+    facts, settled = builder.facts, builder.settle()
     workspaces = workspaces or Workspaces()
     in_use = pools_in_use(facts, settled.alive)
     return Plan(
@@ -74,7 +74,7 @@ def _settled(draft: Draft, request: Request, workspaces: Workspaces | None = Non
         storages=settled.storages,
         promised=nbytes_of(facts.graph, settled.storages) + workspaces.nbytes,
         reserved=given_back(facts, settled.storages, in_use, workspaces.addresses),
-        skipped=tuple(draft.skipped),
+        skipped=tuple(builder.skipped),
         pools=in_use,
     )
 
@@ -84,12 +84,14 @@ def _reached_by(graph: Graph, *kinds: str) -> set[int]:
     return reach_of_roots(graph, (number for number, root in enumerate(graph.roots) if root.kind in kinds))
 
 
-def _note_what_is_hidden(draft: Draft) -> None:
+def _note_what_is_hidden(builder: PlanBuilder) -> None:
     """Say what a plan cannot see; a cleanup first makes it seen."""
-    if draft.facts.frozen_objects:
-        draft.skipped.append(f"gc.freeze() hides {draft.facts.frozen_objects:,} objects: %reset_gpu unfreezes them, then looks")
-    if draft.facts.is_autocast_on:
-        draft.skipped.append("autocast is on: %reset_gpu empties its cache of weights, then looks")
+    if builder.facts.frozen_objects:
+        builder.skipped.append(
+            f"gc.freeze() hides {builder.facts.frozen_objects:,} objects: %reset_gpu unfreezes them, then looks"
+        )
+    if builder.facts.is_autocast_on:
+        builder.skipped.append("autocast is on: %reset_gpu empties its cache of weights, then looks")
 
 
 def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
@@ -102,9 +104,9 @@ def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
     )
 
 
-def _give_up(draft: Draft, targets: Iterable[Target]) -> set[int]:
+def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
     """Take the references that the targets name out of the graph; return all nodes that they led to."""
-    graph, given_up = draft.graph, set[int]()
+    graph, given_up = builder.graph, set[int]()
     by_ref = {node.ref: number for number, node in enumerate(graph.nodes)}
     by_label: dict[str, set[int]] = {}
     for number, root in enumerate(graph.roots):
@@ -115,8 +117,8 @@ def _give_up(draft: Draft, targets: Iterable[Target]) -> set[int]:
         cut = {(by_ref[c], value) for c in target.containers if c in by_ref} if value is not None else set()
         entries = {node for root in gone for node in graph.roots[root].nodes} | {child for _, child in cut}
         if target.is_known and not entries:
-            draft.skipped.append(
-                f"{target.text} ({target.value_kind}) leads to no tensor, model or loader on {draft.facts.tracked}: "
+            builder.skipped.append(
+                f"{target.text} ({target.value_kind}) leads to no tensor, model or loader on {builder.facts.tracked}: "
                 "left as it is"
             )
             continue
@@ -124,26 +126,26 @@ def _give_up(draft: Draft, targets: Iterable[Target]) -> set[int]:
         kind: ActionKind = "out" if any(graph.roots[root].kind == "out" for root in gone) else "del"
         refs = tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes) if kind == "out" else ()
         label = f"{target.text} forgotten" if kind == "out" else f"del {target.text}"
-        draft.add(
+        builder.add(
             Action(kind=kind, label=label, nbytes=0 if target.is_known else None, refs=refs, names=(target.text,)), gone, cut
         )
     return given_up
 
 
-def _kept_out(draft: Draft, request: Request, given_up: set[int] | None) -> set[int]:
+def _kept_out(builder: PlanBuilder, request: Request, given_up: set[int] | None) -> set[int]:
     """Return the nodes that displayed results reach which stay in `Out`: the user may have no other name for them."""
-    live = draft.live()
-    asked_for = set() if given_up is None else leading_to(draft.graph, given_up, draft.cut, live)
+    live = builder.live()
+    asked_for = set() if given_up is None else leading_to(builder.graph, given_up, builder.cut, live)
     kept: set[int] = set()
-    for number, root in enumerate(draft.graph.roots):
-        if root.kind == "out" and number not in draft.gone:
-            may_go = (given_up is None or asked_for & {*root.nodes}) and _may_drop(draft, root.nodes, live, given_up)
+    for number, root in enumerate(builder.graph.roots):
+        if root.kind == "out" and number not in builder.gone:
+            may_go = (given_up is None or asked_for & {*root.nodes}) and _may_drop(builder, root.nodes, live, given_up)
             if root.label in request.keep or not may_go:
-                kept |= draft.below(root.nodes, blocked=kept)
+                kept |= builder.below(root.nodes, blocked=kept)
     return kept
 
 
-def _may_drop(draft: Draft, entries: tuple[int, ...], live: set[int], given_up: set[int] | None) -> bool:
+def _may_drop(builder: PlanBuilder, entries: tuple[int, ...], live: set[int], given_up: set[int] | None) -> bool:
     """Say whether a displayed result may be forgotten.
 
     By what it reaches, not by its type: it must lead to an experiment (or to what was given up) that no name needs, and to
@@ -153,7 +155,7 @@ def _may_drop(draft: Draft, entries: tuple[int, ...], live: set[int], given_up: 
         return False
     if given_up is not None and given_up.issuperset(entries):
         return True
-    graph = draft.graph
+    graph = builder.graph
     on_the_way, experiments = set[int](), set[int]()
     todo = [node for node in entries if node not in live]
     while todo:
@@ -162,30 +164,30 @@ def _may_drop(draft: Draft, entries: tuple[int, ...], live: set[int], given_up: 
             experiments.add(node)
         elif node not in on_the_way:
             on_the_way.add(node)
-            todo += [child for child in graph.nodes[node].children if child not in live and (node, child) not in draft.cut]
+            todo += [child for child in graph.nodes[node].children if child not in live and (node, child) not in builder.cut]
     loose = {node for node in on_the_way if graph.nodes[node].kind in ("tensor", "data")}
-    return bool(experiments) and (not loose or loose <= draft.below(experiments, blocked=live))
+    return bool(experiments) and (not loose or loose <= builder.below(experiments, blocked=live))
 
 
-def _drop_out(draft: Draft, live: set[int]) -> None:
-    graph = draft.graph
+def _drop_out(builder: PlanBuilder, live: set[int]) -> None:
+    graph = builder.graph
     for number, root in enumerate(graph.roots):
-        if root.kind != "out" or number in draft.gone or live.issuperset(root.nodes):
+        if root.kind != "out" or number in builder.gone or live.issuperset(root.nodes):
             continue
         refs = tuple(graph.nodes[node].ref for node in root.nodes)
-        draft.add(
+        builder.add(
             Action(kind="out", label=f"{root.label}: {root.what} forgotten", nbytes=0, refs=refs, names=(root.label,)), {number}
         )
 
 
-def _drop_caches(draft: Draft, live: set[int], given_up: set[int] | None) -> None:
+def _drop_caches(builder: PlanBuilder, live: set[int], given_up: set[int] | None) -> None:
     """Let go of copies that only their owner's cache still holds: of a script's globals, of what `%store` wrote, of figures."""
-    graph = draft.graph
-    leading = _leading_to_memory(draft, live, given_up) if any(root.kind == "cache" for root in graph.roots) else set()
+    graph = builder.graph
+    leading = _leading_to_memory(builder, live, given_up) if any(root.kind == "cache" for root in graph.roots) else set()
     for number, root in enumerate(graph.roots):
         if root.kind == "cache" and not leading.isdisjoint(root.nodes):
             refs = tuple(graph.nodes[node].ref for node in root.nodes)
-            draft.add(
+            builder.add(
                 Action(
                     kind="cache",
                     label=f"{root.label} forgotten",
@@ -199,37 +201,37 @@ def _drop_caches(draft: Draft, live: set[int], given_up: set[int] | None) -> Non
             )
 
 
-def _release_error(draft: Draft, live: set[int], given_up: set[int] | None, request: Request) -> None:
+def _release_error(builder: PlanBuilder, live: set[int], given_up: set[int] | None, request: Request) -> None:
     """Release what the frames of the last error hold, variable by variable; the frames stay, so `%tb` and `%debug` do."""
-    graph = draft.graph
+    graph = builder.graph
     for number, root in enumerate(graph.roots):
         if root.kind != "error" or root.label in request.keep:
             continue
-        reached = draft.below(root.nodes) - live
+        reached = builder.below(root.nodes) - live
         if root.label == DEBUGGER:
             if not request.only_error and (given_up is None or reached & given_up):
-                draft.add(Action(kind="debugger", label=f"{DEBUGGER}: {root.what} forgotten", nbytes=0), {number})
+                builder.add(Action(kind="debugger", label=f"{DEBUGGER}: {root.what} forgotten", nbytes=0), {number})
             continue
         shell = shell_of(graph, root.nodes) & reached
-        found = released(graph, shell, _leading_to_memory(draft, live | shell, given_up))
-        if found.cut:
-            count, frames = len(found.names), len(found.owners)
+        parts = released_parts(graph, shell, _leading_to_memory(builder, live | shell, given_up))
+        if parts.cut:
+            count, frames = len(parts.names), len(parts.owners)
             s = "s" if count > 1 else ""
             label = f"last error: {count} variable{s} of {frames} frame{'s' if frames > 1 else ''} released"
             detail = "%tb and %debug still work, with stand-ins"
-            draft.add(
-                Action(kind="error", label=label, nbytes=0, detail=detail, refs=found.refs, names=found.names), cut=found.cut
+            builder.add(
+                Action(kind="error", label=label, nbytes=0, detail=detail, refs=parts.refs, names=parts.names), cut=parts.cut
             )
 
 
-def _leading_to_memory(draft: Draft, blocked: Set[int], given_up: set[int] | None) -> set[int]:
+def _leading_to_memory(builder: PlanBuilder, blocked: Set[int], given_up: set[int] | None) -> set[int]:
     """Return the nodes that lead to memory or an experiment, given up where there are targets, not through `blocked`."""
-    nodes = draft.graph.nodes
+    nodes = builder.graph.nodes
     goals = (n for n, node in enumerate(nodes) if node.storages or node.kind in EXPERIMENT_KINDS)
-    return leading_to(draft.graph, (n for n in goals if given_up is None or n in given_up), draft.cut, blocked)
+    return leading_to(builder.graph, (n for n in goals if given_up is None or n in given_up), builder.cut, blocked)
 
 
-def _collect(draft: Draft) -> None:
-    garbage = {n for n, root in enumerate(draft.graph.roots) if root.kind == "garbage"}
-    what = ", ".join(draft.graph.roots[n].what for n in sorted(garbage))
-    draft.add(Action(kind="collect", label="unreachable cycles collected", nbytes=0, detail=what), garbage)
+def _collect(builder: PlanBuilder) -> None:
+    garbage = {n for n, root in enumerate(builder.graph.roots) if root.kind == "garbage"}
+    what = ", ".join(builder.graph.roots[n].what for n in sorted(garbage))
+    builder.add(Action(kind="collect", label="unreachable cycles collected", nbytes=0, detail=what), garbage)

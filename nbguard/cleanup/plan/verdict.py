@@ -1,4 +1,4 @@
-"""After the hardest cleanup: what is still taken, by whom, and whether only a restart of the kernel would help. Pure."""
+"""The verdict after the hardest cleanup: the memory still taken, and whether only a restart of the kernel would help. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import NOT_OURS, DevicePart, parts_of
 from nbguard.memory.facts import Facts, HolderSource
-from nbguard.memory.graph import STALE_KINDS, Holder
-from nbguard.memory.unheld import unheld
+from nbguard.memory.graph import STALE_KINDS
+from nbguard.memory.holders import Holder, unheld
 from nbguard.units import MiB, format_bytes
 
 _WORTH_A_RESTART = 64 * MiB
@@ -29,17 +29,14 @@ class Rest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What this kernel still takes, in parts that re-add to `total`, and what a restart would mean.
+    """The memory that this kernel still takes of the devices, and what a restart would mean. All sizes are bytes."""
 
-    `gain` are the bytes that only a restart gives back, the context's included; `loses` how many names lead to memory.
-    """
-
-    rest: tuple[Rest, ...]
+    rest: tuple[Rest, ...]  # parts that re-add to `total`
     total: int
-    gain: int
-    is_needed: bool
-    loses: int
-    reason: str
+    gain: int  # bytes that only a restart gives back, the context's included
+    is_needed: bool  # a restart is worth it, or CUDA answers nothing else
+    loses: int  # number of names that lead to memory and that a restart loses
+    reason: str  # all of it in a sentence
 
 
 _NOTES = {

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from nbguard.cleanup.plan.default import default_plan, holders_of
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Graph
-from nbguard.memory.graph import Holder, leading_to, reach
+from nbguard.memory.graph import leading_to, reach
+from nbguard.memory.holders import Holder
 
 _OUTPUT = re.compile(r"Out\[\d+\]")
 _PARKED_KINDS = frozenset({"learner", "model", "optimizer", "tensor"})

@@ -204,7 +204,7 @@ def test_the_card_of_an_out_of_memory_error() -> None:
 
     assert oom is not None
     assert oom.title == "Out of memory in In[15]"
-    assert oom.sentence == "It asked cuda:0 for 6.00 GiB; 1.40 GiB can be had now."
+    assert oom.sentence == "It asked cuda:0 for 6.00 GiB; 1.51 GiB can be had now."
     assert oom.fixes[0].words.startswith("not enough alone: frees what is stale")
     assert oom.fixes[0].commands == ("%reset_gpu",)
     assert _heap(SCENES["stale"]().facts).oom is None

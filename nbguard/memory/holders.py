@@ -1,0 +1,223 @@
+"""Holders: who holds the bytes, Python's objects by the user's names for them, and the blocks that no Python object holds.
+
+A storage belongs to the set of roots that reach it. Roots of the user's own (names, globals, running code) come first:
+only a storage that none of them reaches belongs to a hidden root (`Out[n]`, the last error, unreachable cycles).
+So `learn`, displayed once and still named, is `learn`; `Out[7]` is a holder only of what nothing else needs.
+Allocated blocks without a holder in Python are rows by their use, so that the holders re-add to what is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, replace
+
+from nbguard.memory.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Graph, HolderSource, Segment
+from nbguard.memory.graph import STALE_KINDS, nbytes_of, path_text, shortest_path
+from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """One row of the table of holders."""
+
+    label: str  # what the user calls it: all names of one object (`learn = best`), several roots (`a + b`)
+    kind: str  # kind of its root (`RootKind`); "shared" for several roots, "pending" for blocks that wait for a stream
+    retained: int  # bytes that come back if this holder alone is let go
+    reaches: int  # bytes that it leads to, shared ones included
+    cell: int | None  # number of the cell that it stems from
+    what: str  # the object in a few words, or why the bytes are held
+    stale: bool  # nothing of the user's own needs it
+    roots: tuple[int, ...]  # numbers of its roots in the graph; none for memory without a holder in Python
+    path: str = ""  # the way from the root to its bytes, as one would write it; for errors and libraries
+    source: HolderSource = "python"  # who holds the bytes
+    names: tuple[str, ...] = ()  # labels of its roots where they are all the same object: `("learn", "best")`
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether this row stands for bytes that several roots hold together."""
+        return self.kind == "shared"
+
+
+def holders(graph: Graph, device: str | None = None) -> tuple[Holder, ...]:
+    """Return every holder of bytes on `device` (None: all), largest first; their `retained` bytes re-add to the total.
+
+    Names of one and the same object form one holder (`learn = best`). All are found in one pass, see `owners`.
+    """
+    return tuple(row for row, _ in holdings(graph, device))
+
+
+Holding = tuple[Holder, frozenset[int]]
+"""A holder, and the storages that its `retained` bytes are."""
+
+
+def holdings(graph: Graph, device: str | None = None) -> tuple[Holding, ...]:
+    """Return every holder as `holders` does, each with the storages that its `retained` bytes are."""
+    groups = _alias_groups(graph)
+    users = (1 << sum(graph.roots[group[0]].kind not in STALE_KINDS for group in groups)) - 1
+    entries = [[node for root in group for node in graph.roots[root].nodes] for group in groups]
+    owned: dict[int, set[int]] = {}
+    for storage, mask in enumerate(owners_of_storages(graph, owners_of_nodes(graph, entries))):
+        if mask and device in (None, graph.storages[storage].device):
+            owned.setdefault(mask, set()).add(storage)
+    reaches = dict.fromkeys((number for mask in owned for number in bits_of(mask)), 0)
+    by_owners: dict[int, set[int]] = {}
+    for mask, storages in owned.items():
+        nbytes = nbytes_of(graph, storages)
+        for number in bits_of(mask):
+            reaches[number] += nbytes
+        by_owners.setdefault(mask & users or mask, set()).update(storages)
+    by_who = {tuple(bits_of(mask)): storages for mask, storages in by_owners.items()}
+    by_who |= {(n,): set() for n in reaches if users >> n & 1 and (n,) not in by_who}
+    rows = [
+        (_holder(graph, groups, who, exclusive, reaches[who[0]]), frozenset(exclusive))
+        for who, exclusive in by_who.items()
+        if len(who) == 1 or nbytes_of(graph, exclusive)
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row[0].retained, -row[0].reaches, row[0].label)))
+
+
+def _alias_groups(graph: Graph) -> list[tuple[int, ...]]:
+    """Return the roots in groups: names of the same object together, the user's own roots before the stale ones."""
+    groups: dict[object, list[int]] = {}
+    for number, root in enumerate(graph.roots):
+        key: object = (root.kind, root.nodes) if root.kind == "name" and root.nodes else number
+        groups.setdefault(key, []).append(number)
+    return sorted((tuple(group) for group in groups.values()), key=lambda group: graph.roots[group[0]].kind in STALE_KINDS)
+
+
+def _rank(graph: Graph, group: tuple[int, ...]) -> int:
+    """Return 0 for a Learner, 1 for another experiment, 2 for the rest: the order in which shared holders are named."""
+    kinds = {graph.nodes[node].kind for node in graph.roots[group[0]].nodes}
+    return 0 if "learner" in kinds else 1 if kinds & EXPERIMENT_KINDS else 2
+
+
+def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], exclusive: set[int], reaches: int) -> Holder:
+    roots = tuple(root for number in who for root in groups[number])
+    first = graph.roots[roots[0]]
+    stale = first.kind in STALE_KINDS
+    retained = nbytes_of(graph, exclusive)
+    named_first = sorted(who, key=lambda number: _rank(graph, groups[number]))
+    labels = [" = ".join(graph.roots[root].label for root in groups[number]) for number in named_first]
+    if len(who) > 1:
+        label = " + ".join(labels[:3]) + (f" + {len(labels) - 3} more" if len(labels) > 3 else "")
+        return Holder(
+            label=label,
+            kind="shared",
+            retained=retained,
+            reaches=retained,
+            cell=None,
+            what="shared: comes back when all of them are let go",
+            stale=stale,
+            roots=roots,
+        )
+    path = ""
+    if exclusive and first.kind in ("error", "library"):
+        goals = {node for node, fact in enumerate(graph.nodes) if exclusive.intersection(fact.storages)}
+        path = path_text(graph, first, shortest_path(graph, first, goals), shorten=5)
+    return Holder(
+        label=labels[0],
+        kind=first.kind,
+        retained=retained,
+        reaches=reaches,
+        cell=first.cell,
+        what=first.what,
+        stale=stale,
+        roots=roots,
+        path=path,
+        source=first.source,
+        names=tuple(graph.roots[root].label for root in roots),
+    )
+
+
+def all_holders(graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> tuple[Holder, ...]:
+    """Return every holder of bytes on `device`, Python's and the rest, largest first: they re-add to what is allocated.
+
+    `held` are the holders among Python's objects. `freed` are the storages that a cleanup would free: a displayed tensor that
+    it would keep is not called stale.
+    """
+    own = (replace(row, stale=row.stale and storages <= freed) for row, storages in held)
+    found = [*own, *unheld(graph, device)]
+    return tuple(sorted((*found, *unattributed(device, found)), key=lambda row: -row.retained))
+
+
+def unheld(graph: Graph, device: DeviceFacts) -> Iterator[Holder]:
+    """Yield a holder for each kind of allocated block of `device` that `graph` holds no storage in.
+
+    cuBLAS workspaces are known by their size, which torch tells; other blocks by the line that allocated them, where the
+    allocator's history is recorded; the rest is C++'s own. Where blocks are not known, what the allocator counts and no
+    storage explains is one row.
+    """
+    if device.segments is None and device.allocator is not None:
+        explained = sum(storage.nbytes for storage in graph.storages if storage.device == device.device)
+        if device.allocator.allocated > explained:
+            yield _row("not held by Python", device.allocator.allocated - explained, f"C++: {_BY_LIBRARIES}", "unknown")
+    for row, _ in unheld_blocks(graph, device):
+        yield row
+
+
+def unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Holder, tuple[Block, ...]]]:
+    """Yield a holder for each kind of allocated block that `graph` holds no storage in, with these blocks."""
+    by_kind: dict[tuple[str, str, HolderSource], list[Block]] = {}
+    for segment, block in _unheld_blocks(graph, device):
+        by_kind.setdefault(_kind(device, segment, block), []).append(block)
+    for (label, what, source), blocks in by_kind.items():
+        s = "s" if len(blocks) > 1 else ""
+        yield _row(label, sum(block.size for block in blocks), f"{len(blocks)} block{s} {what}", source), tuple(blocks)
+
+
+def _unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Segment, Block]]:
+    held = {storage.address for storage in graph.storages if storage.device == device.device}
+    for segment in device.segments or ():
+        for block in segment.blocks:
+            if block.state == "active_allocated" and block.address not in held:
+                yield segment, block
+
+
+def unattributed(device: DeviceFacts, rows: Iterable[Holder]) -> Iterator[Holder]:
+    """Yield a holder for the difference between what the allocator counts and what `rows` hold, if there is one.
+
+    Another thread that allocates while the heap is walked makes one: it is shown, so that the column re-adds.
+    """
+    if device.allocator is not None and (missing := device.allocator.allocated - sum(row.retained for row in rows)):
+        yield _row(CHANGED, missing, "allocated or freed by another thread during the report: run it again", "changed")
+
+
+CHANGED = "changed meanwhile"
+
+
+def workspace_blocks(graph: Graph, device: DeviceFacts) -> tuple[Block, ...]:
+    """Return the blocks that are cuBLAS workspaces by their size, outside the pools of CUDA graphs."""
+    return tuple(
+        block
+        for segment, block in _unheld_blocks(graph, device)
+        if not segment.is_private and _kind(device, segment, block)[2] == "workspaces"
+    )
+
+
+def _row(label: str, nbytes: int, what: str, source: HolderSource) -> Holder:
+    return Holder(
+        label=label,
+        kind="library",
+        retained=nbytes,
+        reaches=nbytes,
+        cell=None,
+        what=what,
+        stale=False,
+        roots=(),
+        source=source,
+    )
+
+
+_WORKSPACES = "cuBLAS workspaces"
+_BY_LIBRARIES = "buffers and caches of libraries"
+
+
+def _kind(device: DeviceFacts, segment: Segment, block: Block) -> tuple[str, str, HolderSource]:
+    """Return the label of a block's holder, the words on such blocks, and their source."""
+    if device.workspace and block.requested == device.workspace:
+        return _WORKSPACES, "that PyTorch keeps for matrix products", "workspaces"
+    if segment.is_private:
+        return "CUDA graphs", "of graph pools that no Python object holds", "graphs"
+    if block.site:
+        return f"allocated at {block.site}", "that no Python object holds", "site"
+    return "not held by Python", f"of C++: {_BY_LIBRARIES}", "unknown"
