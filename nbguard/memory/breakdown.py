@@ -26,7 +26,8 @@ class DevicePart(str, Enum):
     FREE = "free"  # free on the device (cudaMemGetInfo)
     PROCESS = "process"  # the whole process, where no allocator counts its tensors
 
-    __str__ = str.__str__
+    __str__ = str.__str__  # a part reads as its key wherever it is written
+    __repr__ = str.__repr__
 
 
 LABELS: dict[str, str] = {

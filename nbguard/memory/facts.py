@@ -1,4 +1,4 @@
-"""What the probes found, as frozen plain data: ints, strings and tuples of them, never a user's object.
+"""Facts of one scan, as frozen plain data: ints, strings and tuples of them, never a user's object.
 
 All sizes are bytes. A reading that could not be made is None, with an `Unavailable` that says why; never 0.
 """
@@ -63,33 +63,26 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A piece of a segment. `state` as torch spells it: active_allocated, active_pending_free, inactive.
+    """A piece of a segment, as `torch.cuda.memory._snapshot()` lists them."""
 
-    `requested` is what was asked for, before rounding; 0 where this torch does not say. `site` is the line that allocated it,
-    in words, where the allocator's history is recorded.
-    """
-
-    address: int
-    size: int
-    state: str
-    requested: int = 0
-    site: str = ""
+    address: int  # on the device
+    size: int  # bytes
+    state: str  # as torch spells it: active_allocated, active_pending_free, inactive
+    requested: int = 0  # bytes asked for, before rounding (requested_size); 0 where this torch does not tell
+    site: str = ""  # line that allocated it, in words, where the allocator's history is recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One driver allocation of the caching allocator. `stream` is the address of the stream it serves (0: the default one).
+    """One driver allocation of the caching allocator."""
 
-    `pool` is (0, 0) but for private pools: those of CUDA graphs and MemPools.
-    """
-
-    address: int
-    total_size: int
-    is_small: bool
-    is_expandable: bool
-    blocks: tuple[Block, ...]
-    stream: int = 0
-    pool: PoolId = (0, 0)
+    address: int  # on the device
+    total_size: int  # bytes
+    is_small: bool  # it serves requests of up to 1 MiB (segment_type "small")
+    is_expandable: bool  # it grows and shrinks by pages
+    blocks: tuple[Block, ...]  # by address, without gaps
+    stream: int = 0  # address of the stream that it serves; 0: the default one
+    pool: PoolId = (0, 0)  # segment_pool_id; other than (0, 0) only of CUDA graphs and MemPools
 
     @property
     def is_private(self) -> bool:
@@ -99,17 +92,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorStats:
-    """Counters of the caching allocator on one device, in bytes, as `torch.cuda.memory_stats` defines them.
+    """Counters of the caching allocator on one device, in bytes, from `torch.cuda.memory_stats`."""
 
-    `active` and `inactive_split` are None where nobody asked for them: segments tell more.
-    """
-
-    allocated: int
-    reserved: int
-    peak_allocated: int | None = None
-    peak_reserved: int | None = None
-    active: int | None = None
-    inactive_split: int | None = None
+    allocated: int  # allocated_bytes.all.current
+    reserved: int  # reserved_bytes.all.current
+    peak_allocated: int | None = None  # allocated_bytes.all.peak
+    peak_reserved: int | None = None  # reserved_bytes.all.peak
+    active: int | None = None  # active_bytes.all.current; None where nobody asked: segments tell more
+    inactive_split: int | None = None  # inactive_split_bytes.all.current; None likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +112,7 @@ class ProcessFact:
 
 @dataclass(frozen=True, slots=True)
 class NvmlFacts:
-    """What the driver says about one device: bytes of all its processes together."""
+    """The driver's figures of one device: bytes of all its processes together."""
 
     total: int
     used: int
@@ -132,23 +122,19 @@ class NvmlFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFacts:
-    """One device as this process sees it. `allocator` is None until torch has used the device.
+    """One device as this process sees it. All sizes are bytes."""
 
-    `workspace` is the size of the workspaces that torch keeps for cuBLAS; `has_context` is False for a device that this
-    process has not opened. `limit` is what torch may reserve (its memory fraction); None where torch does not tell.
-    """
-
-    device: str
-    name: str
-    total: int | None = None
-    free: int | None = None
-    allocator: AllocatorStats | None = None
-    segments: tuple[Segment, ...] | None = None
-    nvml: NvmlFacts | None = None
-    settings: str = ""
-    workspace: int | None = None
-    has_context: bool = True
-    limit: int | None = None
+    device: str  # name in torch: `cuda:0`
+    name: str  # name of the product
+    total: int | None = None  # its size (cudaMemGetInfo, or NVML)
+    free: int | None = None  # free on it (cudaMemGetInfo, or NVML)
+    allocator: AllocatorStats | None = None  # None until torch has used the device
+    segments: tuple[Segment, ...] | None = None  # None where this torch does not tell them
+    nvml: NvmlFacts | None = None  # the driver's view; None without NVML
+    settings: str = ""  # of the allocator, as PYTORCH_ALLOC_CONF writes them
+    workspace: int | None = None  # size of a workspace that torch keeps for cuBLAS
+    has_context: bool = True  # False: this process has not opened the device
+    limit: int | None = None  # what torch may reserve (its memory fraction); None where torch does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +161,7 @@ class StorageFact:
 class Root:
     """A place where references start."""
 
-    kind: RootKind
+    kind: RootKind  # by which its bytes are the user's own, stale, or a library's
     label: str  # what the user calls it: `learn`, `Out[12]`, `last error`
     nodes: tuple[int, ...]  # numbers of the graph's nodes that it refers to
     cell: int | None = None  # number of the cell that it stems from
@@ -188,17 +174,14 @@ class Root:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One Python object on a path to a tracked storage. `ref` is its id while it lived; it is never dereferenced.
+    """One Python object on a path to a tracked storage."""
 
-    `children` are node numbers, `labels` how each is reached (`.model`, `[3]`), `storages` what it holds directly.
-    """
-
-    kind: NodeKind
-    type_name: str
-    ref: int
-    children: tuple[int, ...] = ()
-    labels: tuple[str, ...] = ()
-    storages: tuple[int, ...] = ()
+    kind: NodeKind  # by which it is told in words and plans
+    type_name: str  # name of its class
+    ref: int  # its id while it lived; it is never dereferenced
+    children: tuple[int, ...] = ()  # numbers of the nodes that it refers to
+    labels: tuple[str, ...] = ()  # how each child is reached: `.model`, `[3]`
+    storages: tuple[int, ...] = ()  # numbers of the storages that it holds directly
 
     @property
     def references(self) -> Iterator[tuple[int, str]]:
@@ -208,7 +191,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Who refers to whom, reduced to the objects that lead to a tracked storage or an experiment."""
+    """The references between objects, reduced to the objects that lead to a tracked storage or an experiment."""
 
     roots: tuple[Root, ...] = ()
     nodes: tuple[Node, ...] = ()
@@ -235,7 +218,7 @@ class PoolFact:
 
 @dataclass(frozen=True, slots=True)
 class ParkedFact:
-    """What was moved to host memory under one name (`--park learn`): bytes, and how many tensors share them."""
+    """Tensors moved to host memory under one name (`--park learn`): bytes, and how many tensors share them."""
 
     label: str
     device: str
@@ -245,23 +228,20 @@ class ParkedFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Everything one look at the process found. `changed`: another thread allocated or freed while it was made.
+    """All facts that one scan of the process found."""
 
-    `has_compiled`: torch.compile has been used in this process.
-    """
-
-    tracked: str
-    devices: tuple[DeviceFacts, ...] = ()
-    graph: Graph = field(default_factory=Graph)
-    learners: tuple[LearnerFact, ...] = ()
-    unavailable: tuple[Unavailable, ...] = ()
-    pid: int = 0
-    frozen_objects: int = 0
-    is_autocast_on: bool = False
-    pools: tuple[PoolFact, ...] = ()
-    pinned: PinnedFacts | None = None
-    oom: OomFact | None = None
-    parked: tuple[ParkedFact, ...] = ()
-    changed: bool = False
-    has_compiled: bool = False
-    workers: tuple[WorkersFact, ...] = ()
+    tracked: str  # kind of device whose tensors are tracked: `cuda`, `cpu`, `simulated`
+    devices: tuple[DeviceFacts, ...] = ()  # of that kind
+    graph: Graph = field(default_factory=Graph)  # of references from roots to storages
+    learners: tuple[LearnerFact, ...] = ()  # fastai's Learners in the graph
+    unavailable: tuple[Unavailable, ...] = ()  # readings that could not be made
+    pid: int = 0  # this process's
+    frozen_objects: int = 0  # number of objects that gc.freeze() hides
+    is_autocast_on: bool = False  # in the thread that scanned
+    pools: tuple[PoolFact, ...] = ()  # private pools that an object keeps in use
+    pinned: PinnedFacts | None = None  # torch's page-locked host memory; None where it is not in use
+    oom: OomFact | None = None  # the last error, where it ran out of memory
+    parked: tuple[ParkedFact, ...] = ()  # what `--park` has moved to host memory
+    changed: bool = False  # another thread allocated or freed during the scan
+    has_compiled: bool = False  # torch.compile has been used in this process
+    workers: tuple[WorkersFact, ...] = ()  # worker processes of DataLoaders
