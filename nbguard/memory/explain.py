@@ -20,16 +20,13 @@ _FIXED = ("tuple", "frozenset", "mappingproxy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """One way in which a root keeps the thing alive, `steps` in the order in which one would write them.
+    """One way in which a root keeps the thing alive."""
 
-    `release` is the line that cuts it, where there is one. `storages_only`: the way leads to its memory, not to the object.
-    """
-
-    steps: tuple[str, ...]
-    cell: int | None
-    stale: bool
-    release: str
-    storages_only: bool
+    steps: tuple[str, ...]  # as one would write them, the root first
+    cell: int | None  # number of the cell that the root stems from
+    stale: bool  # the root is none of the user's own
+    release: str  # line that cuts the way where least is lost; empty where there is none
+    storages_only: bool  # the way leads to its memory, not to the object
 
     @property
     def text(self) -> str:
@@ -39,16 +36,13 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """The answer of `%gpumem why NAME`. `nbytes` is what the thing reaches.
+    """The answer of `%gpumem why NAME`."""
 
-    `more` counts, by root, the ways that are not among `paths`.
-    """
-
-    name: str
-    what: str
-    nbytes: int
-    paths: tuple[Path, ...]
-    more: tuple[tuple[str, int], ...] = ()
+    name: str  # as the user wrote it
+    what: str  # the object in a few words
+    nbytes: int  # bytes that it reaches
+    paths: tuple[Path, ...]  # ways to it, at most a few of each root
+    more: tuple[tuple[str, int], ...] = ()  # (root, number) of ways that are not among `paths`
 
 
 def explain(facts: Facts, name: str, node: int, what: str) -> Why:

@@ -12,20 +12,15 @@ EXPANDABLE_PAGE = {"small": 2 * 1024**2, "large": 20 * 1024**2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragmentation:
-    """Bytes of some segments. `allocated + pending + releasable + stranded + kept == reserved`.
+    """Bytes of some segments. `allocated + pending + releasable + stranded + kept == reserved`."""
 
-    `releasable` goes back to the device with `torch.cuda.empty_cache()`; `stranded` is free but shares its segment with a
-    live block; `kept` is free but belongs to a private pool in use, so that only its CUDA graph or MemPool can have it.
-    `largest_free` is the largest block that can be handed out without asking the device.
-    """
-
-    reserved: int
-    allocated: int
-    pending: int
-    releasable: int
-    stranded: int
-    kept: int
-    largest_free: int
+    reserved: int  # all of them
+    allocated: int  # live blocks
+    pending: int  # freed, but another stream may still use them
+    releasable: int  # free, and goes back to the device with `torch.cuda.empty_cache()`
+    stranded: int  # free, but shares its segment (or page) with a live block
+    kept: int  # free, but of a private pool in use: only its CUDA graph or MemPool can have it
+    largest_free: int  # largest stretch of free blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,50 +15,42 @@ HOST_KINDS: frozenset[str] = frozenset({"host", "worker", "shm"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomNote:
-    """The allocator at the failure, before any frame was unwound: as its observer saw it, or as the error's text has it.
+    """The allocator at the failure, before any frame was unwound. All sizes are bytes.
 
-    All sizes are bytes. From a text they are up to `slack` larger, and there are no peaks.
-
-    `requested` is the segment that the allocator wanted: the request, rounded up. `free` and `total` are the device's,
-    `limit` what the process may reserve if that is less than the device. `stranded`, `largest_free` and `pages` (whole pages
-    in what is stranded) are None, with `unread` saying why, where the allocator's blocks were not read.
+    As its observer saw it; or as the error's text has it: then sizes are up to `slack` larger, and there are no peaks.
     """
 
-    device: str
-    requested: int
-    total: int | None
-    free: int
-    limit: int | None
-    allocated: int
-    reserved: int
-    peak_allocated: int | None = None
-    peak_reserved: int | None = None
-    stranded: int | None = None
-    largest_free: int | None = None
-    pages: int | None = None
-    unread: str = ""
-    settings: str = ""
-    cell: int | None = None
-    time: float | None = None
-    slack: int = 0
+    device: str  # that ran out: `cuda:0`
+    requested: int  # the segment that the allocator asked the device for: the request, rounded up
+    total: int | None  # the device's size
+    free: int  # free on the device
+    limit: int | None  # what the process may reserve, if that is less than the device
+    allocated: int  # allocated_bytes.all.current
+    reserved: int  # reserved_bytes.all.current
+    peak_allocated: int | None = None  # allocated_bytes.all.peak
+    peak_reserved: int | None = None  # reserved_bytes.all.peak
+    stranded: int | None = None  # free between live blocks; None, as the two below, where blocks were not read
+    largest_free: int | None = None  # largest free block of the default stream
+    pages: int | None = None  # whole pages in what is stranded
+    unread: str = ""  # why blocks were not read
+    settings: str = ""  # of the allocator
+    cell: int | None = None  # number of the cell that ran
+    time: float | None = None  # seconds since 1970
+    slack: int = 0  # bytes that sizes may be larger, as texts round them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """Memory of the host as this process may use it, in bytes; None where it does not apply or cannot be read.
+    """Memory of the host as this process may use it, in bytes; None where it does not apply or cannot be read."""
 
-    `available` is what can be had without swapping; `group_limit` and `group_room` those of the container (cgroup) that leaves
-    least, `address_limit` and `address_room` of RLIMIT_AS; `shm_total` and `shm_free` of /dev/shm.
-    """
-
-    total: int | None = None
-    available: int | None = None
-    group_limit: int | None = None
-    group_room: int | None = None
-    address_limit: int | None = None
-    address_room: int | None = None
-    shm_total: int | None = None
-    shm_free: int | None = None
+    total: int | None = None  # of the machine
+    available: int | None = None  # without swapping (/proc/meminfo MemAvailable)
+    group_limit: int | None = None  # of the container (cgroup) that leaves least
+    group_room: int | None = None  # left in that container
+    address_limit: int | None = None  # RLIMIT_AS
+    address_room: int | None = None  # left of RLIMIT_AS
+    shm_total: int | None = None  # of /dev/shm
+    shm_free: int | None = None  # of /dev/shm
 
     @property
     def room(self) -> int | None:
@@ -86,28 +78,21 @@ def device_that_ran_out(oom: OomFact, devices: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomFact:
-    """The last error, where it ran out of memory.
+    """The last error, where it ran out of memory. All sizes are bytes."""
 
-    `requested` is None where the error does not say; `slack` how many bytes more it may be, as texts are rounded to
-    hundredths. `limit` is what the text says the process may reserve at most. `error` names the error's type, `shown` that
-    of the error raised because of it or after it. `cell` ran it, `line` is the deepest line of the user's own, `uses` the
-    names that the run reads, `bound` those it had bound before it failed. `learner` is the ref of the Learner in the
-    error's frames, `batch_size` its batch size. `was_released` says that a cleanup has taken the frames' variables since.
-    """
-
-    device: str
-    requested: int | None
-    slack: int = 0
-    kind: OomKind = "device"
-    limit: int | None = None
-    error: str = "OutOfMemoryError"
-    shown: str = ""
-    cell: int | None = None
-    line: CodeLine | None = None
-    uses: tuple[str, ...] = ()
-    bound: tuple[str, ...] = ()
-    learner: int = 0
-    batch_size: int | None = None
-    was_released: bool = False
-    note: OomNote | None = None
-    host: HostFacts | None = None
+    device: str  # as the text names it: `cuda:0`, `cuda`, `cpu`; empty where it names none
+    requested: int | None  # as the text has it: of PyTorch's errors the segment asked for; None where it does not say
+    slack: int = 0  # how many bytes more `requested` may be, as texts are rounded to hundredths
+    kind: OomKind = "device"  # who had no memory to give
+    limit: int | None = None  # what the process may reserve at most, as the text says
+    error: str = "OutOfMemoryError"  # name of the error's type
+    shown: str = ""  # that of the error raised because of it or after it
+    cell: int | None = None  # number of the cell that ran
+    line: CodeLine | None = None  # deepest line of the user's own
+    uses: tuple[str, ...] = ()  # names that the run reads
+    bound: tuple[str, ...] = ()  # names that the run had bound before it failed
+    learner: int = 0  # ref of the Learner in the error's frames; 0: none
+    batch_size: int | None = None  # of that Learner
+    was_released: bool = False  # a cleanup has taken the frames' variables since
+    note: OomNote | None = None  # the allocator at the failure
+    host: HostFacts | None = None  # the host's memory now, where it ran out

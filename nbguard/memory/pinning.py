@@ -39,16 +39,13 @@ _CHANGED = Holder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Memory that goes back to the device as one: a segment, or pages of an expandable one that live blocks join.
+    """Memory that goes back to the device as one: a segment, or pages of an expandable one that live blocks join."""
 
-    `live` are its blocks that are not free; `gives_back` the bytes that `empty_cache` returns once they are.
-    """
-
-    segment: Segment
-    address: int
-    size: int
-    live: tuple[Block, ...]
-    gives_back: int
+    segment: Segment  # that it lies in
+    address: int  # on the device
+    size: int  # bytes
+    live: tuple[Block, ...]  # its blocks that are not free
+    gives_back: int  # bytes that `empty_cache` returns once they are free
 
     @property
     def stranded(self) -> int:
@@ -142,17 +139,17 @@ class PinnedBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinner:
-    """Which live blocks keep one segment, or pages of an expandable one, and what letting all of them go gives back."""
+    """A segment, or pages of an expandable one, that live blocks keep from going back to the device."""
 
-    address: int
-    size: int
-    pool: PoolId
-    stream: int
-    is_small: bool
-    is_expandable: bool
-    stranded: int
-    gives_back: int
-    blocks: tuple[PinnedBlock, ...]
+    address: int  # on the device
+    size: int  # bytes
+    pool: PoolId  # of its segment
+    stream: int  # of its segment
+    is_small: bool  # of its segment
+    is_expandable: bool  # of its segment
+    stranded: int  # bytes that are free in it
+    gives_back: int  # bytes that go back once all its blocks are let go
+    blocks: tuple[PinnedBlock, ...]  # its live blocks
 
     @property
     def pinned_by(self) -> int:

@@ -44,7 +44,7 @@ class Room:
     The one rule for what would succeed: everything that says how large a request may be asks it.
     """
 
-    device: DeviceFacts
+    device: DeviceFacts  # with its segments and free bytes
     in_use: Collection[PoolId] = ()  # private pools that keep their segments
     freed: Collection[int] = ()  # addresses of live blocks that are free in this room
     stream: int = 0  # address of the stream that the request is made on; 0: the default one

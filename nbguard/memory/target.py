@@ -7,17 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the user asked to free, in the words given, as far as it could be looked up without running user code.
+    """A name or expression that the user asked to free, as far as it could be looked up without running user code.
 
-    `root` is the label of a root (a plain name, `Out[3]`); else `containers` and `value` are ids of the objects whose
-    reference `del` would remove. Without either (a computed key, say) the bytes cannot be promised, only measured.
+    Without `root` and without `containers` (a computed key, say) the bytes cannot be promised, only measured.
     """
 
-    text: str
-    root: str = ""
-    containers: tuple[int, ...] = ()
-    value: int = 0
-    value_kind: str = ""
+    text: str  # as the user wrote it
+    root: str = ""  # label of the root that goes: a plain name, `Out[3]`
+    containers: tuple[int, ...] = ()  # else ids of the objects whose reference `del` would remove
+    value: int = 0  # id of the object that they refer to
+    value_kind: str = ""  # what that object is, in a few words
 
     @property
     def is_known(self) -> bool:

@@ -35,8 +35,8 @@ class Fix:
 class OomContext:
     """All that the fixes of one error are computed from."""
 
-    request: FailedRequest
-    usage: FailedRunUsage
+    request: FailedRequest  # that failed
+    usage: FailedRunUsage  # of the run that made it
     plan: Plan  # the default cleanup
     holders: tuple[Holder, ...]  # of bytes where the request was made
     parts: tuple[Part, ...]  # of that device, or of the host

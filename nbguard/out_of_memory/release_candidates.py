@@ -22,7 +22,7 @@ _ALTERNATIVES = 3
 class ReleaseCandidate:
     """Names that could be let go, alone or together with the default cleanup."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # labels of the roots
     freed: frozenset[int]  # numbers of the storages that are free then
     pools: frozenset[PoolId]  # private pools that stay in use then
     and_cleanup: bool  # `%reset_gpu` goes with it

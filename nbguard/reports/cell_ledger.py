@@ -69,20 +69,16 @@ def names_of(graph: Graph) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceChange:
-    """What a cell did to one device, in bytes.
+    """The change of one device by a cell, in bytes."""
 
-    `peak` is the most that was allocated while it ran, known only if that is the most ever; else it was at most `limit`.
-    Both are None where nobody counts. `between` came or went after the cell before, outside any.
-    """
-
-    device: str
-    before: int
-    after: int
-    reserved_before: int | None = None
-    reserved: int | None = None
-    peak: int | None = None
-    limit: int | None = None
-    between: int = 0
+    device: str  # name in torch, or `PROCESS`
+    before: int  # allocated before it
+    after: int  # allocated after it
+    reserved_before: int | None = None  # by the allocator; None where nobody counts
+    reserved: int | None = None  # by the allocator after it
+    peak: int | None = None  # most that was allocated while it ran; None unless that is the most ever
+    limit: int | None = None  # else the bound of it: the most ever; None where nobody counts
+    between: int = 0  # came or went after the cell before, outside any
 
     @property
     def delta(self) -> int:
@@ -107,19 +103,16 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRecord:
-    """One cell. `came`, `went` and `stale` name holders, if they were looked at; `seconds` is what that took.
+    """One cell."""
 
-    `unseen` says why they were not, although memory changed.
-    """
-
-    cell: int
-    raised: bool
-    devices: tuple[DeviceChange, ...] = ()
-    came: tuple[Share, ...] = ()
-    went: tuple[Share, ...] = ()
-    stale: tuple[Share, ...] = ()
-    seconds: float = 0.0
-    unseen: str = ""
+    cell: int  # its number
+    raised: bool  # it ended with an error
+    devices: tuple[DeviceChange, ...] = ()  # that have counters
+    came: tuple[Share, ...] = ()  # bytes by holder, if holders were looked at
+    went: tuple[Share, ...] = ()  # bytes by holder that had them
+    stale: tuple[Share, ...] = ()  # bytes by holder that nothing needs since
+    seconds: float = 0.0  # that looking at holders took
+    unseen: str = ""  # why holders were not looked at, although memory changed
 
     def only(self, devices: Collection[str]) -> CellRecord:
         """Return what the cell did to these devices."""

@@ -77,39 +77,31 @@ class Pages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMap:
-    """The memory of one device. `pools` re-add to `space`.
+    """The map of one device. All sizes are bytes."""
 
-    `pinners` are the worst segments, `by_holder` counts all. `rounding` are the bytes by which live blocks are larger than what
-    was asked for, None where this torch does not say what was. `release` answers what a request in one piece needs.
-    """
-
-    device: str
-    name: str
-    space: Fragmentation
-    pools: tuple[MapPool, ...]
-    holders: tuple[MapHolder, ...]
-    pinners: tuple[Pinner, ...]
-    by_holder: tuple[HolderPins, ...]
-    largest: LargestRequest
-    rounding: int | None
-    pages: Pages | None
-    release: Release | None = None
+    device: str  # name in torch: `cuda:0`
+    name: str  # name of the product
+    space: Fragmentation  # of all its segments
+    pools: tuple[MapPool, ...]  # re-add to `space`
+    holders: tuple[MapHolder, ...]  # of blocks; a block names its holder by the place among them
+    pinners: tuple[Pinner, ...]  # the worst segments
+    by_holder: tuple[HolderPins, ...]  # what each holder pins, of all segments
+    largest: LargestRequest  # the largest request that would succeed now
+    rounding: int | None  # bytes by which live blocks exceed what was asked for; None: this torch does not tell
+    pages: Pages | None  # of expandable segments; None without any
+    release: Release | None = None  # what a request of a given size needs; None: none was given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMap:
-    """What `%gpumem map` shows. Frozen numbers and words: keeping one keeps nothing else alive.
+    """The map of `%gpumem map`. Frozen numbers and words: keeping one keeps nothing else alive."""
 
-    `without` are devices that have no segments to show, `why_not` says why. `file` is the snapshot it was drawn from, empty
-    for that of this process; `notes` say what the file lacks.
-    """
-
-    tracked: str
-    devices: tuple[DeviceMap, ...]
-    without: tuple[str, ...] = ()
-    why_not: str = ""
-    file: str = ""
-    notes: tuple[str, ...] = ()
+    tracked: str  # kind of device whose tensors are tracked
+    devices: tuple[DeviceMap, ...]  # those that have segments
+    without: tuple[str, ...] = ()  # names of those that have none to show
+    why_not: str = ""  # why these have none
+    file: str = ""  # snapshot that it was drawn from; empty for this process
+    notes: tuple[str, ...] = ()  # sentences on what the file lacks
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -16,19 +16,16 @@ from nbguard.reports.findings import find
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReport:
-    """One device: `parts` re-add to `total` (where the device's size is known), `holders` to `allocated`.
+    """The report on one device. All sizes are bytes."""
 
-    `pools` re-add to what the allocator has reserved: the parts up to `context`.
-    """
-
-    device: str
-    name: str
-    total: int | None
-    allocated: int
-    parts: tuple[Part, ...]
-    holders: tuple[Holder, ...]
-    storages: int
-    pools: tuple[Pool, ...] = ()
+    device: str  # name in torch: `cuda:0`
+    name: str  # name of the product
+    total: int | None  # its size; None where it is not known
+    allocated: int  # what its holders hold
+    parts: tuple[Part, ...]  # re-add to `total`, where that is known
+    holders: tuple[Holder, ...]  # re-add to `allocated`, the largest first
+    storages: int  # number of tensors' storages on it
+    pools: tuple[Pool, ...] = ()  # re-add to what the allocator has reserved: the parts up to `context`
 
     @property
     def kernel(self) -> int:
@@ -38,14 +35,14 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What `%gpumem` says. Frozen numbers and words: keeping one keeps nothing else alive."""
+    """The report of `%gpumem`. Frozen numbers and words: keeping one keeps nothing else alive."""
 
-    tracked: str
-    devices: tuple[DeviceReport, ...]
-    findings: tuple[Finding, ...]
-    unavailable: tuple[Unavailable, ...]
-    stale: int
-    pinned: PinnedFacts | None = None
+    tracked: str  # kind of device whose tensors are tracked
+    devices: tuple[DeviceReport, ...]  # one report each
+    findings: tuple[Finding, ...]  # what stands out, in sentences
+    unavailable: tuple[Unavailable, ...]  # readings that could not be made
+    stale: int  # bytes that the default cleanup frees
+    pinned: PinnedFacts | None = None  # torch's page-locked host memory; None where it is not in use
 
     @property
     def headline(self) -> str:

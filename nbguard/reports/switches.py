@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switches:
-    """What runs around the user's cells. `recorded` is how many cells the history has.
+    """The state of `%nbguard`: what runs around the user's cells."""
 
-    `sidebar` says whether views are answered; `views` look now, and are told `rate` times a second; `jobs` of theirs wait.
-    """
-
-    oom_card: bool
-    history: bool
-    cells: bool
-    auto_clean_errors: bool
-    recorded: int = 0
-    sidebar: bool = False
-    views: int = 0
-    rate: float = 0.0
-    jobs: int = 0
+    oom_card: bool  # the card after an out-of-memory error is on
+    history: bool  # cells are recorded
+    cells: bool  # each cell prints its line
+    auto_clean_errors: bool  # memory that only an error holds is released by itself
+    recorded: int = 0  # number of cells in the history
+    sidebar: bool = False  # views are answered
+    views: int = 0  # number of views that look now
+    rate: float = 0.0  # messages to a view per second
+    jobs: int = 0  # number of their jobs that wait
