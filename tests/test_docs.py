@@ -11,7 +11,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md", "docs/rooms.md", "tests/fake_cuda/README.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/architecture.md",
+    "docs/rooms.md",
+    "tests/fake_cuda/README.md",
+)
 
 # A path that begins with a folder of the repository, and perhaps a name in that file: `nbguard/api.py:report`.
 _PATH = re.compile(r"`((?:nbguard|tests|docs|labextension|notebooks|\.ci|\.github)/[\w./-]+)(?::(\w+))?`")
