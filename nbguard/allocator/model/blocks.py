@@ -66,6 +66,20 @@ class Block:
         """Return whether its segment has other blocks too."""
         return self.prev is not None or self.next is not None
 
+    @property
+    def growable_size(self) -> int:
+        """Bytes that the block can have without new address space: its own and those of the unmapped stretch behind it."""
+        follower = self.next
+        return self.size + (follower.size if follower is not None and follower.state == UNMAPPED else 0)
+
+    def whole_pages(self) -> tuple[int, int]:
+        """Return (start, end) of the whole pages inside a block of a range; without any, the end is not above the start."""
+        space = self.range
+        assert space is not None
+        first = -(-(self.address - space.base) // space.page) * space.page + space.base
+        last = (self.address + self.size - space.base) // space.page * space.page + space.base
+        return first, last
+
     def put_before(self, follower: Block) -> None:
         """Link this block in before `follower`."""
         self.prev, self.next = follower.prev, follower
@@ -177,3 +191,8 @@ class PrivatePool:
         self.is_in_use = True
         self.segments = 0
         self.small, self.large = Pool(self, True), Pool(self, False)
+
+    @property
+    def halves(self) -> tuple[Pool, Pool]:
+        """The small and the large half."""
+        return self.small, self.large

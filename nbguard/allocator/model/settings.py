@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nbguard.allocator.model.conf import Value, read_conf, value_text
 from nbguard.allocator.model.policy import DIVISION_ENTRIES, LARGE_SEGMENT, NEWEST, NO_DIVISIONS
 from nbguard.errors import SettingsError
 
+Value = str | tuple[tuple[str, str], ...]
+"""The value of a key as written: one word, or the pairs of a list such as `[256:1,512:2]`."""
+
+_LONGEST = 4096
+"""Characters of a settings string; a longer one is refused."""
+
+_PAIR = re.compile(r"([^:,\[\]]+):(\[[^\[\]]*\]|[^:,\[\]]+)")
 _MIB = 1024**2
 _LARGEST_MB = 2**43
 _OTHERS: dict[str, tuple[int, int]] = {
@@ -73,9 +81,9 @@ class AllocatorSettings:
     @classmethod
     def recorded(cls, conf: str, version: tuple[int, int] | None = None) -> AllocatorSettings:
         """Return the settings that a recorded string meant: some PyTorch took it, so keys that are not known here are kept."""
-        pairs = read_conf(conf)
+        pairs = _read_conf(conf)
         known = {key: value for key, value in pairs.items() if key in _MODELLED or key in _OTHERS}
-        others = tuple((key, value_text(value)) for key, value in pairs.items() if key not in known)
+        others = tuple((key, _value_text(value)) for key, value in pairs.items() if key not in known)
         found = _apply(cls(), known, version)
         return replace(found, others=found.others + others)
 
@@ -85,7 +93,7 @@ class AllocatorSettings:
         A call puts max_split_size_mb, max_non_split_rounding_mb, roundup_power2_divisions and
         garbage_collection_threshold back to their defaults and leaves the rest as it was, unless named.
         """
-        return _apply(self, read_conf(conf), version)
+        return _apply(self, _read_conf(conf), version)
 
     def conf(self) -> str:
         """Return the string that means these settings to PyTorch; empty where all is at its default."""
@@ -105,6 +113,41 @@ class AllocatorSettings:
         if self.throw_on_oom:
             parts.append("throw_on_cudamalloc_oom:True")
         return ",".join(parts + [f"{key}:{value}" for key, value in self.others])
+
+
+def _read_conf(conf: str) -> dict[str, Value]:
+    """Return keys and values as written; of a key that stands there twice the last counts. Raises SettingsError."""
+    text = "".join(conf.split())
+    if len(text) > _LONGEST:
+        raise SettingsError(f"allocator settings: {len(text)} characters are too many for settings.")
+    return {key: _pairs(key, value[1:-1]) if value.startswith("[") else value for key, value in _split(text)}
+
+
+def _split(text: str) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(text):
+        found = _PAIR.match(text, position)
+        end = found.end() if found else position
+        if found is None or (end < len(text) and text[end] != ","):
+            rest = text[position : position + 40]
+            raise SettingsError(f"{rest}: settings are written key:value, with a comma between them.")
+        yield found[1], found[2]
+        position = end + 1
+
+
+def _pairs(key: str, text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in text.split(","):
+        name, colon, value = part.partition(":")
+        if not (name and colon and value) or ":" in value:
+            raise SettingsError(f"{key}: a list is written [256:1,512:2,>:4], and {part!r} is not of that form.")
+        pairs.append((name, value))
+    return tuple(pairs)
+
+
+def _value_text(value: Value) -> str:
+    """Return a value as it is written."""
+    return value if isinstance(value, str) else "[" + ",".join(f"{name}:{text}" for name, text in value) + "]"
 
 
 def _divisions_text(divisions: tuple[int, ...]) -> str:
@@ -152,7 +195,7 @@ def _apply(settings: AllocatorSettings, pairs: dict[str, Value], version: tuple[
                     "backend: only the native allocator is modelled; cudaMallocAsync does not cache blocks itself."
                 )
             case _ if key in _OTHERS:
-                others[key] = value_text(value)
+                others[key] = _value_text(value)
     return replace(found, others=tuple(others.items()))
 
 

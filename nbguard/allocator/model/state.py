@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, Block, FreeSet, Pool, Range
+from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, Block, Pool, Range
 from nbguard.allocator.model.driver import Addresses, Driver, SimulatedDriver
 from nbguard.allocator.model.settings import AllocatorSettings
 
@@ -94,16 +94,11 @@ def _half(half: Pool) -> Json:
     return {"searches": half.searches, "streams": list(half.by_stream)}
 
 
-def _sets(model: CachingAllocator) -> list[FreeSet]:
-    halves = [half for owner in model.pools.values() for half in (owner.small, owner.large)]
-    return [free for half in halves for free in half.by_stream.values()]
-
-
 def _heads(model: CachingAllocator) -> list[Block]:
     """Return the first block of each segment and range, by address."""
-    free = [block for each in _sets(model) for block in (*each.blocks, *each.unmapped)]
-    found = [block for block in (*model.live.values(), *model.pending, *free) if block.prev is None]
-    return sorted(found, key=lambda block: block.address)
+    free = [block for each in model.free_sets() for block in (*each.blocks, *each.unmapped)]
+    first = [block for block in (*model.live.values(), *model.pending, *free) if block.prev is None]
+    return sorted(first, key=lambda block: block.address)
 
 
 def _chain(head: Block) -> Json:

@@ -13,7 +13,6 @@ from itertools import pairwise
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.blocks import FREE, Block
-from nbguard.allocator.model.layout import all_blocks
 from nbguard.allocator.model.policy import round_size
 from nbguard.allocator.replay.start import Guesses, Repairs
 from nbguard.allocator.snapshot.snapshot import Event
@@ -34,7 +33,7 @@ def prefer(model: CachingAllocator, guesses: Guesses, repairs: Repairs, wanted: 
 
 def learn_releases(model: CachingAllocator, guesses: Guesses, repairs: Repairs, run: list[Event]) -> bool:
     """Note the order in which free blocks of one size went back, and make it so; return whether anything was learnt."""
-    free = [block for block in all_blocks(model) if block.state == FREE]
+    free = [block for block in model.blocks() if block.state == FREE]
     places = [block.address for block in free]
     by_size: dict[tuple[int, int], dict[int, None]] = {}
     for _, address, _, _ in run:
@@ -83,7 +82,7 @@ def learn_partial_release(
 def _assign(model: CachingAllocator, guesses: Guesses, ranks: list[int]) -> None:
     """Give the blocks that have `ranks` the same ranks in rising order."""
     new = dict(zip(ranks, sorted(ranks), strict=True))
-    blocks = [block for block in all_blocks(model) if block.rank in new]
+    blocks = [block for block in model.blocks() if block.rank in new]
     free = [block for block in blocks if block.state == FREE]
     for block in free:
         block.home.remove(block)

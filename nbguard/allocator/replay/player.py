@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from nbguard.allocator.model import reclaim
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.policy import DEFAULT_POOL, PoolId
 from nbguard.allocator.replay.order import learn_partial_release, learn_releases
@@ -118,7 +117,7 @@ class Player:
                     undo(model, got, peaks)
                     got = -1
             elif ("segment_alloc", chosen.address, chosen.size, stream) in set(mine).difference(expected):
-                reclaim.release_segment(model, chosen)
+                model.release_segment(chosen)
         if got != address or action == "oom":
             follow_request(model, expected, pool)
         self._compare(position, request + 1, mine)
@@ -150,7 +149,7 @@ class Player:
         address = self.trace.events[position][1]
         block = next((block for block in self.model.pending if block.address == address), None)
         if block is not None:
-            reclaim.complete(self.model, block)
+            self.model.complete_free(block)
         self._compare(position, position + 1, self.model.events)
         return position + 1
 
@@ -187,7 +186,7 @@ class Player:
         if is_request and (released == position or may_be_partial):
             return self._request(position, end)
         if released > position:
-            self._compare(position, released, reclaim.would_release(model))
+            self._compare(position, released, model.would_release())
             follow_releases(model, events[position:released])
             return released
         self._compare(position, end, [])
@@ -202,10 +201,10 @@ class Player:
 
     def _releases(self, pool: PoolId, run: list[Event]) -> bool:
         """Return whether emptying the cache does what was recorded; of an order that is unknown, the trace tells it."""
-        found = reclaim.would_release(self.model, pool)
+        found = self.model.would_release(pool)
         if found != run and self.model.tie != "address" and _differ_in_place_only(found, run):
             self.learnt += learn_releases(self.model, self.guesses, self.repairs, run)
-            found = reclaim.would_release(self.model, pool)
+            found = self.model.would_release(pool)
         return found == run
 
     def _is_from_driver(self, request: int) -> bool:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from nbguard.allocator.model import expandable, reclaim
-from nbguard.allocator.model.acquire import choose, grow
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.blocks import FREE, LIVE, UNMAPPED, Block, FreeSet
 from nbguard.allocator.model.driver import SimulatedDriver
-from nbguard.allocator.model.layout import all_blocks
 from nbguard.allocator.model.policy import DEFAULT_POOL, MIN_BLOCK, SMALL_MAX, PoolId, round_size, segment_size
 from nbguard.allocator.model.state import copy
 from nbguard.allocator.replay.order import prefer
@@ -67,7 +64,7 @@ def finds(model: CachingAllocator, event: Event, pool: PoolId) -> Block | None:
     """Return the free block that would serve a request; None where the driver would be asked."""
     free, rounded = set_of(model, event[2], event[3], pool)
     index = free.first(rounded)
-    index = choose(model, free, index, rounded) if index < len(free.keys) else -1
+    index = model.choose(free, index, rounded) if index < len(free.keys) else -1
     return free.blocks[index] if index >= 0 else None
 
 
@@ -224,16 +221,16 @@ def follow_growth(model: CachingAllocator, event: Event, pool: PoolId, *, is_sma
     if action == "segment_map":
         stretch = next((each for each in free.unmapped if each.address == address and each.size >= size), None)
         if stretch is not None:
-            expandable.map_pages(model, stretch, size)
+            model.map_pages(stretch, size)
     elif free_at(free, address) is None:
         owner.segments += 1
-        grow(model, size)
+        model.grow(size)
         free.add(Block(address, size, free, None, model.next_rank(), FREE))
 
 
 def follow_releases(model: CachingAllocator, run: tuple[Event, ...]) -> None:
     """Give back what the recorded allocator gave back at once, as far as the model has it and it is free."""
-    free = [block for block in all_blocks(model) if block.state == FREE]
+    free = [block for block in model.blocks() if block.state == FREE]
     places = [block.address for block in free]
     for action, address, size, stream in run:
         index = bisect_right(places, address) - 1
@@ -241,7 +238,7 @@ def follow_releases(model: CachingAllocator, run: tuple[Event, ...]) -> None:
         if block is None or block.state != FREE or block.home.stream != stream:
             continue
         if action == "segment_free" and (block.address, block.size) == (address, size) and not block.is_split:
-            reclaim.release_segment(model, block)
+            model.release_segment(block)
             block.state = UNMAPPED  # should the run name it twice
-        elif action == "segment_unmap" and block.range is not None and expandable.whole_pages(block)[0] <= address:
-            expandable.unmap(model, block)
+        elif action == "segment_unmap" and block.range is not None and block.whole_pages()[0] <= address:
+            model.unmap_pages(block)

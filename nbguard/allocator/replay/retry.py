@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import SimulatedDriver
-from nbguard.allocator.model.layout import all_blocks
 from nbguard.allocator.model.policy import PoolId
 from nbguard.allocator.model.state import copy
 from nbguard.allocator.replay.recorded_driver import TraceDriver
@@ -67,9 +66,8 @@ def place_range(model: CachingAllocator, driver: TraceDriver, events: Events, po
 
 def _is_in_range(model: CachingAllocator, address: int) -> bool:
     """Return whether an address lies in an expandable segment, mapped or not."""
-    halves = [half for owner in model.pools.values() for half in (owner.small, owner.large)]
-    unmapped = [block for half in halves for free in half.by_stream.values() for block in free.unmapped]
+    unmapped = [block for free in model.free_sets() for block in free.unmapped]
     return any(
         block.range is not None and block.range.base <= address < block.range.base + block.range.size
-        for block in (*all_blocks(model), *unmapped)
+        for block in (*model.blocks(), *unmapped)
     )

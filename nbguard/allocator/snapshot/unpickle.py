@@ -7,21 +7,41 @@ makes costs bytes of the file.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
 
-from nbguard.allocator.snapshot.atoms import LONGEST_NUMBER, Atoms, Bad
 from nbguard.errors import SnapshotError
 
 Progress = Callable[[int, int], None]
 """Called now and then with (bytes done, bytes in all)."""
 
 _STEP = 20_000
+"""Opcodes between two reports of progress."""
+
 _DEEPEST = 200
+"""Containers within one another; a snapshot nests some ten deep."""
+
 _BYTES_PER_OBJECT = 5
+"""Fewer bytes of the file than this for each object are no content, and would fill many times the size of the file."""
+
+_LONGEST_NUMBER = 16
+"""Bytes of an integer; no address or size has more than nine."""
+
+_LONGEST_RUN = 200
+"""References to the memo that are read at once."""
+
 _CALLS = b"cioRb\x81\x92\x93PQ\x82\x83\x84"
+"""Opcodes that look up a global, make an object or call something."""
+
 _STRING = {str}
+_REFERENCES = re.compile(rb"(?:j[\s\S]{4}){4,}")
+_U16, _I32, _U32, _U64, _F64 = (struct.Struct(form) for form in ("<H", "<i", "<I", "<Q", ">d"))
+
+
+class Bad(Exception):  # noqa: N818
+    """What is wrong with a pickle."""
 
 
 class _End(Exception):  # noqa: N818
@@ -45,7 +65,7 @@ def unpickle(data: bytes, progress: Progress | None = None) -> Any:
         raise SnapshotError("not a snapshot that can be read: the pickle is damaged.") from None
 
 
-class _Reader(Atoms):
+class _Reader:
     """The stack machine. A handler gets the position behind its opcode and returns that of the next opcode."""
 
     def __init__(self, data: bytes) -> None:
@@ -91,7 +111,7 @@ class _Reader(Atoms):
             elif opcode == 0x4B:  # binint1
                 stack.append(data[position + 1])
                 position += 2
-            elif opcode == 0x8A and (size := data[position + 1]) <= LONGEST_NUMBER:  # long1; damage shows behind it
+            elif opcode == 0x8A and (size := data[position + 1]) <= _LONGEST_NUMBER:  # long1; damage shows behind it
                 stack.append(number(data[position + 2 : position + 2 + size], "little", signed=True))
                 position += 2 + size
             elif opcode == 0x28 and len(self.below) < _DEEPEST:  # mark
@@ -103,7 +123,7 @@ class _Reader(Atoms):
                 stack = self.stack
         return position
 
-    # --- what there is no need of -----------------------------------------------------------------------------------------
+    # --- opcodes that no snapshot needs -----------------------------------------------------------------------------------
 
     def unknown(self, position: int) -> int:
         raise Bad(f"byte {position - 1} is no opcode of a pickle of plain data")
@@ -114,6 +134,128 @@ class _Reader(Atoms):
         words = [word.decode("ascii", "replace") if isinstance(word, bytes) else word for word in asked]
         name = ".".join(word[:60] for word in words if isinstance(word, str)) if opcode in (0x63, 0x93) else "an object"
         raise Bad(f"it asks for {name or 'a global'!r}, and a snapshot holds plain data only; nothing of it was run")
+
+    # --- numbers, texts, and objects read before --------------------------------------------------------------------------
+
+    def none(self, position: int) -> int:
+        self.stack.append(None)
+        return position
+
+    def true(self, position: int) -> int:
+        self.stack.append(True)
+        return position
+
+    def false(self, position: int) -> int:
+        self.stack.append(False)
+        return position
+
+    def binint1(self, position: int) -> int:
+        self.stack.append(self.data[position])
+        return position + 1
+
+    def binint2(self, position: int) -> int:
+        self.stack.append(_U16.unpack_from(self.data, position)[0])
+        return position + 2
+
+    def binint(self, position: int) -> int:
+        self.stack.append(_I32.unpack_from(self.data, position)[0])
+        return position + 4
+
+    def long1(self, position: int) -> int:
+        end = position + 1 + self.data[position]
+        if end - position > _LONGEST_NUMBER + 1:
+            raise Bad(f"a number of {end - position - 1} bytes")
+        self.stack.append(int.from_bytes(self.piece(position + 1, end), "little", signed=True))
+        return end
+
+    def int_text(self, position: int) -> int:
+        end = self.line(position)
+        text = self.data[position:end].rstrip(b"L")
+        if len(text) > 2 * _LONGEST_NUMBER:
+            raise Bad(f"a number of {len(text)} digits")
+        self.stack.append({b"00": False, b"01": True}[text] if text in (b"00", b"01") else int(text))
+        return end + 1
+
+    long_text = int_text
+
+    def binfloat(self, position: int) -> int:
+        self.stack.append(_F64.unpack_from(self.data, position)[0])
+        return position + 8
+
+    def float_text(self, position: int) -> int:
+        end = self.line(position)
+        self.stack.append(float(self.data[position : min(end, position + 64)]))
+        return end + 1
+
+    def short_text(self, position: int) -> int:
+        end = position + 1 + self.data[position]
+        self.stack.append(self.piece(position + 1, end).decode("utf-8", "surrogatepass"))
+        return end
+
+    def text(self, position: int) -> int:
+        (size,) = _U32.unpack_from(self.data, position)
+        end: int = position + 4 + size
+        self.stack.append(self.piece(position + 4, end).decode("utf-8", "surrogatepass"))
+        return end
+
+    def text8(self, position: int) -> int:
+        (size,) = _U64.unpack_from(self.data, position)
+        end: int = position + 8 + size
+        self.stack.append(self.piece(position + 8, end).decode("utf-8", "surrogatepass"))
+        return end
+
+    def unicode_line(self, position: int) -> int:
+        end = self.line(position)
+        self.stack.append(self.data[position:end].decode("raw-unicode-escape"))
+        return end + 1
+
+    def memoize(self, position: int) -> int:
+        self.memo[len(self.memo)] = self.stack[-1]
+        return position
+
+    def put(self, position: int) -> int:
+        self.memo[self.data[position]] = self.stack[-1]
+        return position + 1
+
+    def long_put(self, position: int) -> int:
+        self.memo[_U32.unpack_from(self.data, position)[0]] = self.stack[-1]
+        return position + 4
+
+    def put_text(self, position: int) -> int:
+        end = self.line(position)
+        self.memo[int(self.data[position : min(end, position + 12)])] = self.stack[-1]
+        return end + 1
+
+    def get(self, position: int) -> int:
+        self.stack.append(self.memo[self.data[position]])
+        return position + 1
+
+    def long_get(self, position: int) -> int:
+        run = _REFERENCES.match(self.data, position - 1)
+        if run is None:
+            self.stack.append(self.memo[_U32.unpack_from(self.data, position)[0]])
+            return position + 4
+        count = min(len(run[0]) // 5, _LONGEST_RUN)
+        self.stack += map(self.memo.__getitem__, struct.unpack_from("<" + "xI" * count, run[0]))
+        return position - 1 + 5 * count
+
+    def get_text(self, position: int) -> int:
+        end = self.line(position)
+        self.stack.append(self.memo[int(self.data[position : min(end, position + 12)])])
+        return end + 1
+
+    # --- bytes of the file ------------------------------------------------------------------------------------------------
+
+    def piece(self, start: int, end: int) -> bytes:
+        if end > len(self.data):
+            raise Bad("it ends too early")
+        return self.data[start:end]
+
+    def line(self, start: int) -> int:
+        end = self.data.find(b"\n", start)
+        if end < 0:
+            raise Bad("it ends too early")
+        return end
 
     # --- containers -------------------------------------------------------------------------------------------------------
 
@@ -219,7 +361,7 @@ class _Reader(Atoms):
             raise Bad(f"something is put into a {type(found).__name__} that is no {kind.__name__}")
         return found
 
-    # --- the pickle itself ------------------------------------------------------------------------------------------------
+    # --- the frame of the pickle ------------------------------------------------------------------------------------------
 
     def proto(self, position: int) -> int:
         if self.data[position] > 5:
