@@ -10,7 +10,7 @@ import pytest
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, SimulatedDriver
 from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.replay.replay import DeviceReplay, final_model, recorded, replay
+from nbguard.allocator.replay.replay import DeviceReplay, final_model, recorded_device, replay
 from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError, SnapshotError
@@ -324,7 +324,7 @@ def test_the_final_model_answers_what_would_fit() -> None:
     address = model.malloc(30 * MIB)
     model.malloc(30 * MIB)
     model.free(address)
-    device = recorded(snapshot_of(raw_snapshot(model), "2.11", 100 * MIB), 0)
+    device = recorded_device(snapshot_of(raw_snapshot(model), "2.11", 100 * MIB), 0)
 
     again = final_model(device)
 

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.replay.replay import best_play, recorded
+from nbguard.allocator.replay.replay import best_play, recorded_device
 from nbguard.allocator.snapshot.read import load_snapshot
 from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
@@ -72,7 +72,7 @@ def speed(snapshot: Snapshot, rounds: int) -> tuple[int, float, bool]:
     best, exact, events = float("inf"), True, 0
     for _ in range(rounds):
         begun = time.process_time()
-        found = best_play(recorded(snapshot, 0))[1]
+        found = best_play(recorded_device(snapshot, 0))[1]
         best = min(best, time.process_time() - begun)
         exact, events = exact and found.is_exact, found.events
     return events, best, exact

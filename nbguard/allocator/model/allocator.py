@@ -17,9 +17,9 @@ from nbguard.allocator.model.blocks import (
     PENDING,
     SIZE_SHIFT,
     UNMAPPED,
-    Block,
+    BlockPool,
     FreeSet,
-    Pool,
+    ModelBlock,
     PrivatePool,
     Range,
 )
@@ -78,11 +78,11 @@ class CachingAllocator:
         self.events_are_instant = True
         """Whether the work of other streams is done at the next request; if not, `complete_events()` says when it is."""
         self.pools: dict[PoolId, PrivatePool] = {DEFAULT_POOL: PrivatePool(DEFAULT_POOL)}
-        self.live: dict[int, Block] = {}
+        self.live: dict[int, ModelBlock] = {}
         """Blocks in use, by address."""
-        self.pending: list[Block] = []
+        self.pending: list[ModelBlock] = []
         """Freed blocks that wait for other streams."""
-        self.waiting: dict[int, deque[tuple[int, Block]]] = {}
+        self.waiting: dict[int, deque[tuple[int, ModelBlock]]] = {}
         """By stream, the events that freed blocks wait for: (ticket, block), oldest first (torch's `cuda_events`)."""
         self.counter = self.ticket = self.done_ticket = 0
         """The blocks or segments numbered so far; the last ticket given to an event; the last ticket that is done."""
@@ -148,7 +148,7 @@ class CachingAllocator:
             raise ModelError(f"a request of {size} bytes cannot be.")
         return 0
 
-    def _split(self, block: Block, rounded: int) -> Block:
+    def _split(self, block: ModelBlock, rounded: int) -> ModelBlock:
         """Return the front of `block` and make the rest of it free; the whole block where PyTorch would not split it.
 
         The counterpart is `should_split`, with the second half of `alloc_found_block`.
@@ -164,7 +164,7 @@ class CachingAllocator:
         if not pool.owner.is_split:
             return block
         rank = block.rank if self.tie != "block" else self.next_rank()
-        front = Block(block.address, rounded, home, block.range, rank, LIVE)
+        front = ModelBlock(block.address, rounded, home, block.range, rank, LIVE)
         prev = block.prev
         front.prev, front.next = prev, block
         if prev is not None:
@@ -198,7 +198,7 @@ class CachingAllocator:
         self.events += (("free_requested", address, requested, stream), ("free_completed", address, requested, stream))
         self.put_back(block)
 
-    def put_back(self, block: Block) -> None:
+    def put_back(self, block: ModelBlock) -> None:
         """Make a block free and merge it with free neighbours (`free_block`)."""
         home = block.home
         keys = home.keys
@@ -263,7 +263,7 @@ class CachingAllocator:
                 return -1
         return index
 
-    def _from_driver(self, pool: Pool, free: FreeSet, rounded: int) -> Block:
+    def _from_driver(self, pool: BlockPool, free: FreeSet, rounded: int) -> ModelBlock:
         """Return a block of new memory, after giving back as much cached memory as needed.
 
         Raises:
@@ -289,7 +289,7 @@ class CachingAllocator:
         self.num_ooms += 1
         raise SimulatedOutOfMemoryError(rounded, left)
 
-    def _new_segment(self, pool: Pool, free: FreeSet, rounded: int) -> Block | None:
+    def _new_segment(self, pool: BlockPool, free: FreeSet, rounded: int) -> ModelBlock | None:
         """Return a block of new memory; None where the limit or the device does not allow it (`alloc_block`)."""
         settings = self.settings
         size = segment_size(rounded, settings.large_segment)
@@ -307,7 +307,7 @@ class CachingAllocator:
         pool.owner.segments += 1
         self.grow(size)
         self.events.append(("segment_alloc", address, size, free.stream))
-        return Block(address, size, free, None, self.next_rank(), LIVE)
+        return ModelBlock(address, size, free, None, self.next_rank(), LIVE)
 
     def grow(self, size: int) -> None:
         """Count `size` bytes more as reserved."""
@@ -322,7 +322,7 @@ class CachingAllocator:
         size = segment_size(rounded, settings.large_segment)
         return self.reserved + size > int(settings.fraction * self.capacity)
 
-    def _from_pools_on_oom(self, pool: Pool, stream: int, rounded: int) -> Block | None:
+    def _from_pools_on_oom(self, pool: BlockPool, stream: int, rounded: int) -> ModelBlock | None:
         """Return a free block of a MemPool that may serve others in need (`use_on_oom`); None where none fits."""
         for owner in self.pools.values():
             if not (owner.on_oom and owner.is_in_use):
@@ -338,7 +338,7 @@ class CachingAllocator:
 
     # --- expandable segments ----------------------------------------------------------------------------------------------
 
-    def _expand(self, pool: Pool, free: FreeSet, rounded: int) -> Block | None:
+    def _expand(self, pool: BlockPool, free: FreeSet, rounded: int) -> ModelBlock | None:
         """Return a block of at least `rounded` bytes at the front of free or newly mapped space; None if mapping fails.
 
         The counterpart is `try_allocate_expandable_block`.
@@ -358,7 +358,7 @@ class CachingAllocator:
         block.state = LIVE
         return block
 
-    def _expandable_candidate(self, pool: Pool, free: FreeSet, rounded: int) -> Block:
+    def _expandable_candidate(self, pool: BlockPool, free: FreeSet, rounded: int) -> ModelBlock:
         """Return the first block, by address, from which free and unmapped blocks span the request; else that of a new range.
 
         The counterpart is `find_expandable_block`.
@@ -367,7 +367,7 @@ class CachingAllocator:
             before = unmapped.prev
             start = before if before is not None and before.state == FREE else unmapped
             span = 0
-            block: Block | None = start
+            block: ModelBlock | None = start
             while span < rounded and block is not None and block.state in (FREE, UNMAPPED):
                 span += block.size
                 block = block.next
@@ -377,11 +377,11 @@ class CachingAllocator:
         size = range_size(self.capacity, page)
         rank = self.next_rank()
         space = Range(self.driver.reserve(size), size, page, rank >> COUNTER_SHIFT)
-        whole = Block(space.base, size, free, space, rank, UNMAPPED)
+        whole = ModelBlock(space.base, size, free, space, rank, UNMAPPED)
         free.add_unmapped(whole)
         return whole
 
-    def map_pages(self, block: Block, size: int) -> bool:
+    def map_pages(self, block: ModelBlock, size: int) -> bool:
         """Put memory behind the first `size` bytes of an unmapped block, in whole pages, and merge it with free neighbours.
 
         The counterpart is `map_block`. Returns False, with nothing changed, where the driver has no memory.
@@ -394,7 +394,7 @@ class CachingAllocator:
         address = block.address
         free.remove_unmapped(block)
         if size < block.size:
-            rest = Block(address + size, block.size - size, free, space, self._rank_of_piece(block), UNMAPPED)
+            rest = ModelBlock(address + size, block.size - size, free, space, self._rank_of_piece(block), UNMAPPED)
             rest.put_after(block)
             free.add_unmapped(rest)
             block.size = size
@@ -408,7 +408,7 @@ class CachingAllocator:
         self.events.append(("segment_map", address, size, free.stream))
         return True
 
-    def unmap_pages(self, block: Block) -> None:
+    def unmap_pages(self, block: ModelBlock) -> None:
         """Give back the whole pages inside a free block; the bytes before and behind them stay free (`unmap_block`)."""
         space, free = block.range, block.home
         assert space is not None
@@ -418,11 +418,11 @@ class CachingAllocator:
         self.driver.unmap(first, last - first)
         free.remove(block)
         if first > block.address:
-            head = Block(block.address, first - block.address, free, space, self._rank_of_piece(block), FREE)
+            head = ModelBlock(block.address, first - block.address, free, space, self._rank_of_piece(block), FREE)
             head.put_before(block)
             free.add(head)
         if block.address + block.size > last:
-            tail = Block(last, block.address + block.size - last, free, space, self._rank_of_piece(block), FREE)
+            tail = ModelBlock(last, block.address + block.size - last, free, space, self._rank_of_piece(block), FREE)
             tail.put_after(block)
             free.add(tail)
         block.address, block.size = first, last - first
@@ -439,13 +439,13 @@ class CachingAllocator:
             free.remove_unmapped(block)
             self.driver.unreserve(space.base, space.size)
 
-    def _rank_of_piece(self, block: Block) -> int:
+    def _rank_of_piece(self, block: ModelBlock) -> int:
         """Return the rank of a piece of `block`: a new one where every block object counts, else that of its range."""
         return self.next_rank() if self.tie == "block" else block.rank
 
     # --- memory given back ------------------------------------------------------------------------------------------------
 
-    def _defer(self, block: Block) -> None:
+    def _defer(self, block: ModelBlock) -> None:
         """Let a freed block wait for the streams that used it: one event on each (`insert_events`)."""
         streams, block.streams = block.streams or set(), None
         block.state = PENDING
@@ -490,7 +490,7 @@ class CachingAllocator:
         for block in blocks:
             self.complete_free(block)
 
-    def complete_free(self, block: Block) -> None:
+    def complete_free(self, block: ModelBlock) -> None:
         """Make a pending block free."""
         self.pending.remove(block)
         block.waits = 0
@@ -542,9 +542,9 @@ class CachingAllocator:
                 events += [("segment_unmap", first, last - first, free.stream) for first, last in pages if last > first]
         return events
 
-    def _release_blocks(self, pool: Pool) -> None:
+    def _release_blocks(self, pool: BlockPool) -> None:
         """Give back the free memory of one size class: all whole segments first, then pages (`release_blocks`)."""
-        stretches: list[Block] = []
+        stretches: list[ModelBlock] = []
         for free in pool.in_order():
             whole = [block for block in free.blocks if block.range is None and not block.is_split]
             stretches += [block for block in free.blocks if block.range is not None]
@@ -553,7 +553,7 @@ class CachingAllocator:
         for block in stretches:
             self.unmap_pages(block)
 
-    def release_segment(self, block: Block) -> None:
+    def release_segment(self, block: ModelBlock) -> None:
         """Give a segment that is one free block back to the driver (`release_block`)."""
         block.home.remove(block)
         block.home.pool.owner.segments -= 1
@@ -648,7 +648,7 @@ class CachingAllocator:
         """Return the sets of free blocks of every pool, size class and stream."""
         return [free for owner in self.pools.values() for half in owner.halves for free in half.by_stream.values()]
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[ModelBlock]:
         """Return every block that has memory, by address."""
         free = [block for each in self.free_sets() for block in each.blocks]
         return sorted([*self.live.values(), *self.pending, *free], key=lambda block: block.address)

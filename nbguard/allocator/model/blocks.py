@@ -26,7 +26,7 @@ class Range:
         self.base, self.size, self.page, self.counter = base, size, page, counter
 
 
-class Block:
+class ModelBlock:
     """A piece of a segment. `prev` and `next` are its neighbours there; `home` the set that it lies in when free.
 
     `requested` is what the last request asked for, and stays when the block becomes free, as in PyTorch's snapshots.
@@ -56,8 +56,8 @@ class Block:
         self.range = range_
         self.rank = rank
         self.state = state
-        self.prev: Block | None = None
-        self.next: Block | None = None
+        self.prev: ModelBlock | None = None
+        self.next: ModelBlock | None = None
         self.requested = self.born = self.waits = 0
         self.streams: set[int] | None = None
 
@@ -80,21 +80,21 @@ class Block:
         last = (self.address + self.size - space.base) // space.page * space.page + space.base
         return first, last
 
-    def put_before(self, follower: Block) -> None:
+    def put_before(self, follower: ModelBlock) -> None:
         """Link this block in before `follower`."""
         self.prev, self.next = follower.prev, follower
         if follower.prev is not None:
             follower.prev.next = self
         follower.prev = self
 
-    def put_after(self, leader: Block) -> None:
+    def put_after(self, leader: ModelBlock) -> None:
         """Link this block in after `leader`."""
         self.prev, self.next = leader, leader.next
         if leader.next is not None:
             leader.next.prev = self
         leader.next = self
 
-    def swallow(self, neighbour: Block) -> None:
+    def swallow(self, neighbour: ModelBlock) -> None:
         """Take over the bytes of a neighbour, which is no more."""
         if neighbour is self.prev:
             self.address = neighbour.address
@@ -116,13 +116,13 @@ class FreeSet:
 
     __slots__ = ("blocks", "keys", "pool", "stream", "unmapped")
 
-    def __init__(self, pool: Pool, stream: int) -> None:
+    def __init__(self, pool: BlockPool, stream: int) -> None:
         self.pool, self.stream = pool, stream
         self.keys: list[int] = []
-        self.blocks: list[Block] = []
-        self.unmapped: list[Block] = []
+        self.blocks: list[ModelBlock] = []
+        self.unmapped: list[ModelBlock] = []
 
-    def add(self, block: Block) -> None:
+    def add(self, block: ModelBlock) -> None:
         """Put a free block in; its age counts from now."""
         block.state = FREE
         block.born = self.pool.searches
@@ -131,7 +131,7 @@ class FreeSet:
         self.keys.insert(index, key)
         self.blocks.insert(index, block)
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: ModelBlock) -> None:
         """Take a free block out."""
         index = bisect_left(self.keys, (block.size << SIZE_SHIFT) + block.rank + (block.address >> 9))
         del self.keys[index]
@@ -141,21 +141,21 @@ class FreeSet:
         """Return the index of the first block of at least `size` bytes."""
         return bisect_left(self.keys, size << SIZE_SHIFT)
 
-    def add_unmapped(self, block: Block) -> None:
+    def add_unmapped(self, block: ModelBlock) -> None:
         """Put in a stretch of address space without memory."""
         block.state = UNMAPPED
         insort(self.unmapped, block, key=_address)
 
-    def remove_unmapped(self, block: Block) -> None:
+    def remove_unmapped(self, block: ModelBlock) -> None:
         """Take out a stretch of address space without memory."""
         del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
 
 
-def _address(block: Block) -> int:
+def _address(block: ModelBlock) -> int:
     return block.address
 
 
-class Pool:
+class BlockPool:
     """The small or the large half of a pool: what serves requests of one size class."""
 
     __slots__ = ("by_stream", "is_small", "owner", "searches")
@@ -190,9 +190,9 @@ class PrivatePool:
         self.id, self.is_split, self.on_oom = pool_id, is_split, on_oom
         self.is_in_use = True
         self.segments = 0
-        self.small, self.large = Pool(self, True), Pool(self, False)
+        self.small, self.large = BlockPool(self, True), BlockPool(self, False)
 
     @property
-    def halves(self) -> tuple[Pool, Pool]:
+    def halves(self) -> tuple[BlockPool, BlockPool]:
         """The small and the large half."""
         return self.small, self.large

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from nbguard.allocator.model.blocks import FREE, LIVE, UNMAPPED, Block
+from nbguard.allocator.model.blocks import FREE, LIVE, UNMAPPED, ModelBlock
 
 Json = dict[str, Any]
 
 _STATES = {FREE: "inactive", LIVE: "active_allocated"}
 
 
-def segments_of(blocks: Iterable[Block]) -> list[Json]:
+def segments_of(blocks: Iterable[ModelBlock]) -> list[Json]:
     """Return the segments that have `blocks`, by address, as `memory_snapshot()` gives them.
 
     Of an expandable segment each stretch that has memory is a segment of its own.
@@ -20,9 +20,9 @@ def segments_of(blocks: Iterable[Block]) -> list[Json]:
     return [_segment(block) for block in blocks if block.prev is None or block.prev.state == UNMAPPED]
 
 
-def _segment(head: Block) -> Json:
-    blocks: list[Block] = []
-    block: Block | None = head
+def _segment(head: ModelBlock) -> Json:
+    blocks: list[ModelBlock] = []
+    block: ModelBlock | None = head
     while block is not None and block.state != UNMAPPED:
         blocks.append(block)
         block = block.next

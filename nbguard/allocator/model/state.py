@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, Block, Pool, Range
+from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, BlockPool, ModelBlock, Range
 from nbguard.allocator.model.driver import Addresses, Driver, SimulatedDriver
 from nbguard.allocator.model.settings import AllocatorSettings
 
@@ -65,7 +65,7 @@ def load(state: Json, driver: Driver | None = None) -> CachingAllocator:
             half.searches = kept["searches"]
             for stream in kept["streams"]:
                 half.of(stream)
-    blocks: dict[int, Block] = {}
+    blocks: dict[int, ModelBlock] = {}
     for segment in state["segments"]:
         _link(model, segment, blocks)
     for name, value in state["counters"].items():
@@ -90,20 +90,20 @@ def _driver(driver: SimulatedDriver) -> Json:
     }
 
 
-def _half(half: Pool) -> Json:
+def _half(half: BlockPool) -> Json:
     return {"searches": half.searches, "streams": list(half.by_stream)}
 
 
-def _heads(model: CachingAllocator) -> list[Block]:
+def _heads(model: CachingAllocator) -> list[ModelBlock]:
     """Return the first block of each segment and range, by address."""
     free = [block for each in model.free_sets() for block in (*each.blocks, *each.unmapped)]
     first = [block for block in (*model.live.values(), *model.pending, *free) if block.prev is None]
     return sorted(first, key=lambda block: block.address)
 
 
-def _chain(head: Block) -> Json:
+def _chain(head: ModelBlock) -> Json:
     blocks = []
-    block: Block | None = head
+    block: ModelBlock | None = head
     while block is not None:
         streams = sorted(block.streams) if block.streams is not None else None
         row = [block.address, block.size, block.requested, block.state, block.rank, block.born, block.waits, streams]
@@ -119,13 +119,13 @@ def _chain(head: Block) -> Json:
     }
 
 
-def _link(model: CachingAllocator, segment: Json, blocks: dict[int, Block]) -> None:
+def _link(model: CachingAllocator, segment: Json, blocks: dict[int, ModelBlock]) -> None:
     owner = model.pools[tuple(segment["pool"])]
     home = (owner.small if segment["is_small"] else owner.large).of(segment["stream"])
     space = None if segment["range"] is None else Range(*segment["range"])
-    last: Block | None = None
+    last: ModelBlock | None = None
     for address, size, requested, state, rank, born, waits, streams in segment["blocks"]:
-        block = blocks[address] = Block(address, size, home, space, rank, state)
+        block = blocks[address] = ModelBlock(address, size, home, space, rank, state)
         block.requested, block.waits = requested, waits
         block.streams = None if streams is None else set(streams)
         if last is not None:

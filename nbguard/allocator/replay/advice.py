@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, parse_version, round_size
-from nbguard.allocator.replay.whatif import Refusal, Row, WhatIf
+from nbguard.allocator.replay.whatif import Refusal, WhatIf, WhatIfRow
 from nbguard.allocator.snapshot.snapshot import Frame
 from nbguard.units import format_bytes
 
@@ -15,7 +15,7 @@ _WORTHWHILE = 0.02
 _PLUMBING = ("site-packages/torch/", "/torch/_", "torch/nn/", "torch/csrc", "??", ".cpp", ".cc", ".h", "<")
 
 
-def settings_name(row: Row) -> str:
+def settings_name(row: WhatIfRow) -> str:
     """Return settings as a user would write them."""
     return row.settings.conf() or "defaults"
 
@@ -48,7 +48,7 @@ def recommendation(found: WhatIf) -> str:
     )
 
 
-def _against_refusal(found: WhatIf, refusal: Refusal, helpful: list[Row]) -> str:
+def _against_refusal(found: WhatIf, refusal: Refusal, helpful: list[WhatIfRow]) -> str:
     asked = f"request {refusal.number} of {found.requests} ({format_bytes(refusal.size)})"
     if helpful:
         best = min(helpful, key=lambda row: row.peak)
@@ -123,7 +123,7 @@ def notes(found: WhatIf) -> Iterator[str]:
         yield "A request that failed when recorded and finds room here is freed at once: what came next is not recorded."
 
 
-def _use(found: WhatIf, row: Row) -> str:
+def _use(found: WhatIf, row: WhatIfRow) -> str:
     """Return how to get settings; the defaults have no name that PyTorch would take."""
     conf, variable = row.settings.conf(), _variable(found)
     if conf:

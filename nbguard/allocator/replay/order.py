@@ -12,46 +12,52 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import FREE, Block
+from nbguard.allocator.model.blocks import FREE, ModelBlock
 from nbguard.allocator.model.policy import round_size
-from nbguard.allocator.replay.start import Guesses, Repairs
+from nbguard.allocator.replay.start import StartAssumptions, StartCorrections
 from nbguard.allocator.snapshot.snapshot import Event
 
 
-def prefer(model: CachingAllocator, guesses: Guesses, repairs: Repairs, wanted: Block) -> bool:
+def prefer(model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, wanted: ModelBlock) -> bool:
     """Note that `wanted` comes before all free blocks of its size, and make it so; return whether that is possible."""
     free = wanted.home
     rivals = [block for block in free.blocks if block.size == wanted.size and block.rank < wanted.rank]
     ranks = sorted({block.rank for block in rivals})
-    known = guesses.ranks
+    known = assumptions.ranks
     if not ranks or wanted.rank not in known or any(rank not in known for rank in ranks):
         return False
-    repairs.before |= {(known[wanted.rank], known[rank]) for rank in ranks}
-    _assign(model, guesses, [wanted.rank, *ranks])
+    corrections.before |= {(known[wanted.rank], known[rank]) for rank in ranks}
+    _assign(model, assumptions, [wanted.rank, *ranks])
     return True
 
 
-def learn_releases(model: CachingAllocator, guesses: Guesses, repairs: Repairs, run: list[Event]) -> bool:
+def learn_releases(
+    model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, run: list[Event]
+) -> bool:
     """Note the order in which free blocks of one size went back, and make it so; return whether anything was learnt."""
     free = [block for block in model.blocks() if block.state == FREE]
     places = [block.address for block in free]
     by_size: dict[tuple[int, int], dict[int, None]] = {}
     for _, address, _, _ in run:
         block = free[bisect_right(places, address) - 1]
-        if block.rank in guesses.ranks:
+        if block.rank in assumptions.ranks:
             by_size.setdefault((id(block.home), block.size), {})[block.rank] = None
     learnt = False
     for ranks in map(list, by_size.values()):
         if ranks != sorted(ranks):
-            addresses = [guesses.ranks[rank] for rank in ranks]
-            repairs.before |= set(pairwise(addresses))
-            _assign(model, guesses, ranks)
+            addresses = [assumptions.ranks[rank] for rank in ranks]
+            corrections.before |= set(pairwise(addresses))
+            _assign(model, assumptions, ranks)
             learnt = True
     return learnt
 
 
 def learn_partial_release(
-    model: CachingAllocator, guesses: Guesses, repairs: Repairs, mine: list[Event], request: tuple[Event, ...]
+    model: CachingAllocator,
+    assumptions: StartAssumptions,
+    corrections: StartCorrections,
+    mine: list[Event],
+    request: tuple[Event, ...],
 ) -> bool:
     """Note which of two segments of one size comes first where a request gave back another than the model; return whether.
 
@@ -59,8 +65,8 @@ def learn_partial_release(
 
     Args:
         model: by whose settings it was.
-        guesses: what was guessed of the start.
-        repairs: where to note it, for the next pass from the start.
+        assumptions: what was guessed of the start.
+        corrections: where to note it, for the next pass from the start.
         mine: what the model did for the request.
         request: what was recorded, the request's own event last.
     """
@@ -70,16 +76,16 @@ def learn_partial_release(
     released, recorded = pair
     if released[0] != "segment_free" or (released[0], *released[2:]) != (recorded[0], *recorded[2:]):
         return False
-    if not {released[1], recorded[1]} <= set(guesses.ranks.values()):
+    if not {released[1], recorded[1]} <= set(assumptions.ranks.values()):
         return False
     rounded, size = round_size(request[-1][2], model.settings.divisions), recorded[2]
     from_the_end = model.max_split <= size < rounded and recorded[3] == request[-1][3]
     first, second = (released, recorded) if from_the_end else (recorded, released)
-    repairs.before.add((first[1], second[1]))
+    corrections.before.add((first[1], second[1]))
     return True
 
 
-def _assign(model: CachingAllocator, guesses: Guesses, ranks: list[int]) -> None:
+def _assign(model: CachingAllocator, assumptions: StartAssumptions, ranks: list[int]) -> None:
     """Give the blocks that have `ranks` the same ranks in rising order."""
     new = dict(zip(ranks, sorted(ranks), strict=True))
     blocks = [block for block in model.blocks() if block.rank in new]
@@ -92,16 +98,16 @@ def _assign(model: CachingAllocator, guesses: Guesses, ranks: list[int]) -> None
         born = block.born
         block.home.add(block)
         block.born = born
-    guesses.ranks |= {new[rank]: address for rank, address in {rank: guesses.ranks[rank] for rank in ranks}.items()}
+    assumptions.ranks |= {new[rank]: address for rank, address in {rank: assumptions.ranks[rank] for rank in ranks}.items()}
 
 
-def settle(guesses: Guesses, repairs: Repairs) -> None:
+def settle(assumptions: StartAssumptions, corrections: StartCorrections) -> None:
     """Work out, for the next pass, ranks that fit everything that was learnt and else change as little as can be."""
-    if not repairs.before:
+    if not corrections.before:
         return
-    ranks = sorted(guesses.ranks)
-    place = {guesses.ranks[rank]: index for index, rank in enumerate(ranks)}
-    repairs.ranks = dict(zip(_in_order(place, repairs.before), ranks, strict=False))
+    ranks = sorted(assumptions.ranks)
+    place = {assumptions.ranks[rank]: index for index, rank in enumerate(ranks)}
+    corrections.ranks = dict(zip(_in_order(place, corrections.before), ranks, strict=False))
 
 
 def _in_order(place: dict[int, int], before: Iterable[tuple[int, int]]) -> list[int]:

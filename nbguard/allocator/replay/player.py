@@ -21,8 +21,8 @@ from nbguard.allocator.replay.repair import (
     undo,
 )
 from nbguard.allocator.replay.retry import is_retry, place_range
-from nbguard.allocator.replay.rollback import Start
-from nbguard.allocator.replay.start import Repairs, set_up
+from nbguard.allocator.replay.rollback import InitialState
+from nbguard.allocator.replay.start import StartCorrections, set_up
 from nbguard.allocator.snapshot.snapshot import Event, Trace
 from nbguard.errors import SimulatedOutOfMemoryError
 
@@ -34,12 +34,12 @@ class Player:
     """One pass over a trace, with a fresh model that is put into the state at the start.
 
     After `play`, `differences` holds the positions of events that the model did otherwise, in order, `first` what it did
-    at the first of them, `learnt` how often the start was mended (in `repairs`), and `model` the final state.
+    at the first of them, `learnt` how often the start was mended (in `corrections`), and `model` the final state.
     """
 
-    def __init__(self, model: CachingAllocator, trace: Trace, start: Start, repairs: Repairs) -> None:
-        self.model, self.trace, self.start, self.repairs = model, trace, start, repairs
-        self.guesses = set_up(model, start, repairs)
+    def __init__(self, model: CachingAllocator, trace: Trace, start: InitialState, corrections: StartCorrections) -> None:
+        self.model, self.trace, self.start, self.corrections = model, trace, start, corrections
+        self.assumptions = set_up(model, start, corrections)
         self.driver = model.driver = TraceDriver(trace.events, model.events)
         self.learnt = 0
         self.differences: list[int] = []
@@ -104,11 +104,11 @@ class Player:
         mine = list(model.events)
         action, address, size, stream = expected[-1]
         if model.tie != "address":
-            self.learnt += learn_partial_release(model, self.guesses, self.repairs, mine, expected)
+            self.learnt += learn_partial_release(model, self.assumptions, self.corrections, mine, expected)
         if got >= 0 and (got != address or action == "oom"):
             chosen = undo(model, got, peaks)
             if len(expected) == len(mine) == 1 and action == "alloc":
-                if learn(model, self.guesses, self.repairs, chosen, address, expected[-1], pool):
+                if learn(model, self.assumptions, self.corrections, chosen, address, expected[-1], pool):
                     self.learnt += 1
                     model.events.clear()
                     got = model.malloc(size, stream, pool)
@@ -132,8 +132,8 @@ class Player:
         if block is None:
             self._compare(position, position + 1 + is_at_once, [])
             return position + 1 + is_at_once
-        if self.guesses.sizes:
-            self.guesses.sizes.pop(address, None)
+        if self.assumptions.sizes:
+            self.assumptions.sizes.pop(address, None)
         if is_at_once:
             model.free(address)
             if model.events[0] != event or model.events[1] != following[0]:
@@ -170,8 +170,8 @@ class Player:
             released += 1
         is_request = end < len(events) and events[end][0] in ("alloc", "oom")
         pool = self._pool(position, end) if is_request and self._is_private else DEFAULT_POOL
-        if is_request and self.guesses.sizes and self._is_from_driver(end):
-            self.learnt += learn_refusals(model, self.guesses, self.repairs, events[end], pool)
+        if is_request and self.assumptions.sizes and self._is_from_driver(end):
+            self.learnt += learn_refusals(model, self.assumptions, self.corrections, events[end], pool)
         # What a request finds free it takes, and gives nothing back.
         may_be_partial = (
             is_request and (model.max_split is not None or model.collects) and finds(model, events[end], pool) is None
@@ -203,7 +203,7 @@ class Player:
         """Return whether emptying the cache does what was recorded; of an order that is unknown, the trace tells it."""
         found = self.model.would_release(pool)
         if found != run and self.model.tie != "address" and _differ_in_place_only(found, run):
-            self.learnt += learn_releases(self.model, self.guesses, self.repairs, run)
+            self.learnt += learn_releases(self.model, self.assumptions, self.corrections, run)
             found = self.model.would_release(pool)
         return found == run
 

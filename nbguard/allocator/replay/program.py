@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, PoolId, segment_size
-from nbguard.allocator.replay.replay import Recorded
+from nbguard.allocator.replay.replay import RecordedDevice
 
 OpKind = Literal["request", "free", "refused", "empty_cache", "maybe_retry"]
 _MEMORY = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_unmap"})
@@ -32,7 +32,7 @@ class Op:
     stack: int = -1
 
 
-def program(device: Recorded) -> Iterator[Op]:
+def program(device: RecordedDevice) -> Iterator[Op]:
     """Yield the calls of a recorded program, those for blocks that were there before the trace first, by address."""
     names: dict[int, int] = {}
     start = device.start
@@ -64,7 +64,7 @@ def program(device: Recorded) -> Iterator[Op]:
         position += 1
 
 
-def _release(device: Recorded, position: int) -> tuple[int, Op]:
+def _release(device: RecordedDevice, position: int) -> tuple[int, Op]:
     """Return the last position of a run of releases, and what it was."""
     events, first = device.trace.events, position
     while position + 1 < len(events) and events[position + 1][0] in _RELEASES:
@@ -76,7 +76,7 @@ def _release(device: Recorded, position: int) -> tuple[int, Op]:
     return position, Op(kind="maybe_retry" if is_followed else "empty_cache", position=first)
 
 
-def room(device: Recorded) -> int | None:
+def room(device: RecordedDevice) -> int | None:
     """Return the bytes that the allocator could have in all, as an out-of-memory event shows; None if none does.
 
     What was reserved then and what the driver had left. Where that would have been enough, a memory fraction was the

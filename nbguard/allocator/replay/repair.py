@@ -5,17 +5,17 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import FREE, LIVE, UNMAPPED, Block, FreeSet
+from nbguard.allocator.model.blocks import FREE, LIVE, UNMAPPED, FreeSet, ModelBlock
 from nbguard.allocator.model.driver import SimulatedDriver
 from nbguard.allocator.model.policy import DEFAULT_POOL, MIN_BLOCK, SMALL_MAX, PoolId, round_size, segment_size
 from nbguard.allocator.model.state import copy
 from nbguard.allocator.replay.order import prefer
 from nbguard.allocator.replay.recorded_driver import NOWHERE
-from nbguard.allocator.replay.start import Guesses, Repairs
+from nbguard.allocator.replay.start import StartAssumptions, StartCorrections
 from nbguard.allocator.snapshot.snapshot import Event
 
 
-def undo(model: CachingAllocator, address: int, peaks: tuple[int, int]) -> Block:
+def undo(model: CachingAllocator, address: int, peaks: tuple[int, int]) -> ModelBlock:
     """Take back the request that was just served at `address`; return the free block that it leaves."""
     block = model.live[address]
     if block.next is not None and block.next.state == FREE:
@@ -27,7 +27,7 @@ def undo(model: CachingAllocator, address: int, peaks: tuple[int, int]) -> Block
     return block
 
 
-def free_at(free: FreeSet, address: int) -> Block | None:
+def free_at(free: FreeSet, address: int) -> ModelBlock | None:
     """Return the free block around an address."""
     return next((block for block in free.blocks if block.address <= address < block.address + block.size), None)
 
@@ -60,7 +60,7 @@ def private_pools_of(model: CachingAllocator, run: list[Event]) -> list[PoolId]:
     return found
 
 
-def finds(model: CachingAllocator, event: Event, pool: PoolId) -> Block | None:
+def finds(model: CachingAllocator, event: Event, pool: PoolId) -> ModelBlock | None:
     """Return the free block that would serve a request; None where the driver would be asked."""
     free, rounded = set_of(model, event[2], event[3], pool)
     index = free.first(rounded)
@@ -72,14 +72,20 @@ def finds(model: CachingAllocator, event: Event, pool: PoolId) -> Block | None:
 
 
 def learn(
-    model: CachingAllocator, guesses: Guesses, repairs: Repairs, chosen: Block, wanted_at: int, event: Event, pool: PoolId
+    model: CachingAllocator,
+    assumptions: StartAssumptions,
+    corrections: StartCorrections,
+    chosen: ModelBlock,
+    wanted_at: int,
+    event: Event,
+    pool: PoolId,
 ) -> bool:
     """Change what was guessed of the start so that a request is served where it was; return whether there is a way.
 
     Args:
         model: before the request.
-        guesses: what was guessed, and may be changed.
-        repairs: where to note the change, for the next pass from the start.
+        assumptions: what was guessed, and may be changed.
+        corrections: where to note the change, for the next pass from the start.
         chosen: the free block that the model took.
         wanted_at: the address that the recorded allocator took.
         event: the request.
@@ -90,36 +96,42 @@ def learn(
     if wanted is None:
         return False
     if wanted.address < wanted_at:
-        return _extend(model, guesses, repairs, wanted, wanted_at - wanted.address)
+        return _extend(model, assumptions, corrections, wanted, wanted_at - wanted.address)
     if wanted is chosen or chosen.home is not free or chosen.state != FREE:
         return False
     if wanted.size == chosen.size:
-        return prefer(model, guesses, repairs, wanted)
+        return prefer(model, assumptions, corrections, wanted)
     # The smaller of the two was refused: it must be smaller still than the request.
-    return wanted.size > chosen.size and _refuse(model, guesses, repairs, chosen, rounded)
+    return wanted.size > chosen.size and _refuse(model, assumptions, corrections, chosen, rounded)
 
 
-def learn_refusals(model: CachingAllocator, guesses: Guesses, repairs: Repairs, event: Event, pool: PoolId) -> int:
+def learn_refusals(
+    model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, event: Event, pool: PoolId
+) -> int:
     """Make each free block that would serve a request too small for it: the recorded one went to the driver.
 
     Return how many guesses that changed. Other arguments as of `learn`.
     """
     rounded = round_size(event[2], model.settings.divisions)
     changed = 0
-    while (found := finds(model, event, pool)) is not None and _refuse(model, guesses, repairs, found, rounded):
+    while (found := finds(model, event, pool)) is not None and _refuse(model, assumptions, corrections, found, rounded):
         changed += 1
     return changed
 
 
-def _refuse(model: CachingAllocator, guesses: Guesses, repairs: Repairs, free: Block, rounded: int) -> bool:
+def _refuse(
+    model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, free: ModelBlock, rounded: int
+) -> bool:
     """Let a free block be just too small for a request, if the block before it may be as much larger."""
-    return _extend(model, guesses, repairs, free, free.size - rounded + MIN_BLOCK)
+    return _extend(model, assumptions, corrections, free, free.size - rounded + MIN_BLOCK)
 
 
-def _extend(model: CachingAllocator, guesses: Guesses, repairs: Repairs, free: Block, more: int) -> bool:
+def _extend(
+    model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, free: ModelBlock, more: int
+) -> bool:
     """Let the block before a free one be `more` bytes larger, if its size is a guess: a rest that was not split off."""
     before = free.prev
-    if before is None or before.state != LIVE or before.address not in guesses.sizes or more >= free.size:
+    if before is None or before.state != LIVE or before.address not in assumptions.sizes or more >= free.size:
         return False
     if before.size + more - round_size(before.requested, model.settings.divisions) > SMALL_MAX:
         return False
@@ -129,7 +141,7 @@ def _extend(model: CachingAllocator, guesses: Guesses, repairs: Repairs, free: B
     before.size += more
     free.home.add(free)
     model.allocated += more
-    repairs.sizes[before.address] = before.size
+    corrections.sizes[before.address] = before.size
     return True
 
 
@@ -164,13 +176,13 @@ def follow_request(model: CachingAllocator, events: tuple[Event, ...], pool: Poo
         return  # unknown memory: what happens to it is counted as different
     free.remove(block)
     if address > block.address:
-        head = Block(block.address, address - block.address, free, block.range, block.rank, FREE)
+        head = ModelBlock(block.address, address - block.address, free, block.range, block.rank, FREE)
         head.put_before(block)
         free.add(head)
     rest = block.address + block.size - address - rounded
     block.address, block.size = address, rounded + rest
     if rest > (0 if free.pool.is_small or block.range is not None else SMALL_MAX):
-        tail = Block(address + rounded, rest, free, block.range, block.rank, FREE)
+        tail = ModelBlock(address + rounded, rest, free, block.range, block.rank, FREE)
         tail.put_after(block)
         free.add(tail)
         block.size = rounded
@@ -225,7 +237,7 @@ def follow_growth(model: CachingAllocator, event: Event, pool: PoolId, *, is_sma
     elif free_at(free, address) is None:
         owner.segments += 1
         model.grow(size)
-        free.add(Block(address, size, free, None, model.next_rank(), FREE))
+        free.add(ModelBlock(address, size, free, None, model.next_rank(), FREE))
 
 
 def follow_releases(model: CachingAllocator, run: tuple[Event, ...]) -> None:

@@ -10,8 +10,8 @@ from nbguard.allocator.model.policy import TieBreak, parse_version, range_size, 
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.replay.order import settle
 from nbguard.allocator.replay.player import Player
-from nbguard.allocator.replay.rollback import Start, roll_back
-from nbguard.allocator.replay.start import Repairs
+from nbguard.allocator.replay.rollback import InitialState, roll_back
+from nbguard.allocator.replay.start import StartCorrections
 from nbguard.allocator.snapshot.snapshot import Event, Snapshot, SnapshotSegment, Trace
 
 _MOST_PASSES = 40
@@ -59,13 +59,13 @@ class DeviceReplay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedDevice:
     """One device of a snapshot with the state before its trace, ready to be played."""
 
     device: int
     segments: tuple[SnapshotSegment, ...]
     trace: Trace
-    start: Start
+    start: InitialState
     settings: AllocatorSettings
     torch_version: str
     is_version_known: bool
@@ -88,16 +88,18 @@ def replay(
         SnapshotError: a trace and the segments at its end contradict each other.
         SettingsError: the recorded settings are none that PyTorch knows.
     """
-    return tuple(best_play(recorded(snapshot, device, torch_version, capacity, fraction))[1] for device in snapshot.devices)
+    return tuple(
+        best_play(recorded_device(snapshot, device, torch_version, capacity, fraction))[1] for device in snapshot.devices
+    )
 
 
-def recorded(
+def recorded_device(
     snapshot: Snapshot,
     device: int,
     torch_version: str | None = None,
     capacity: int | None = None,
     fraction: float | None = None,
-) -> Recorded:
+) -> RecordedDevice:
     """Return one device of a snapshot, rolled back to the start of its trace."""
     beside = snapshot.beside
     version, is_known = _version(snapshot, torch_version or beside.torch_version)
@@ -109,7 +111,7 @@ def recorded(
     if fraction is None and device < len(beside.fractions):
         fraction = beside.fractions[device]
     start = roll_back(segments, trace, settings.large_segment, range_size(capacity, settings.large_segment))
-    return Recorded(
+    return RecordedDevice(
         device=device,
         segments=segments,
         trace=trace,
@@ -122,7 +124,7 @@ def recorded(
     )
 
 
-def final_model(device: Recorded, driver: Driver | None = None) -> CachingAllocator:
+def final_model(device: RecordedDevice, driver: Driver | None = None) -> CachingAllocator:
     """Return a model in the state at the end of a trace, for questions such as what would fit now.
 
     Args:
@@ -134,30 +136,30 @@ def final_model(device: Recorded, driver: Driver | None = None) -> CachingAlloca
     return model
 
 
-def best_play(device: Recorded) -> tuple[Player, DeviceReplay]:
+def best_play(device: RecordedDevice) -> tuple[Player, DeviceReplay]:
     """Play a trace by the rules that reproduce the most of it, mending what is unknown of the start as it shows."""
     versions = [device.torch_version]
     if not device.is_version_known and tie_break(parse_version(device.torch_version)) != "address":
         versions.append(_VERSION_OF["block"])
     best: tuple[Player, DeviceReplay] | None = None
     for version in versions:
-        repairs = Repairs()
+        corrections = StartCorrections()
         for _ in range(min(_MOST_PASSES, max(3, _MOST_EVENTS // (len(device.trace.events) + 1)))):
-            found = _play(replace(device, torch_version=version), repairs)
+            found = _play(replace(device, torch_version=version), corrections)
             if best is None or found[1].reproduced >= best[1].reproduced:
                 best = found
             if not found[0].learnt:
                 break
-            settle(found[0].guesses, repairs)
+            settle(found[0].assumptions, corrections)
         if best is not None and best[1].is_exact:
             break
     assert best is not None
     return best
 
 
-def _play(device: Recorded, repairs: Repairs) -> tuple[Player, DeviceReplay]:
+def _play(device: RecordedDevice, corrections: StartCorrections) -> tuple[Player, DeviceReplay]:
     model = CachingAllocator(device.settings, device.capacity, device.fraction, device.torch_version)
-    player = Player(model, device.trace, device.start, repairs)
+    player = Player(model, device.trace, device.start, corrections)
     player.play()
     first = None
     if player.differences:
@@ -173,7 +175,7 @@ def _play(device: Recorded, repairs: Repairs) -> tuple[Player, DeviceReplay]:
         reserved=model.reserved,
         is_final_equal=_is_same(model, device.segments),
         first_difference=first,
-        repairs=len(repairs),
+        repairs=len(corrections),
         live_at_start=len(device.start.blocks),
         settings=device.settings,
         torch_version=device.torch_version,

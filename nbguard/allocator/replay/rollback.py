@@ -64,7 +64,7 @@ class LiveBlock:
 
 
 @dataclass(slots=True, kw_only=True)
-class Start:
+class InitialState:
     """The state at the start of a trace: classic segments, mapped stretches of expandable ones, and blocks in use.
 
     `pools` says of segment_alloc events, by their position, which private pool they were for, where that is known;
@@ -86,7 +86,7 @@ class Start:
 
 def roll_back(
     segments: Sequence[SnapshotSegment], trace: Trace, large_segment: int = LARGE_SEGMENT, reach: int = 2**38
-) -> Start:
+) -> InitialState:
     """Return the state before the first event of a trace whose end the segments are. Both are of one device.
 
     Args:
@@ -98,7 +98,7 @@ def roll_back(
     Raises:
         SnapshotError: trace and segments contradict each other.
     """
-    start = Start()
+    start = InitialState()
     owners = page_owners(segments, trace, large_segment, reach)
     for segment in segments:
         owner = (segment.pool, segment.is_small, segment.stream)
@@ -115,7 +115,7 @@ def roll_back(
     return start
 
 
-def _undo_all(start: Start, trace: Trace, owners: dict[int, Owner]) -> None:
+def _undo_all(start: InitialState, trace: Trace, owners: dict[int, Owner]) -> None:
     """Go through the trace from its end. On the way a block is (requested, size, whether it waits): that is quicker."""
     blocks = {block.address: (block.requested, block.size, block.is_pending) for block in start.blocks.values()}
     events, pools = trace.events, trace.pools
@@ -139,7 +139,7 @@ def _undo_all(start: Start, trace: Trace, owners: dict[int, Owner]) -> None:
     start.blocks = {address: LiveBlock(address, *block) for address, block in blocks.items()}
 
 
-def _undo_driver(start: Start, event: Event, index: int, pool: PoolId | None, owner: Owner | None) -> None:
+def _undo_driver(start: InitialState, event: Event, index: int, pool: PoolId | None, owner: Owner | None) -> None:
     action, address, size, stream = event
     match action:
         case "segment_alloc":

@@ -10,7 +10,7 @@ from nbguard.allocator.model.driver import Addresses, SimulatedDriver
 from nbguard.allocator.model.policy import parse_version, tie_break
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.replay.program import Op, program, room
-from nbguard.allocator.replay.replay import DeviceReplay, Recorded, best_play, recorded
+from nbguard.allocator.replay.replay import DeviceReplay, RecordedDevice, best_play, recorded_device
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError
 
@@ -33,7 +33,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WhatIfOutcome:
     """One run under some settings. `passed` counts requests that were refused when recorded, and were not here."""
 
     peak_reserved: int
@@ -45,15 +45,15 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WhatIfRow:
     """Some settings and how they fare; one outcome for each order of addresses that was tried."""
 
     settings: AllocatorSettings
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[WhatIfOutcome, ...]
     is_recorded: bool = False
 
     @property
-    def worst(self) -> Outcome:
+    def worst(self) -> WhatIfOutcome:
         """The outcome to count on: with a refusal if any has one, then the largest peak."""
         return max(self.outcomes, key=lambda outcome: (outcome.refusal is not None, outcome.peak_reserved))
 
@@ -73,7 +73,7 @@ class WhatIf:
     """What settings would have done for one device. `capacity` is None where nobody knows it: then nothing runs out."""
 
     replay: DeviceReplay
-    rows: tuple[Row, ...]
+    rows: tuple[WhatIfRow, ...]
     capacity: int | None
     requests: int
     snapshot: Snapshot
@@ -103,7 +103,7 @@ def what_if(
         SettingsError: settings to try are none.
         SnapshotError: trace and segments contradict each other.
     """
-    source = recorded(snapshot, device, torch_version, capacity, fraction)
+    source = recorded_device(snapshot, device, torch_version, capacity, fraction)
     version = parse_version(source.torch_version)
     tried = [AllocatorSettings.parse(conf, version if source.is_version_known else None) for conf in confs]
     replay = best_play(source)[1]
@@ -118,14 +118,18 @@ def what_if(
             outcomes.append(run(source, each, space, replay.torch_version, replace(order)))
             if progress is not None:
                 progress(number * len(orders) + index + 1, len(settings) * len(orders))
-        rows.append(Row(each, tuple(outcomes), is_recorded=not number))
+        rows.append(WhatIfRow(each, tuple(outcomes), is_recorded=not number))
     requests = len(source.start.blocks) + sum(event[0] in ("alloc", "oom") for event in source.trace.events)
     return WhatIf(replay=replay, rows=tuple(rows), capacity=space, requests=requests, snapshot=snapshot)
 
 
 def run(
-    source: Recorded, settings: AllocatorSettings, capacity: int | None, torch_version: str, addresses: Addresses | None = None
-) -> Outcome:
+    source: RecordedDevice,
+    settings: AllocatorSettings,
+    capacity: int | None,
+    torch_version: str,
+    addresses: Addresses | None = None,
+) -> WhatIfOutcome:
     """Run a recorded program from an empty allocator, up to its end or the first request that is refused only here."""
     driver = SimulatedDriver(capacity, addresses=addresses)
     total = source.capacity if source.capacity is not None else capacity
@@ -156,7 +160,7 @@ def run(
             else:
                 live[op.name] = (address, op)
     retries = model.num_alloc_retries
-    return Outcome(
+    return WhatIfOutcome(
         peak_reserved=model.peak_reserved,
         peak_allocated=model.peak_allocated,
         refusal=refusal,
@@ -182,7 +186,7 @@ def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple
     )
 
 
-def _room(source: Recorded, snapshot: Snapshot) -> int | None:
+def _room(source: RecordedDevice, snapshot: Snapshot) -> int | None:
     """Return what the allocator could have: by an out-of-memory event, else what it had and the device had left."""
     found = room(source)
     if found is None and source.device < len(snapshot.beside.frees):
@@ -190,7 +194,7 @@ def _room(source: Recorded, snapshot: Snapshot) -> int | None:
     return found
 
 
-def _choice(source: Recorded, version: tuple[int, int]) -> list[AllocatorSettings]:
+def _choice(source: RecordedDevice, version: tuple[int, int]) -> list[AllocatorSettings]:
     """Return settings that are worth trying."""
     confs = ["", "expandable_segments:True", "max_split_size_mb:128", "max_split_size_mb:512", "roundup_power2_divisions:8"]
     if source.is_version_known and version >= (2, 11):

@@ -40,7 +40,7 @@ _REFERENCES = re.compile(rb"(?:j[\s\S]{4}){4,}")
 _U16, _I32, _U32, _U64, _F64 = (struct.Struct(form) for form in ("<H", "<i", "<I", "<Q", ">d"))
 
 
-class Bad(Exception):  # noqa: N818
+class UnreadablePickle(Exception):  # noqa: N818
     """What is wrong with a pickle."""
 
 
@@ -57,7 +57,7 @@ def unpickle(data: bytes, progress: Progress | None = None) -> Any:
     reader = _Reader(data)
     try:
         return reader.read(progress or (lambda _done, _total: None))
-    except Bad as bad:
+    except UnreadablePickle as bad:
         raise SnapshotError(f"not a snapshot that can be read: {bad}.") from None
     except (IndexError, struct.error):
         raise SnapshotError("not a snapshot that can be read: the pickle ends too early or is damaged.") from None
@@ -94,7 +94,7 @@ class _Reader:
     def weigh(self) -> None:
         """Refuse a pickle of which almost nothing is content: it would fill many times its own size of memory."""
         if max(self.made, len(self.memo), len(self.stack)) > len(self.data) // _BYTES_PER_OBJECT + _STEP:
-            raise Bad("it is made of empty containers")
+            raise UnreadablePickle("it is made of empty containers")
 
     def some(self, position: int) -> int:
         """Read some opcodes; the five that make up most of a snapshot right here, which takes half the time."""
@@ -126,14 +126,15 @@ class _Reader:
     # --- opcodes that no snapshot needs -----------------------------------------------------------------------------------
 
     def unknown(self, position: int) -> int:
-        raise Bad(f"byte {position - 1} is no opcode of a pickle of plain data")
+        raise UnreadablePickle(f"byte {position - 1} is no opcode of a pickle of plain data")
 
     def call(self, position: int) -> int:
         opcode = self.data[position - 1]
         asked = self.data[position : position + 80].split(b"\n")[:2] if opcode == 0x63 else self.stack[-2:]
         words = [word.decode("ascii", "replace") if isinstance(word, bytes) else word for word in asked]
         name = ".".join(word[:60] for word in words if isinstance(word, str)) if opcode in (0x63, 0x93) else "an object"
-        raise Bad(f"it asks for {name or 'a global'!r}, and a snapshot holds plain data only; nothing of it was run")
+        wanted = name or "a global"
+        raise UnreadablePickle(f"it asks for {wanted!r}, and a snapshot holds plain data only; nothing of it was run")
 
     # --- numbers, texts, and objects read before --------------------------------------------------------------------------
 
@@ -164,7 +165,7 @@ class _Reader:
     def long1(self, position: int) -> int:
         end = position + 1 + self.data[position]
         if end - position > _LONGEST_NUMBER + 1:
-            raise Bad(f"a number of {end - position - 1} bytes")
+            raise UnreadablePickle(f"a number of {end - position - 1} bytes")
         self.stack.append(int.from_bytes(self.piece(position + 1, end), "little", signed=True))
         return end
 
@@ -172,7 +173,7 @@ class _Reader:
         end = self.line(position)
         text = self.data[position:end].rstrip(b"L")
         if len(text) > 2 * _LONGEST_NUMBER:
-            raise Bad(f"a number of {len(text)} digits")
+            raise UnreadablePickle(f"a number of {len(text)} digits")
         self.stack.append({b"00": False, b"01": True}[text] if text in (b"00", b"01") else int(text))
         return end + 1
 
@@ -248,13 +249,13 @@ class _Reader:
 
     def piece(self, start: int, end: int) -> bytes:
         if end > len(self.data):
-            raise Bad("it ends too early")
+            raise UnreadablePickle("it ends too early")
         return self.data[start:end]
 
     def line(self, start: int) -> int:
         end = self.data.find(b"\n", start)
         if end < 0:
-            raise Bad("it ends too early")
+            raise UnreadablePickle("it ends too early")
         return end
 
     # --- containers -------------------------------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ class _Reader:
 
     def mark(self, position: int) -> int:
         if len(self.below) >= _DEEPEST:
-            raise Bad(f"it is nested more than {_DEEPEST} deep")
+            raise UnreadablePickle(f"it is nested more than {_DEEPEST} deep")
         self.below.append(self.stack)
         self.stack = []
         return position
@@ -352,20 +353,20 @@ class _Reader:
         keys = items[::2]
         # Any other key could be made to collide with the rest, or nested so deep that hashing it overflows.
         if len(items) % 2 or not {*map(type, keys)} <= _STRING:
-            raise Bad("a dict has a key that is no string")
+            raise UnreadablePickle("a dict has a key that is no string")
         target.update(zip(keys, items[1::2], strict=True))
 
     def top(self, kind: type) -> Any:
         found = self.stack[-1]
         if type(found) is not kind:
-            raise Bad(f"something is put into a {type(found).__name__} that is no {kind.__name__}")
+            raise UnreadablePickle(f"something is put into a {type(found).__name__} that is no {kind.__name__}")
         return found
 
     # --- the frame of the pickle ------------------------------------------------------------------------------------------
 
     def proto(self, position: int) -> int:
         if self.data[position] > 5:
-            raise Bad(f"it is of pickle protocol {self.data[position]}, and 5 is the newest that is known")
+            raise UnreadablePickle(f"it is of pickle protocol {self.data[position]}, and 5 is the newest that is known")
         return position + 1
 
     def frame(self, position: int) -> int:
