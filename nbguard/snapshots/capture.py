@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
 
-from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.memory.facts import DeviceFacts
 from nbguard.memory.graph import holdings
@@ -40,7 +40,7 @@ def torch_snapshot() -> dict[str, Any]:
     return found
 
 
-def beside_facts(devices: Iterable[DeviceFacts], settings: str | None = None) -> Beside:
+def sidecar_of(devices: Iterable[DeviceFacts], settings: str | None = None) -> Sidecar:
     """Return what PyTorch's format lacks. By device as far as all are known: lists go by the device's number.
 
     Args:
@@ -50,7 +50,7 @@ def beside_facts(devices: Iterable[DeviceFacts], settings: str | None = None) ->
     torch: Any = sys.modules["torch"]
     facts = tuple(devices)
     shares = tuple(memory_fraction(number) if each.has_context else 1.0 for number, each in enumerate(facts))
-    return Beside(
+    return Sidecar(
         torch_version=str(torch.__version__),
         settings=allocator_settings() if settings is None else settings,
         totals=_known(each.total for each in facts),

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from nbguard.allocator.snapshot.read import load_snapshot
-from nbguard.allocator.snapshot.sidecar import beside
+from nbguard.allocator.snapshot.sidecar import sidecar_path
 from nbguard.allocator.snapshot.snapshot import Frame, Snapshot, SnapshotSegment
 from nbguard.errors import SnapshotError
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Segment
@@ -99,7 +99,7 @@ def _report(path: str | Path, snapshot: Snapshot, extra: Extra) -> Saved:
     devices = [saved_device(device, names) for device, names in _devices(snapshot, extra)]
     events = tuple(len(snapshot.trace(number).events) for number in snapshot.devices)
     report = Report(tracked="cuda", devices=tuple(devices), findings=(), unavailable=(), stale=0)
-    version = snapshot.beside.torch_version
+    version = snapshot.sidecar.torch_version
     return Saved(
         file=Path(path).name,
         torch_version=version,
@@ -111,7 +111,7 @@ def _report(path: str | Path, snapshot: Snapshot, extra: Extra) -> Saved:
 
 
 def _settings(snapshot: Snapshot) -> str | None:
-    return snapshot.settings if snapshot.settings is not None else snapshot.beside.settings
+    return snapshot.settings if snapshot.settings is not None else snapshot.sidecar.settings
 
 
 def _devices(snapshot: Snapshot, extra: Extra) -> list[tuple[DeviceFacts, Mapping[int, str] | None]]:
@@ -136,7 +136,7 @@ def _notes(snapshot: Snapshot, extra: Extra) -> tuple[str, ...]:
 
 def _facts(snapshot: Snapshot, number: int, settings: str) -> DeviceFacts:
     """Return a device of a snapshot as a look at a live one would have it."""
-    said = snapshot.beside
+    said = snapshot.sidecar
     total = said.totals[number] if number < len(said.totals) else None
     free = said.frees[number] if number < len(said.frees) else None
     name = said.names[number] if number < len(said.names) else ""
@@ -204,7 +204,7 @@ _LONGEST = 200
 
 def _extra(path: Path) -> Extra:
     """Return what stands beside a file and `load_snapshot` has no use for; it has refused what is no such file at all."""
-    place = beside(path)
+    place = sidecar_path(path)
     if not place.is_file():
         return Extra()
     try:

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.sidecar import beside, beside_data
-from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
+from nbguard.allocator.snapshot.sidecar import sidecar_data, sidecar_path
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
 from nbguard.scan.devices.cuda import device_facts, tracked_device
 from nbguard.scan.scan import Notebook, scan
-from nbguard.snapshots.capture import Held, beside_facts, cell_files, held_blocks, torch_snapshot
+from nbguard.snapshots.capture import Held, cell_files, held_blocks, sidecar_of, torch_snapshot
 from nbguard.snapshots.written import Written
 
-_LARGEST_BESIDE = 1_000_000
+_LARGEST_SIDECAR = 1_000_000
 """Bytes that the file beside may take: a reader refuses 1 MiB. Beyond, the smallest holders go unnamed."""
 
 _LONGEST_LABEL = 120
@@ -45,10 +45,10 @@ def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> 
     target = _target(path)
     raw = torch_snapshot()
     seen = scan(Notebook.current(namespace))
-    facts = beside_facts(seen.facts.devices, _settings_of(raw))
+    facts = sidecar_of(seen.facts.devices, _settings_of(raw))
     held = held_blocks(seen)
     data = pickle.dumps(raw)
-    said, unnamed = _beside_text(facts, held, zlib.crc32(data))
+    said, unnamed = _sidecar_text(facts, held, zlib.crc32(data))
     traces = raw.get("device_traces") or []
     events, segments = sum(map(len, traces)), len(raw["segments"])
     del raw
@@ -57,7 +57,7 @@ def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> 
     return Written(
         path=str(path),
         file=target.name,
-        beside=beside(target).name,
+        beside=sidecar_path(target).name,
         nbytes=len(data),
         segments=segments,
         events=events,
@@ -76,7 +76,7 @@ def live_snapshot() -> Snapshot:
     """
     raw = torch_snapshot()
     devices = device_facts(tracked_device())[0]
-    return parse_snapshot(raw, _TRUSTED, beside_facts(devices, _settings_of(raw)))
+    return parse_snapshot(raw, _TRUSTED, sidecar_of(devices, _settings_of(raw)))
 
 
 _TRUSTED = 1 << 50
@@ -106,22 +106,22 @@ def _target(path: str | Path) -> Path:
     return target
 
 
-def _beside_text(facts: Beside, held: Sequence[Held], checksum: int) -> tuple[str, int]:
+def _sidecar_text(facts: Sidecar, held: Sequence[Held], checksum: int) -> tuple[str, int]:
     """Return what stands in the file beside, and how many holders had to be left out; `checksum` says of which file it is."""
     known = {"crc32": checksum, "recorded_since_cell": recording().since, "cells": cell_files()}
-    base = beside_data(facts) | known
+    base = sidecar_data(facts) | known
     rows = [{"device": number, "label": label[:_LONGEST_LABEL], "blocks": list(blocks)} for number, label, blocks in held]
     kept = len(rows)
     while True:
         text = json.dumps(base | {"holders": rows[:kept], "unnamed": len(rows) - kept}, separators=(",", ":")) + "\n"
-        if len(text) <= _LARGEST_BESIDE or not kept:
+        if len(text) <= _LARGEST_SIDECAR or not kept:
             return text, len(rows) - kept
         kept = kept * 3 // 4
 
 
 def _write(target: Path, data: bytes, said: str) -> None:
     """Write both files under other names and rename them at the end: a reader never meets half of one."""
-    places = [target, beside(target)]
+    places = [target, sidecar_path(target)]
     made = [place.with_name(f".{place.name[-80:]}.{os.getpid()}.part") for place in places]
     try:
         for name, content in zip(made, (data, said.encode()), strict=True):

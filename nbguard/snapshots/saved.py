@@ -73,7 +73,7 @@ def saved_device(device: DeviceFacts, names: Names | None) -> DeviceReport:
 
     Args:
         device: with its segments; blocks that have a `site` were allocated there.
-        names: who held which block, where a file beside says so; None where none does.
+        names: who held which block, where a sidecar tells; None where none does.
     """
     segments = device.segments or ()
     holders = tuple(_holders(segments, names))

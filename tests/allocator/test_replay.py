@@ -12,7 +12,7 @@ from nbguard.allocator.model.driver import Addresses, SimulatedDriver
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.replay.replay import DeviceReplay, final_model, recorded_device, replay
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError, SnapshotError
 from tests.allocator import oracle
 from tests.allocator.first_fit import FirstFit
@@ -45,7 +45,7 @@ def raw_snapshot(*models: CachingAllocator, cut: int = 0, conf: str = "") -> Jso
 
 
 def snapshot_of(raw: Json, version: str | None = None, capacity: int | None = None) -> Snapshot:
-    return parse_snapshot(raw, 10**9, Beside(torch_version=version, settings=None, totals=(capacity,) * 3 if capacity else ()))
+    return parse_snapshot(raw, 10**9, Sidecar(torch_version=version, settings=None, totals=(capacity,) * 3 if capacity else ()))
 
 
 def assert_exact(found: tuple[DeviceReplay, ...], least: int) -> None:

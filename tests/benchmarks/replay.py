@@ -27,7 +27,7 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.replay.replay import best_play, recorded_device
 from nbguard.allocator.snapshot.read import load_snapshot
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 
 SIZES = (10_000, 100_000, 1_000_000)
 
@@ -64,7 +64,7 @@ def synthetic(events: int) -> Snapshot:
         if len(model.events) >= events:
             break
     trace = [{"action": a, "addr": address, "size": size, "stream": stream} for a, address, size, stream in model.events]
-    return parse_snapshot({"segments": model.segments(), "device_traces": [trace]}, 10**12, Beside(torch_version="2.13"))
+    return parse_snapshot({"segments": model.segments(), "device_traces": [trace]}, 10**12, Sidecar(torch_version="2.13"))
 
 
 def speed(snapshot: Snapshot, rounds: int) -> tuple[int, float, bool]:

@@ -101,15 +101,15 @@ def recorded_device(
     fraction: float | None = None,
 ) -> RecordedDevice:
     """Return one device of a snapshot, rolled back to the start of its trace."""
-    beside = snapshot.beside
-    version, is_known = _version(snapshot, torch_version or beside.torch_version)
+    sidecar = snapshot.sidecar
+    version, is_known = _version(snapshot, torch_version or sidecar.torch_version)
     settings = _settings(snapshot, parse_version(version) if is_known else None)
     segments = tuple(segment for segment in snapshot.segments if segment.device == device)
     trace = snapshot.trace(device)
-    if capacity is None and device < len(beside.totals):
-        capacity = beside.totals[device]
-    if fraction is None and device < len(beside.fractions):
-        fraction = beside.fractions[device]
+    if capacity is None and device < len(sidecar.totals):
+        capacity = sidecar.totals[device]
+    if fraction is None and device < len(sidecar.fractions):
+        fraction = sidecar.fractions[device]
     start = roll_back(segments, trace, settings.large_segment, range_size(capacity, settings.large_segment))
     return RecordedDevice(
         device=device,
@@ -214,7 +214,7 @@ def _requested(block: dict[str, object]) -> object:
 
 
 def _settings(snapshot: Snapshot, version: tuple[int, int] | None) -> AllocatorSettings:
-    conf = snapshot.settings if snapshot.settings is not None else snapshot.beside.settings
+    conf = snapshot.settings if snapshot.settings is not None else snapshot.sidecar.settings
     settings = AllocatorSettings.recorded(conf or "", None if version is None or version >= (2, 10) else (2, 9))
     # The table is what the string came to, by the rule of the version that wrote it.
     return replace(settings, divisions=snapshot.divisions) if snapshot.divisions and any(snapshot.divisions) else settings

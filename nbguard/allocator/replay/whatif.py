@@ -95,7 +95,7 @@ def what_if(
         device: its number.
         confs: settings to try; a choice that suits the version where there are none.
         torch_version: that recorded it, where no file says so.
-        capacity: bytes that the allocator can have in all, where an out-of-memory event or the file beside do not tell.
+        capacity: bytes that the allocator can have in all, where an out-of-memory event or the sidecar tell nothing.
         fraction: of `capacity` that the process may take, where nobody says so.
         progress: called after each run.
 
@@ -189,8 +189,8 @@ def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple
 def _room(source: RecordedDevice, snapshot: Snapshot) -> int | None:
     """Return what the allocator could have: by an out-of-memory event, else what it had and the device had left."""
     found = room(source)
-    if found is None and source.device < len(snapshot.beside.frees):
-        found = snapshot.beside.frees[source.device] + sum(segment.total_size for segment in source.segments)
+    if found is None and source.device < len(snapshot.sidecar.frees):
+        found = snapshot.sidecar.frees[source.device] + sum(segment.total_size for segment in source.segments)
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.sidecar import read_beside
+from nbguard.allocator.snapshot.sidecar import read_sidecar
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.allocator.snapshot.unpickle import Progress, unpickle
 from nbguard.errors import SnapshotError
@@ -48,7 +48,7 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
         raw = _decode(data, progress)
         size = len(data)
         del data
-        return parse_snapshot(raw, size, read_beside(path))
+        return parse_snapshot(raw, size, read_sidecar(path))
     except SnapshotError as error:
         raise SnapshotError(f"{path.name}: {error}") from None
     except MemoryError:

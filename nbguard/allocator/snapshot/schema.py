@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 from nbguard.allocator.model.policy import DEFAULT_POOL, DIVISION_ENTRIES, PoolId
 from nbguard.allocator.snapshot.snapshot import (
     ACTIONS,
-    Beside,
     Event,
     Frame,
+    Sidecar,
     Snapshot,
     SnapshotBlock,
     SnapshotSegment,
@@ -81,13 +81,13 @@ class _Budget:
             _bad("it refers to the same entries over and over")
 
 
-def parse_snapshot(raw: object, size: int, facts: Beside | None = None) -> Snapshot:
+def parse_snapshot(raw: object, size: int, sidecar: Sidecar | None = None) -> Snapshot:
     """Return the snapshot that `raw` stands for.
 
     Args:
         raw: the dict of `torch.cuda.memory._snapshot()`, or the list of segments alone.
         size: bytes that it came from: a bound for what is in it.
-        facts: what is known besides.
+        sidecar: figures that the snapshot itself lacks.
 
     Raises:
         SnapshotError: it is none, or contradicts itself.
@@ -116,7 +116,7 @@ def parse_snapshot(raw: object, size: int, facts: Beside | None = None) -> Snaps
         divisions=divisions,
         stacks=tuple(stacks.all),
         hints=frozenset(hints),
-        beside=facts or Beside(),
+        sidecar=sidecar or Sidecar(),
     )
 
 

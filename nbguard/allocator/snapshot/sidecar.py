@@ -7,36 +7,36 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SnapshotError
 
 _SUFFIX = ".nbguard.json"
 _LARGEST = 1 << 20
 
 
-def beside(path: str | Path) -> Path:
+def sidecar_path(path: str | Path) -> Path:
     """Return where the file beside a snapshot lies."""
     path = Path(path)
     return path.with_name(path.name + _SUFFIX)
 
 
-def beside_data(facts: Beside) -> dict[str, Any]:
+def sidecar_data(facts: Sidecar) -> dict[str, Any]:
     """Return what such a file says as JSON-ready data; more keys may stand beside these."""
     return {"nbguard": 1} | asdict(facts)
 
 
-def read_beside(path: str | Path) -> Beside:
+def read_sidecar(path: str | Path) -> Sidecar:
     """Return what stands beside a snapshot; nothing known where there is no such file. Raises SnapshotError if damaged."""
-    place = beside(path)
+    place = sidecar_path(path)
     try:
         if not place.is_file():
-            return Beside()
+            return Sidecar()
         if place.stat().st_size > _LARGEST:
             raise ValueError("too large")
         raw = json.loads(place.read_text(encoding="utf-8"))
         if not isinstance(raw, dict) or raw.get("nbguard") != 1:
             raise ValueError("not ours")
-        return Beside(
+        return Sidecar(
             torch_version=_one(raw, "torch_version", str),
             settings=_one(raw, "settings", str),
             totals=_many(raw, "totals", int),

@@ -59,7 +59,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class Sidecar:
     """What PyTorch's snapshots do not say, from the file beside one that nbguard wrote. None is unknown; sizes in bytes.
 
     `totals`, `frees` and `fractions` are by device.
@@ -87,7 +87,7 @@ class Snapshot:
     divisions: tuple[int, ...] | None = None
     stacks: tuple[tuple[Frame, ...], ...] = ()
     hints: frozenset[str] = frozenset()
-    beside: Beside = field(default_factory=Beside)
+    sidecar: Sidecar = field(default_factory=Sidecar)
 
     @property
     def devices(self) -> tuple[int, ...]:
