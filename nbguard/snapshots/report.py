@@ -17,7 +17,7 @@ from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Segment
 from nbguard.memory.source_lines import line_words
 from nbguard.reports.memory_map import MemoryMap
 from nbguard.reports.report import Report
-from nbguard.snapshots.saved import Diff, Saved, difference, saved_device, saved_map
+from nbguard.snapshots.saved import SnapshotDiff, SnapshotReport, difference, saved_device, saved_map
 
 Progress = Callable[[int, int], None]
 
@@ -32,7 +32,7 @@ class Extra:
     is_of_another: bool = False
 
 
-def snapshot_report(path: str | Path, progress: Progress | None = None) -> Saved:
+def snapshot_report(path: str | Path, progress: Progress | None = None) -> SnapshotReport:
     """Return what a snapshot file says, per device: who held what, and the allocator's pools.
 
     Holders are names where nbguard wrote the file, else the lines that allocated, where a history was recorded.
@@ -54,7 +54,7 @@ def snapshot_map(path: str | Path, progress: Progress | None = None) -> MemoryMa
     return saved_map(Path(path).name, _devices(snapshot, extra), _notes(snapshot, extra))
 
 
-def snapshot_diff(before: str | Path, after: str | Path, progress: Progress | None = None) -> Diff:
+def snapshot_diff(before: str | Path, after: str | Path, progress: Progress | None = None) -> SnapshotDiff:
     """Return what grew and what went between two snapshot files, by holder and by pool.
 
     Raises:
@@ -95,12 +95,12 @@ def _home(path: str | Path) -> Path:
         raise SnapshotError(f"{path}: there is no such home folder.") from None
 
 
-def _report(path: str | Path, snapshot: Snapshot, extra: Extra) -> Saved:
+def _report(path: str | Path, snapshot: Snapshot, extra: Extra) -> SnapshotReport:
     devices = [saved_device(device, names) for device, names in _devices(snapshot, extra)]
     events = tuple(len(snapshot.trace(number).events) for number in snapshot.devices)
     report = Report(tracked="cuda", devices=tuple(devices), findings=(), unavailable=(), stale=0)
     version = snapshot.sidecar.torch_version
-    return Saved(
+    return SnapshotReport(
         file=Path(path).name,
         torch_version=version,
         settings=_settings(snapshot),

@@ -20,7 +20,7 @@ from nbguard.errors import NbguardError
 from nbguard.scan.devices.cuda import device_facts, tracked_device
 from nbguard.scan.scan import Notebook, scan
 from nbguard.snapshots.capture import Held, cell_files, held_blocks, sidecar_of, torch_snapshot
-from nbguard.snapshots.written import Written
+from nbguard.snapshots.written import SnapshotFiles
 
 _LARGEST_SIDECAR = 1_000_000
 """Bytes that the file beside may take: a reader refuses 1 MiB. Beyond, the smallest holders go unnamed."""
@@ -28,7 +28,7 @@ _LARGEST_SIDECAR = 1_000_000
 _LONGEST_LABEL = 120
 
 
-def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> Written:
+def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> SnapshotFiles:
     """Write `torch.cuda.memory._dump_snapshot`'s file at `path`, and `PATH.nbguard.json` beside it.
 
     The first opens in pytorch.org/memory_viz. The second has the version of PyTorch, the settings, each device's name,
@@ -54,7 +54,7 @@ def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> 
     del raw
     _write(target, data, said)
     state = recording()
-    return Written(
+    return SnapshotFiles(
         path=str(path),
         file=target.name,
         beside=sidecar_path(target).name,

@@ -22,7 +22,7 @@ Names = Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SnapshotReport:
     """One snapshot file: its report, in the columns of `%gpumem`, and what it knows of its origin.
 
     `settings` are those of the allocator (empty: defaults); `events` are entries of the history by device; `notes` say
@@ -38,7 +38,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class SizeChange:
     """Bytes of one holder or pool in the first file and the second; `grown` is the difference."""
 
     label: str
@@ -52,14 +52,14 @@ class DeviceDiff:
     """What changed on one device. `holders` re-add to `allocated`, `pools` to `reserved`; unchanged rows are left out."""
 
     device: str
-    allocated: Change
-    reserved: Change
-    holders: tuple[Change, ...]
-    pools: tuple[Change, ...]
+    allocated: SizeChange
+    reserved: SizeChange
+    holders: tuple[SizeChange, ...]
+    pools: tuple[SizeChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class SnapshotDiff:
     """What changed from one snapshot file to another, by device."""
 
     before: str
@@ -165,11 +165,11 @@ def _pool_name(key: PoolKey) -> str:
     return " · ".join(words)
 
 
-def difference(before: Saved, after: Saved, notes: tuple[str, ...] = ()) -> Diff:
+def difference(before: SnapshotReport, after: SnapshotReport, notes: tuple[str, ...] = ()) -> SnapshotDiff:
     """Return what changed from `before` to `after`."""
     first, second = ({device.device: device for device in each.report.devices} for each in (before, after))
     devices = tuple(_device(name, first.get(name), second.get(name)) for name in sorted({*first, *second}))
-    return Diff(before.file, after.file, devices, notes)
+    return SnapshotDiff(before.file, after.file, devices, notes)
 
 
 def _device(name: str, before: DeviceReport | None, after: DeviceReport | None) -> DeviceDiff:
@@ -184,11 +184,11 @@ def _device(name: str, before: DeviceReport | None, after: DeviceReport | None) 
     )
 
 
-def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[Change, ...]:
+def _changes(before: Mapping[str, int], after: Mapping[str, int]) -> tuple[SizeChange, ...]:
     labels = [label for label in dict.fromkeys((*after, *before)) if before.get(label, 0) != after.get(label, 0)]
     rows = (_change(label, before.get(label, 0), after.get(label, 0)) for label in labels)
     return tuple(sorted(rows, key=lambda row: (-abs(row.grown), row.label)))
 
 
-def _change(label: str, before: int, after: int) -> Change:
-    return Change(label, before, after, after - before)
+def _change(label: str, before: int, after: int) -> SizeChange:
+    return SizeChange(label, before, after, after - before)

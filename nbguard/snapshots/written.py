@@ -8,7 +8,7 @@ from nbguard.memory.recording import Recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class SnapshotFiles:
     """A snapshot file and the one beside it. `nbytes` is the size of the first; `holders` are named in the second.
 
     `events` are entries of the allocator's history, of all devices; `unnamed` holders had no room.

@@ -13,7 +13,7 @@ from nbguard.memory.recording import Recording
 from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.notebook.magics import snapshots
 from nbguard.snapshots.render_whatif import WhatIfs
-from nbguard.snapshots.written import Written
+from nbguard.snapshots.written import SnapshotFiles
 
 MIB = 1024**2
 
@@ -39,7 +39,7 @@ def test_what_is_recorded_is_said(found: Recording, said: str) -> None:
 
 
 def test_what_was_written_is_said_and_what_it_lacks() -> None:
-    found = Written(
+    found = SnapshotFiles(
         path="~/run.pickle",
         file="run.pickle",
         beside="run.pickle.nbguard.json",

@@ -18,7 +18,7 @@ from nbguard.memory.facts import Block, DeviceFacts, Segment
 from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.reports.report import Report
 from nbguard.snapshots.report import site_of
-from nbguard.snapshots.saved import Saved, difference, saved_device
+from nbguard.snapshots.saved import SnapshotReport, difference, saved_device
 
 MIB = 1024**2
 CELL = {"filename": "/tmp/ipykernel_7/123.py", "line": 3, "name": "step"}
@@ -219,8 +219,8 @@ def devices(draw: st.DrawFn) -> DeviceFacts:
     return DeviceFacts(device="cuda:0", name="GPU", total=1 << 40, free=1 << 39, allocator=None, segments=tuple(segments))
 
 
-def _saved(device: DeviceFacts, names: dict[int, str] | None) -> Saved:
-    return Saved(
+def _saved(device: DeviceFacts, names: dict[int, str] | None) -> SnapshotReport:
+    return SnapshotReport(
         file="f",
         torch_version=None,
         settings=None,
