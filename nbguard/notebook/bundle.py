@@ -26,6 +26,7 @@ from nbguard.reports.cell_ledger import History
 from nbguard.reports.memory_map import MemoryMap
 from nbguard.reports.report import Report
 from nbguard.reports.switches import Switches
+from nbguard.snapshots.diff import SnapshotDiff
 from nbguard.snapshots.render_saved import (
     diff_html,
     diff_text,
@@ -36,9 +37,10 @@ from nbguard.snapshots.render_saved import (
     written_html,
     written_text,
 )
-from nbguard.snapshots.render_whatif import WhatIfs, whatifs_html, whatifs_json, whatifs_text
-from nbguard.snapshots.saved import SnapshotDiff, SnapshotReport
-from nbguard.snapshots.written import SnapshotFiles
+from nbguard.snapshots.render_whatif import whatifs_html, whatifs_json, whatifs_text
+from nbguard.snapshots.report import SnapshotReport
+from nbguard.snapshots.save import SnapshotFiles
+from nbguard.snapshots.whatif import WhatIfs
 
 _Renderer = Callable[..., str]
 _RENDERERS: dict[type, tuple[_Renderer, _Renderer]] = {

@@ -11,8 +11,9 @@ from nbguard.render.elements import bar, columns, head_line, listed, page, pools
 from nbguard.render.ledger import signed
 from nbguard.render.rows import holder_rows, pool_table
 from nbguard.reports.report import DeviceReport
-from nbguard.snapshots.saved import DeviceDiff, SizeChange, SnapshotDiff, SnapshotReport
-from nbguard.snapshots.written import SnapshotFiles
+from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
+from nbguard.snapshots.report import SnapshotReport
+from nbguard.snapshots.save import SnapshotFiles
 from nbguard.units import format_bytes, format_column, unit_of
 
 _SHOWN = 12

@@ -12,8 +12,8 @@ from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock
 from nbguard.memory.recording import Recording
 from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.notebook.magics import snapshots
-from nbguard.snapshots.render_whatif import WhatIfs
-from nbguard.snapshots.written import SnapshotFiles
+from nbguard.snapshots.save import SnapshotFiles
+from nbguard.snapshots.whatif import WhatIfs
 
 MIB = 1024**2
 
