@@ -359,7 +359,7 @@ class CachingAllocator:
         return block
 
     def _expandable_candidate(self, pool: BlockPool, free: FreeSet, rounded: int) -> ModelBlock:
-        """Return the first block, by address, from which free and unmapped blocks span the request; else that of a new range.
+        """Return the lowest block from which free and unmapped blocks span the request; else the block of a new range.
 
         The counterpart is `find_expandable_block`.
         """
@@ -440,7 +440,7 @@ class CachingAllocator:
             self.driver.unreserve(space.base, space.size)
 
     def _rank_of_piece(self, block: ModelBlock) -> int:
-        """Return the rank of a piece of `block`: a new one where every block object counts, else that of its range."""
+        """Return the rank of a piece of `block`: a new one where block objects are counted, else the rank of its range."""
         return self.next_rank() if self.tie == "block" else block.rank
 
     # --- memory given back ------------------------------------------------------------------------------------------------
@@ -650,7 +650,7 @@ class CachingAllocator:
 
     def blocks(self) -> list[ModelBlock]:
         """Return every block that has memory, by address."""
-        free = [block for each in self.free_sets() for block in each.blocks]
+        free = [block for free_set in self.free_sets() for block in free_set.blocks]
         return sorted([*self.live.values(), *self.pending, *free], key=lambda block: block.address)
 
     def segments(self) -> list[Json]:

@@ -1,4 +1,4 @@
-"""The model's segments and blocks in the form of PyTorch's snapshots."""
+"""Segments and blocks of the model in the form of PyTorch's snapshots."""
 
 from __future__ import annotations
 

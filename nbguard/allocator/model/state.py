@@ -1,4 +1,4 @@
-"""Saves a model as plain data, and makes one from it that goes on exactly as the first would."""
+"""Saving of a model as plain data, from which a second one is made that goes on exactly as the first would."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COUNTERS = (
 
 
 def save(model: CachingAllocator) -> Json:
-    """Return the state of a model as dicts, lists, numbers and strings; its events are not part of it."""
+    """Return the state of a model as dicts, lists, numbers and strings, without its events."""
     driver = model.driver
     return {
         "settings": asdict(model.settings),
@@ -49,7 +49,7 @@ def save(model: CachingAllocator) -> Json:
 
 
 def load(state: Json, driver: Driver | None = None) -> CachingAllocator:
-    """Return a model in a saved state. A driver that is not a `SimulatedDriver` is not saved and must be given."""
+    """Return a model in a saved state. A driver other than a `SimulatedDriver` is not saved and must be given."""
     settings = state["settings"]
     settings |= {"divisions": tuple(settings["divisions"]), "others": tuple(map(tuple, settings["others"]))}
     capacity, fraction = state["capacity"], state["fraction"]
@@ -76,7 +76,7 @@ def load(state: Json, driver: Driver | None = None) -> CachingAllocator:
 
 
 def copy(model: CachingAllocator, driver: Driver | None = None) -> CachingAllocator:
-    """Return a second model in the same state: what is tried on it leaves the first as it is."""
+    """Return a second model in the same state, to try requests on without a change of the first."""
     return load(save(model), driver)
 
 
@@ -96,7 +96,7 @@ def _half(half: BlockPool) -> Json:
 
 def _heads(model: CachingAllocator) -> list[ModelBlock]:
     """Return the first block of each segment and range, by address."""
-    free = [block for each in model.free_sets() for block in (*each.blocks, *each.unmapped)]
+    free = [block for free_set in model.free_sets() for block in (*free_set.blocks, *free_set.unmapped)]
     first = [block for block in (*model.live.values(), *model.pending, *free) if block.prev is None]
     return sorted(first, key=lambda block: block.address)
 

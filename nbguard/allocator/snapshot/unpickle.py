@@ -1,4 +1,4 @@
-"""Reads pickles that hold plain data and nothing else: no global is ever looked up, no object made, no code run.
+"""An unpickler of plain data and nothing else: it looks up no global, makes no object and runs no code.
 
 Python's own unpickler can be kept from looking up globals, but not from filling memory (a memo index of four thousand
 million) or hanging (keys made to collide). This one knows the opcodes of plain data only, and every container that it
@@ -41,18 +41,18 @@ _U16, _I32, _U32, _U64, _F64 = (struct.Struct(form) for form in ("<H", "<i", "<I
 
 
 class UnreadablePickle(Exception):  # noqa: N818
-    """What is wrong with a pickle."""
+    """The reason why a pickle is not read."""
 
 
 class _End(Exception):  # noqa: N818
-    """The pickle is read."""
+    """The end of the pickle is reached."""
 
 
 def unpickle(data: bytes, progress: Progress | None = None) -> Any:
-    """Return what a pickle of dicts with string keys, lists, tuples, strings, numbers, True, False and None holds.
+    """Return the object in a pickle of dicts with string keys, lists, tuples, strings, numbers, True, False and None.
 
     Raises:
-        SnapshotError: it holds something else, would call something, ends too early or is no pickle at all.
+        SnapshotError: the pickle has other objects, would call something, ends too early, or is none at all.
     """
     reader = _Reader(data)
     try:
@@ -66,14 +66,14 @@ def unpickle(data: bytes, progress: Progress | None = None) -> Any:
 
 
 class _Reader:
-    """The stack machine. A handler gets the position behind its opcode and returns that of the next opcode."""
+    """The stack machine. A handler is named after its opcode, gets the position behind it, and returns the next opcode's."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.stack: list[Any] = []
-        self.below: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
-        self.made = 0
+        self.stack: list[Any] = []  # objects since the last mark
+        self.below: list[list[Any]] = []  # the stacks before each mark
+        self.memo: dict[int, Any] = {}  # objects that later opcodes refer to, by number
+        self.made = 0  # containers made so far
         self.table: list[Callable[[int], int]] = [self.unknown] * 256
         for opcode in _CALLS:
             self.table[opcode] = self.call
@@ -97,7 +97,7 @@ class _Reader:
             raise UnreadablePickle("it is made of empty containers")
 
     def some(self, position: int) -> int:
-        """Read some opcodes; the five that make up most of a snapshot right here, which takes half the time."""
+        """Read some opcodes, the five most frequent of a snapshot in place: that halves the time."""
         data, table, memo, number = self.data, self.table, self.memo, int.from_bytes
         stack = self.stack
         for _ in range(_STEP):
@@ -357,10 +357,10 @@ class _Reader:
         target.update(zip(keys, items[1::2], strict=True))
 
     def top(self, kind: type) -> Any:
-        found = self.stack[-1]
-        if type(found) is not kind:
-            raise UnreadablePickle(f"something is put into a {type(found).__name__} that is no {kind.__name__}")
-        return found
+        container = self.stack[-1]
+        if type(container) is not kind:
+            raise UnreadablePickle(f"something is put into a {type(container).__name__} that is no {kind.__name__}")
+        return container
 
     # --- the frame of the pickle ------------------------------------------------------------------------------------------
 
