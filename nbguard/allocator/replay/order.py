@@ -1,4 +1,4 @@
-"""Learns, from what a trace shows, the order of blocks that were there before it.
+"""Inference of the order of blocks from before a trace, from the choices that the trace shows.
 
 Since torch 2.12 a counter decides which of two free blocks of one size is taken, and a snapshot does not hold it. But
 each choice between blocks from before the trace tells which of them came first, and so does the order of releases.
@@ -19,7 +19,7 @@ from nbguard.allocator.snapshot.snapshot import Event
 
 
 def prefer(model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, wanted: ModelBlock) -> bool:
-    """Note that `wanted` comes before all free blocks of its size, and make it so; return whether that is possible."""
+    """Note that `wanted` comes before all free blocks of its size, and reorder them; return whether that is possible."""
     free = wanted.home
     rivals = [block for block in free.blocks if block.size == wanted.size and block.rank < wanted.rank]
     ranks = sorted({block.rank for block in rivals})
@@ -34,7 +34,7 @@ def prefer(model: CachingAllocator, assumptions: StartAssumptions, corrections: 
 def learn_releases(
     model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, run: list[Event]
 ) -> bool:
-    """Note the order in which free blocks of one size went back, and make it so; return whether anything was learnt."""
+    """Note the order in which free blocks of one size went back, and reorder them; return whether it was another order."""
     free = [block for block in model.blocks() if block.state == FREE]
     places = [block.address for block in free]
     by_size: dict[tuple[int, int], dict[int, None]] = {}
@@ -59,16 +59,16 @@ def learn_partial_release(
     mine: list[Event],
     request: tuple[Event, ...],
 ) -> bool:
-    """Note which of two segments of one size comes first where a request gave back another than the model; return whether.
+    """Note the order of two segments of one size where the model gave back the other one; return whether that was so.
 
     Of those that are large enough for a request the first goes back, of smaller ones above the split limit the last.
 
     Args:
-        model: by whose settings it was.
-        assumptions: what was guessed of the start.
-        corrections: where to note it, for the next pass from the start.
-        mine: what the model did for the request.
-        request: what was recorded, the request's own event last.
+        model: with the settings of the request.
+        assumptions: on the state at the start.
+        corrections: to which the order is added, for the next pass from the start.
+        mine: the model's events for the request.
+        request: the recorded events, the request's own last.
     """
     pair = next((pair for pair in zip(mine, request, strict=False) if pair[0] != pair[1]), None)
     if pair is None or model.max_split is None or model.collects:
@@ -102,7 +102,7 @@ def _assign(model: CachingAllocator, assumptions: StartAssumptions, ranks: list[
 
 
 def settle(assumptions: StartAssumptions, corrections: StartCorrections) -> None:
-    """Work out, for the next pass, ranks that fit everything that was learnt and else change as little as can be."""
+    """Set ranks for the next pass that agree with all corrections and are otherwise as they were, as far as possible."""
     if not corrections.before:
         return
     ranks = sorted(assumptions.ranks)

@@ -1,4 +1,4 @@
-"""Mends a model that did otherwise than the recorded allocator: learns what its start was, or makes it follow."""
+"""Repair of a replay that parts from its trace: the start is corrected, or the model follows the recorded events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbguard.allocator.snapshot.snapshot import Event
 
 
 def undo(model: CachingAllocator, address: int, peaks: tuple[int, int]) -> ModelBlock:
-    """Take back the request that was just served at `address`; return the free block that it leaves."""
+    """Undo the request that was just served at `address`; return the free block that it leaves."""
     block = model.live[address]
     if block.next is not None and block.next.state == FREE:
         block.rank = block.next.rank  # of both, the rest is the block that there was before
@@ -33,14 +33,14 @@ def free_at(free: FreeSet, address: int) -> ModelBlock | None:
 
 
 def set_of(model: CachingAllocator, size: int, stream: int, pool: PoolId) -> tuple[FreeSet, int]:
-    """Return where a request is searched, and its rounded size."""
+    """Return the set in which a request is searched, and its rounded size."""
     rounded = round_size(size, model.settings.divisions)
     owner = model.pools.get(pool) or model.create_pool(pool)
     return (owner.large if rounded > SMALL_MAX else owner.small).of(stream), rounded
 
 
 def pool_around(model: CachingAllocator, address: int) -> PoolId:
-    """Return the pool that has a free block around an address; everybody's where none has."""
+    """Return the pool that has a free block around an address; the default pool where none has."""
     for owner in model.pools.values():
         sets = [free for half in (owner.small, owner.large) for free in half.by_stream.values()]
         if any(free_at(free, address) is not None for free in sets):
@@ -49,15 +49,15 @@ def pool_around(model: CachingAllocator, address: int) -> PoolId:
 
 
 def private_pools_of(model: CachingAllocator, run: list[Event]) -> list[PoolId]:
-    """Return the private pools of which a run of releases gave something back: they are in use no longer."""
+    """Return the private pools from which a run of releases gave memory back, and end their use."""
     places = {event[1] for event in run}
-    found = []
+    released = []
     for owner in model.pools.values():
         sets = [free for half in (owner.small, owner.large) for free in half.by_stream.values()]
         if owner.id != DEFAULT_POOL and any(block.address in places for free in sets for block in free.blocks):
             owner.is_in_use = False
-            found.append(owner.id)
-    return found
+            released.append(owner.id)
+    return released
 
 
 def finds(model: CachingAllocator, event: Event, pool: PoolId) -> ModelBlock | None:
@@ -80,12 +80,12 @@ def learn(
     event: Event,
     pool: PoolId,
 ) -> bool:
-    """Change what was guessed of the start so that a request is served where it was; return whether there is a way.
+    """Change assumptions on the start so that a request is served at its recorded address; return whether that is possible.
 
     Args:
         model: before the request.
-        assumptions: what was guessed, and may be changed.
-        corrections: where to note the change, for the next pass from the start.
+        assumptions: on the state at the start, which may be changed.
+        corrections: to which the change is added, for the next pass from the start.
         chosen: the free block that the model took.
         wanted_at: the address that the recorded allocator took.
         event: the request.
@@ -108,13 +108,13 @@ def learn(
 def learn_refusals(
     model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, event: Event, pool: PoolId
 ) -> int:
-    """Make each free block that would serve a request too small for it: the recorded one went to the driver.
+    """Make each free block that would serve a request too small for it, as the recorded allocator went to the driver.
 
-    Return how many guesses that changed. Other arguments as of `learn`.
+    Return the number of assumptions changed. For the arguments see `learn`.
     """
     rounded = round_size(event[2], model.settings.divisions)
     changed = 0
-    while (found := finds(model, event, pool)) is not None and _refuse(model, assumptions, corrections, found, rounded):
+    while (block := finds(model, event, pool)) is not None and _refuse(model, assumptions, corrections, block, rounded):
         changed += 1
     return changed
 
@@ -129,7 +129,7 @@ def _refuse(
 def _extend(
     model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, free: ModelBlock, more: int
 ) -> bool:
-    """Let the block before a free one be `more` bytes larger, if its size is a guess: a rest that was not split off."""
+    """Make the block before a free one `more` bytes larger, if its size is an assumption: a rest that was not split off."""
     before = free.prev
     if before is None or before.state != LIVE or before.address not in assumptions.sizes or more >= free.size:
         return False
@@ -146,7 +146,7 @@ def _extend(
 
 
 def adopt_range(free: FreeSet, address: int) -> None:
-    """Let an empty range whose place nobody saw lie where pages are mapped now, if nothing else can lie there."""
+    """Place an empty range of unknown address where pages are mapped now, if nothing else can lie there."""
     if any(block.address <= address < block.address + block.size for block in free.unmapped):
         return
     for block in free.unmapped:
@@ -161,7 +161,7 @@ def adopt_range(free: FreeSet, address: int) -> None:
 
 
 def follow_request(model: CachingAllocator, events: tuple[Event, ...], pool: PoolId) -> None:
-    """Do what the recorded allocator did for one request: `events` are the driver's, then the request's own."""
+    """Make the model do as the recorded allocator did for one request: `events` are the driver's, then the request's own."""
     action, address, size, stream = events[-1]
     for event in events[:-1]:
         if event[0] in ("segment_free", "segment_unmap"):
@@ -173,7 +173,7 @@ def follow_request(model: CachingAllocator, events: tuple[Event, ...], pool: Poo
     free, rounded = set_of(model, size, stream, pool)
     block = free_at(free, address)
     if block is None or address + rounded > block.address + block.size:
-        return  # unknown memory: what happens to it is counted as different
+        return  # unknown memory: its events count as differences
     free.remove(block)
     if address > block.address:
         head = ModelBlock(block.address, address - block.address, free, block.range, block.rank, FREE)
@@ -195,20 +195,20 @@ def follow_request(model: CachingAllocator, events: tuple[Event, ...], pool: Poo
 
 
 def follow_cut(model: CachingAllocator, events: tuple[Event, ...], pool: PoolId) -> bool:
-    """Follow a request at the very start of a trace if the start cuts it in two; return whether it did.
+    """Follow a request at the very start of a trace if the start cuts it in two; return whether it does.
 
-    What the driver gave or took for it before is not in the trace, so what it found free then is not what is free now.
+    The driver's events for it before the start are not in the trace, so the free blocks at its search are not those of now.
     """
-    found = finds(model, events[-1], pool)
+    fitting = finds(model, events[-1], pool)
     action, address, _, _ = events[-1]
     if action == "alloc" and (events[0][0] == "alloc" or not model.settings.expandable):
         free, rounded = set_of(model, events[-1][2], events[-1][3], pool)
         block = free_at(free, address)
-        if len(events) > 1 or block is None or block.address != address or block is found:
+        if len(events) > 1 or block is None or block.address != address or block is fitting:
             return False
         if block.range is None and (block.is_split or block.size != segment_size(rounded, model.settings.large_segment)):
             return False
-    elif found is None or not _goes_past(model, events, pool):
+    elif fitting is None or not _goes_past(model, events, pool):
         return False
     follow_request(model, events, pool)
     return action == "oom" or address in model.live
@@ -219,8 +219,8 @@ def _goes_past(model: CachingAllocator, events: tuple[Event, ...], pool: PoolId)
     if events[0][0] in ("segment_free", "segment_unmap"):
         model = copy(model, SimulatedDriver())
         model.empty_cache()
-    found = finds(model, events[-1], pool)
-    return found is not None and found.address != events[-1][1]
+    fitting = finds(model, events[-1], pool)
+    return fitting is not None and fitting.address != events[-1][1]
 
 
 def follow_growth(model: CachingAllocator, event: Event, pool: PoolId, *, is_small: bool | None = None) -> None:
@@ -231,7 +231,7 @@ def follow_growth(model: CachingAllocator, event: Event, pool: PoolId, *, is_sma
     owner = model.pools.get(pool) or model.create_pool(pool)
     free = (owner.small if is_small else owner.large).of(stream)
     if action == "segment_map":
-        stretch = next((each for each in free.unmapped if each.address == address and each.size >= size), None)
+        stretch = next((block for block in free.unmapped if block.address == address and block.size >= size), None)
         if stretch is not None:
             model.map_pages(stretch, size)
     elif free_at(free, address) is None:
@@ -241,7 +241,7 @@ def follow_growth(model: CachingAllocator, event: Event, pool: PoolId, *, is_sma
 
 
 def follow_releases(model: CachingAllocator, run: tuple[Event, ...]) -> None:
-    """Give back what the recorded allocator gave back at once, as far as the model has it and it is free."""
+    """Give back the memory of a run of recorded releases, as far as it is free in the model."""
     free = [block for block in model.blocks() if block.state == FREE]
     places = [block.address for block in free]
     for action, address, size, stream in run:

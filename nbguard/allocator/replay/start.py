@@ -1,4 +1,4 @@
-"""From the state at the start of a trace to a model in that state."""
+"""Construction of a model in the state at the start of a trace."""
 
 from __future__ import annotations
 
@@ -16,15 +16,11 @@ from nbguard.errors import SnapshotError
 
 @dataclass(slots=True)
 class StartCorrections:
-    """What the trace showed of the start that the snapshot does not say.
+    """Facts on the state at the start that a trace showed and the snapshot lacks. Keys are addresses at the start."""
 
-    `sizes` are those of blocks of which only the request is known, by address. `before` says of pairs of segments (of
-    blocks, where blocks count) which came first, and `ranks` is an order that fits: all by address at the start.
-    """
-
-    sizes: dict[int, int] = field(default_factory=dict)
-    before: set[tuple[int, int]] = field(default_factory=set)
-    ranks: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)  # bytes of blocks of which only the request is known
+    before: set[tuple[int, int]] = field(default_factory=set)  # (older, younger) segments; blocks, where blocks are counted
+    ranks: dict[int, int] = field(default_factory=dict)  # ranks of segments, or blocks, that agree with `before`
 
     def __len__(self) -> int:
         return len(self.sizes) + len(self.before)
@@ -32,14 +28,14 @@ class StartCorrections:
 
 @dataclass(slots=True)
 class StartAssumptions:
-    """What was assumed of the start: blocks that may be larger, by address, and whose place a rank is, by address."""
+    """Assumptions on the state at the start that the trace may prove wrong."""
 
-    sizes: dict[int, ModelBlock] = field(default_factory=dict)
-    ranks: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, ModelBlock] = field(default_factory=dict)  # blocks that may be larger, by address
+    ranks: dict[int, int] = field(default_factory=dict)  # address of the segment, or block, that was given a rank
 
 
 def set_up(allocator: CachingAllocator, start: InitialState, corrections: StartCorrections) -> StartAssumptions:
-    """Put an empty model into the state `start`; return what had to be guessed.
+    """Put an empty model into the state `start`; return the assumptions that this took.
 
     Raises:
         SnapshotError: blocks in use lie outside of every segment, or overlap.
@@ -60,12 +56,12 @@ def set_up(allocator: CachingAllocator, start: InitialState, corrections: StartC
 
 
 def _ranges(allocator: CachingAllocator, owner: Owner, start: InitialState) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Yield (base, size, mapped stretches) of each range of an owner: what lies further apart than one is long, is two."""
+    """Yield (base, size, mapped stretches) of each range of an owner: pages further apart than a range is long are of two."""
     page = SMALL_SEGMENT if owner[1] else allocator.settings.large_segment
     size = range_size(allocator.capacity, page)
     stretches = list(start.mapped[owner])
     bases: list[int] = []
-    for address in sorted({*start.seen.get(owner, ()), *(first for first, _ in stretches)}):
+    for address in sorted({*start.ever_mapped.get(owner, ()), *(first for first, _ in stretches)}):
         if not bases or address >= bases[-1] + size:
             bases.append(address)
     for number, base in enumerate(bases):
@@ -175,7 +171,7 @@ class _Builder:
             yield live, size, is_guess
 
     def _size(self, live: LiveBlock, room: int, *, is_classic_large: bool) -> tuple[int, bool]:
-        """Return the size of a block, and whether it may be more: up to 1 MiB that was not split off."""
+        """Return the size of a block, and whether it may be larger, by a rest of up to 1 MiB that was not split off."""
         if live.size is not None:
             return live.size, False
         if live.address in self.corrections.sizes:
