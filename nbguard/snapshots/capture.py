@@ -61,7 +61,7 @@ def torch_snapshot() -> dict[str, Any]:
 
 
 def sidecar_of(devices: Iterable[DeviceFacts], settings: str | None = None) -> Sidecar:
-    """Return the figures that PyTorch's format lacks. A list by device ends before the first device without the figure.
+    """Return the facts that PyTorch's format lacks. A list by device ends at the first device for which its figure is unknown.
 
     Args:
         devices: from a scan, in the order of their numbers.

@@ -76,7 +76,7 @@ def settings_of(snapshot: Snapshot) -> str | None:
 
 
 def device_facts(snapshot: Snapshot, number: int) -> DeviceFacts:
-    """Return the facts on one device of a snapshot, in the form in which a scan gives those of a live device."""
+    """Return the facts on one device of a snapshot, in the form in which a scan returns a live device."""
     sidecar = snapshot.sidecar
     total = sidecar.totals[number] if number < len(sidecar.totals) else None
     fraction = sidecar.fractions[number] if number < len(sidecar.fractions) else None
