@@ -25,20 +25,15 @@ ARGUMENTS_BY_POSITION = 7
 
 TWO_MEANINGS = frozenset(
     {
-        "Bad",
-        "Block",
         "Call",
         "Case",
-        "Change",
         "Facts",
         "History",
         "Holdings",
         "Job",
         "Mark",
-        "Outcome",
         "Part",
         "Place",
-        "Pool",
         "Recording",
         "Released",
         "Row",
@@ -51,9 +46,7 @@ TWO_MEANINGS = frozenset(
 LARGE_FOLDERS = frozenset({"nbguard/memory", "nbguard/render"})
 """Folders of more than MODULES_PER_FOLDER modules."""
 
-CIRCLES = frozenset(
-    {" <-> ".join(f"nbguard.allocator.model.{name}" for name in ("acquire", "allocator", "expandable", "layout", "reclaim"))}
-)
+CIRCLES: frozenset[str] = frozenset()
 """Modules that import each other, the names of one circle joined by " <-> "."""
 
 UNTESTED_ROOMS = frozenset({"cells", "notebook"})
