@@ -29,6 +29,7 @@ class Holder:
     stale: bool  # nothing of the user's own needs it
     roots: tuple[int, ...]  # numbers of its roots in the graph; none for memory without a holder in Python
     path: str = ""  # the way from the root to its bytes, as one would write it; for errors and libraries
+    at_least: bool = False  # it leads to something that was not looked into: both figures are lower bounds
     source: HolderSource = "python"  # who holds the bytes
     names: tuple[str, ...] = ()  # labels of its roots where they are all the same object: `("learn", "best")`
 
@@ -56,7 +57,9 @@ def holdings(graph: Graph, device: str | None = None) -> tuple[Holding, ...]:
     users = (1 << sum(graph.roots[group[0]].kind not in STALE_KINDS for group in groups)) - 1
     entries = [[node for root in group for node in graph.roots[root].nodes] for group in groups]
     owned: dict[int, set[int]] = {}
-    for storage, mask in enumerate(owners_of_storages(graph, owners_of_nodes(graph, entries))):
+    owners = owners_of_nodes(graph, entries)
+    to_rest = 0 if graph.rest is None else owners[graph.rest]
+    for storage, mask in enumerate(owners_of_storages(graph, owners)):
         if mask and device in (None, graph.storages[storage].device):
             owned.setdefault(mask, set()).add(storage)
     reaches = dict.fromkeys((number for mask in owned for number in bits_of(mask)), 0)
@@ -69,11 +72,15 @@ def holdings(graph: Graph, device: str | None = None) -> tuple[Holding, ...]:
     by_who = {tuple(bits_of(mask)): storages for mask, storages in by_owners.items()}
     by_who |= {(n,): set() for n in reaches if users >> n & 1 and (n,) not in by_who}
     rows = [
-        (_holder(graph, groups, who, exclusive, reaches[who[0]]), frozenset(exclusive))
+        (_marked(_holder(graph, groups, who, exclusive, reaches[who[0]]), who, to_rest), frozenset(exclusive))
         for who, exclusive in by_who.items()
         if len(who) == 1 or nbytes_of(graph, exclusive)
     ]
     return tuple(sorted(rows, key=lambda row: (-row[0].retained, -row[0].reaches, row[0].label)))
+
+
+def _marked(holder: Holder, who: tuple[int, ...], to_rest: int) -> Holder:
+    return replace(holder, at_least=True) if any(to_rest >> number & 1 for number in who) else holder
 
 
 def _alias_groups(graph: Graph) -> list[tuple[int, ...]]:

@@ -19,6 +19,7 @@ from nbguard.memory.graph import reach
 from nbguard.memory.holders import Holder
 from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.pinning import HolderPins
+from nbguard.memory.unwalked import left_out
 from nbguard.out_of_memory.card import out_of_memory
 from nbguard.units import MiB, format_bytes
 
@@ -42,6 +43,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         _stale(plan),
         parked_findings(facts),
         _graphs(facts, rows),
+        left_out(facts, rows),
         _handles(facts, rows, errors),
         _kept_errors(facts, errors),
         _kept_output(facts, rows, plan),
@@ -85,10 +87,10 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
         heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
         if heads:
             many = f"{len(heads)} autograd graphs" if len(heads) > 1 else "an autograd graph"
-            label = holder.label
+            label, least = holder.label, "at least " if holder.at_least else ""
             yield Finding(
                 "graph",
-                f"{label} keeps {many} alive ({format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
+                f"{label} keeps {many} alive ({least}{format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
                 f"or see `%gpumem why {holder.names[0]}`",
                 f"%gpumem why {holder.names[0]}",
             )

@@ -70,7 +70,7 @@ def run(shell: Any, options: argparse.Namespace) -> Any:
             found = guarded("%gpumem load", snapshot_report, file, _progress())
             return show(shell, options, _only(found, options), limit=options.n)
         case ["diff", before, after]:
-            from nbguard.snapshots.report import snapshot_diff
+            from nbguard.snapshots.diff import snapshot_diff
 
             return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)
         case ["whatif"]:
