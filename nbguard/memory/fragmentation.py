@@ -1,4 +1,4 @@
-"""Where the allocator's free memory is: what can go back to the device, and what is stranded between live blocks."""
+"""Fragmentation: how much of the allocator's free memory can go back to the device, and how much is stranded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an out-of-memory error tells: in its text, in its frames, and to an observer at the moment of the failure."""
+"""Facts of an out-of-memory error: in its text, in its frames, and to an observer at the moment of the failure."""
 
 from __future__ import annotations
 

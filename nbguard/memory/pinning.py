@@ -1,4 +1,4 @@
-"""What keeps free memory from going back to the device: the live blocks of each segment, by who holds them.
+"""Pins: the live blocks that keep free memory from going back to the device, by their holders.
 
 PyTorch gives back whole segments, of an expandable one whole pages. So one tensor of 512 bytes keeps 20 MiB.
 """
@@ -97,7 +97,7 @@ def _unit(segment: Segment, page: int, first: int, last: int, live: Sequence[Blo
 
 @dataclass(frozen=True, slots=True)
 class BlockHolders:
-    """Who holds the blocks of a device: `holders`, and the place of each block's among them, by address."""
+    """The holders of the blocks of a device: `holders`, and the place of each block's among them, by address."""
 
     holders: tuple[Holder, ...]
     by_address: Mapping[int, int]

@@ -1,4 +1,4 @@
-"""Whether PyTorch's history of its allocator is recorded: plain data."""
+"""The recording of PyTorch's allocator history: plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a line of code is written: `In[7], line 3 in step()`, `train.py:12`."""
+"""Lines of code in words: `In[7], line 3 in step()`, `train.py:12`."""
 
 from __future__ import annotations
 

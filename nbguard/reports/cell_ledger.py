@@ -23,7 +23,7 @@ Key = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class CellHoldings:
-    """Who held what at one look: the holder of each storage, and the bytes that no Python object holds, by device and kind.
+    """The holders at one scan: the holder of each storage, and the bytes that no Python object holds, by device and kind.
 
     `names`: of the user's names that lead to memory, the id of what each was bound to.
     """

@@ -1,4 +1,4 @@
-"""What `%nbguard` has on and off: plain data."""
+"""The switches of `%nbguard`: plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the last error is made of, and which references go when a part of what it holds is replaced by a stand-in."""
+"""The parts of the last error, and the references that go when a part of what it holds is replaced by a stand-in."""
 
 from __future__ import annotations
 
