@@ -1,6 +1,6 @@
 /** The view's side of docs/protocol.md: the only place that knows who says what when. */
 
-import { PROTOCOL, type Answer, type Heap, type HostState, type Model, type Request, type Tick } from './protocol';
+import { PROTOCOL, type Answer, type MemoryState, type HostState, type Model, type Request, type Tick } from './protocol';
 
 const HELLO_EVERY = 5000;
 const ACK_WITHIN = 1000;
@@ -26,7 +26,7 @@ export type Change = 'tick' | 'heap' | 'host' | 'silent' | 'lost';
 
 export class Connection {
   tick: Tick | null = null;
-  heap: Heap | null = null;
+  heap: MemoryState | null = null;
   host: HostState = { kind: 'ok' };
   /** No tick for 2 s although this view is looked at. */
   silent = false;
@@ -129,8 +129,8 @@ export class Connection {
   };
 
   private readonly onHeap = (): void => {
-    const heap = this.model.get('heap') as Partial<Heap> | undefined;
-    const next = heap?.v === PROTOCOL ? (heap as Heap) : null;
+    const heap = this.model.get('heap') as Partial<MemoryState> | undefined;
+    const next = heap?.v === PROTOCOL ? (heap as MemoryState) : null;
     const isSame = next?.boot === this.heap?.boot && next?.heap === this.heap?.heap;
     if (!isSame) {
       this.heap = next;

@@ -3,7 +3,7 @@
 import type { Host, Model } from './protocol';
 import { View } from './view';
 
-export type { Answer, Heap, Host, HostState, Model, Request, Tick } from './protocol';
+export type { Answer, MemoryState, Host, HostState, Model, Request, Tick } from './protocol';
 
 /** Show the view in `el`. Returns what takes it away again. */
 export function render({ model, el }: { model: Model; el: HTMLElement }, host: Host = {}): () => void {

@@ -38,14 +38,14 @@ export interface FitTick {
   waiting: number | null;
 }
 
-export interface Job {
+export interface JobStatus {
   rid: string;
   title: string;
   phase: 'queued' | 'running';
   why: string;
 }
 
-export interface Mark {
+export interface TimeMark {
   t: number;
   label: string;
 }
@@ -56,7 +56,7 @@ export interface Tick {
   boot: string;
   n: number;
   t: number;
-  /** Number of the `Heap` that goes with it. */
+  /** Number of the `MemoryState` that goes with it. */
   heap: number;
   /** `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported. */
   tracked: string;
@@ -64,8 +64,8 @@ export interface Tick {
   cell: number | null;
   devices: DeviceTick[];
   fit: FitTick | null;
-  jobs: Job[];
-  marks: Mark[];
+  jobs: JobStatus[];
+  marks: TimeMark[];
 }
 
 export interface HolderRow {
@@ -102,7 +102,7 @@ export interface Strip {
   pieces: [PieceKind, number][];
 }
 
-export interface DeviceHeap {
+export interface DeviceSegments {
   device: string;
   segments: number;
   strips: Strip[];
@@ -124,7 +124,7 @@ export interface OomView {
 }
 
 /** What a look at the heap found. */
-export interface Heap {
+export interface MemoryState {
   v: number;
   boot: string;
   heap: number;
@@ -136,7 +136,7 @@ export interface Heap {
   /** Holders that are not listed: [how many, bytes]. */
   more: [number, number];
   experiments: Experiment[];
-  devices: DeviceHeap[];
+  devices: DeviceSegments[];
   /** [sentence, command]; code stands between backticks. */
   findings: [string, string][];
   oom: OomView | null;
@@ -216,7 +216,7 @@ export type HostState =
 
 /** What anywidget gives to `render`, and what the JupyterLab panel imitates. */
 export interface Model {
-  /** `tick`: Tick or {}; `heap`: Heap or {}; `host`: HostState, undefined in a widget. */
+  /** `tick`: Tick or {}; `heap`: MemoryState or {}; `host`: HostState, undefined in a widget. */
   get(name: 'tick' | 'heap' | 'host'): unknown;
   on(event: 'change:tick' | 'change:heap' | 'change:host', act: () => void): void;
   on(event: 'msg:custom', act: (message: Answer) => void): void;

@@ -9,7 +9,7 @@ from typing import Any
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
-def plain(found: Any) -> Any:
+def to_builtins(found: Any) -> Any:
     """Return a dataclass as a dict, and what it holds likewise; all else, which must be immutable, as it is.
 
     A tuple's items are all of a kind: its first tells whether they are dataclasses. Those of other tuples are none.
@@ -17,11 +17,11 @@ def plain(found: Any) -> Any:
     kind: Any = type(found)
     if kind is tuple:
         first: Any = type(found[0]) if found else None
-        return tuple([plain(each) for each in found]) if _names(first) else found
+        return tuple([to_builtins(each) for each in found]) if _names(first) else found
     names = _names(kind)
     if not names:
         return found
-    return {name: value if type(value := getattr(found, name)) in _ATOMS else plain(value) for name in names}
+    return {name: value if type(value := getattr(found, name)) in _ATOMS else to_builtins(value) for name in names}
 
 
 @cache

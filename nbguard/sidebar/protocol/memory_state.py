@@ -12,9 +12,9 @@ from nbguard.out_of_memory.fixes import Fix
 from nbguard.reports.findings import find
 from nbguard.sidebar.protocol.experiments import experiments
 from nbguard.sidebar.protocol.rows import Rows, beside_running_code, rows_of
-from nbguard.sidebar.protocol.segments import device_heaps
-from nbguard.sidebar.protocol.state import FixRow, Heap, HolderRow, OomView
-from nbguard.sidebar.protocol.truncation import cut, fitting, json_bytes
+from nbguard.sidebar.protocol.segments import device_segments
+from nbguard.sidebar.protocol.state import FixRow, HolderRow, MemoryState, OomView
+from nbguard.sidebar.protocol.truncation import fitting, json_bytes, truncate_utf8
 from nbguard.units import format_bytes
 
 _MESSAGE = 60_000
@@ -28,14 +28,16 @@ _SHOWN_ELSEWHERE = frozenset({"stale", "oom", "parked"})
 _VERDICTS = {True: "enough", False: "not enough alone", None: "may be enough"}
 
 
-def build_heap(facts: Facts, boot: str, number: int, t: float, seconds: float, cell: int | None) -> tuple[Heap, Rows]:
+def build_memory_state(
+    facts: Facts, boot: str, number: int, t: float, seconds: float, cell: int | None
+) -> tuple[MemoryState, Rows]:
     """Return the heap that `facts` describe, and what its rows mean in requests.
 
     It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`.
     """
     plan = plan_cleanup(facts, Request())
     rows = rows_of(facts, plan.storages)
-    heap = Heap(
+    heap = MemoryState(
         boot=boot,
         heap=number,
         t=t,
@@ -43,7 +45,7 @@ def build_heap(facts: Facts, boot: str, number: int, t: float, seconds: float, c
         cell=cell,
         stale=plan.promised,
         experiments=fitting(experiments(facts, rows), _EXPERIMENTS),
-        devices=device_heaps(replace(facts, graph=beside_running_code(facts.graph)), plan.storages),
+        devices=device_segments(replace(facts, graph=beside_running_code(facts.graph)), plan.storages),
         findings=_findings(facts, plan),
         oom=_oom(build_card(facts, plan)),
     )
@@ -57,10 +59,10 @@ def _holder(rows: Rows, number: int) -> HolderRow:
     row = rows.holders[number]
     return HolderRow(
         id=number,
-        label=cut(row.label),
+        label=truncate_utf8(row.label),
         kind=row.kind,
-        what=cut(row.what),
-        path=cut(row.path),
+        what=truncate_utf8(row.what),
+        path=truncate_utf8(row.path),
         device=rows.devices[number],
         nbytes=row.retained,
         reaches=row.reaches,
@@ -72,7 +74,7 @@ def _holder(rows: Rows, number: int) -> HolderRow:
 
 def _findings(facts: Facts, plan: Plan) -> tuple[tuple[str, str], ...]:
     found = [each for each in find(facts, plan) if each.kind not in _SHOWN_ELSEWHERE]
-    return tuple((cut(each.sentence, _SENTENCE), cut(each.command)) for each in found[:_FINDINGS])
+    return tuple((truncate_utf8(each.sentence, _SENTENCE), truncate_utf8(each.command)) for each in found[:_FINDINGS])
 
 
 def _oom(card: OomCard | None) -> OomView | None:
@@ -84,8 +86,10 @@ def _oom(card: OomCard | None) -> OomView | None:
     sentence = sentence[:1].upper() + sentence[1:]
     if card.had is not None:
         sentence += f"; {format_bytes(card.had)} can be had now"
-    return OomView(f"Out of memory{where}", f"{cut(sentence, _SENTENCE)}.", tuple(map(_fix, card.fixes[:_FIXES])))
+    return OomView(f"Out of memory{where}", f"{truncate_utf8(sentence, _SENTENCE)}.", tuple(map(_fix, card.fixes[:_FIXES])))
 
 
 def _fix(fix: Fix) -> FixRow:
-    return FixRow(f"{_VERDICTS[fix.enough]}: {cut(fix.words, _SENTENCE)}", fix.nbytes, tuple(map(cut, fix.commands)))
+    return FixRow(
+        f"{_VERDICTS[fix.enough]}: {truncate_utf8(fix.words, _SENTENCE)}", fix.nbytes, tuple(map(truncate_utf8, fix.commands))
+    )

@@ -81,14 +81,14 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadRequest:
     """A request that cannot be: `why` says so to the view that sent it."""
 
     rid: str
     why: str
 
 
-Message = Hello | Bye | Refresh | Ask | PlanRequest | Apply | Cancel | Bad
+Message = Hello | Bye | Refresh | Ask | PlanRequest | Apply | Cancel | BadRequest
 
 
 class _WrongError(Exception):
@@ -107,7 +107,7 @@ def parse(message: object) -> Message | None:
             raise _WrongError("there is no such request")
         return read(message)
     except _WrongError as error:
-        return Bad(rid, str(error)) if has_rid and type(rid) is str else None
+        return BadRequest(rid, str(error)) if has_rid and type(rid) is str else None
 
 
 def _token(message: dict[Any, Any], name: str) -> str:

@@ -9,8 +9,8 @@ from nbguard.memory.fragmentation import fragmentation, free_runs, returnable_pa
 from nbguard.memory.pinning import Held, HolderPins, pins_of_holders, units
 from nbguard.memory.pools import pools_in_use
 from nbguard.memory.requests import Room
-from nbguard.sidebar.protocol.state import DeviceHeap, Strip
-from nbguard.sidebar.protocol.truncation import cut
+from nbguard.sidebar.protocol.state import DeviceSegments, Strip
+from nbguard.sidebar.protocol.truncation import truncate_utf8
 from nbguard.units import format_bytes
 
 _KINDS = ("allocated", "releasable", "stranded", "kept")
@@ -22,7 +22,7 @@ _PIECES = 8
 """A segment in more pieces than this is drawn as its sums."""
 
 
-def device_heaps(facts: Facts, freed: Set[int]) -> tuple[DeviceHeap, ...]:
+def device_segments(facts: Facts, freed: Set[int]) -> tuple[DeviceSegments, ...]:
     """Return what the segments of each device tell, where it has some; `freed` are the storages that a cleanup would free."""
     in_use = pools_in_use(facts)
     found = [device for device in facts.devices if device.segments]
@@ -30,17 +30,17 @@ def device_heaps(facts: Facts, freed: Set[int]) -> tuple[DeviceHeap, ...]:
     return tuple(_device(facts, device, in_use, freed, share) for device in found)
 
 
-def _device(facts: Facts, device: DeviceFacts, in_use: Collection[PoolId], freed: Set[int], singles: int) -> DeviceHeap:
+def _device(facts: Facts, device: DeviceFacts, in_use: Collection[PoolId], freed: Set[int], singles: int) -> DeviceSegments:
     segments = device.segments or ()
     largest = Room(device, in_use).largest()
     sentence = _sentence(facts, device, in_use, freed)
-    return DeviceHeap(
+    return DeviceSegments(
         device=device.device,
         segments=len(segments),
         strips=strips(segments, in_use, singles),
         largest_now=largest.now,
         largest_flushed=largest.flushed,
-        sentence=cut(sentence, _SENTENCE),
+        sentence=truncate_utf8(sentence, _SENTENCE),
     )
 
 
@@ -101,7 +101,7 @@ def _sentence(facts: Facts, device: DeviceFacts, in_use: Collection[PoolId], fre
 def _pinned_by(row: HolderPins) -> str:
     what = "block" if row.kind in ("library", "pending") else "tensor"
     s = "s" if row.blocks > 1 else ""
-    who = f"{row.blocks} {what}{s} of {cut(row.label, 80)} ({format_bytes(row.nbytes)})"
+    who = f"{row.blocks} {what}{s} of {truncate_utf8(row.label, 80)} ({format_bytes(row.nbytes)})"
     if not row.stranded_alone:
         return f"{who}, together with others, pin{'' if s else 's'} {format_bytes(row.stranded)}."
     how = "Clean stale frees it" if row.stale else "letting it go"

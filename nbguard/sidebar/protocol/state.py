@@ -1,6 +1,6 @@
 """Everything that a kernel tells its sidebars, as it goes over the wire. Sizes are bytes, times seconds since the epoch.
 
-`Tick` is whole and small: who joins late, or misses one, is right at the next. `Heap` is what needs a look at the heap; it is
+`Tick` is whole and small: who joins late, or misses one, is right at the next. `MemoryState` needs a scan; it is
 sent when it has changed, and to whoever says hello without it. docs/protocol.md has the messages around them, and the other
 direction.
 """
@@ -55,7 +55,7 @@ class FitTick:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class JobStatus:
     """What was asked for and is not done yet. `why` says what it waits for while it is `queued`."""
 
     rid: str
@@ -65,7 +65,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimeMark:
     """Something on the time axis: the start of a cell (`In[12]`) or of an epoch (`epoch 2`)."""
 
     t: float
@@ -76,7 +76,7 @@ class Mark:
 class Tick:
     """What the counters say now.
 
-    `boot` names this run of the kernel, `n` counts its ticks, `heap` is the number of the `Heap` that goes with it.
+    `boot` names this run of the kernel, `n` counts its ticks, `heap` is the number of the `MemoryState` that goes with it.
     `tracked` is `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported. `cell` is the number of the cell that
     runs, if one does (`busy`).
     """
@@ -90,8 +90,8 @@ class Tick:
     cell: int | None = None
     devices: tuple[DeviceTick, ...] = ()
     fit: FitTick | None = None
-    jobs: tuple[Job, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    jobs: tuple[JobStatus, ...] = ()
+    marks: tuple[TimeMark, ...] = ()
     v: int = PROTOCOL
 
 
@@ -140,7 +140,7 @@ class Strip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHeap:
+class DeviceSegments:
     """What a look at the segments adds to a device: the largest request that would succeed, and what stands in its way."""
 
     device: str
@@ -170,7 +170,7 @@ class OomView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heap:
+class MemoryState:
     """What a look at the heap found, after `cell`. `more` counts the holders that are not listed: (how many, bytes)."""
 
     boot: str
@@ -182,7 +182,7 @@ class Heap:
     holders: tuple[HolderRow, ...] = ()
     more: tuple[int, int] = (0, 0)
     experiments: tuple[Experiment, ...] = ()
-    devices: tuple[DeviceHeap, ...] = ()
+    devices: tuple[DeviceSegments, ...] = ()
     findings: tuple[tuple[str, str], ...] = ()
     oom: OomView | None = None
     v: int = PROTOCOL

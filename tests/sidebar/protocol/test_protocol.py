@@ -44,7 +44,7 @@ def in_typescript(hint: Any) -> str:
     return " | ".join(in_typescript(part) for part in parts)  # a union
 
 
-def plain(written: str) -> str:
+def to_builtins(written: str) -> str:
     """Return a type of protocol.ts with names of literals, and literals themselves, as `string`."""
     text = re.sub(r"'\w+'(\s*\|\s*'\w+')*", "string", written)
     return re.sub(r"\w+", lambda word: _NAMES.get(word[0], word[0]), text)
@@ -54,7 +54,7 @@ def plain(written: str) -> str:
 def test_a_message_has_the_same_fields_on_both_sides(name: str) -> None:
     hints = typing.get_type_hints(SHAPES[name])
 
-    assert {field: plain(written) for field, written in interfaces()[name].items()} == {
+    assert {field: to_builtins(written) for field, written in interfaces()[name].items()} == {
         field: in_typescript(hint) for field, hint in hints.items()
     }
 
