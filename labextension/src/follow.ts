@@ -3,7 +3,7 @@ import { type ISignal, Signal } from '@lumino/signaling';
 
 import { KernelLink } from './link';
 import { NoKernel } from './observable_model';
-import type { Model } from './view/protocol';
+import type { Model } from './view/host';
 import type { Channel } from './kernel_sender';
 
 /** A link to the kernel of each notebook that has been in front, until no open notebook uses it; and the one in front now. */

@@ -1,16 +1,17 @@
 import { type Kernel, KernelMessage } from '@jupyterlab/services';
-import { type JSONObject, UUID } from '@lumino/coreutils';
+import { UUID } from '@lumino/coreutils';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 import { ObservableModel } from './observable_model';
-import type { Answer, HostState, Request } from './view/protocol';
+import { isObject } from './view/check';
+import type { HostState } from './view/host';
+import type { Answer, Request } from './view/protocol';
 import { type Channel, COMM, KernelSender } from './kernel_sender';
 
 /** After this long (milliseconds) an idle kernel that has not said whether it has nbguard is taken to have none. */
 const ANSWER_MS = 2500;
 
 type Hello = Extract<Request, { op: 'hello' }>;
-type FromHub = { op: 'tick'; tick: JSONObject } | { op: 'heap'; heap: JSONObject } | { op: 'closed' } | Answer;
 
 /**
  * One kernel as a view sees it, over a connection of its own: it is there while a cell runs, and leaves comms to the notebook.
@@ -117,13 +118,17 @@ export class KernelLink extends ObservableModel {
       return;
     }
     if (KernelMessage.isCommMsgMsg(msg) && msg.content.comm_id === COMM) {
-      this.onData(msg.content.data as FromHub);
+      this.onData(msg.content.data);
     } else if (KernelMessage.isStatusMsg(msg)) {
       this.onStatus(msg);
     }
   };
 
-  private onData(data: FromHub): void {
+  /** Pass on a message of the hub. The view checks it. */
+  private onData(data: unknown): void {
+    if (!isObject(data)) {
+      return;
+    }
     if (data.op === 'closed') {
       this.onAnswer(false);
       return;
@@ -134,15 +139,15 @@ export class KernelLink extends ObservableModel {
       this.set('host', { kind: 'ok' });
     }
     if (data.op === 'tick') {
-      this.set('tick', data.tick);
+      this.set('tick', data.tick ?? null);
       if (!this.hasTicked) {
         this.hasTicked = true;
         this.startedSignal.emit();
       }
     } else if (data.op === 'heap') {
-      this.set('heap', data.heap);
+      this.set('heap', data.heap ?? null);
     } else {
-      this.emit('msg:custom', data);
+      this.emit('msg:custom', data as unknown as Answer);
     }
   }
 

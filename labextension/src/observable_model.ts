@@ -1,4 +1,5 @@
-import type { Answer, HostState, Model, Request } from './view/protocol';
+import type { HostState, Model } from './view/host';
+import type { Answer, Request } from './view/protocol';
 
 type Name = 'tick' | 'heap' | 'host';
 type Act = (message: Answer) => void;

@@ -5,7 +5,7 @@ import { Widget } from '@lumino/widgets';
 import type { FrontKernel } from './follow';
 import { memoryIcon } from './icon';
 import { KernelLink } from './link';
-import type { Host, Model } from './view/protocol';
+import type { Host, Model } from './view/host';
 import { View } from './view/view';
 
 /**

@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { KernelLink } from '../src/link';
-import type { HostState } from '../src/view/protocol';
+import type { HostState } from '../src/view/host';
 import type { Channel } from '../src/kernel_sender';
 import { FakeKernel } from './kernel';
 

@@ -4,7 +4,8 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-import type { Answer, MemoryState, HostState, Model, OutcomeView, PlanView, Request, Tick, WhyView } from '../src/view/protocol';
+import type { HostState, Model } from '../src/view/host';
+import type { Answer, MemoryState, OutcomeView, PlanView, Request, Tick, WhyView } from '../src/view/protocol';
 
 export type Scene = 'hostile' | 'idle' | 'many' | 'oom' | 'parked' | 'stale' | 'training';
 

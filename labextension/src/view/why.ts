@@ -1,6 +1,5 @@
 /** The ways in which something is kept alive, under its row, each with the line that cuts it. */
 
-import { formatBytes } from './bytes';
 import { codeLine } from './code';
 import type { Progress } from './connection';
 import type { ViewContext } from './view_context';
@@ -85,8 +84,9 @@ export class WhyPanel {
       }
       list.append(item);
     }
-    for (const [words, nbytes] of why.more) {
-      list.append(element('li', 'nbguard-dim', nbytes > 0 ? join([words, formatBytes(nbytes)]) : words));
+    for (const [root, count] of why.more) {
+      const words = count === 1 ? trans.__('1 more path') : trans.__('%1 more paths', count);
+      list.append(element('li', 'nbguard-dim', join([root, words])));
     }
     return list;
   }

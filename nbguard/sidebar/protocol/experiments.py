@@ -9,7 +9,7 @@ from nbguard.memory.facts import Facts, Graph, LearnerFact, Root
 from nbguard.memory.graph import STALE_KINDS, path_text, shortest_path
 from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.sidebar.protocol.rows import Rows
-from nbguard.sidebar.protocol.state import Experiment
+from nbguard.sidebar.protocol.state import Ability, Experiment
 from nbguard.sidebar.protocol.truncation import truncate_utf8
 from nbguard.units import format_bytes
 
@@ -21,32 +21,32 @@ _SHORT = 5
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """How one would write a Learner, and the root that this starts from; `is_direct`: the root is the Learner itself."""
+    """A way to write a Learner."""
 
-    root: Root
-    number: int
-    text: str
-    is_direct: bool
+    root: Root  # it starts from
+    number: int  # of the root
+    text: str  # `runs['a'].learn`
+    is_direct: bool  # the root is the Learner itself
 
 
 def experiments(facts: Facts, rows: Rows) -> tuple[Experiment, ...]:
     """Return the Learners, the one that trains first, then the largest, and what else is parked last."""
-    found = sorted(_learners(facts, rows), key=lambda each: (each.state != "training", each.state == "stale", -each.nbytes))
+    listed = sorted(_learners(facts, rows), key=lambda row: (row.state != "training", row.state == "stale", -row.nbytes))
     parked: dict[str, int] = {}
     for fact in facts.parked:
         parked[fact.label] = parked.get(fact.label, 0) + fact.nbytes
     where = "host memory" if facts.tracked != "cpu" else "a file"
     for label, nbytes in parked.items():
         note = f"{format_bytes(nbytes)} parked in {where}"
-        known = next((n for n, each in enumerate(found) if each.label == label), None)
-        can = ("unpark",) if truncate_utf8(label) == label else ()
+        known = next((n for n, row in enumerate(listed) if row.label == label), None)
+        can: tuple[Ability, ...] = ("unpark",) if truncate_utf8(label) == label else ()
         if known is None:
-            found.append(
+            listed.append(
                 Experiment(id=None, label=truncate_utf8(label), summary="", nbytes=0, state="parked", note=note, can=can)
             )
-        elif found[known].state != "training":
-            found[known] = replace(found[known], id=None, state="parked", note=note, can=can)
-    return tuple(sorted(found, key=lambda each: each.state == "parked"))
+        elif listed[known].state != "training":
+            listed[known] = replace(listed[known], id=None, state="parked", note=note, can=can)
+    return tuple(sorted(listed, key=lambda row: row.state == "parked"))
 
 
 def names_of_learners(facts: Facts) -> dict[int, str]:
@@ -106,7 +106,7 @@ def _route(graph: Graph, number: int, node: int) -> _Route:
     return _Route(root, number, path_text(graph, root, path, shorten=_SHORT), node in root.nodes)
 
 
-def _can(row: tuple[str, ...], route: _Route) -> tuple[str, ...]:
+def _can(row: tuple[Ability, ...], route: _Route) -> tuple[Ability, ...]:
     """Return what may be asked of a Learner: all that may be of its row, if that is nothing but the Learner."""
     return row if route.is_direct else tuple(ability for ability in row if ability == "why")
 

@@ -1,4 +1,4 @@
-"""What a look at the heap found, for a sidebar: who holds what, the experiments, the segments, the last out-of-memory error."""
+"""The result of a scan for a sidebar: holders, experiments, segments, the last out-of-memory error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbguard.reports.findings import find
 from nbguard.sidebar.protocol.experiments import experiments
 from nbguard.sidebar.protocol.rows import Rows, beside_running_code, rows_of
 from nbguard.sidebar.protocol.segments import device_segments
-from nbguard.sidebar.protocol.state import FixRow, HolderRow, MemoryState, OomView
+from nbguard.sidebar.protocol.state import FindingLine, FixRow, HolderRow, MemoryState, OomView, UnlistedHolders
 from nbguard.sidebar.protocol.truncation import fitting, json_bytes, truncate_utf8
 from nbguard.units import format_bytes
 
@@ -52,7 +52,7 @@ def build_memory_state(
     listed = (_holder(rows, place) for place in range(min(len(rows.holders), _HOLDERS)))
     holders = fitting(listed, _MESSAGE - json_bytes(heap))
     rest = rows.holders[len(holders) :]
-    return replace(heap, holders=holders, more=(len(rest), sum(row.retained for row in rest))), rows
+    return replace(heap, holders=holders, more=UnlistedHolders(len(rest), sum(row.retained for row in rest))), rows
 
 
 def _holder(rows: Rows, number: int) -> HolderRow:
@@ -72,9 +72,9 @@ def _holder(rows: Rows, number: int) -> HolderRow:
     )
 
 
-def _findings(facts: Facts, plan: Plan) -> tuple[tuple[str, str], ...]:
-    found = [each for each in find(facts, plan) if each.kind not in _SHOWN_ELSEWHERE]
-    return tuple((truncate_utf8(each.sentence, _SENTENCE), truncate_utf8(each.command)) for each in found[:_FINDINGS])
+def _findings(facts: Facts, plan: Plan) -> tuple[FindingLine, ...]:
+    findings = [finding for finding in find(facts, plan) if finding.kind not in _SHOWN_ELSEWHERE][:_FINDINGS]
+    return tuple(FindingLine(truncate_utf8(one.sentence, _SENTENCE), truncate_utf8(one.command)) for one in findings)
 
 
 def _oom(card: OomCard | None) -> OomView | None:

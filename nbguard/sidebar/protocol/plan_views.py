@@ -9,7 +9,7 @@ from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.memory.facts import DEBUGGER, DeviceFacts, ParkedFact, PoolId
 from nbguard.memory.fragmentation import fragmentation
 from nbguard.sidebar.protocol.requests import does_something
-from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanRow, PlanView
+from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanRow, PlanView, UndoneStep
 from nbguard.sidebar.protocol.truncation import truncate_utf8
 from nbguard.units import format_bytes
 
@@ -115,7 +115,7 @@ def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, 
 def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = ()) -> OutcomeView:
     """Return what a plan did; `undo` are the names under which what was parked comes back."""
     plan = outcome.plan
-    undone = tuple((truncate_utf8(label), truncate_utf8(reason)) for label, reason in outcome.undone[:_ROWS])
+    undone = tuple(UndoneStep(truncate_utf8(label), truncate_utf8(reason)) for label, reason in outcome.undone[:_ROWS])
     sentence = truncate_utf8(" ".join(_said(outcome, action)), _SENTENCE)
     title = _title(action, _names(plan))
     return OutcomeView(
@@ -153,7 +153,7 @@ def unparked_view(found: Unparked, promised: int | None = None) -> OutcomeView:
     said = f"Brought {format_bytes(found.nbytes)} back{where}."
     if left:
         said += f" {format_bytes(left)} is still parked."
-    undone = tuple((truncate_utf8(name), truncate_utf8(why)) for name, _, why in found.left)
+    undone = tuple(UndoneStep(truncate_utf8(name), truncate_utf8(why)) for name, _, why in found.left)
     asked = found.nbytes + left if promised is None else promised
     return OutcomeView(
         action="unpark",
@@ -248,4 +248,5 @@ def _said(outcome: Outcome, action: ActionName) -> Iterator[str]:
     if outcome.interrupted:
         yield "Interrupted: the steps below were not done."
     if outcome.survivors:
-        yield f"Still held: {'; '.join(f'{truncate_utf8(who, 80)} {format_bytes(nbytes)}' for who, nbytes in outcome.survivors[:3])}."
+        survivors = (f"{truncate_utf8(holder, 80)} {format_bytes(nbytes)}" for holder, nbytes in outcome.survivors[:3])
+        yield f"Still held: {'; '.join(survivors)}."

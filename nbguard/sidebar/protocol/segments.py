@@ -1,19 +1,19 @@
-"""What a look at the segments tells a sidebar: strips to draw, the largest request, who stands in its way."""
+"""The segments of a device for a sidebar: strips to draw, the largest request, the holder that stands in its way."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Sequence, Set
 
 from nbguard.memory.facts import DeviceFacts, Facts, PoolId, Segment
 from nbguard.memory.fragmentation import fragmentation, free_runs, returnable_part
 from nbguard.memory.pinning import Held, HolderPins, pins_of_holders, units
 from nbguard.memory.pools import pools_in_use
 from nbguard.memory.requests import Room
-from nbguard.sidebar.protocol.state import DeviceSegments, Strip
+from nbguard.sidebar.protocol.state import DeviceSegments, Piece, PieceKind, Strip
 from nbguard.sidebar.protocol.truncation import truncate_utf8
 from nbguard.units import format_bytes
 
-_KINDS = ("allocated", "releasable", "stranded", "kept")
+_KINDS: tuple[PieceKind, ...] = ("allocated", "releasable", "stranded", "kept")
 _STRIPS = 40
 """So many strips are drawn in all; few kinds of segments stand for the rest, each added up to one strip."""
 _GROUPS = 8
@@ -23,11 +23,11 @@ _PIECES = 8
 
 
 def device_segments(facts: Facts, freed: Set[int]) -> tuple[DeviceSegments, ...]:
-    """Return what the segments of each device tell, where it has some; `freed` are the storages that a cleanup would free."""
+    """Return the segments of each device that has some; `freed` are the storages that a cleanup would free."""
     in_use = pools_in_use(facts)
-    found = [device for device in facts.devices if device.segments]
-    share = max(1, (_STRIPS - _GROUPS) // max(1, len(found)))
-    return tuple(_device(facts, device, in_use, freed, share) for device in found)
+    devices = [device for device in facts.devices if device.segments]
+    share = max(1, (_STRIPS - _GROUPS) // max(1, len(devices)))
+    return tuple(_device(facts, device, in_use, freed, share) for device in devices)
 
 
 def _device(facts: Facts, device: DeviceFacts, in_use: Collection[PoolId], freed: Set[int], singles: int) -> DeviceSegments:
@@ -45,57 +45,56 @@ def _device(facts: Facts, device: DeviceFacts, in_use: Collection[PoolId], freed
 
 
 def strips(segments: Iterable[Segment], in_use: Collection[PoolId], singles: int) -> tuple[Strip, ...]:
-    """Return the segments to draw: the most stranded and largest `singles` of them alone, the rest added up by what is in them.
+    """Return the segments to draw: the most stranded and largest `singles` of them alone, the rest added up by their kinds.
 
     Their bytes re-add to what is reserved.
     """
     drawn = [Strip(1, segment.total_size, tuple(_pieces(segment, in_use))) for segment in segments]
     drawn.sort(key=lambda strip: (-_sums(strip.pieces).get("stranded", 0), -strip.nbytes))
-    rest: dict[tuple[str, ...], list[Strip]] = {}
+    rest: dict[tuple[PieceKind, ...], list[Strip]] = {}
     for strip in drawn[singles:]:
         rest.setdefault(tuple(_sums(strip.pieces)), []).append(strip)
     alone = tuple(strip if len(strip.pieces) <= _PIECES else _added([strip]) for strip in drawn[:singles])
     return (*alone, *sorted(map(_added, rest.values()), key=lambda strip: -strip.nbytes))
 
 
-def _added(found: Iterable[Strip]) -> Strip:
-    found = list(found)
-    pieces = tuple(_sums(piece for strip in found for piece in strip.pieces).items())
-    return Strip(sum(strip.segments for strip in found), sum(strip.nbytes for strip in found), pieces)
+def _added(strips: Sequence[Strip]) -> Strip:
+    pieces = tuple(Piece(*piece) for piece in _sums(piece for strip in strips for piece in strip.pieces).items())
+    return Strip(sum(strip.segments for strip in strips), sum(strip.nbytes for strip in strips), pieces)
 
 
-def _sums(pieces: Iterable[tuple[str, int]]) -> dict[str, int]:
+def _sums(pieces: Iterable[Piece]) -> dict[PieceKind, int]:
     """Return the bytes of each kind that there is, in the order in which they are drawn."""
-    found = dict.fromkeys(_KINDS, 0)
+    sums = dict.fromkeys(_KINDS, 0)
     for kind, nbytes in pieces:
-        found[kind] += nbytes
-    return {kind: nbytes for kind, nbytes in found.items() if nbytes}
+        sums[kind] += nbytes
+    return {kind: nbytes for kind, nbytes in sums.items() if nbytes}
 
 
-def _pieces(segment: Segment, in_use: Collection[PoolId]) -> Iterator[tuple[str, int]]:
+def _pieces(segment: Segment, in_use: Collection[PoolId]) -> Iterator[Piece]:
     """Yield a segment's (kind, bytes) by address, neighbours of one kind as one. What waits for a stream is allocated."""
     end = segment.address
     for start, size in free_runs(segment):
         if start > end:
-            yield "allocated", start - end
+            yield Piece("allocated", start - end)
         at, back = (start, 0) if segment.pool in in_use else returnable_part(segment, start, size)
-        kind = "kept" if segment.pool in in_use else "stranded"
+        kind: PieceKind = "kept" if segment.pool in in_use else "stranded"
         before, after = (at - start, start + size - at - back) if back else (size, 0)
-        yield from ((name, nbytes) for name, nbytes in ((kind, before), ("releasable", back), (kind, after)) if nbytes)
+        yield from (piece for piece in (Piece(kind, before), Piece("releasable", back), Piece(kind, after)) if piece.nbytes)
         end = start + size
     if segment.address + segment.total_size > end:
-        yield "allocated", segment.address + segment.total_size - end
+        yield Piece("allocated", segment.address + segment.total_size - end)
 
 
 def _sentence(facts: Facts, device: DeviceFacts, in_use: Collection[PoolId], freed: Set[int]) -> str:
-    """Return in words what is free and cannot go back, and who pins most of it."""
+    """Return a sentence on the memory that is free and cannot go back, with the holder that pins most of it."""
     segments = device.segments or ()
     stranded = fragmentation(segments, in_use=in_use).stranded
     if not stranded:
         return "Nothing is stranded: all that PyTorch keeps free can go back to the device."
-    said = f"{format_bytes(stranded)} is free, but live blocks keep it from going back."
+    free = f"{format_bytes(stranded)} is free, but live blocks keep it from going back."
     rows = pins_of_holders(facts.graph, tuple(units(segments, in_use)), Held.of(facts.graph, device, freed))
-    return f"{said} {_pinned_by(rows[0])}" if rows else said
+    return f"{free} {_pinned_by(rows[0])}" if rows else free
 
 
 def _pinned_by(row: HolderPins) -> str:
