@@ -17,7 +17,7 @@ def to_builtins(value: Any) -> Any:
     """
     kind: Any = type(value)
     if kind is tuple:
-        first: Any = type(value[0]) if value else None
+        first: Any = type(value[0]) if value else str
         return tuple([to_builtins(item) for item in value]) if _names(first) or _is_named_tuple(first) else value
     names = _names(kind)
     if names:
