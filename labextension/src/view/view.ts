@@ -37,6 +37,8 @@ export class View {
   private readonly ofOperations: readonly { readonly node: HTMLElement; update(): void }[];
   private readonly actions: ActionBar;
   private readonly trans: Trans;
+  /** The jobs of the kernel as the panels of operations show them: most ticks change nothing of these. */
+  private drawnJobs = '';
   private unwatch: () => void = () => undefined;
 
   constructor(model: Model, host: Host) {
@@ -127,7 +129,11 @@ export class View {
     if (tick !== null) {
       this.drawTick(tick, silent);
     }
-    this.drawOperations();
+    const jobs = JSON.stringify(tick?.jobs ?? []);
+    if (what !== 'tick' || jobs !== this.drawnJobs) {
+      this.drawnJobs = jobs;
+      this.drawOperations();
+    }
   }
 
   private drawTick(tick: Tick, silent: boolean): void {

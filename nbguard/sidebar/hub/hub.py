@@ -17,7 +17,18 @@ from nbguard.sidebar.hub.jobs import Job, Jobs
 from nbguard.sidebar.hub.leases import Channel, Leases
 from nbguard.sidebar.hub.panel_comm import PanelChannel
 from nbguard.sidebar.hub.sampler import Sampler
-from nbguard.sidebar.protocol.builtins import to_builtins
+from nbguard.sidebar.protocol.answers import (
+    Acknowledged,
+    Answer,
+    Broadcast,
+    Closed,
+    Done,
+    Queued,
+    Refused,
+    StateSent,
+    TickSent,
+    message_of,
+)
 
 if TYPE_CHECKING:
     from nbguard.memory.counters import TickReading
@@ -83,7 +94,7 @@ class Hub:
         if self._tick_source is not None:
             self._tick_source.close()
         for channel in channels.values():
-            _send(channel, "closed")
+            _send(channel, Closed())
         self._panels.close()
 
     @property
@@ -157,7 +168,7 @@ class Hub:
             case messages.Bye(client):
                 self._leases.end(client)
             case messages.BadRequest(rid, why):
-                _send(channel, "refused", rid=rid, why=why)
+                _send(channel, Refused(rid, why))
             case messages.Cancel(rid):
                 self._cancel(channel, rid)
             case messages.Refresh(rid):
@@ -170,13 +181,13 @@ class Hub:
 
     def _put(self, channel: Channel, rid: str, title: str, why: str, run: Callable[[], None]) -> None:
         """Have a request done, and its sender told how it goes; `why` it waits, if a cell runs."""
-        _send(channel, "ack", rid=rid)
+        _send(channel, Acknowledged(rid))
 
         def refuse(reason: str) -> None:
-            _send(channel, "refused", rid=rid, why=reason)
+            _send(channel, Refused(rid, reason))
 
         def tell_queued(reason: str) -> None:
-            _send(channel, "queued", rid=rid, why=reason)
+            _send(channel, Queued(rid, reason))
 
         if not self._jobs.put(Job(run=run, failed=refuse, rid=rid, title=title, why=why, tell_queued=tell_queued)):
             refuse("too much is waiting to be done already: wait for the cell to end")
@@ -184,22 +195,22 @@ class Hub:
     def _answer(self, channel: Channel, asked: messages.Ask | messages.PlanRequest | messages.Apply) -> None:
         handler = self._ready()
         try:
-            op, content = handler.answer(asked)
+            answer = handler.answer(asked)
         except OldHeapError:
-            _send(channel, "heap", heap=to_builtins(handler.states.last))
+            _send(channel, StateSent(handler.states.last))
             raise
-        _send(channel, op, rid=asked.rid, **content)
-        if op == "done":
+        _send(channel, answer)
+        if isinstance(answer, Done):
             self._look_and_tell(always=True)
 
     def _cancel(self, channel: Channel, rid: str) -> None:
         """Drop what waits under `rid`. What runs goes on, and is answered when it is done."""
-        _send(channel, "ack", rid=rid)
+        _send(channel, Acknowledged(rid))
         dropped = self._jobs.cancel(rid)
         if dropped is not None:
             dropped.failed("cancelled before it began: nothing was touched")
         elif not self._jobs.has(rid):
-            _send(channel, "refused", rid=rid, why="there is nothing to cancel: it is done already")
+            _send(channel, Refused(rid, "there is nothing to cancel: it is done already"))
 
     # --- what is told -----------------------------------------------------------------------------------------------------
 
@@ -225,7 +236,7 @@ class Hub:
 
                 self._tick_source = TickSource(self._boot, self._simulated)
             heap = 0 if self._handler is None else self._handler.states.last.heap
-            self._tell("tick", tick=to_builtins(self._tick_source.tick(heap, self._busy.cell, self._jobs.listed)))
+            self._tell(TickSent(self._tick_source.tick(heap, self._busy.cell, self._jobs.listed)))
             if self._to_greet:
                 self._greet(self._ready())
         except Exception:  # noqa: BLE001 - the next one may do
@@ -236,7 +247,7 @@ class Hub:
         while self._to_greet:
             channel, hello = self._to_greet.popleft()
             if (hello.boot, hello.heap) != (self._boot, handler.states.last.heap):
-                _send(channel, "heap", heap=to_builtins(handler.states.last))
+                _send(channel, StateSent(handler.states.last))
         if handler.states.is_outdated and (self._busy.cell is None or not handler.states.last.heap):
             self._look(waits=bool(handler.states.last.heap))
 
@@ -248,21 +259,26 @@ class Hub:
         )
 
     def _look_and_tell(self, *, always: bool = False) -> None:
-        heaps = self._ready().states
-        has_changed = heaps.look()
+        states = self._ready().states
+        has_changed = states.look()
         if self._tick_source is not None:
-            self._tick_source.call(heaps.learners)
+            self._tick_source.call(states.learners)
         if has_changed or always:
-            self._tell("heap", heap=to_builtins(heaps.last))
+            self._tell(StateSent(states.last))
 
-    def _tell(self, op: str, **content: Any) -> None:
-        """Tell everybody who looks."""
+    def _tell(self, message: Broadcast) -> None:
+        """Send a message to every view that looks."""
+        wired = message_of(message)
         for channel in self._leases.channels:
-            _send(channel, op, **content)
+            _send_wired(channel, wired)
 
 
-def _send(channel: Channel, op: str, **content: Any) -> None:
+def _send(channel: Channel, message: Answer | Broadcast) -> None:
+    _send_wired(channel, message_of(message))
+
+
+def _send_wired(channel: Channel, message: dict[str, Any]) -> None:
     try:
-        channel.send({"op": op, **content})
+        channel.send(message)
     except Exception:  # noqa: BLE001 - a view that cannot be reached is its own loss
         _log.debug("a sidebar could not be told", exc_info=True)

@@ -1,77 +1,72 @@
-"""Messages from the hub to the views. Each is an object on the wire, with its `op` beside its fields."""
+"""Messages from the hub to the views. Each is an object on the wire, with its `op` beside its fields.
+
+These are tuples because they are light to import: the hub is there in every kernel, also where nobody looks.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbguard.sidebar.protocol.builtins import to_builtins
-from nbguard.sidebar.protocol.state import MemoryState, OutcomeView, PlanView, Tick, WhyView
+
+if TYPE_CHECKING:
+    from nbguard.sidebar.protocol.state import MemoryState, OutcomeView, PlanView, Tick, WhyView
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
+class Acknowledged(NamedTuple):
     """The request has arrived."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
-class Queued:
+class Queued(NamedTuple):
     """The request waits."""
 
     rid: str
     why: str  # the reason, in words
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
+class Explained(NamedTuple):
     """The answer to `why`."""
 
     rid: str
     why: WhyView
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to."""
 
     rid: str
     plan: PlanView
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Done(NamedTuple):
     """The answer to `apply`."""
 
     rid: str
     outcome: OutcomeView
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """The request is not done."""
 
     rid: str
     why: str  # the reason, in words
 
 
-@dataclass(frozen=True, slots=True)
-class TickSent:
+class TickSent(NamedTuple):
     """The counters, to every view."""
 
     tick: Tick
 
 
-@dataclass(frozen=True, slots=True)
-class StateSent:
+class StateSent(NamedTuple):
     """The result of a scan, to every view or to one that has an older."""
 
     heap: MemoryState
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(NamedTuple):
     """Nothing more comes: nbguard was unloaded, or switched off."""
 
 
@@ -93,5 +88,4 @@ _OPS: dict[type, str] = {kind: op for table in (ANSWERS, BROADCASTS) for op, kin
 
 def message_of(answer: Answer | Broadcast) -> dict[str, Any]:
     """Return a message as it goes over the wire."""
-    fields = {} if isinstance(answer, Closed) else to_builtins(answer)
-    return {"op": _OPS[type(answer)], **fields}
+    return {"op": _OPS[type(answer)], **{name: to_builtins(field) for name, field in answer._asdict().items()}}

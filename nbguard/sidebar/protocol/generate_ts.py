@@ -83,7 +83,7 @@ def _is_named_tuple(hint: Any) -> bool:
 
 
 def _hints(shape: type) -> dict[str, Any]:
-    return typing.get_type_hints(shape, vars(sys.modules[shape.__module__]))
+    return typing.get_type_hints(shape, {**vars(state), **vars(sys.modules[shape.__module__])})
 
 
 def _alias(name: str) -> str:

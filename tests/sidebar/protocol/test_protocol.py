@@ -73,7 +73,7 @@ def test_every_message_has_its_op_and_fields(union: str, kinds: dict[str, Any]) 
     members = dict(re.findall(r"\{ op: '(\w+)';?([^}]*)\}", written))
 
     assert {op: re.findall(r"(\w+)\??:", body) for op, body in members.items()} == {
-        op: [field.name for field in dataclasses.fields(kind)] for op, kind in kinds.items()
+        op: list(typing.get_type_hints(kind, vars(state))) for op, kind in kinds.items()
     }
 
 
