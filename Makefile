@@ -35,10 +35,28 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help demo lab test lint protocol bench gpu-day build clean distclean debian-packages
+.PHONY: help unit test coverage lint protocol demo lab bench gpu-day build clean distclean debian-packages
 
-help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
+	@$(call say,tests without PyTorch)
+	@$(VENV)/bin/python -m pytest -p tests.without_torch --numprocesses auto --dist worksteal $(ARGS) \
+	  || $(call stop,Tests failed. The last one again: make unit ARGS='--lf -x')
+
+# The rooms whose contract is to be pure: "pure rooms" in pyproject.toml, as folders.
+PURE := memory reports out_of_memory render allocator cleanup/plan sidebar/protocol profiler/analysis profiler/render
+comma := ,
+empty :=
+PURE_FILES := $(subst $(empty) ,$(comma),$(PURE:%=nbguard/%/*))
+
+coverage: $(STAMPS)/extra-unit ## how much of the pure rooms the tests of make unit run
+	@$(call say,tests without PyTorch, traced)
+	@mkdir -p build
+	@COVERAGE_FILE=build/coverage $(VENV)/bin/python -m pytest -p tests.without_torch -p no:cacheprovider --quiet -r fE \
+	  --numprocesses auto --dist worksteal --cov --cov-report= || $(call stop,Tests failed. Again: make unit)
+	@COVERAGE_FILE=build/coverage $(VENV)/bin/python -m coverage report --include='$(PURE_FILES)' $(ARGS)
+	@printf '\nCoverage: %s %% of the pure rooms'"'"' lines and branches are run by make unit. Not counted: rooms that touch the process,\n' \
+	  "$$(COVERAGE_FILE=build/coverage $(VENV)/bin/python -m coverage report --include='$(PURE_FILES)' --format=total)"
+	@printf '%s\n' 'which other tests run in kernels, browsers and on the fake device, where nothing is traced.'
 
 demo: $(STAMPS)/extra-demo ## run the example notebook without a browser, print its reports, write HTML
 	@$(call say,the example notebook)
@@ -81,6 +99,7 @@ bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in
 	@$(call say,benchmarks)
 	@PYTHONPATH=build/peers $(VENV)/bin/python -W ignore tests/benchmarks/census.py
 	@PYTHONPATH=build/peers $(VENV)/bin/python tests/benchmarks/ownership.py
+	@$(VENV)/bin/python tests/benchmarks/long_graphs.py
 	@$(VENV)/bin/python tests/benchmarks/startup.py
 	@$(VENV)/bin/python -W ignore tests/benchmarks/cells.py
 	@$(VENV)/bin/python tests/benchmarks/replay.py
@@ -106,6 +125,9 @@ clean: ## remove what was built; keep .venv and node_modules
 
 distclean: clean ## remove .venv and node_modules too
 	rm -rf $(VENV) node_modules
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # --- what the targets stand on -------------------------------------------------------------------------------------------
 
@@ -145,6 +167,12 @@ $(LABEXTENSION): $(JS_SOURCES) $(JS_PACKAGES) | $(STAMPS)/tools
 	@$(call say,the JupyterLab extension and the widget)
 	@$(IN_VENV) npm run --silent build:prod || $(call stop,The extension did not build. To start afresh: make distclean build)
 	@wc -c nbguard/labextension/static/*.js nbguard/notebook/static/*
+	@touch $@
+
+# Without the browser's side, which needs npm's packages.
+$(STAMPS)/extra-unit: pyproject.toml constraints.txt | $(STAMPS)/tools
+	@$(call say,nbguard with what its pure tests need: neither PyTorch nor npm)
+	@SKIP_JUPYTER_BUILDER=1 $(PIP) --no-build-isolation --editable '.[unit]' || $(call stop,$(REGISTRIES))
 	@touch $@
 
 # nbguard as an editable install with one of the extras of pyproject.toml.

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from nbguard.notebook.session import history
     from nbguard.notebook.widget import Sidebar as Sidebar
     from nbguard.simulation.simulation import simulate
-    from nbguard.snapshots.recording import record
-    from nbguard.snapshots.report import snapshot_diff, snapshot_map, snapshot_report
+    from nbguard.snapshots.capture import record
+    from nbguard.snapshots.diff import snapshot_diff
+    from nbguard.snapshots.report import snapshot_map, snapshot_report
     from nbguard.snapshots.save import live_snapshot, save_snapshot
     from nbguard.snapshots.whatif import whatif_report
 
@@ -40,10 +41,10 @@ _HOMES = {
     "live_snapshot": "nbguard.snapshots.save",
     "load_snapshot": "nbguard.allocator.snapshot.read",
     "profile_fit": "nbguard.notebook.profile",
-    "record": "nbguard.snapshots.recording",
+    "record": "nbguard.snapshots.capture",
     "replay": "nbguard.allocator.replay.replay",
     "save_snapshot": "nbguard.snapshots.save",
-    "snapshot_diff": "nbguard.snapshots.report",
+    "snapshot_diff": "nbguard.snapshots.diff",
     "snapshot_map": "nbguard.snapshots.report",
     "snapshot_report": "nbguard.snapshots.report",
     "simulate": "nbguard.simulation.simulation",

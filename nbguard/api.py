@@ -99,6 +99,10 @@ def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:
     for number, node in enumerate(graph.nodes):
         if node.ref == ref:
             return number
+    if graph.rest is not None:
+        raise TargetError(
+            f"{name} is among what was not looked into: a long autograd graph, or very many tensors (see %gpumem)"
+        )
     raise TargetError(f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain (%gpumem lists what does)")
 
 

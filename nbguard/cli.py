@@ -1,4 +1,4 @@
-"""`python -m nbguard replay FILE…` and `python -m nbguard whatif FILE…`: recorded memory snapshots on the command line."""
+"""The command line of recorded memory snapshots: `python -m nbguard replay FILE…` and `python -m nbguard whatif FILE…`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from nbguard.allocator.snapshot.snapshot import Snapshot
 
 _LARGE = 32 * 1024**2
-"""From this size on, reading a file shows how far it is."""
+"""Bytes of a file from which on reading it shows progress."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0 if all went well, 1 if a replay is not exact, 2 if a file or an option cannot be used."""
+    """Run a command; return 0 for success, 1 if a replay is not exact, 2 if a file or an option cannot be used."""
     options = _parser().parse_args(arguments)
     status = 0
     for name in options.files:
@@ -38,9 +38,9 @@ def _replay(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
     from nbguard.allocator.replay.replay import replay
     from nbguard.snapshots.render_replay import replay_json, replay_text
 
-    found = replay(snapshot, options.torch, options.capacity, options.fraction)
-    print(json.dumps(replay_json(name, found)) if options.json else replay_text(name, found), flush=True)
-    return 0 if all(each.is_exact for each in found) else 1
+    replays = replay(snapshot, options.torch, options.capacity, options.fraction)
+    print(json.dumps(replay_json(name, replays)) if options.json else replay_text(name, replays), flush=True)
+    return 0 if all(device.is_exact for device in replays) else 1
 
 
 def _whatif(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
@@ -49,9 +49,8 @@ def _whatif(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
 
     for device in snapshot.devices:
         progress = _show("runs") if not options.json else None
-        given = (options.torch, options.capacity, options.fraction)
-        found = what_if(snapshot, device, options.set, *given, progress=progress)
-        print(json.dumps(whatif_json(name, found)) if options.json else whatif_text(name, found) + "\n", flush=True)
+        result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, progress=progress)
+        print(json.dumps(whatif_json(name, result)) if options.json else whatif_text(name, result) + "\n", flush=True)
     return 0
 
 
@@ -62,7 +61,7 @@ def _load(name: str) -> Snapshot:
 
 
 def _show(what: str, least: int = 1) -> _Progress | None:
-    """Return what shows progress on a terminal; nothing where nobody looks."""
+    """Return a display of progress for a terminal; None where the output is no terminal."""
     return _Progress(what, least) if sys.stderr.isatty() else None
 
 

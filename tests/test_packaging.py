@@ -13,6 +13,8 @@ import pytest
 
 import nbguard
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 
 

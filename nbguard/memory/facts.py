@@ -203,11 +203,33 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Who refers to whom, reduced to the objects that lead to a tracked storage or an experiment."""
+    """Who refers to whom, reduced to the objects that lead to a tracked storage or an experiment.
+
+    `rest` is the number of the node that stands for all that was not looked into, None if all was: whatever leads to it holds
+    at least what is known of it. What the rest itself leads to it may hold: it comes back only if the rest goes, too.
+    """
 
     roots: tuple[Root, ...] = ()
     nodes: tuple[Node, ...] = ()
     storages: tuple[StorageFact, ...] = ()
+    rest: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnwalkedFact:
+    """What one look left out, so that its figures are lower bounds.
+
+    `operations` are the nodes of autograd graphs that it went into; `graphs_cut` counts the places where it ended before
+    the graph did, and `operations_at_most` bounds the operations of these graphs, by torch's own number of the latest
+    (0: not known).
+    `tensors` are those that it looked into, `tensors_left` the references it met to others.
+    """
+
+    graphs_cut: int = 0
+    operations: int = 0
+    operations_at_most: int = 0
+    tensors: int = 0
+    tensors_left: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,3 +282,4 @@ class Facts:
     changed: bool = False
     has_compiled: bool = False
     workers: tuple[WorkersFact, ...] = ()
+    unwalked: UnwalkedFact | None = None

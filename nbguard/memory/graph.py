@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Root
@@ -151,6 +151,7 @@ class Holder:
 
     `retained`: bytes that come back if this holder alone is let go. `reaches`: bytes it leads to, shared ones included.
     A shared holder stands for bytes that several roots reach: they come back when all of them are let go.
+    `at_least`: it leads to something that was not looked into, so both figures are lower bounds.
     """
 
     label: str
@@ -162,6 +163,7 @@ class Holder:
     stale: bool
     roots: tuple[int, ...]
     path: str = ""
+    at_least: bool = False
 
     @property
     def is_shared(self) -> bool:
@@ -183,7 +185,9 @@ def holdings(graph: Graph, device: str | None = None) -> tuple[tuple[Holder, fro
     users = (1 << sum(graph.roots[group[0]].kind not in STALE_KINDS for group in groups)) - 1
     entries = [[node for root in group for node in graph.roots[root].nodes] for group in groups]
     owned: dict[int, set[int]] = {}
-    for storage, mask in enumerate(owners_of_storages(graph, owners_of_nodes(graph, entries))):
+    owners = owners_of_nodes(graph, entries)
+    to_rest = 0 if graph.rest is None else owners[graph.rest]
+    for storage, mask in enumerate(owners_of_storages(graph, owners)):
         if mask and device in (None, graph.storages[storage].device):
             owned.setdefault(mask, set()).add(storage)
     reaches = dict.fromkeys((number for mask in owned for number in bits_of(mask)), 0)
@@ -196,11 +200,15 @@ def holdings(graph: Graph, device: str | None = None) -> tuple[tuple[Holder, fro
     by_who = {tuple(bits_of(mask)): storages for mask, storages in by_owners.items()}
     by_who |= {(n,): set() for n in reaches if users >> n & 1 and (n,) not in by_who}
     rows = [
-        (_holder(graph, groups, who, exclusive, reaches[who[0]]), frozenset(exclusive))
+        (_marked(_holder(graph, groups, who, exclusive, reaches[who[0]]), who, to_rest), frozenset(exclusive))
         for who, exclusive in by_who.items()
         if len(who) == 1 or nbytes_of(graph, exclusive)
     ]
     return tuple(sorted(rows, key=lambda row: (-row[0].retained, -row[0].reaches, row[0].label)))
+
+
+def _marked(holder: Holder, who: tuple[int, ...], to_rest: int) -> Holder:
+    return replace(holder, at_least=True) if any(to_rest >> number & 1 for number in who) else holder
 
 
 def _alias_groups(graph: Graph) -> list[tuple[int, ...]]:

@@ -26,6 +26,7 @@ from nbguard.reports.cell_ledger import History
 from nbguard.reports.memory_map import MemoryMap
 from nbguard.reports.report import Report
 from nbguard.reports.switches import Switches
+from nbguard.snapshots.diff import SnapshotDiff
 from nbguard.snapshots.render_saved import (
     diff_html,
     diff_text,
@@ -36,9 +37,10 @@ from nbguard.snapshots.render_saved import (
     written_html,
     written_text,
 )
-from nbguard.snapshots.render_whatif import WhatIfs, whatifs_html, whatifs_json, whatifs_text
-from nbguard.snapshots.saved import Diff, Saved
-from nbguard.snapshots.written import Written
+from nbguard.snapshots.render_whatif import whatifs_html, whatifs_json, whatifs_text
+from nbguard.snapshots.report import SnapshotReport
+from nbguard.snapshots.save import SnapshotFiles
+from nbguard.snapshots.whatif import WhatIfs
 
 _Renderer = Callable[..., str]
 _RENDERERS: dict[type, tuple[_Renderer, _Renderer]] = {
@@ -54,9 +56,9 @@ _RENDERERS: dict[type, tuple[_Renderer, _Renderer]] = {
     SimulationState: (state_text, state_html),
     Switches: (switches_text, switches_html),
     Recording: (recording_text, recording_html),
-    Written: (written_text, written_html),
-    Saved: (saved_text, saved_html),
-    Diff: (diff_text, diff_html),
+    SnapshotFiles: (written_text, written_html),
+    SnapshotReport: (saved_text, saved_html),
+    SnapshotDiff: (diff_text, diff_html),
     WhatIfs: (whatifs_text, whatifs_html),
     FitReport: (fit_text, fit_html),
 }
@@ -74,9 +76,9 @@ KINDS: dict[type, str] = {
     SimulationState: "simulationstate",
     Switches: "switches",
     Recording: "recording",
-    Written: "written",
-    Saved: "saved",
-    Diff: "diff",
+    SnapshotFiles: "written",
+    SnapshotReport: "saved",
+    SnapshotDiff: "diff",
     WhatIfs: "whatif",
     FitReport: "fitreport",
 }

@@ -82,12 +82,13 @@ def row_of(holder: Holder, figure: str, unit: tuple[int, str]) -> Row:
     name = holder.path if holder.stale and holder.path else holder.label
     reaches = "" if holder.is_shared or not holder.roots else format_column([holder.reaches], unit)[0]
     since = f"In[{holder.cell}]" if holder.cell is not None else ""
+    what = f"{holder.what} (at least)" if holder.at_least else holder.what
     return Row(
         name=name,
         retained=figure,
         reaches=reaches,
         since=since,
-        what=holder.what,
+        what=what,
         stale=holder.stale,
         command=command_of(holder.label, holder.kind, holder.stale),
     )

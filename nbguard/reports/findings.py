@@ -18,6 +18,7 @@ from nbguard.memory.graph import Holder, holders, reach
 from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.pinning import Held, HolderPins, pins_of_holders, units
 from nbguard.memory.pools import pools_in_use
+from nbguard.memory.unwalked import left_out
 from nbguard.out_of_memory.card import out_of_memory
 from nbguard.units import format_bytes
 
@@ -37,6 +38,7 @@ def find(facts: Facts, plan: Plan) -> tuple[Finding, ...]:
         _stale(plan),
         parked_findings(facts),
         _graphs(facts, rows),
+        left_out(facts, rows),
         _handles(facts, rows, errors),
         _kept_errors(facts, errors),
         _kept_output(facts, rows, plan),
@@ -80,10 +82,10 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
         heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
         if heads:
             many = f"{len(heads)} autograd graphs" if len(heads) > 1 else "an autograd graph"
-            label = holder.label
+            label, least = holder.label, "at least " if holder.at_least else ""
             yield Finding(
                 "graph",
-                f"{label} keeps {many} alive ({format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
+                f"{label} keeps {many} alive ({least}{format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
                 f"or see `%gpumem why {_first(label)}`",
                 f"%gpumem why {_first(label)}",
             )

@@ -11,13 +11,13 @@ from itertools import compress
 from typing import Any
 
 from nbguard.errors import NoTorchError
-from nbguard.memory.facts import DeviceFacts, Facts, StorageFact
+from nbguard.memory.facts import DeviceFacts, Facts, StorageFact, UnwalkedFact
 from nbguard.memory.graph import STALE_KINDS
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, pinned_facts, tracked_device
 from nbguard.scan.heap.compact import compact
 from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.heap.unreached import orphan_roots
-from nbguard.scan.heap.walk import Walk, WeakTracker
+from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker
 from nbguard.scan.objects.compiled import has_compiled
 from nbguard.scan.objects.learners import learner_facts
 from nbguard.scan.objects.parked import parked_addresses, parked_facts
@@ -112,7 +112,7 @@ class Scan:
 def scan(notebook: Notebook, *, tensors: bool = False) -> Scan:
     """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing.
 
-    With `tensors`, the witness knows each tensor too, weakly: what a parking needs to find them again.
+    With `tensors`, the tracker knows each tensor too, weakly: what a parking needs to find them again.
     """
     if "torch" not in sys.modules:
         raise NoTorchError
@@ -166,8 +166,21 @@ def _scan_once(notebook: Notebook, tensors: bool) -> Scan:
         changed=changed,
         has_compiled=has_compiled(),
         workers=workers_facts(walk, _of_kind("iterator", walk, numbers), numbers, _made_here(roots, notebook)),
+        unwalked=_unwalked(walk),
     )
     return Scan(facts, walk.tracker)
+
+
+def _unwalked(walk: Walk) -> UnwalkedFact | None:
+    if walk.rest is None or walk.graphs is None:
+        return None
+    return UnwalkedFact(
+        graphs_cut=walk.graphs.cut,
+        operations=walk.graphs.nodes,
+        operations_at_most=walk.graphs.at_most,
+        tensors=walk.tensors,
+        tensors_left=len(walk.skipped),
+    )
 
 
 def _made_here(roots: list[tuple[LiveRoot, list[int]]], notebook: Notebook) -> set[int]:
@@ -205,6 +218,7 @@ def _walk_from(roots: list[LiveRoot], walk: Walk) -> list[tuple[LiveRoot, list[i
     found = []
     for stale in (False, True):
         first = len(walk.objects)
+        walk.most_tensors += stale * MORE_TENSORS
         found += [(root, _entries(walk, root)) for root in roots if (root.kind in STALE_KINDS) is stale]
         walk.run()
     walk.only_stale = range(first, len(walk.objects))

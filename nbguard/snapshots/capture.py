@@ -1,4 +1,4 @@
-"""PyTorch's own snapshot of its allocator, and what that has no place for. Neither opens a device."""
+"""PyTorch's own snapshot of its allocator, the switch of its history, and the facts a snapshot lacks. None opens a device."""
 
 from __future__ import annotations
 
@@ -7,18 +7,38 @@ from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
 
-from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.allocator.snapshot.snapshot import Sidecar
+from nbguard.cleanup.apply.allocator_history import start, stop
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.memory.facts import DeviceFacts
 from nbguard.memory.graph import holdings
+from nbguard.memory.recording import DEFAULT_ENTRIES, Recording
 from nbguard.memory.unheld import workspace_blocks
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction
 from nbguard.scan.scan import Scan
 
-Held = tuple[int, str, tuple[int, ...]]
-"""(number of the device, who holds them, addresses of blocks)."""
+BlockHolder = tuple[int, str, tuple[int, ...]]
+"""(number of the device, label of the holder, addresses of its blocks)."""
 
 _MOST_CELLS = 5000
+"""Cells whose file names are kept, the latest."""
+
+
+def record(on: bool = True, entries: int = DEFAULT_ENTRIES) -> Recording:
+    """Keep PyTorch's history of its allocator from now on, bounded, or end it and forget it; return the state afterwards.
+
+    Where CUDA is not in use yet, recording begins when it is: no context is opened for it. A history that somebody else
+    records is left alone, by both.
+
+    Args:
+        on: keep the history; False ends it.
+        entries: how many to keep of each device, the latest.
+
+    Raises:
+        NoTorchError: PyTorch is not imported yet.
+        NbguardError: this PyTorch has no history that can be bounded.
+    """
+    return start(entries) if on else stop()
 
 
 def torch_snapshot() -> dict[str, Any]:
@@ -34,54 +54,55 @@ def torch_snapshot() -> dict[str, Any]:
     if not torch.cuda.is_initialized():
         raise NbguardError("CUDA is not in use in this kernel yet: its allocator has nothing that could be saved")
     try:
-        found: dict[str, Any] = torch.cuda.memory._snapshot()
+        snapshot: dict[str, Any] = torch.cuda.memory._snapshot()
     except AttributeError:
         raise NbguardError("this PyTorch has no snapshots of its allocator") from None
-    return found
+    return snapshot
 
 
-def beside_facts(devices: Iterable[DeviceFacts], settings: str | None = None) -> Beside:
-    """Return what PyTorch's format lacks. By device as far as all are known: lists go by the device's number.
+def sidecar_of(devices: Iterable[DeviceFacts], settings: str | None = None) -> Sidecar:
+    """Return the facts that PyTorch's format lacks. A list by device ends at the first device for which its figure is unknown.
 
     Args:
-        devices: from a look.
-        settings: of the allocator, where the snapshot has them; else those of the environment.
+        devices: from a scan, in the order of their numbers.
+        settings: of the allocator, where the snapshot has them; by default those of the environment.
     """
     torch: Any = sys.modules["torch"]
     facts = tuple(devices)
-    shares = tuple(memory_fraction(number) if each.has_context else 1.0 for number, each in enumerate(facts))
-    return Beside(
+    fractions = tuple(memory_fraction(number) if device.has_context else 1.0 for number, device in enumerate(facts))
+    return Sidecar(
         torch_version=str(torch.__version__),
         settings=allocator_settings() if settings is None else settings,
-        totals=_known(each.total for each in facts),
-        frees=_known(each.free for each in facts),
-        fractions=_known(shares),
-        names=tuple(each.name for each in facts),
+        totals=_known(device.total for device in facts),
+        frees=_known(device.free for device in facts),
+        fractions=_known(fractions),
+        names=tuple(device.name for device in facts),
     )
 
 
 def _known(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the values up to the first that is not known."""
-    found = []
+    """Return the values before the first that is None."""
+    known = []
     for value in values:
         if value is None:
             break
-        found.append(value)
-    return tuple(found)
+        known.append(value)
+    return tuple(known)
 
 
-def held_blocks(seen: Scan) -> tuple[Held, ...]:
-    """Return who holds which blocks, in the words of `%gpumem`, the largest holders first."""
-    facts, found = seen.facts, []
+def block_holders(scan: Scan) -> tuple[BlockHolder, ...]:
+    """Return the holders of blocks in the words of `%gpumem`, device by device, the largest first."""
+    facts = scan.facts
+    holders: list[BlockHolder] = []
     for number, device in enumerate(facts.devices):
         for row, storages in holdings(facts.graph, device.device):
             addresses = tuple(sorted(facts.graph.storages[storage].address for storage in storages))
             if addresses:
-                found.append((number, row.path if row.stale and row.path else row.label, addresses))
+                holders.append((number, row.path if row.stale and row.path else row.label, addresses))
         workspaces = workspace_blocks(facts.graph, device)
         if workspaces:
-            found.append((number, "cuBLAS workspaces", tuple(block.address for block in workspaces)))
-    return tuple(found)
+            holders.append((number, "cuBLAS workspaces", tuple(block.address for block in workspaces)))
+    return tuple(holders)
 
 
 def cell_files() -> dict[str, int]:

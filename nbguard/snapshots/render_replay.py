@@ -6,7 +6,7 @@ from typing import Any
 
 from nbguard.allocator.replay.advice import notes, recommendation, requests_name, settings_name
 from nbguard.allocator.replay.replay import DeviceReplay
-from nbguard.allocator.replay.whatif import Outcome, Row, WhatIf
+from nbguard.allocator.replay.whatif import WhatIf, WhatIfOutcome, WhatIfRow
 from nbguard.allocator.snapshot.snapshot import Event
 from nbguard.units import format_bytes
 
@@ -98,7 +98,7 @@ def whatif_text(name: str, found: WhatIf) -> str:
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: WhatIfRow) -> tuple[str, ...]:
     worst = row.worst
     peak = format_bytes(row.peak)
     if row.least_peak != row.peak:
@@ -129,7 +129,7 @@ def whatif_json(name: str, found: WhatIf) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: Outcome) -> dict[str, Any]:
+def _outcome(outcome: WhatIfOutcome) -> dict[str, Any]:
     refusal = outcome.refusal
     return {
         "peak_allocated": outcome.peak_allocated,

@@ -11,8 +11,9 @@ from nbguard.render.elements import bar, columns, head_line, listed, page, pools
 from nbguard.render.ledger import signed
 from nbguard.render.rows import holder_rows, pool_table
 from nbguard.reports.report import DeviceReport
-from nbguard.snapshots.saved import Change, DeviceDiff, Diff, Saved
-from nbguard.snapshots.written import Written
+from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
+from nbguard.snapshots.report import SnapshotReport
+from nbguard.snapshots.save import SnapshotFiles
 from nbguard.units import format_bytes, format_column, unit_of
 
 _SHOWN = 12
@@ -45,12 +46,12 @@ def recording_html(found: Recording) -> str:
     return page("".join(f"<div>{escape(line)}</div>" for line in recording_text(found).splitlines()))
 
 
-def written_text(found: Written) -> str:
+def written_text(found: SnapshotFiles) -> str:
     """Return what was written."""
     return "\n".join(_written(found))
 
 
-def _written(found: Written) -> Iterator[str]:
+def _written(found: SnapshotFiles) -> Iterator[str]:
     parts = f"{_count(found.segments, 'segment')}, {_count(found.events, 'entry')} of history"
     yield f"{found.path}  {format_bytes(found.nbytes)}: {parts}"
     left = f"; {_count(found.unnamed, 'small holder')} had no room" if found.unnamed else ""
@@ -66,12 +67,12 @@ def _count(number: int, what: str) -> str:
     return f"{number:,} {what[:-1]}ies" if what.endswith("y") else f"{number:,} {what}s"
 
 
-def written_html(found: Written) -> str:
+def written_html(found: SnapshotFiles) -> str:
     """Return the same as HTML."""
     return page("".join(f"<div>{escape(line)}</div>" for line in _written(found)))
 
 
-def saved_text(found: Saved, limit: int = _SHOWN) -> str:
+def saved_text(found: SnapshotReport, limit: int = _SHOWN) -> str:
     """Return the report on a snapshot file; at most `limit` holders per device."""
     lines = [_origin(found)]
     for device in found.report.devices:
@@ -82,7 +83,7 @@ def saved_text(found: Saved, limit: int = _SHOWN) -> str:
     return "\n".join([*lines, *(f"  ○ {note}" for note in found.notes)])
 
 
-def saved_html(found: Saved, limit: int = _SHOWN) -> str:
+def saved_html(found: SnapshotReport, limit: int = _SHOWN) -> str:
     """Return the same as HTML."""
     body = f'<div class="dim">{escape(_origin(found))}</div>'
     for device in found.report.devices:
@@ -106,13 +107,13 @@ def _holders(device: DeviceReport, limit: int) -> list[tuple[str, str, str]]:
     return [*((row.name, row.retained, row.what) for row in rows), ("", total, "allocated")]
 
 
-def _origin(found: Saved) -> str:
+def _origin(found: SnapshotReport) -> str:
     version = "PyTorch's version is not known" if found.torch_version is None else f"PyTorch {found.torch_version}"
     settings = "settings are not known" if found.settings is None else found.settings or "default settings"
     return f"{found.file} · {version} · {settings} · {_count(sum(found.events), 'entry')} of history"
 
 
-def diff_text(found: Diff, limit: int = _SHOWN) -> str:
+def diff_text(found: SnapshotDiff, limit: int = _SHOWN) -> str:
     """Return what changed between two files; at most `limit` rows of a table."""
     lines = [f"{found.before} → {found.after}"]
     for device in found.devices:
@@ -135,16 +136,16 @@ def _summary(device: DeviceDiff) -> str:
     return " · ".join(each)
 
 
-def _fewer(rows: Sequence[Change], limit: int) -> list[Change]:
+def _fewer(rows: Sequence[SizeChange], limit: int) -> list[SizeChange]:
     """Return at most `limit` rows, and the rest in one: the column re-adds."""
     rest = rows[limit:]
     if len(rest) < 2:
         return list(rows)
     before, after = sum(row.before for row in rest), sum(row.after for row in rest)
-    return [*rows[:limit], Change(f"{len(rest)} more", before, after, after - before)]
+    return [*rows[:limit], SizeChange(f"{len(rest)} more", before, after, after - before)]
 
 
-def _cells(rows: Sequence[Change], total: Change, limit: int) -> list[tuple[str, str, str, str]]:
+def _cells(rows: Sequence[SizeChange], total: SizeChange, limit: int) -> list[tuple[str, str, str, str]]:
     """Return a table's rows and its total in one unit: the figures shown re-add down each column."""
     shown = _fewer(rows, limit)
     unit = unit_of(max((max(row.before, row.after) for row in (*shown, total)), default=0))
@@ -161,7 +162,7 @@ def _signed(figure: str) -> str:
     return figure.replace("-", "−") if figure.startswith("-") else f"+{figure}"
 
 
-def diff_html(found: Diff, limit: int = _SHOWN) -> str:
+def diff_html(found: SnapshotDiff, limit: int = _SHOWN) -> str:
     """Return the same as HTML."""
     body = ""
     for device in found.devices:

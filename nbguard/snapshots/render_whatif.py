@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -10,19 +9,11 @@ from nbguard.allocator.replay.advice import notes, recommendation, requests_name
 from nbguard.allocator.replay.whatif import WhatIf
 from nbguard.render.elements import columns, head_line, listed, page, table_row
 from nbguard.snapshots.render_replay import self_check, whatif_json, whatif_text
+from nbguard.snapshots.whatif import WhatIfs
 from nbguard.units import format_bytes
 
 _HEADINGS = ("settings", "peak reserved", "out of memory", "retries", "driver calls")
 _FIGURES = (1, 2, 3, 4)
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIfs:
-    """What settings would have done, by device; `to_free` says what can be let go now where none of them helps."""
-
-    name: str
-    devices: tuple[WhatIf, ...]
-    to_free: tuple[str, ...] = ()
 
 
 def whatifs_text(found: WhatIfs) -> str:

@@ -1,4 +1,4 @@
-"""Writes PyTorch's standard memory snapshot, and beside it what that lacks: both whole, or neither."""
+"""Saving of PyTorch's standard memory snapshot with a sidecar of names and sizes: both files whole, or neither."""
 
 from __future__ import annotations
 
@@ -9,33 +9,56 @@ import pickle
 import stat
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.sidecar import beside, beside_data
-from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
+from nbguard.allocator.snapshot.sidecar import sidecar_data, sidecar_path
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
+from nbguard.memory.recording import Recording
 from nbguard.scan.devices.cuda import device_facts, tracked_device
 from nbguard.scan.scan import Notebook, scan
-from nbguard.snapshots.capture import Held, beside_facts, cell_files, held_blocks, torch_snapshot
-from nbguard.snapshots.written import Written
+from nbguard.snapshots.capture import BlockHolder, block_holders, cell_files, sidecar_of, torch_snapshot
 
-_LARGEST_BESIDE = 1_000_000
-"""Bytes that the file beside may take: a reader refuses 1 MiB. Beyond, the smallest holders go unnamed."""
+_PROTOCOL = 4
+"""Of the pickle, whatever Python's default: the reader of pytorch.org/memory_viz knows none above 4."""
+
+_LARGEST_SIDECAR = 1_000_000
+"""Bytes of the sidecar, of which a reader refuses 1 MiB. Beyond, the smallest holders go unnamed."""
 
 _LONGEST_LABEL = 120
+"""Characters of a holder's label; the rest is cut off."""
+
+_TRUSTED = 1 << 50
+"""Bytes that PyTorch's own dict may come from: no bound."""
 
 
-def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> Written:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFiles:
+    """The two files of a saved snapshot."""
+
+    path: str  # of the snapshot, as the user wrote it
+    file: str  # name of the snapshot, without its folder
+    beside: str  # name of its sidecar, without its folder
+    nbytes: int  # size of the snapshot file
+    segments: int  # entries of the snapshot's "segments"
+    events: int  # entries of the history ("device_traces"), of all devices
+    holders: int  # holders that the sidecar names
+    unnamed: int  # holders that had no room in the sidecar
+    recording: Recording  # state of the history when the files were written
+
+
+def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> SnapshotFiles:
     """Write `torch.cuda.memory._dump_snapshot`'s file at `path`, and `PATH.nbguard.json` beside it.
 
     The first opens in pytorch.org/memory_viz. The second has the version of PyTorch, the settings, each device's name,
-    size, free memory and memory fraction, and the names that hold the blocks. A file that is there is replaced.
+    size, free memory and memory fraction, and the names that hold the blocks. Existing files are replaced.
 
     Args:
-        path: where to; `~` is your home.
+        path: of the file to write; `~` is your home.
         namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
 
     Raises:
@@ -44,26 +67,25 @@ def save_snapshot(path: str | Path, namespace: dict[str, Any] | None = None) -> 
     """
     target = _target(path)
     raw = torch_snapshot()
-    seen = scan(Notebook.current(namespace))
-    facts = beside_facts(seen.facts.devices, _settings_of(raw))
-    held = held_blocks(seen)
-    data = pickle.dumps(raw)
-    said, unnamed = _beside_text(facts, held, zlib.crc32(data))
+    notebook_scan = scan(Notebook.current(namespace))
+    sidecar = sidecar_of(notebook_scan.facts.devices, _settings_of(raw))
+    holders = block_holders(notebook_scan)
+    data = pickle.dumps(raw, protocol=_PROTOCOL)
+    text, unnamed = _sidecar_text(sidecar, holders, zlib.crc32(data))
     traces = raw.get("device_traces") or []
     events, segments = sum(map(len, traces)), len(raw["segments"])
     del raw
-    _write(target, data, said)
-    state = recording()
-    return Written(
+    _write(target, data, text)
+    return SnapshotFiles(
         path=str(path),
         file=target.name,
-        beside=beside(target).name,
+        beside=sidecar_path(target).name,
         nbytes=len(data),
         segments=segments,
         events=events,
-        holders=len(held) - unnamed,
+        holders=len(holders) - unnamed,
         unnamed=unnamed,
-        recording=state,
+        recording=recording(),
     )
 
 
@@ -76,20 +98,16 @@ def live_snapshot() -> Snapshot:
     """
     raw = torch_snapshot()
     devices = device_facts(tracked_device())[0]
-    return parse_snapshot(raw, _TRUSTED, beside_facts(devices, _settings_of(raw)))
-
-
-_TRUSTED = 1 << 50
-"""A size without bound: torch's own dict holds what it holds."""
+    return parse_snapshot(raw, _TRUSTED, sidecar_of(devices, _settings_of(raw)))
 
 
 def _settings_of(raw: dict[str, Any]) -> str | None:
-    found = (raw.get("allocator_settings") or {}).get("PYTORCH_CUDA_ALLOC_CONF")
-    return found if type(found) is str and found else None
+    settings = (raw.get("allocator_settings") or {}).get("PYTORCH_CUDA_ALLOC_CONF")
+    return settings if type(settings) is str and settings else None
 
 
 def _target(path: str | Path) -> Path:
-    """Return where to write; NbguardError if that cannot be a file."""
+    """Return the path to write to; raise NbguardError if it cannot be a file."""
     try:
         target = Path(path).expanduser()
         kind = target.stat().st_mode if target.exists() else None
@@ -106,25 +124,25 @@ def _target(path: str | Path) -> Path:
     return target
 
 
-def _beside_text(facts: Beside, held: Sequence[Held], checksum: int) -> tuple[str, int]:
-    """Return what stands in the file beside, and how many holders had to be left out; `checksum` says of which file it is."""
+def _sidecar_text(sidecar: Sidecar, holders: Sequence[BlockHolder], checksum: int) -> tuple[str, int]:
+    """Return the text of the sidecar and the number of holders left out; `checksum` is the snapshot's CRC-32."""
     known = {"crc32": checksum, "recorded_since_cell": recording().since, "cells": cell_files()}
-    base = beside_data(facts) | known
-    rows = [{"device": number, "label": label[:_LONGEST_LABEL], "blocks": list(blocks)} for number, label, blocks in held]
+    base = sidecar_data(sidecar) | known
+    rows = [{"device": number, "label": label[:_LONGEST_LABEL], "blocks": list(blocks)} for number, label, blocks in holders]
     kept = len(rows)
     while True:
         text = json.dumps(base | {"holders": rows[:kept], "unnamed": len(rows) - kept}, separators=(",", ":")) + "\n"
-        if len(text) <= _LARGEST_BESIDE or not kept:
+        if len(text) <= _LARGEST_SIDECAR or not kept:
             return text, len(rows) - kept
         kept = kept * 3 // 4
 
 
-def _write(target: Path, data: bytes, said: str) -> None:
-    """Write both files under other names and rename them at the end: a reader never meets half of one."""
-    places = [target, beside(target)]
+def _write(target: Path, data: bytes, text: str) -> None:
+    """Write both files under temporary names and rename them at the end: a reader never meets half a file."""
+    places = [target, sidecar_path(target)]
     made = [place.with_name(f".{place.name[-80:]}.{os.getpid()}.part") for place in places]
     try:
-        for name, content in zip(made, (data, said.encode()), strict=True):
+        for name, content in zip(made, (data, text.encode()), strict=True):
             name.write_bytes(content)
         for name, place in zip(reversed(made), reversed(places), strict=True):
             name.replace(place)

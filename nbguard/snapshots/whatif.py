@@ -1,8 +1,9 @@
-"""What-ifs of this process's own history, or of a file's, with the names to free where no setting helps."""
+"""Replays of this process's history, or a file's, under other allocator settings, with names to free if none helps."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,26 @@ from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
-from nbguard.reports.report import Report, build_report
+from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
 from nbguard.snapshots.capture import cell_files
-from nbguard.snapshots.render_whatif import WhatIfs
-from nbguard.snapshots.report import Progress, named_cells, read_named
+from nbguard.snapshots.load import Progress, load_named, with_cell_names
 from nbguard.snapshots.save import live_snapshot
 from nbguard.units import format_bytes
 
 _NAMED = 3
+"""Names of the largest holders that are given where no setting helps."""
+
+_EMPTY = "nothing has been allocated on a device yet"
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfs:
+    """The what-ifs of all devices of one history."""
+
+    name: str  # of the file; "this kernel" for the history of this process
+    devices: tuple[WhatIf, ...]
+    to_free: tuple[str, ...] = ()  # sentences on memory that can be freed now, where no setting helps
 
 
 def whatif_report(
@@ -31,15 +43,15 @@ def whatif_report(
     progress: Progress | None = None,
     namespace: dict[str, Any] | None = None,
 ) -> WhatIfs:
-    """Return how a recorded run would fare under other settings of the allocator.
+    """Return the results of a recorded run under other settings of the allocator.
 
     Args:
         path: a snapshot file; None takes the history that is being recorded in this process.
-        confs: settings to try, as in `PYTORCH_ALLOC_CONF`; a choice where there are none.
+        confs: settings to try, as in `PYTORCH_ALLOC_CONF`; by default a choice that suits the version.
         device: only this one.
-        torch_version: that recorded it, where the file and the one beside it do not say so.
-        capacity: bytes that the allocator can have in all; by default what it could have had.
-        fraction: of it that the process may take, where nobody says so.
+        torch_version: that recorded the history, where neither the file nor its sidecar has it.
+        capacity: bytes that the allocator can have in all; by default as many as it could have had.
+        fraction: the share of `capacity` that the process may take, where the sidecar has none.
         progress: called while a file is read.
         namespace: the names to say what to free by; the notebook's, or the script's, if not given.
 
@@ -49,19 +61,15 @@ def whatif_report(
     if path is None:
         name, snapshot = "this kernel", _live()
     else:
-        name, snapshot = Path(path).name, read_named(path, progress)[0]
+        name, snapshot = Path(path).name, load_named(path, progress)[0]
     numbers = [number for number in snapshot.devices if device in (None, number)]
     if not numbers:
         have = ", ".join(f"cuda:{number}" for number in snapshot.devices) or "none"
         raise NbguardError(f"{name}: nothing of cuda:{device} is in it; there is: {have}" if device is not None else _EMPTY)
-    asked = tuple(confs)
-    given = (torch_version, capacity, fraction)
-    found = tuple(what_if(snapshot, number, asked, *given) for number in numbers)
-    helpless = path is None and any(_is_helpless(each) for each in found)
-    return WhatIfs(name, found, tuple(_to_free(namespace)) if helpless else ())
-
-
-_EMPTY = "nothing has been allocated on a device yet"
+    tried = tuple(confs)
+    devices = tuple(what_if(snapshot, number, tried, torch_version, capacity, fraction) for number in numbers)
+    no_setting_helps = path is None and any(_is_refused_by_all(result) for result in devices)
+    return WhatIfs(name, devices, tuple(_to_free(namespace)) if no_setting_helps else ())
 
 
 def _live() -> Snapshot:
@@ -73,17 +81,17 @@ def _live() -> Snapshot:
         )
     if state.state == "waiting":
         raise NbguardError("recording begins with the first use of CUDA, and there was none yet: run your cells first")
-    return named_cells(live_snapshot(), cell_files())
+    return with_cell_names(live_snapshot(), cell_files())
 
 
-def _is_helpless(found: WhatIf) -> bool:
-    """Say whether the run was refused memory as it was, and is so under all settings that were tried."""
-    return bool(found.rows) and all(row.worst.refusal is not None for row in found.rows)
+def _is_refused_by_all(result: WhatIf) -> bool:
+    """Return whether the run is refused memory under the recorded settings and under all others that were tried."""
+    return bool(result.rows) and all(row.worst.refusal is not None for row in result.rows)
 
 
 def _to_free(namespace: dict[str, Any] | None) -> Iterator[str]:
-    """Yield what can be let go now: what is stale, then the names that hold most, each with its bytes."""
-    report: Report = build_report(scan(Notebook.current(namespace)).facts)
+    """Yield sentences on memory that can be freed now: stale memory, then the names that hold most, each with its bytes."""
+    report = build_report(scan(Notebook.current(namespace)).facts)
     if report.stale:
         yield f"`%reset_gpu` frees {format_bytes(report.stale)} that nothing needs any more"
     rows = [row for device in report.devices for row in device.holders if row.kind == "name" and row.retained and not row.stale]

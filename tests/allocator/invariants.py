@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, Block
+from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, ModelBlock
 from nbguard.allocator.model.driver import SimulatedDriver
 from nbguard.allocator.model.state import _heads
 
@@ -32,7 +32,7 @@ def check(model: CachingAllocator) -> None:
     assert sum(segment["active_size"] for segment in segments) == model.active
 
 
-def _chain(head: Block) -> list[Block]:
+def _chain(head: ModelBlock) -> list[ModelBlock]:
     chain, block = [], head
     while block is not None:
         chain.append(block)
@@ -40,7 +40,7 @@ def _chain(head: Block) -> list[Block]:
     return chain
 
 
-def _check_places(chains: list[list[Block]]) -> None:
+def _check_places(chains: list[list[ModelBlock]]) -> None:
     end = 0
     for chain in chains:
         assert chain[0].address >= end, "segments overlap"
@@ -60,7 +60,7 @@ def _check_places(chains: list[list[Block]]) -> None:
             assert end == chain[0].range.base + chain[0].range.size
 
 
-def _check_sets(model: CachingAllocator, blocks: list[Block]) -> None:
+def _check_sets(model: CachingAllocator, blocks: list[ModelBlock]) -> None:
     halves = [half for owner in model.pools.values() for half in (owner.small, owner.large)]
     sets = [free for half in halves for free in half.by_stream.values()]
     assert all(free.keys == sorted(free.keys) for free in sets)

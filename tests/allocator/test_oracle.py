@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.allocator.model import policy, reclaim
+from nbguard.allocator.model import policy
 from nbguard.allocator.model.allocator import CachingAllocator
 from tests.allocator import oracle
 
@@ -40,7 +40,7 @@ def test_a_wrong_rule_is_noticed(wrong: str, monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.setattr("nbguard.allocator.model.settings.NEWEST", (2, 9))
             monkeypatch.setattr("tests.allocator.oracle.parse_version", lambda text: (2, 9))
         case "age":
-            monkeypatch.setattr(reclaim, "collect_garbage", lambda allocator: None)
+            monkeypatch.setattr(CachingAllocator, "_collect_garbage", lambda allocator: None)
 
     different = [path.name for path in RUNS if _differs(path)]
 

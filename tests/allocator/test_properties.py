@@ -15,7 +15,7 @@ from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.model.state import copy, load, save
 from nbguard.allocator.replay.replay import replay
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SimulatedOutOfMemoryError
 from tests.allocator.invariants import check
 from tests.thorough import MORE
@@ -159,7 +159,7 @@ def test_any_part_of_a_trace_replays(conf: str, seed: int, cut: float, version: 
     raw = {"segments": model.segments(), "device_traces": [trace]}
     raw["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": conf, "roundup_power2_divisions": table}
 
-    (found,) = replay(parse_snapshot(raw, 10**9, Beside(torch_version=version, settings=None, totals=(400 * MIB,))))
+    (found,) = replay(parse_snapshot(raw, 10**9, Sidecar(torch_version=version, settings=None, totals=(400 * MIB,))))
 
     assert found.first_difference is None
     assert found.is_final_equal

@@ -15,7 +15,7 @@ from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.replay.replay import replay
 from nbguard.allocator.snapshot.read import load_snapshot
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SimulatedOutOfMemoryError
 from tests.allocator.first_fit import FirstFit
 
@@ -111,7 +111,7 @@ def test_the_model_does_what_the_binary_does(conf: str, fraction: float, fake_cu
 def test_a_trace_of_the_binary_replays_from_the_middle(conf: str, fake_cuda_run: Callable[..., str]) -> None:
     real = _run(fake_cuda_run, program(seed=3), conf, 1.0, history=False)
 
-    facts = Beside(torch_version=real["torch"], settings=None, totals=(real["total"],))
+    facts = Sidecar(torch_version=real["torch"], settings=None, totals=(real["total"],))
     (found,) = replay(parse_snapshot(real["snapshot"], 10**9, facts))
 
     assert found.live_at_start > 10

@@ -10,9 +10,9 @@ import pytest
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, SimulatedDriver
 from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.replay.replay import DeviceReplay, final_model, recorded, replay
+from nbguard.allocator.replay.replay import DeviceReplay, final_model, recorded_device, replay
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError, SnapshotError
 from tests.allocator import oracle
 from tests.allocator.first_fit import FirstFit
@@ -45,7 +45,7 @@ def raw_snapshot(*models: CachingAllocator, cut: int = 0, conf: str = "") -> Jso
 
 
 def snapshot_of(raw: Json, version: str | None = None, capacity: int | None = None) -> Snapshot:
-    return parse_snapshot(raw, 10**9, Beside(torch_version=version, settings=None, totals=(capacity,) * 3 if capacity else ()))
+    return parse_snapshot(raw, 10**9, Sidecar(torch_version=version, settings=None, totals=(capacity,) * 3 if capacity else ()))
 
 
 def assert_exact(found: tuple[DeviceReplay, ...], least: int) -> None:
@@ -324,7 +324,7 @@ def test_the_final_model_answers_what_would_fit() -> None:
     address = model.malloc(30 * MIB)
     model.malloc(30 * MIB)
     model.free(address)
-    device = recorded(snapshot_of(raw_snapshot(model), "2.11", 100 * MIB), 0)
+    device = recorded_device(snapshot_of(raw_snapshot(model), "2.11", 100 * MIB), 0)
 
     again = final_model(device)
 

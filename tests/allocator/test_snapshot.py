@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from nbguard.allocator.snapshot.read import load_snapshot
-from nbguard.allocator.snapshot.sidecar import beside, beside_data
-from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
+from nbguard.allocator.snapshot.sidecar import sidecar_data, sidecar_path
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.errors import SnapshotError
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
@@ -113,7 +113,7 @@ def test_settings_that_an_earlier_call_left_in_force(settings: Json, conf: str |
 def test_what_stands_beside(tmp_path: Path) -> None:
     file = tmp_path / "run.pickle"
     file.write_bytes(pickle.dumps(small()))
-    facts = Beside(
+    facts = Sidecar(
         torch_version="2.13.0+cu130",
         settings="expandable_segments:True",
         totals=(2**34,),
@@ -121,11 +121,11 @@ def test_what_stands_beside(tmp_path: Path) -> None:
         fractions=(0.5,),
         names=("NVIDIA L4",),
     )
-    beside(file).write_text(json.dumps(beside_data(facts)))
+    sidecar_path(file).write_text(json.dumps(sidecar_data(facts)))
 
-    assert load_snapshot(file).beside == facts
+    assert load_snapshot(file).sidecar == facts
 
-    beside(file).write_text('{"nbguard": 1, "totals": ["x"]}')
+    sidecar_path(file).write_text('{"nbguard": 1, "totals": ["x"]}')
     with pytest.raises(SnapshotError, match=r"run\.pickle\.nbguard\.json beside it is damaged"):
         load_snapshot(file)
 

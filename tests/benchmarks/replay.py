@@ -24,10 +24,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.replay.replay import best_play, recorded
+from nbguard.allocator.replay.replay import best_play, recorded_device
 from nbguard.allocator.snapshot.read import load_snapshot
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Beside, Snapshot
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 
 SIZES = (10_000, 100_000, 1_000_000)
 
@@ -64,7 +64,7 @@ def synthetic(events: int) -> Snapshot:
         if len(model.events) >= events:
             break
     trace = [{"action": a, "addr": address, "size": size, "stream": stream} for a, address, size, stream in model.events]
-    return parse_snapshot({"segments": model.segments(), "device_traces": [trace]}, 10**12, Beside(torch_version="2.13"))
+    return parse_snapshot({"segments": model.segments(), "device_traces": [trace]}, 10**12, Sidecar(torch_version="2.13"))
 
 
 def speed(snapshot: Snapshot, rounds: int) -> tuple[int, float, bool]:
@@ -72,7 +72,7 @@ def speed(snapshot: Snapshot, rounds: int) -> tuple[int, float, bool]:
     best, exact, events = float("inf"), True, 0
     for _ in range(rounds):
         begun = time.process_time()
-        found = best_play(recorded(snapshot, 0))[1]
+        found = best_play(recorded_device(snapshot, 0))[1]
         best = min(best, time.process_time() - begun)
         exact, events = exact and found.is_exact, found.events
     return events, best, exact

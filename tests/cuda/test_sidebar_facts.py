@@ -153,8 +153,8 @@ from nbguard.memory.pools import pools_in_use
 from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view
 from nbguard.sidebar.protocol.requests import request_of
-from nbguard.scan.scan import Notebook, look
-def seen(): return look(Notebook.current(None))
+from nbguard.scan.scan import Notebook, scan
+def seen(): return scan(Notebook.current(None))
 def do(action, **asked):
     found = seen()
     plan = plan_cleanup(found.facts, request_of(action, **asked))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import pickletools
 import re
 from pathlib import Path
 from typing import Any
@@ -49,16 +50,17 @@ def test_a_snapshot_is_torchs_own_and_replays_to_the_last_event(small: Kernel) -
     snapshot = load_snapshot(small.cwd / "run.pickle")
     (found,) = replay(snapshot)
 
+    assert next(pickletools.genops((small.cwd / "run.pickle").read_bytes()))[1] == 4  # the viewer knows none above
     assert {*mine} == {*theirs}
     assert mine["segments"] == theirs["segments"]
     assert mine["device_traces"][0] == theirs["device_traces"][0][: len(mine["device_traces"][0])]
     assert found.events > 100
     assert found.is_exact
     assert f"{found.events} entries of history" in said
-    assert snapshot.beside.torch_version == small.value("str(torch.__version__)")
-    assert snapshot.beside.totals == (1024 * MIB,)
-    assert snapshot.beside.frees == (small.value("torch.cuda.mem_get_info()[0]"),)
-    assert snapshot.beside.names == (small.value("torch.cuda.get_device_name()"),)
+    assert snapshot.sidecar.torch_version == small.value("str(torch.__version__)")
+    assert snapshot.sidecar.totals == (1024 * MIB,)
+    assert snapshot.sidecar.frees == (small.value("torch.cuda.mem_get_info()[0]"),)
+    assert snapshot.sidecar.names == (small.value("torch.cuda.get_device_name()"),)
 
 
 def test_the_file_beside_names_holders_and_no_place_of_this_machine(small: Kernel) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nbguard.allocator.replay.replay import replay
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.fragmentation import Fragmentation, fragmentation
 from nbguard.reports.report import DeviceReport, build_report
@@ -125,7 +125,7 @@ def check_trace(recording: Json) -> None:
 def check_model(recording: Json) -> None:
     """The model of the allocator does what was recorded, event by event, and ends with the same blocks."""
     device = recording["device"]
-    facts = Beside(torch_version=device["versions"]["torch"], settings=recording["settings"], totals=(device["capacity"],))
+    facts = Sidecar(torch_version=device["versions"]["torch"], settings=recording["settings"], totals=(device["capacity"],))
     settings = {"PYTORCH_CUDA_ALLOC_CONF": recording["settings"]} | recording["allocator_settings"]
     for found in replay(parse_snapshot(unpacked(recording) | {"allocator_settings": settings}, LARGEST_SET * 100, facts)):
         assert found.first_difference is None

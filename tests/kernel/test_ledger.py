@@ -20,7 +20,7 @@ def notebook(kernel: Kernel) -> Kernel:
     """A kernel with the zoo's helpers, nbguard, and a line after each cell that changes memory."""
     kernel.run(PRELUDE).ok()
     kernel.run(
-        "%load_ext nbguard\nimport nbguard.cells.ledger\nnbguard.live.ledger._TOO_SLOW = 60"
+        "%load_ext nbguard\nimport nbguard.cells.ledger\nnbguard.cells.ledger._TOO_SLOW = 60"
     ).ok()  # also on a busy machine
     kernel.run("%gpumem cells on").ok()
     return kernel
@@ -314,7 +314,7 @@ def test_a_slow_malloc_is_not_asked_again_and_changes_are_still_found(notebook: 
     text = notebook.run("t = torch.ones(1 << 20)").ok().text
 
     assert "new: t 4.00 MiB" in text
-    assert notebook.value("__import__('nbguard').live.session.session_of(get_ipython())._ledger._last.source") == "resident"
+    assert notebook.value("__import__('nbguard').notebook.session.session_of(get_ipython())._ledger._last.source") == "resident"
 
 
 def test_without_torch_nothing_is_recorded(plain_kernel: Kernel) -> None:

@@ -1,17 +1,24 @@
-"""Fits in this process: one thread, so that a busy machine slows them and does not stall them; nothing stays compiled."""
+"""Fits in this process: one thread, so that a busy machine slows them and does not stall them; nothing stays compiled.
+
+Tests of the pure analysis import no PyTorch (`make unit`): for them there is nothing to set.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from nbguard.scan.objects.compiled import has_compiled
 
 
 @pytest.fixture(autouse=True, scope="package")
 def _one_thread() -> Iterator[None]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -23,4 +30,4 @@ def _nothing_compiled() -> Iterator[None]:
     """A recording of allocations steps aside where code is compiled: that is of one test, not of those after it."""
     yield
     if has_compiled():
-        torch._dynamo.reset()
+        sys.modules["torch._dynamo"].reset()

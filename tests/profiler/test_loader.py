@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from fastai.basics import SGD, Datasets, ItemTransform, Learner, TfmdLists, Transform
+from fastai.callback import progress as progress  # adds `no_bar`
 from fastai.data.block import DataBlock
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, dataloader

@@ -8,12 +8,12 @@ import re
 import pytest
 
 from nbguard import what_if
-from nbguard.allocator.snapshot.snapshot import Beside, Snapshot, SnapshotBlock, SnapshotSegment, Trace
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
 from nbguard.memory.recording import Recording
 from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.notebook.magics import snapshots
-from nbguard.snapshots.render_whatif import WhatIfs
-from nbguard.snapshots.written import Written
+from nbguard.snapshots.save import SnapshotFiles
+from nbguard.snapshots.whatif import WhatIfs
 
 MIB = 1024**2
 
@@ -39,7 +39,7 @@ def test_what_is_recorded_is_said(found: Recording, said: str) -> None:
 
 
 def test_what_was_written_is_said_and_what_it_lacks() -> None:
-    found = Written(
+    found = SnapshotFiles(
         path="~/run.pickle",
         file="run.pickle",
         beside="run.pickle.nbguard.json",
@@ -71,7 +71,7 @@ def _snapshot() -> Snapshot:
         device=0, address=base, total_size=size, stream=0, is_small=False, is_expandable=False, pool=(0, 0), blocks=(block,)
     )
     trace = Trace((("segment_alloc", base, size, 0), ("alloc", base, size, 0)), None, (-1, 0))
-    said = Beside(
+    said = Sidecar(
         torch_version="2.13.0", settings="", totals=(40 * MIB,), frees=(10 * MIB,), fractions=(1.0,), names=("<b>GPU",)
     )
     return Snapshot(
@@ -81,7 +81,7 @@ def _snapshot() -> Snapshot:
         divisions=None,
         stacks=((("In[1]", 2, "<module>"),),),
         hints=frozenset(),
-        beside=said,
+        sidecar=said,
     )
 
 

@@ -49,6 +49,7 @@ print(steps)
 
 def test_a_look_beside_a_fit_is_no_crash() -> None:
     """A backward pass sets gradients and frees graphs without Python's lock: a look at these ended the process."""
+    pytest.importorskip("torch")
     ran = subprocess.run(
         [sys.executable, "-c", LOOKS], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
     )
@@ -176,7 +177,7 @@ def test_a_backward_pass_that_does_not_end_is_one_line(monkeypatch: pytest.Monke
 
 
 def test_a_fit_in_a_thread_of_the_users_is_seen() -> None:
-    import torch
+    torch = pytest.importorskip("torch")
 
     inside, go_on = threading.Event(), threading.Event()
     x = torch.ones(3, requires_grad=True)

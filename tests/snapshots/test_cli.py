@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nbguard.allocator.snapshot.sidecar import beside as place_beside
-from nbguard.allocator.snapshot.sidecar import beside_data
-from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.allocator.snapshot.sidecar import sidecar_data, sidecar_path
+from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.cli import main
 from nbguard.units import parse_bytes
 from tests.allocator import oracle
@@ -30,10 +29,10 @@ def snapshot_file(folder: Path, name: str, *, cut: int = 0, beside: bool = True)
     file = folder / f"{name}.pickle"
     file.write_bytes(pickle.dumps(oracle.as_snapshot(run, cut)))
     if beside:
-        facts = Beside(
+        facts = Sidecar(
             torch_version=run["torch"], settings=None, totals=(run["capacity"],), frees=(), fractions=(run["fraction"],)
         )
-        place_beside(file).write_text(json.dumps(beside_data(facts)))
+        sidecar_path(file).write_text(json.dumps(sidecar_data(facts)))
     return file
 
 

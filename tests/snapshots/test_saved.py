@@ -17,8 +17,9 @@ from nbguard import SnapshotError, snapshot_diff, snapshot_map, snapshot_report
 from nbguard.memory.facts import Block, DeviceFacts, Segment
 from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.reports.report import Report
-from nbguard.snapshots.report import site_of
-from nbguard.snapshots.saved import Saved, difference, saved_device
+from nbguard.snapshots.diff import difference
+from nbguard.snapshots.load import site_of
+from nbguard.snapshots.report import SnapshotReport, saved_device
 
 MIB = 1024**2
 CELL = {"filename": "/tmp/ipykernel_7/123.py", "line": 3, "name": "step"}
@@ -219,8 +220,8 @@ def devices(draw: st.DrawFn) -> DeviceFacts:
     return DeviceFacts(device="cuda:0", name="GPU", total=1 << 40, free=1 << 39, allocator=None, segments=tuple(segments))
 
 
-def _saved(device: DeviceFacts, names: dict[int, str] | None) -> Saved:
-    return Saved(
+def _saved(device: DeviceFacts, names: dict[int, str] | None) -> SnapshotReport:
+    return SnapshotReport(
         file="f",
         torch_version=None,
         settings=None,

@@ -14,7 +14,7 @@ from tests.ui.axe import serious_findings
 from tests.ui.servers import ROOT
 
 DATA = ROOT / "tests" / "data" / "sidebar"
-VIEW = ROOT / "nbguard" / "live" / "static"
+VIEW = ROOT / "nbguard" / "notebook" / "static"
 
 DRAWN_MS = 100
 MESSAGE_BYTES = 64_000

@@ -1,4 +1,4 @@
-"""Blocks, and the ordered sets of free ones in which the allocator searches."""
+"""Blocks of memory, and the ordered sets of free blocks in which the allocator searches."""
 
 from __future__ import annotations
 
@@ -14,25 +14,23 @@ bits. A size is a multiple of 512, so `size << 79` is size / 512 above the other
 COUNTER_SHIFT = 48
 
 FREE, LIVE, PENDING, UNMAPPED = range(4)
-"""States of a block. PENDING was freed and waits for another stream; UNMAPPED is address space without memory."""
+"""States of a block. A PENDING block was freed and waits for another stream; UNMAPPED is address space without memory."""
 
 
 class Range:
-    """The address space of one expandable segment: `size` bytes from `base`, mapped page by page."""
+    """The address space of one expandable segment, mapped page by page."""
 
     __slots__ = ("base", "counter", "page", "size")
 
     def __init__(self, base: int, size: int, page: int, counter: int) -> None:
-        self.base, self.size, self.page, self.counter = base, size, page, counter
+        self.base = base  # first address
+        self.size = size  # bytes, mapped or not
+        self.page = page  # bytes of a page: 2 MiB for small blocks, the large segment size for large ones
+        self.counter = counter  # number of the segment in the order in which segments were made; 0 where addresses decide
 
 
-class Block:
-    """A piece of a segment. `prev` and `next` are its neighbours there; `home` the set that it lies in when free.
-
-    `requested` is what the last request asked for, and stays when the block becomes free, as in PyTorch's snapshots.
-    `rank` is the counter that orders it among free blocks of its size, shifted into place; `born` the pool's count of
-    searches when it became free. `streams` are other streams that used it, `waits` the events it waits for.
-    """
+class ModelBlock:
+    """A block of the model: one piece of a segment (torch's `Block`)."""
 
     __slots__ = (
         "address",
@@ -50,38 +48,54 @@ class Block:
     )
 
     def __init__(self, address: int, size: int, home: FreeSet, range_: Range | None, rank: int, state: int) -> None:
-        self.address = address
-        self.size = size
-        self.home = home
-        self.range = range_
-        self.rank = rank
-        self.state = state
-        self.prev: Block | None = None
-        self.next: Block | None = None
-        self.requested = self.born = self.waits = 0
-        self.streams: set[int] | None = None
+        self.address = address  # of the first byte
+        self.size = size  # bytes, a multiple of 512
+        self.home = home  # the set in which the block lies when it is free: that of its pool and stream
+        self.range = range_  # address space of its expandable segment; None in a classic segment
+        self.rank = rank  # counter that orders free blocks of one size, shifted by COUNTER_SHIFT; 0 where addresses decide
+        self.state = state  # FREE, LIVE, PENDING or UNMAPPED
+        self.prev: ModelBlock | None = None  # the neighbour below in the same segment
+        self.next: ModelBlock | None = None  # the neighbour above in the same segment
+        self.requested = 0  # bytes of the last request; kept when the block becomes free, as in PyTorch's snapshots
+        self.born = 0  # the pool's count of searches when the block became free (torch's `gc_count_base`)
+        self.waits = 0  # events of other streams that a pending block waits for (torch's `event_count`)
+        self.streams: set[int] | None = None  # other streams that used the block (torch's `stream_uses`)
 
     @property
     def is_split(self) -> bool:
-        """Return whether its segment has other blocks too."""
+        """True if the segment has other blocks too."""
         return self.prev is not None or self.next is not None
 
-    def put_before(self, follower: Block) -> None:
+    @property
+    def growable_size(self) -> int:
+        """Bytes that the block can have without new address space: its own and the unmapped bytes right behind it."""
+        follower = self.next
+        return self.size + (follower.size if follower is not None and follower.state == UNMAPPED else 0)
+
+    def whole_pages(self) -> tuple[int, int]:
+        """Return (start, end) of the whole pages inside a block of a range; without any, the end is not above the start."""
+        space = self.range
+        assert space is not None
+        first = -(-(self.address - space.base) // space.page) * space.page + space.base
+        last = (self.address + self.size - space.base) // space.page * space.page + space.base
+        return first, last
+
+    def put_before(self, follower: ModelBlock) -> None:
         """Link this block in before `follower`."""
         self.prev, self.next = follower.prev, follower
         if follower.prev is not None:
             follower.prev.next = self
         follower.prev = self
 
-    def put_after(self, leader: Block) -> None:
+    def put_after(self, leader: ModelBlock) -> None:
         """Link this block in after `leader`."""
         self.prev, self.next = leader, leader.next
         if leader.next is not None:
             leader.next.prev = self
         leader.next = self
 
-    def swallow(self, neighbour: Block) -> None:
-        """Take over the bytes of a neighbour, which is no more."""
+    def swallow(self, neighbour: ModelBlock) -> None:
+        """Take over the bytes of a neighbour, which ceases to exist."""
         if neighbour is self.prev:
             self.address = neighbour.address
             self.prev = neighbour.prev
@@ -95,21 +109,21 @@ class Block:
 
 
 class FreeSet:
-    """Free blocks of one pool and stream in the order of the search, and the unmapped ones by address.
+    """Free blocks of one pool and stream in the order of the search, and unmapped blocks by address.
 
-    `keys` and `blocks` run in parallel: a list that C code bisects is the fastest ordered set that Python has.
+    `keys` and `blocks` run parallel: a list that C code bisects is the fastest ordered set that Python has.
     """
 
     __slots__ = ("blocks", "keys", "pool", "stream", "unmapped")
 
-    def __init__(self, pool: Pool, stream: int) -> None:
+    def __init__(self, pool: BlockPool, stream: int) -> None:
         self.pool, self.stream = pool, stream
         self.keys: list[int] = []
-        self.blocks: list[Block] = []
-        self.unmapped: list[Block] = []
+        self.blocks: list[ModelBlock] = []
+        self.unmapped: list[ModelBlock] = []
 
-    def add(self, block: Block) -> None:
-        """Put a free block in; its age counts from now."""
+    def add(self, block: ModelBlock) -> None:
+        """Insert a free block; its age counts from now."""
         block.state = FREE
         block.born = self.pool.searches
         key = (block.size << SIZE_SHIFT) + block.rank + (block.address >> 9)
@@ -117,8 +131,8 @@ class FreeSet:
         self.keys.insert(index, key)
         self.blocks.insert(index, block)
 
-    def remove(self, block: Block) -> None:
-        """Take a free block out."""
+    def remove(self, block: ModelBlock) -> None:
+        """Remove a free block."""
         index = bisect_left(self.keys, (block.size << SIZE_SHIFT) + block.rank + (block.address >> 9))
         del self.keys[index]
         del self.blocks[index]
@@ -127,36 +141,37 @@ class FreeSet:
         """Return the index of the first block of at least `size` bytes."""
         return bisect_left(self.keys, size << SIZE_SHIFT)
 
-    def add_unmapped(self, block: Block) -> None:
-        """Put in a stretch of address space without memory."""
+    def add_unmapped(self, block: ModelBlock) -> None:
+        """Insert a stretch of address space without memory."""
         block.state = UNMAPPED
         insort(self.unmapped, block, key=_address)
 
-    def remove_unmapped(self, block: Block) -> None:
-        """Take out a stretch of address space without memory."""
+    def remove_unmapped(self, block: ModelBlock) -> None:
+        """Remove a stretch of address space without memory."""
         del self.unmapped[bisect_left(self.unmapped, block.address, key=_address)]
 
 
-def _address(block: Block) -> int:
+def _address(block: ModelBlock) -> int:
     return block.address
 
 
-class Pool:
-    """The small or the large half of a pool: what serves requests of one size class."""
+class BlockPool:
+    """The small or the large half of a pool, which serves the requests of one size class (torch's `BlockPool`)."""
 
     __slots__ = ("by_stream", "is_small", "owner", "searches")
 
     def __init__(self, owner: PrivatePool, is_small: bool) -> None:
-        self.owner, self.is_small = owner, is_small
+        self.owner = owner
+        self.is_small = is_small  # serves requests of at most 1 MiB
         self.by_stream: dict[int, FreeSet] = {}
-        self.searches = 0
+        self.searches = 0  # requests searched here while garbage collection is on (torch's `get_free_blocks_call_count`)
 
     def of(self, stream: int) -> FreeSet:
         """Return the set of a stream, a new one where there is none."""
-        found = self.by_stream.get(stream)
-        if found is None:
-            found = self.by_stream[stream] = FreeSet(self, stream)
-        return found
+        free = self.by_stream.get(stream)
+        if free is None:
+            free = self.by_stream[stream] = FreeSet(self, stream)
+        return free
 
     def in_order(self) -> Iterator[FreeSet]:
         """Yield the sets of all streams, in the order of their handles."""
@@ -165,15 +180,19 @@ class Pool:
 
 
 class PrivatePool:
-    """A pool by its id: everybody's, (0, 0), or that of CUDA graphs or a MemPool.
-
-    `is_in_use` keeps its memory from going back to the driver; `segments` counts what it has from the driver.
-    """
+    """A pool with its small and large half: the default one, (0, 0), or one of CUDA graphs or of a MemPool."""
 
     __slots__ = ("id", "is_in_use", "is_split", "large", "on_oom", "segments", "small")
 
     def __init__(self, pool_id: PoolId, *, is_split: bool = True, on_oom: bool = False) -> None:
-        self.id, self.is_split, self.on_oom = pool_id, is_split, on_oom
-        self.is_in_use = True
-        self.segments = 0
-        self.small, self.large = Pool(self, True), Pool(self, False)
+        self.id = pool_id
+        self.is_split = is_split  # False: a request takes a whole block (a MemPool's `no_split`)
+        self.on_oom = on_oom  # serves others when the device is full (a MemPool's `use_on_oom`)
+        self.is_in_use = True  # keeps its memory from going back to the driver (torch's `use_count`)
+        self.segments = 0  # allocations from the driver (torch's `allocation_count`)
+        self.small, self.large = BlockPool(self, True), BlockPool(self, False)
+
+    @property
+    def halves(self) -> tuple[BlockPool, BlockPool]:
+        """The small and the large half."""
+        return self.small, self.large

@@ -1,4 +1,4 @@
-"""What the model asks of the device's driver, and a driver that only counts."""
+"""The calls that the model makes to the device's driver, and a simulated driver that only counts bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Driver(Protocol):
         """Take the memory behind some pages back."""
 
     def free(self) -> int | None:
-        """Return the bytes that are left on the device; None if nobody knows."""
+        """Return the bytes that are left on the device; None if that is not known."""
 
 
 _FIRST, _LAST = 1 << 41, 1 << 56
@@ -38,15 +38,12 @@ _STRIDE, _SLOTS = 1 << 42, 1 << 14
 
 @dataclass(slots=True)
 class Addresses:
-    """Makes up where segments and ranges lie: each above the one before, each below it, or in no order.
-
-    `seed` decides about the last; the same seed gives the same places. `taken` and `edge` are how far it is.
-    """
+    """A source of addresses for segments and ranges: each above the one before, each below it, or in no order."""
 
     order: Literal["ascending", "descending", "scattered"] = "ascending"
-    seed: int = 0
-    taken: int = 0
-    edge: int = 0
+    seed: int = 0  # of "scattered": the same seed gives the same addresses
+    taken: int = 0  # addresses given so far
+    edge: int = 0  # bytes of address space given so far
 
     def next(self, size: int) -> int:
         """Return the address of the next `size` bytes."""
@@ -64,12 +61,12 @@ class Addresses:
 
 
 class SimulatedDriver:
-    """A device of `capacity` bytes (None: no end) that counts what was taken and makes up addresses.
+    """A device that counts the bytes taken and makes up addresses.
 
     Args:
-        capacity: bytes that the allocator can have in all.
-        given: where segments and ranges lie, in the order in which they are asked for; after that, `addresses` decides.
-        addresses: how the rest is made up; ascending unless given.
+        capacity: bytes that the allocator can have in all; None for a device without end.
+        given: addresses of the first segments and ranges, in the order of the requests for them.
+        addresses: the source of all further addresses; ascending by default.
         used: bytes that are taken already.
     """
 

@@ -1,35 +1,28 @@
-"""The model's segments and blocks in the form of PyTorch's snapshots."""
+"""Segments and blocks of the model in the form of PyTorch's snapshots."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-from nbguard.allocator.model.blocks import FREE, LIVE, UNMAPPED, Block
-
-if TYPE_CHECKING:
-    from nbguard.allocator.model.allocator import CachingAllocator
+from nbguard.allocator.model.blocks import FREE, LIVE, UNMAPPED, ModelBlock
 
 Json = dict[str, Any]
 
-STATES = {FREE: "inactive", LIVE: "active_allocated"}
+_STATES = {FREE: "inactive", LIVE: "active_allocated"}
 
 
-def all_blocks(allocator: CachingAllocator) -> list[Block]:
-    """Return every block that has memory, by address."""
-    halves = [half for owner in allocator.pools.values() for half in (owner.small, owner.large)]
-    free = [block for half in halves for each in half.by_stream.values() for block in each.blocks]
-    return sorted([*allocator.live.values(), *allocator.pending, *free], key=lambda block: block.address)
+def segments_of(blocks: Iterable[ModelBlock]) -> list[Json]:
+    """Return the segments that have `blocks`, by address, as `memory_snapshot()` gives them.
+
+    Of an expandable segment each stretch that has memory is a segment of its own.
+    """
+    return [_segment(block) for block in blocks if block.prev is None or block.prev.state == UNMAPPED]
 
 
-def segments_of(allocator: CachingAllocator) -> list[Json]:
-    """Return segments as `memory_snapshot()` gives them: of an expandable one each stretch that has memory by itself."""
-    heads = [block for block in all_blocks(allocator) if block.prev is None or block.prev.state == UNMAPPED]
-    return [_segment(head) for head in heads]
-
-
-def _segment(head: Block) -> Json:
-    blocks: list[Block] = []
-    block: Block | None = head
+def _segment(head: ModelBlock) -> Json:
+    blocks: list[ModelBlock] = []
+    block: ModelBlock | None = head
     while block is not None and block.state != UNMAPPED:
         blocks.append(block)
         block = block.next
@@ -50,7 +43,7 @@ def _segment(head: Block) -> Json:
                 "address": block.address,
                 "size": block.size,
                 "requested_size": block.requested,
-                "state": STATES.get(block.state, "active_pending_free"),
+                "state": _STATES.get(block.state, "active_pending_free"),
             }
             for block in blocks
         ],

@@ -1,6 +1,6 @@
-"""The numbers by which PyTorch's caching allocator decides: rounding, size classes, segment sizes, order of free blocks.
+"""The constants and formulas of PyTorch's caching allocator: rounding, size classes, segment sizes, order of free blocks.
 
-They hold for torch 2.1 to 2.15; where versions differ, the version decides, never the file at hand.
+They hold for torch 2.1 to 2.15; where versions differ, the version decides, never the file at hand. Sizes in bytes.
 """
 
 from __future__ import annotations
@@ -9,27 +9,35 @@ import re
 from typing import Literal
 
 MIN_BLOCK = 512
-"""Every block is a multiple of this many bytes."""
+"""Every block is a multiple of this many bytes (`kMinBlockSize`)."""
 
 SMALL_MAX = 1024**2
-"""A rounded request of at most this many bytes is served by the small pool."""
+"""A rounded request of at most this many bytes is served by the small pool (`kSmallSize`)."""
 
 SMALL_SEGMENT = 2 * 1024**2
+"""Bytes of a segment of the small pool, and of a page of its expandable segments (`kSmallBuffer`)."""
+
 MIN_LARGE = 10 * 1024**2
-"""Requests from here on get a segment of their own size; smaller ones share a segment of the large segment size."""
+"""A request from this size on gets a segment of its own size; smaller ones share a large segment (`kMinLargeAlloc`)."""
 
 ROUND_LARGE = 2 * 1024**2
+"""A segment of a request's own size is a multiple of this many bytes (`kRoundLarge`)."""
+
 LARGE_SEGMENT = 20 * 1024**2
-"""The large segment size unless the settings say otherwise; also a page of an expandable segment of the large pool."""
+"""The default large segment size; also a page of an expandable segment of the large pool (`kLargeBuffer`)."""
 
 DIVISION_ENTRIES = 16
+"""Entries of the table of `roundup_power2_divisions`: one for each power of two from 1 MiB up."""
+
 NO_DIVISIONS = (0,) * DIVISION_ENTRIES
 
 PoolId = tuple[int, int]
+"""(0, 0) for the default pool, (n, 0) for a pool of CUDA graphs, (0, n) for a MemPool (torch's `MempoolId_t`)."""
+
 DEFAULT_POOL: PoolId = (0, 0)
 
 TieBreak = Literal["address", "block", "segment"]
-"""What orders free blocks of one stream and size: their address, the age of the block object, or that of its segment."""
+"""The order of free blocks of one stream and size: by address, by age of the block object, or by age of the segment."""
 
 NEWEST = (2, 15)
 """The newest version whose rules were compared with the binaries."""
@@ -37,25 +45,25 @@ NEWEST = (2, 15)
 
 def parse_version(text: str) -> tuple[int, int]:
     """Return (major, minor) of a version such as `2.13.0+cu130`. Raises ValueError if it is none."""
-    found = re.match(r"\s*v?(\d{1,4})\.(\d{1,4})(?!\d)", text)
-    if found is None:
+    match = re.match(r"\s*v?(\d{1,4})\.(\d{1,4})(?!\d)", text)
+    if match is None:
         raise ValueError(f"{text!r} is no PyTorch version; write it as 2.13 or 2.13.0")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def tie_break(version: tuple[int, int]) -> TieBreak:
-    """Return what orders free blocks of equal size in a version of torch."""
+    """Return the order of free blocks of equal size in a version of torch."""
     if version < (2, 12):
         return "address"
     return "block" if version < (2, 13) else "segment"
 
 
 def round_size(size: int, divisions: tuple[int, ...] = NO_DIVISIONS) -> int:
-    """Return the size of the block that serves a request of `size` bytes, before any unsplit rest.
+    """Return the size of the block that serves a request of `size` bytes, without a rest that is not split off (`round_size`).
 
     Args:
         size: bytes asked for, at least 1.
-        divisions: into how many steps the way from one power of two to the next is divided, by size class
+        divisions: by size class, the number of steps between one power of two and the next
             (`roundup_power2_divisions`); 0 and 1 mean multiples of 512 bytes.
     """
     if size < MIN_BLOCK:
@@ -71,7 +79,7 @@ def round_size(size: int, divisions: tuple[int, ...] = NO_DIVISIONS) -> int:
 
 
 def segment_size(rounded: int, large_segment: int = LARGE_SEGMENT) -> int:
-    """Return how many bytes are asked of the driver for a rounded request that no free block serves."""
+    """Return the bytes asked of the driver for a rounded request that no free block serves (`get_allocation_size`)."""
     if rounded <= SMALL_MAX:
         return SMALL_SEGMENT
     if rounded < MIN_LARGE:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nbguard.allocator.model.conf import Value, read_conf, value_text
 from nbguard.allocator.model.policy import DIVISION_ENTRIES, LARGE_SEGMENT, NEWEST, NO_DIVISIONS
 from nbguard.errors import SettingsError
 
+Value = str | tuple[tuple[str, str], ...]
+"""The value of a key as written: one word, or the pairs of a list such as `[256:1,512:2]`."""
+
+_LONGEST = 4096
+"""Characters of a settings string; a longer one is refused."""
+
+_PAIR = re.compile(r"([^:,\[\]]+):(\[[^\[\]]*\]|[^:,\[\]]+)")
 _MIB = 1024**2
 _LARGEST_MB = 2**43
 _OTHERS: dict[str, tuple[int, int]] = {
@@ -23,7 +31,7 @@ _OTHERS: dict[str, tuple[int, int]] = {
     "expandable_segments_reserve": (2, 15),
     "expandable_segments_reserve_by_class": (2, 15),
 }
-"""Keys that change nothing in the model, and the version since which PyTorch knows them: kept, and printed again."""
+"""Keys that change nothing in the model, with the version since which PyTorch knows them: kept, and printed again."""
 
 _MODELLED: dict[str, tuple[int, int]] = {
     "max_split_size_mb": (2, 0),
@@ -36,29 +44,26 @@ _MODELLED: dict[str, tuple[int, int]] = {
     "throw_on_cudamalloc_oom": (2, 12),
     "backend": (2, 0),
 }
+"""Keys that the model obeys, with the version since which PyTorch knows them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorSettings:
-    """What decides how the allocator works. Sizes in bytes; None means that PyTorch's own default holds.
+    """The settings of the allocator, as in `PYTORCH_ALLOC_CONF`; None stands for PyTorch's own default."""
 
-    `divisions` are 16 entries for sizes from 1 MiB up, doubling; `fraction` is `per_process_memory_fraction`; `others`
-    are keys that have no bearing on the model.
-    """
-
-    max_split_size: int | None = None
-    max_non_split_rounding: int | None = None
-    divisions: tuple[int, ...] = NO_DIVISIONS
-    gc_threshold: float = 0.0
-    expandable: bool = False
-    large_segment: int = LARGE_SEGMENT
-    fraction: float | None = None
-    throw_on_oom: bool = False
-    others: tuple[tuple[str, str], ...] = ()
+    max_split_size: int | None = None  # bytes: a block from this size on is never split (max_split_size_mb)
+    max_non_split_rounding: int | None = None  # bytes: slack of a request for such a block (max_non_split_rounding_mb)
+    divisions: tuple[int, ...] = NO_DIVISIONS  # 16 entries for sizes from 1 MiB up, doubling (roundup_power2_divisions)
+    gc_threshold: float = 0.0  # share of the limit above which unused segments go; 0: off (garbage_collection_threshold)
+    expandable: bool = False  # expandable_segments
+    large_segment: int = LARGE_SEGMENT  # bytes of a shared segment of the large pool (large_segment_size_mb)
+    fraction: float | None = None  # share of the device that the process may take (per_process_memory_fraction)
+    throw_on_oom: bool = False  # refuse at once, with nothing given back first (throw_on_cudamalloc_oom)
+    others: tuple[tuple[str, str], ...] = ()  # (key, value) of settings that change nothing in the model, as written
 
     @classmethod
     def parse(cls, conf: str, version: tuple[int, int] | None = None) -> AllocatorSettings:
-        """Return the settings that a string means to PyTorch at its start.
+        """Return the settings that a string sets when PyTorch starts.
 
         Args:
             conf: the value of `PYTORCH_ALLOC_CONF` (or of its CUDA and HIP forms).
@@ -72,23 +77,23 @@ class AllocatorSettings:
 
     @classmethod
     def recorded(cls, conf: str, version: tuple[int, int] | None = None) -> AllocatorSettings:
-        """Return the settings that a recorded string meant: some PyTorch took it, so keys that are not known here are kept."""
-        pairs = read_conf(conf)
+        """Return the settings of a recorded string. Some PyTorch accepted it, so keys unknown here are kept in `others`."""
+        pairs = _read_conf(conf)
         known = {key: value for key, value in pairs.items() if key in _MODELLED or key in _OTHERS}
-        others = tuple((key, value_text(value)) for key, value in pairs.items() if key not in known)
-        found = _apply(cls(), known, version)
-        return replace(found, others=found.others + others)
+        others = tuple((key, _value_text(value)) for key, value in pairs.items() if key not in known)
+        settings = _apply(cls(), known, version)
+        return replace(settings, others=settings.others + others)
 
     def updated(self, conf: str, version: tuple[int, int] | None = None) -> AllocatorSettings:
-        """Return what holds after `torch.cuda.memory._set_allocator_settings(conf)`.
+        """Return the settings after `torch.cuda.memory._set_allocator_settings(conf)`.
 
         A call puts max_split_size_mb, max_non_split_rounding_mb, roundup_power2_divisions and
         garbage_collection_threshold back to their defaults and leaves the rest as it was, unless named.
         """
-        return _apply(self, read_conf(conf), version)
+        return _apply(self, _read_conf(conf), version)
 
     def conf(self) -> str:
-        """Return the string that means these settings to PyTorch; empty where all is at its default."""
+        """Return the string that sets these settings in PyTorch; empty where all is at its default."""
         parts = [f"expandable_segments:{self.expandable}"] if self.expandable else []
         if self.large_segment != LARGE_SEGMENT:
             parts.append(f"large_segment_size_mb:{self.large_segment // _MIB}")
@@ -107,6 +112,45 @@ class AllocatorSettings:
         return ",".join(parts + [f"{key}:{value}" for key, value in self.others])
 
 
+def _read_conf(conf: str) -> dict[str, Value]:
+    """Return keys and values as written; of a key that occurs twice the last value counts.
+
+    Raises:
+        SettingsError: the string is not well formed.
+    """
+    text = "".join(conf.split())
+    if len(text) > _LONGEST:
+        raise SettingsError(f"allocator settings: {len(text)} characters are too many for settings.")
+    return {key: _pairs(key, value[1:-1]) if value.startswith("[") else value for key, value in _split(text)}
+
+
+def _split(text: str) -> Iterator[tuple[str, str]]:
+    position = 0
+    while position < len(text):
+        match = _PAIR.match(text, position)
+        end = match.end() if match else position
+        if match is None or (end < len(text) and text[end] != ","):
+            rest = text[position : position + 40]
+            raise SettingsError(f"{rest}: settings are written key:value, with a comma between them.")
+        yield match[1], match[2]
+        position = end + 1
+
+
+def _pairs(key: str, text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in text.split(","):
+        name, colon, value = part.partition(":")
+        if not (name and colon and value) or ":" in value:
+            raise SettingsError(f"{key}: a list is written [256:1,512:2,>:4], and {part!r} is not of that form.")
+        pairs.append((name, value))
+    return tuple(pairs)
+
+
+def _value_text(value: Value) -> str:
+    """Return a value as it is written."""
+    return value if isinstance(value, str) else "[" + ",".join(f"{name}:{text}" for name, text in value) + "]"
+
+
 def _divisions_text(divisions: tuple[int, ...]) -> str:
     if len(set(divisions)) == 1:
         return str(divisions[0])
@@ -117,7 +161,7 @@ def _apply(settings: AllocatorSettings, pairs: dict[str, Value], version: tuple[
     large = settings.large_segment
     if "large_segment_size_mb" in pairs:
         large = _megabytes(pairs, "large_segment_size_mb", 11)
-    found = replace(
+    changed = replace(
         settings,
         max_split_size=None,
         max_non_split_rounding=None,
@@ -134,26 +178,26 @@ def _apply(settings: AllocatorSettings, pairs: dict[str, Value], version: tuple[
             raise SettingsError(f"{key}: known to PyTorch since {since[0]}.{since[1]}, and this is {version[0]}.{version[1]}.")
         match key:
             case "max_split_size_mb":
-                found = replace(found, max_split_size=_megabytes(pairs, key, large // _MIB))
+                changed = replace(changed, max_split_size=_megabytes(pairs, key, large // _MIB))
             case "max_non_split_rounding_mb":
-                found = replace(found, max_non_split_rounding=_megabytes(pairs, key, large // _MIB))
+                changed = replace(changed, max_non_split_rounding=_megabytes(pairs, key, large // _MIB))
             case "roundup_power2_divisions":
-                found = replace(found, divisions=_divisions(value, version or NEWEST))
+                changed = replace(changed, divisions=_divisions(value, version or NEWEST))
             case "garbage_collection_threshold":
-                found = replace(found, gc_threshold=_between(key, value, closed=False))
+                changed = replace(changed, gc_threshold=_between(key, value, closed=False))
             case "per_process_memory_fraction":
-                found = replace(found, fraction=_between(key, value, closed=True))
+                changed = replace(changed, fraction=_between(key, value, closed=True))
             case "expandable_segments":
-                found = replace(found, expandable=_boolean(key, value))
+                changed = replace(changed, expandable=_boolean(key, value))
             case "throw_on_cudamalloc_oom":
-                found = replace(found, throw_on_oom=_boolean(key, value))
+                changed = replace(changed, throw_on_oom=_boolean(key, value))
             case "backend" if value != "native":
                 raise SettingsError(
                     "backend: only the native allocator is modelled; cudaMallocAsync does not cache blocks itself."
                 )
             case _ if key in _OTHERS:
-                others[key] = value_text(value)
-    return replace(found, others=tuple(others.items()))
+                others[key] = _value_text(value)
+    return replace(changed, others=tuple(others.items()))
 
 
 def _text(key: str, value: Value) -> str:
@@ -186,7 +230,7 @@ def _boolean(key: str, value: Value) -> bool:
 
 
 def _divisions(value: Value, version: tuple[int, int]) -> tuple[int, ...]:
-    """Return the table that `roundup_power2_divisions` means; a scalar holds for all sizes."""
+    """Return the table that a value of `roundup_power2_divisions` sets; a scalar holds for all sizes."""
     key = "roundup_power2_divisions"
     if isinstance(value, str):
         return (_power_of_two(key, value, or_zero=False),) * DIVISION_ENTRIES

@@ -1,4 +1,4 @@
-"""Saves a model as plain data, and makes one from it that goes on exactly as the first would."""
+"""Saving of a model as plain data, from which a second one is made that goes on exactly as the first would."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, Block, FreeSet, Pool, Range
+from nbguard.allocator.model.blocks import FREE, LIVE, PENDING, UNMAPPED, BlockPool, ModelBlock, Range
 from nbguard.allocator.model.driver import Addresses, Driver, SimulatedDriver
 from nbguard.allocator.model.settings import AllocatorSettings
 
@@ -21,7 +21,7 @@ _COUNTERS = (
 
 
 def save(model: CachingAllocator) -> Json:
-    """Return the state of a model as dicts, lists, numbers and strings; its events are not part of it."""
+    """Return the state of a model as dicts, lists, numbers and strings, without its events."""
     driver = model.driver
     return {
         "settings": asdict(model.settings),
@@ -49,7 +49,7 @@ def save(model: CachingAllocator) -> Json:
 
 
 def load(state: Json, driver: Driver | None = None) -> CachingAllocator:
-    """Return a model in a saved state. A driver that is not a `SimulatedDriver` is not saved and must be given."""
+    """Return a model in a saved state. A driver other than a `SimulatedDriver` is not saved and must be given."""
     settings = state["settings"]
     settings |= {"divisions": tuple(settings["divisions"]), "others": tuple(map(tuple, settings["others"]))}
     capacity, fraction = state["capacity"], state["fraction"]
@@ -65,7 +65,7 @@ def load(state: Json, driver: Driver | None = None) -> CachingAllocator:
             half.searches = kept["searches"]
             for stream in kept["streams"]:
                 half.of(stream)
-    blocks: dict[int, Block] = {}
+    blocks: dict[int, ModelBlock] = {}
     for segment in state["segments"]:
         _link(model, segment, blocks)
     for name, value in state["counters"].items():
@@ -76,7 +76,7 @@ def load(state: Json, driver: Driver | None = None) -> CachingAllocator:
 
 
 def copy(model: CachingAllocator, driver: Driver | None = None) -> CachingAllocator:
-    """Return a second model in the same state: what is tried on it leaves the first as it is."""
+    """Return a second model in the same state, to try requests on without a change of the first."""
     return load(save(model), driver)
 
 
@@ -90,25 +90,20 @@ def _driver(driver: SimulatedDriver) -> Json:
     }
 
 
-def _half(half: Pool) -> Json:
+def _half(half: BlockPool) -> Json:
     return {"searches": half.searches, "streams": list(half.by_stream)}
 
 
-def _sets(model: CachingAllocator) -> list[FreeSet]:
-    halves = [half for owner in model.pools.values() for half in (owner.small, owner.large)]
-    return [free for half in halves for free in half.by_stream.values()]
-
-
-def _heads(model: CachingAllocator) -> list[Block]:
+def _heads(model: CachingAllocator) -> list[ModelBlock]:
     """Return the first block of each segment and range, by address."""
-    free = [block for each in _sets(model) for block in (*each.blocks, *each.unmapped)]
-    found = [block for block in (*model.live.values(), *model.pending, *free) if block.prev is None]
-    return sorted(found, key=lambda block: block.address)
+    free = [block for free_set in model.free_sets() for block in (*free_set.blocks, *free_set.unmapped)]
+    first = [block for block in (*model.live.values(), *model.pending, *free) if block.prev is None]
+    return sorted(first, key=lambda block: block.address)
 
 
-def _chain(head: Block) -> Json:
+def _chain(head: ModelBlock) -> Json:
     blocks = []
-    block: Block | None = head
+    block: ModelBlock | None = head
     while block is not None:
         streams = sorted(block.streams) if block.streams is not None else None
         row = [block.address, block.size, block.requested, block.state, block.rank, block.born, block.waits, streams]
@@ -124,13 +119,13 @@ def _chain(head: Block) -> Json:
     }
 
 
-def _link(model: CachingAllocator, segment: Json, blocks: dict[int, Block]) -> None:
+def _link(model: CachingAllocator, segment: Json, blocks: dict[int, ModelBlock]) -> None:
     owner = model.pools[tuple(segment["pool"])]
     home = (owner.small if segment["is_small"] else owner.large).of(segment["stream"])
     space = None if segment["range"] is None else Range(*segment["range"])
-    last: Block | None = None
+    last: ModelBlock | None = None
     for address, size, requested, state, rank, born, waits, streams in segment["blocks"]:
-        block = blocks[address] = Block(address, size, home, space, rank, state)
+        block = blocks[address] = ModelBlock(address, size, home, space, rank, state)
         block.requested, block.waits = requested, waits
         block.streams = None if streams is None else set(streams)
         if last is not None:

@@ -1,36 +1,36 @@
-"""What follows from a what-if, in sentences."""
+"""Sentences on a what-if: a recommendation, and notes on how to read the figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, parse_version, round_size
-from nbguard.allocator.replay.whatif import Refusal, Row, WhatIf
+from nbguard.allocator.replay.whatif import Refusal, WhatIf, WhatIfRow
 from nbguard.allocator.snapshot.snapshot import Frame
 from nbguard.units import format_bytes
 
 _WORTHWHILE = 0.02
 """A setting that saves less than this share of the peak is no advice."""
 
-_PLUMBING = ("site-packages/torch/", "/torch/_", "torch/nn/", "torch/csrc", "??", ".cpp", ".cc", ".h", "<")
+_LIBRARIES = ("site-packages/torch/", "/torch/_", "torch/nn/", "torch/csrc", "??", ".cpp", ".cc", ".h", "<")
 
 
-def settings_name(row: Row) -> str:
+def settings_name(row: WhatIfRow) -> str:
     """Return settings as a user would write them."""
     return row.settings.conf() or "defaults"
 
 
-def requests_name(found: WhatIf) -> str:
-    """Return how many requests there were, in words."""
-    return "1 request" if found.requests == 1 else f"{found.requests} requests"
+def requests_name(result: WhatIf) -> str:
+    """Return the number of requests, in words."""
+    return "1 request" if result.requests == 1 else f"{result.requests} requests"
 
 
-def recommendation(found: WhatIf) -> str:
-    """Return the one sentence that says what to do."""
-    base = found.rows[0]
-    helpful = [row for row in found.rows if row.worst.refusal is None]
+def recommendation(result: WhatIf) -> str:
+    """Return the recommendation: one or two sentences."""
+    base = result.rows[0]
+    helpful = [row for row in result.rows if row.worst.refusal is None]
     if base.worst.refusal is not None:
-        return _against_refusal(found, base.worst.refusal, helpful)
+        return _against_refusal(result, base.worst.refusal, helpful)
     if base.worst.passed:
         return (
             "From a fresh start the request that failed finds room under the recorded settings too: what came before the "
@@ -40,33 +40,33 @@ def recommendation(found: WhatIf) -> str:
     best = min(helpful, key=lambda row: row.peak)
     saved = base.peak - best.peak
     used = f"{format_bytes(base.worst.peak_allocated)} were in use at the peak"
-    if len(found.rows) == 1 or saved <= base.peak * _WORTHWHILE:
+    if len(result.rows) == 1 or saved <= base.peak * _WORTHWHILE:
         return f"Keep the settings: none of these would reserve noticeably less than {format_bytes(base.peak)}; {used}."
     return (
-        f"{_use(found, best)}: at most {format_bytes(best.peak)} would be reserved instead of "
+        f"{_use(result, best)}: at most {format_bytes(best.peak)} would be reserved instead of "
         f"{format_bytes(base.peak)}, {saved / base.peak:.0%} less; {used}."
     )
 
 
-def _against_refusal(found: WhatIf, refusal: Refusal, helpful: list[Row]) -> str:
-    asked = f"request {refusal.number} of {found.requests} ({format_bytes(refusal.size)})"
+def _against_refusal(result: WhatIf, refusal: Refusal, helpful: list[WhatIfRow]) -> str:
+    asked = f"request {refusal.number} of {result.requests} ({format_bytes(refusal.size)})"
     if helpful:
         best = min(helpful, key=lambda row: row.peak)
         return (
-            f"{_use(found, best)}: {asked} would find room, as would all others; "
+            f"{_use(result, best)}: {asked} would find room, as would all others; "
             f"at most {format_bytes(best.peak)} would be reserved."
         )
-    later = max(found.rows, key=lambda row: row.worst.refusal.number if row.worst.refusal else 0)
+    later = max(result.rows, key=lambda row: row.worst.refusal.number if row.worst.refusal else 0)
     latest = later.worst.refusal
-    others = ", nor under any of these settings" if len(found.rows) > 1 else ""
+    others = ", nor under any of these settings" if len(result.rows) > 1 else ""
     if latest is not None and latest.number > refusal.number:
         others = f"; {settings_name(later)} gets furthest, and runs out at request {latest.number}"
-    return f"No setting here helps: {asked} finds no room{others}. {_what_to_free(found, refusal)}"
+    return f"No setting here helps: {asked} finds no room{others}. {_what_to_free(result, refusal)}"
 
 
-def _what_to_free(found: WhatIf, refusal: Refusal) -> str:
-    capacity = found.capacity or 0
-    rounded = round_size(refusal.size, found.rows[0].settings.divisions)
+def _what_to_free(result: WhatIf, refusal: Refusal) -> str:
+    capacity = result.capacity or 0
+    rounded = round_size(refusal.size, result.rows[0].settings.divisions)
     missing = refusal.allocated + rounded - capacity
     if missing > 0:
         need = (
@@ -78,25 +78,25 @@ def _what_to_free(found: WhatIf, refusal: Refusal) -> str:
             f"{format_bytes(refusal.allocated)} of {format_bytes(capacity)} were in use then, so that the bytes would "
             "do, but not in one piece: free blocks before, or ask for less at once."
         )
-    sites = [_holder(found, *holder) for holder in refusal.holders[:3]]
+    sites = [_holder(result, *holder) for holder in refusal.holders[:3]]
     return f"{need} Largest in use: {'; '.join(sites)}." if sites else need
 
 
-def _holder(found: WhatIf, stack: int, size: int, count: int) -> str:
+def _holder(result: WhatIf, stack: int, size: int, count: int) -> str:
     blocks = "1 block" if count == 1 else f"{count} blocks"
-    return f"{format_bytes(size)} in {blocks} {_site(found.snapshot.stacks[stack]) if stack >= 0 else 'of unknown origin'}"
+    return f"{format_bytes(size)} in {blocks} {_site(result.snapshot.stacks[stack]) if stack >= 0 else 'of unknown origin'}"
 
 
 def _site(stack: tuple[Frame, ...]) -> str:
     """Return the innermost line of a stack that is not PyTorch's own."""
-    own = [frame for frame in stack if not any(part in frame[0] for part in _PLUMBING)]
+    own = [frame for frame in stack if not any(part in frame[0] for part in _LIBRARIES)]
     file, line, name = (own or list(stack))[0]
     return f"from {file.rpartition('/')[2]}:{line} {name}"
 
 
-def notes(found: WhatIf) -> Iterator[str]:
-    """Yield what to know when reading the figures."""
-    replay = found.replay
+def notes(result: WhatIf) -> Iterator[str]:
+    """Yield notes on how to read the figures."""
+    replay = result.replay
     if not replay.is_exact:
         yield "The recorded run is not reproduced in full, so take the other figures as an estimate."
     if replay.live_at_start:
@@ -104,34 +104,34 @@ def notes(found: WhatIf) -> Iterator[str]:
             f"The trace begins with {replay.live_at_start} blocks in use: each run starts by asking for them anew, "
             "in the order of their addresses."
         )
-    if found.capacity is None:
+    if result.capacity is None:
         yield "Nobody says how much memory there was, so nothing runs out here: give it with --capacity 16GiB."
     if not replay.is_version_known:
         yield f"The file does not say which PyTorch recorded it; the rules are those of {replay.torch_version}: give --torch."
-    if any(len(row.outcomes) > 1 and row.peak != row.least_peak for row in found.rows):
+    if any(len(row.outcomes) > 1 and row.peak != row.least_peak for row in result.rows):
         yield "Up to PyTorch 2.11 addresses decide between equal blocks: the spread is over orders in which they may come."
-    trapped = [row for row in found.rows if row.settings.expandable and row.settings.max_split_size is not None]
+    trapped = [row for row in result.rows if row.settings.expandable and row.settings.max_split_size is not None]
     if trapped:
         yield (
             "expandable_segments with max_split_size_mb is a trap: a free block of that size or more serves no smaller "
             "request again, so the segment keeps growing. Leave max_split_size_mb out."
         )
-    trace = found.snapshot.trace(replay.device)
-    if any(pool != DEFAULT_POOL for pool in (*(trace.pools or ()), *(each.pool for each in found.snapshot.segments))):
+    trace = result.snapshot.trace(replay.device)
+    if any(pool != DEFAULT_POOL for pool in (*(trace.pools or ()), *(segment.pool for segment in result.snapshot.segments))):
         yield "Pools of CUDA graphs and MemPools are kept to the end of each run: when they went is not recorded."
-    if any(row.worst.passed for row in found.rows):
+    if any(row.worst.passed for row in result.rows):
         yield "A request that failed when recorded and finds room here is freed at once: what came next is not recorded."
 
 
-def _use(found: WhatIf, row: Row) -> str:
-    """Return how to get settings; the defaults have no name that PyTorch would take."""
-    conf, variable = row.settings.conf(), _variable(found)
+def _use(result: WhatIf, row: WhatIfRow) -> str:
+    """Return the words that set a row's settings; for the defaults, the variables to unset."""
+    conf, variable = row.settings.conf(), _variable(result)
     if conf:
         return f"Set {variable}={conf}"
     older = " and PYTORCH_CUDA_ALLOC_CONF" if variable == "PYTORCH_ALLOC_CONF" else ""
     return f"Unset {variable}{older}, for the defaults"
 
 
-def _variable(found: WhatIf) -> str:
-    known = found.replay.is_version_known and parse_version(found.replay.torch_version) >= (2, 9)
+def _variable(result: WhatIf) -> str:
+    known = result.replay.is_version_known and parse_version(result.replay.torch_version) >= (2, 9)
     return "PYTORCH_ALLOC_CONF" if known else "PYTORCH_CUDA_ALLOC_CONF"

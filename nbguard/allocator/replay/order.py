@@ -1,4 +1,4 @@
-"""Learns, from what a trace shows, the order of blocks that were there before it.
+"""Inference of the order of blocks from before a trace, from the choices that the trace shows.
 
 Since torch 2.12 a counter decides which of two free blocks of one size is taken, and a snapshot does not hold it. But
 each choice between blocks from before the trace tells which of them came first, and so does the order of releases.
@@ -12,58 +12,63 @@ from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import FREE, Block
-from nbguard.allocator.model.layout import all_blocks
+from nbguard.allocator.model.blocks import FREE, ModelBlock
 from nbguard.allocator.model.policy import round_size
-from nbguard.allocator.replay.start import Guesses, Repairs
+from nbguard.allocator.replay.start import StartAssumptions, StartCorrections
 from nbguard.allocator.snapshot.snapshot import Event
 
 
-def prefer(model: CachingAllocator, guesses: Guesses, repairs: Repairs, wanted: Block) -> bool:
-    """Note that `wanted` comes before all free blocks of its size, and make it so; return whether that is possible."""
+def prefer(model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, wanted: ModelBlock) -> bool:
+    """Note that `wanted` comes before all free blocks of its size, and reorder them; return whether that is possible."""
     free = wanted.home
     rivals = [block for block in free.blocks if block.size == wanted.size and block.rank < wanted.rank]
     ranks = sorted({block.rank for block in rivals})
-    known = guesses.ranks
+    known = assumptions.ranks
     if not ranks or wanted.rank not in known or any(rank not in known for rank in ranks):
         return False
-    repairs.before |= {(known[wanted.rank], known[rank]) for rank in ranks}
-    _assign(model, guesses, [wanted.rank, *ranks])
+    corrections.before |= {(known[wanted.rank], known[rank]) for rank in ranks}
+    _assign(model, assumptions, [wanted.rank, *ranks])
     return True
 
 
-def learn_releases(model: CachingAllocator, guesses: Guesses, repairs: Repairs, run: list[Event]) -> bool:
-    """Note the order in which free blocks of one size went back, and make it so; return whether anything was learnt."""
-    free = [block for block in all_blocks(model) if block.state == FREE]
+def learn_releases(
+    model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, run: list[Event]
+) -> bool:
+    """Note the order in which free blocks of one size went back, and reorder them; return whether it was another order."""
+    free = [block for block in model.blocks() if block.state == FREE]
     places = [block.address for block in free]
     by_size: dict[tuple[int, int], dict[int, None]] = {}
     for _, address, _, _ in run:
         block = free[bisect_right(places, address) - 1]
-        if block.rank in guesses.ranks:
+        if block.rank in assumptions.ranks:
             by_size.setdefault((id(block.home), block.size), {})[block.rank] = None
     learnt = False
     for ranks in map(list, by_size.values()):
         if ranks != sorted(ranks):
-            addresses = [guesses.ranks[rank] for rank in ranks]
-            repairs.before |= set(pairwise(addresses))
-            _assign(model, guesses, ranks)
+            addresses = [assumptions.ranks[rank] for rank in ranks]
+            corrections.before |= set(pairwise(addresses))
+            _assign(model, assumptions, ranks)
             learnt = True
     return learnt
 
 
 def learn_partial_release(
-    model: CachingAllocator, guesses: Guesses, repairs: Repairs, mine: list[Event], request: tuple[Event, ...]
+    model: CachingAllocator,
+    assumptions: StartAssumptions,
+    corrections: StartCorrections,
+    mine: list[Event],
+    request: tuple[Event, ...],
 ) -> bool:
-    """Note which of two segments of one size comes first where a request gave back another than the model; return whether.
+    """Note the order of two segments of one size where the model gave back the other one; return whether that was so.
 
     Of those that are large enough for a request the first goes back, of smaller ones above the split limit the last.
 
     Args:
-        model: by whose settings it was.
-        guesses: what was guessed of the start.
-        repairs: where to note it, for the next pass from the start.
-        mine: what the model did for the request.
-        request: what was recorded, the request's own event last.
+        model: with the settings of the request.
+        assumptions: on the state at the start.
+        corrections: to which the order is added, for the next pass from the start.
+        mine: the model's events for the request.
+        request: the recorded events, the request's own last.
     """
     pair = next((pair for pair in zip(mine, request, strict=False) if pair[0] != pair[1]), None)
     if pair is None or model.max_split is None or model.collects:
@@ -71,19 +76,19 @@ def learn_partial_release(
     released, recorded = pair
     if released[0] != "segment_free" or (released[0], *released[2:]) != (recorded[0], *recorded[2:]):
         return False
-    if not {released[1], recorded[1]} <= set(guesses.ranks.values()):
+    if not {released[1], recorded[1]} <= set(assumptions.ranks.values()):
         return False
     rounded, size = round_size(request[-1][2], model.settings.divisions), recorded[2]
     from_the_end = model.max_split <= size < rounded and recorded[3] == request[-1][3]
     first, second = (released, recorded) if from_the_end else (recorded, released)
-    repairs.before.add((first[1], second[1]))
+    corrections.before.add((first[1], second[1]))
     return True
 
 
-def _assign(model: CachingAllocator, guesses: Guesses, ranks: list[int]) -> None:
+def _assign(model: CachingAllocator, assumptions: StartAssumptions, ranks: list[int]) -> None:
     """Give the blocks that have `ranks` the same ranks in rising order."""
     new = dict(zip(ranks, sorted(ranks), strict=True))
-    blocks = [block for block in all_blocks(model) if block.rank in new]
+    blocks = [block for block in model.blocks() if block.rank in new]
     free = [block for block in blocks if block.state == FREE]
     for block in free:
         block.home.remove(block)
@@ -93,16 +98,16 @@ def _assign(model: CachingAllocator, guesses: Guesses, ranks: list[int]) -> None
         born = block.born
         block.home.add(block)
         block.born = born
-    guesses.ranks |= {new[rank]: address for rank, address in {rank: guesses.ranks[rank] for rank in ranks}.items()}
+    assumptions.ranks |= {new[rank]: address for rank, address in {rank: assumptions.ranks[rank] for rank in ranks}.items()}
 
 
-def settle(guesses: Guesses, repairs: Repairs) -> None:
-    """Work out, for the next pass, ranks that fit everything that was learnt and else change as little as can be."""
-    if not repairs.before:
+def settle(assumptions: StartAssumptions, corrections: StartCorrections) -> None:
+    """Set ranks for the next pass that agree with all corrections and are otherwise as they were, as far as possible."""
+    if not corrections.before:
         return
-    ranks = sorted(guesses.ranks)
-    place = {guesses.ranks[rank]: index for index, rank in enumerate(ranks)}
-    repairs.ranks = dict(zip(_in_order(place, repairs.before), ranks, strict=False))
+    ranks = sorted(assumptions.ranks)
+    place = {assumptions.ranks[rank]: index for index, rank in enumerate(ranks)}
+    corrections.ranks = dict(zip(_in_order(place, corrections.before), ranks, strict=False))
 
 
 def _in_order(place: dict[int, int], before: Iterable[tuple[int, int]]) -> list[int]:

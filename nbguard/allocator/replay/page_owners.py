@@ -1,8 +1,8 @@
-"""Whose pages the events of a trace map and unmap: they do not say of which half of a pool, before torch 2.12 not which pool.
+"""Owners of the pages that a trace maps and unmaps. An event does not tell the half of a pool, before 2.12 not the pool.
 
-The small half maps one page of 2 MiB at a time, the large one pages of the large segment size. What goes back belongs to
-whoever mapped it, and blocks tell by their size in which half they lie. A range that is wholly unmapped goes, and another
-may come to lie in its place: so only what was seen since pages were last unmapped tells of them.
+The small half maps one page of 2 MiB at a time, the large one pages of the large segment size. Pages go back to the half
+that mapped them, and the size of a block tells the half it lies in. A range that is wholly unmapped is given up, and another
+may take its place: so only events since pages were last unmapped tell their half.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Owner = tuple[PoolId, bool, int]
 """(pool, whether it is the small half, stream)."""
 
 _GRAIN = 20
-"""Of each MiB one fact is kept."""
+"""Bits of an address below 1 MiB: one half is kept for each MiB."""
 
 
 def page_owners(segments: Iterable[SnapshotSegment], trace: Trace, large_segment: int, reach: int) -> dict[int, Owner]:
-    """Return whose pages each event maps or unmaps, by its position in the trace.
+    """Return the owner of the pages that each event maps or unmaps, by the event's position in the trace.
 
     Args:
         segments: at the end of the trace.
         trace: of the same device.
         large_segment: the large segment size, bytes.
-        reach: bytes of address space that one expandable segment takes: nothing further away tells of some pages.
+        reach: bytes of address space of one expandable segment: nothing further away tells the owner of a page.
     """
     actions = {event[0] for event in trace.events}
     if actions.isdisjoint(("segment_map", "segment_unmap")):
@@ -50,29 +50,29 @@ def page_owners(segments: Iterable[SnapshotSegment], trace: Trace, large_segment
 
 
 class _Halves:
-    """In which half the memory of a stream lies, by address."""
+    """The halves of the pool in which a stream's memory lies, by address."""
 
     def __init__(self) -> None:
         self._small: dict[int, bool] = {}
         self._order: list[int] = []
 
     def note(self, address: int, is_small: bool) -> None:
-        """Put down what was seen at an address."""
+        """Note the half of an address."""
         grain = address >> _GRAIN
         if grain not in self._small:
             insort(self._order, grain)
         self._small[grain] = is_small
 
     def take(self, address: int, size: int) -> bool | None:
-        """Return the half of pages that go, None where nothing was seen there, and forget it."""
+        """Return the half of pages that are unmapped, None where it is not known, and forget it."""
         first, last = bisect_left(self._order, address >> _GRAIN), bisect_left(self._order, address + size >> _GRAIN)
-        found = [self._small.pop(grain) for grain in self._order[first:last]]
+        halves = [self._small.pop(grain) for grain in self._order[first:last]]
         del self._order[first:last]
-        return found[0] if found else None
+        return halves[0] if halves else None
 
 
 class _Pools:
-    """Which pool an address belongs to, as the expandable segments at the end tell."""
+    """The pools of addresses, from the expandable segments at the end of the trace."""
 
     def __init__(self, segments: Iterable[SnapshotSegment], reach: int) -> None:
         self._reach = reach
@@ -82,7 +82,7 @@ class _Pools:
                 self._places.setdefault((segment.stream, segment.is_small), []).append((segment.address, segment.pool))
 
     def near(self, stream: int, is_small: bool, address: int) -> PoolId:
-        """Return the pool of the nearest segment of a stream and half; everybody's where none is in reach."""
+        """Return the pool of the nearest segment of a stream and half; the default pool where none is in reach."""
         places = self._places.get((stream, is_small), [])
         index = bisect_left(places, (address,))
         near = [place for place in places[max(index - 1, 0) : index + 1] if abs(place[0] - address) <= self._reach]

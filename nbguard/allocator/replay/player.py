@@ -1,10 +1,9 @@
-"""Plays a trace on the model: the program's requests and the driver's answers are recorded, the rest is the model's."""
+"""One pass over a trace: the program's requests and the driver's answers are recorded, every decision is the model's."""
 
 from __future__ import annotations
 
 from itertools import groupby
 
-from nbguard.allocator.model import reclaim
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.policy import DEFAULT_POOL, PoolId
 from nbguard.allocator.replay.order import learn_partial_release, learn_releases
@@ -22,8 +21,8 @@ from nbguard.allocator.replay.repair import (
     undo,
 )
 from nbguard.allocator.replay.retry import is_retry, place_range
-from nbguard.allocator.replay.rollback import Start
-from nbguard.allocator.replay.start import Repairs, set_up
+from nbguard.allocator.replay.rollback import InitialState
+from nbguard.allocator.replay.start import StartCorrections, set_up
 from nbguard.allocator.snapshot.snapshot import Event, Trace
 from nbguard.errors import SimulatedOutOfMemoryError
 
@@ -32,19 +31,16 @@ _RELEASES = frozenset({"segment_free", "segment_unmap"})
 
 
 class Player:
-    """One pass over a trace, with a fresh model that is put into the state at the start.
+    """One pass over a trace, with a fresh model in the state at the start of the trace."""
 
-    After `play`, `differences` holds the positions of events that the model did otherwise, in order, `first` what it did
-    at the first of them, `learnt` how often the start was mended (in `repairs`), and `model` the final state.
-    """
-
-    def __init__(self, model: CachingAllocator, trace: Trace, start: Start, repairs: Repairs) -> None:
-        self.model, self.trace, self.start, self.repairs = model, trace, start, repairs
-        self.guesses = set_up(model, start, repairs)
+    def __init__(self, model: CachingAllocator, trace: Trace, start: InitialState, corrections: StartCorrections) -> None:
+        self.model = model  # after `play` in the final state
+        self.trace, self.start, self.corrections = trace, start, corrections
+        self.assumptions = set_up(model, start, corrections)
         self.driver = model.driver = TraceDriver(trace.events, model.events)
-        self.learnt = 0
-        self.differences: list[int] = []
-        self.first: Event | None = None
+        self.learnt = 0  # changes made to `corrections` during this pass
+        self.differences: list[int] = []  # positions of the recorded events that the model did not reproduce, in order
+        self.first: Event | None = None  # the model's event at the first of them; None for none
         self._is_private = trace.pools is not None or any(
             pool != DEFAULT_POOL for pool in (*start.pools.values(), *model.pools)
         )
@@ -70,7 +66,7 @@ class Player:
         clear()
 
     def _cut_off(self) -> int:
-        """Follow a request that the start of the trace cuts in two, and return where to go on from."""
+        """Follow a request that the start of the trace cuts in two; return the position to go on from."""
         events = self.trace.events
         end = next((index for index, event in enumerate(events) if event[0] not in _MEMORY), len(events))
         if end == len(events) or events[end][0] not in ("alloc", "oom"):
@@ -81,7 +77,7 @@ class Player:
     # --- requests ---------------------------------------------------------------------------------------------------------
 
     def _request(self, position: int, request: int) -> int:
-        """Play a request: its own event is at `request`, what the driver gave and took for it from `position` on."""
+        """Play a request: its own event is at `request`, the driver's events for it begin at `position`."""
         model = self.model
         out = model.events
         _, address, size, stream = self.trace.events[request]
@@ -100,16 +96,16 @@ class Player:
         return request + 1
 
     def _otherwise(self, position: int, request: int, got: int, peaks: tuple[int, int], pool: PoolId) -> None:
-        """The model served a request in another way than the recorded allocator: learn from it, or follow."""
+        """Learn from a request that the model served otherwise than the recorded allocator, or make the model follow."""
         model, expected = self.model, self.trace.events[position : request + 1]
         mine = list(model.events)
         action, address, size, stream = expected[-1]
         if model.tie != "address":
-            self.learnt += learn_partial_release(model, self.guesses, self.repairs, mine, expected)
+            self.learnt += learn_partial_release(model, self.assumptions, self.corrections, mine, expected)
         if got >= 0 and (got != address or action == "oom"):
             chosen = undo(model, got, peaks)
             if len(expected) == len(mine) == 1 and action == "alloc":
-                if learn(model, self.guesses, self.repairs, chosen, address, expected[-1], pool):
+                if learn(model, self.assumptions, self.corrections, chosen, address, expected[-1], pool):
                     self.learnt += 1
                     model.events.clear()
                     got = model.malloc(size, stream, pool)
@@ -118,7 +114,7 @@ class Player:
                     undo(model, got, peaks)
                     got = -1
             elif ("segment_alloc", chosen.address, chosen.size, stream) in set(mine).difference(expected):
-                reclaim.release_segment(model, chosen)
+                model.release_segment(chosen)
         if got != address or action == "oom":
             follow_request(model, expected, pool)
         self._compare(position, request + 1, mine)
@@ -133,8 +129,8 @@ class Player:
         if block is None:
             self._compare(position, position + 1 + is_at_once, [])
             return position + 1 + is_at_once
-        if self.guesses.sizes:
-            self.guesses.sizes.pop(address, None)
+        if self.assumptions.sizes:
+            self.assumptions.sizes.pop(address, None)
         if is_at_once:
             model.free(address)
             if model.events[0] != event or model.events[1] != following[0]:
@@ -142,7 +138,7 @@ class Player:
             return position + 2
         block.streams = {-1}
         model.free(address)
-        model.waiting.clear()  # when it is free says the trace
+        model.waiting.clear()  # the trace says when it becomes free
         self._compare(position, position + 1, model.events)
         return position + 1
 
@@ -150,7 +146,7 @@ class Player:
         address = self.trace.events[position][1]
         block = next((block for block in self.model.pending if block.address == address), None)
         if block is not None:
-            reclaim.complete(self.model, block)
+            self.model.complete_free(block)
         self._compare(position, position + 1, self.model.events)
         return position + 1
 
@@ -162,7 +158,7 @@ class Player:
     # --- the driver -------------------------------------------------------------------------------------------------------
 
     def _memory(self, position: int) -> int:
-        """Play what the driver gave or took: for the request that follows, or for none (`empty_cache`)."""
+        """Play events of the driver: for the request that follows them, or for none (`empty_cache`)."""
         events, model = self.trace.events, self.model
         end = released = position
         while end < len(events) and events[end][0] in _MEMORY:
@@ -171,23 +167,23 @@ class Player:
             released += 1
         is_request = end < len(events) and events[end][0] in ("alloc", "oom")
         pool = self._pool(position, end) if is_request and self._is_private else DEFAULT_POOL
-        if is_request and self.guesses.sizes and self._is_from_driver(end):
-            self.learnt += learn_refusals(model, self.guesses, self.repairs, events[end], pool)
-        # What a request finds free it takes, and gives nothing back.
+        if is_request and self.assumptions.sizes and self._is_from_driver(end):
+            self.learnt += learn_refusals(model, self.assumptions, self.corrections, events[end], pool)
+        # A request that finds a free block takes it, and gives nothing back.
         may_be_partial = (
             is_request and (model.max_split is not None or model.collects) and finds(model, events[end], pool) is None
         )
         request = events[position : end + 1]
         if released > position and not (is_request and is_retry(model, request, released - position, pool)):
             run = list(events[position:released])
-            for each in self._pools_of(run):
-                if self._releases(each, run):
-                    model.empty_cache(each)
+            for candidate in self._pools_of(run):
+                if self._releases(candidate, run):
+                    model.empty_cache(candidate)
                     return released
         if is_request and (released == position or may_be_partial):
             return self._request(position, end)
         if released > position:
-            self._compare(position, released, reclaim.would_release(model))
+            self._compare(position, released, model.would_release())
             follow_releases(model, events[position:released])
             return released
         self._compare(position, end, [])
@@ -201,20 +197,20 @@ class Player:
         return end
 
     def _releases(self, pool: PoolId, run: list[Event]) -> bool:
-        """Return whether emptying the cache does what was recorded; of an order that is unknown, the trace tells it."""
-        found = reclaim.would_release(self.model, pool)
-        if found != run and self.model.tie != "address" and _differ_in_place_only(found, run):
-            self.learnt += learn_releases(self.model, self.guesses, self.repairs, run)
-            found = reclaim.would_release(self.model, pool)
-        return found == run
+        """Return whether emptying the cache causes the recorded events, after learning an order that was unknown."""
+        events = self.model.would_release(pool)
+        if events != run and self.model.tie != "address" and _differ_in_place_only(events, run):
+            self.learnt += learn_releases(self.model, self.assumptions, self.corrections, run)
+            events = self.model.would_release(pool)
+        return events == run
 
     def _is_from_driver(self, request: int) -> bool:
-        """Return whether a request got a new segment, or nothing: then no free block was large enough."""
+        """Return whether a request got a new segment or none at all: then no free block was large enough."""
         action, address, _, _ = self.trace.events[request]
         return action == "oom" or self.trace.events[request - 1][:2] == ("segment_alloc", address)
 
     def _compare(self, position: int, end: int, mine: list[Event]) -> None:
-        """Note which of the recorded events from `position` to `end` the model did not do, or not there."""
+        """Note the recorded events from `position` to `end` that the model did not reproduce in their place."""
         for index in range(position, end):
             event = mine[index - position] if index - position < len(mine) else None
             if event != self.trace.events[index]:
@@ -239,7 +235,7 @@ class Player:
         return pool_around(self.model, self.trace.events[request][1])
 
 
-def _differ_in_place_only(found: list[Event], run: list[Event]) -> bool:
-    """Return whether the same goes back, and segments of one size and stream only may have changed places."""
-    sizes = [[(size, stream) for action, _, size, stream in each if action == "segment_free"] for each in (found, run)]
-    return sizes[0] == sizes[1] and sorted(found) == sorted(run)
+def _differ_in_place_only(events: list[Event], run: list[Event]) -> bool:
+    """Return whether two runs of releases are equal, but for the order of segments of one size and stream."""
+    first, second = ([event[2:] for event in releases if event[0] == "segment_free"] for releases in (events, run))
+    return first == second and sorted(events) == sorted(run)

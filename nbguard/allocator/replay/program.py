@@ -1,4 +1,4 @@
-"""What a recorded program asked of the allocator, apart from how it was served."""
+"""The calls that a recorded program made to the allocator, without the way in which they were served."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, PoolId, segment_size
-from nbguard.allocator.replay.replay import Recorded
+from nbguard.allocator.replay.replay import RecordedDevice
 
 OpKind = Literal["request", "free", "refused", "empty_cache", "maybe_retry"]
+"""A refused request ran out of memory when it was recorded. "maybe_retry" is where cached memory went back just before the
+driver gave some: by `empty_cache()`, or because the driver had had no room."""
+
 _MEMORY = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_unmap"})
 _RELEASES = frozenset({"segment_free", "segment_unmap"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One call. `name` tells blocks apart, `size` is in bytes, `position` that in the trace, -1 for what was there before.
+    """One call of the program."""
 
-    `refused` is a request that ran out of memory when it was recorded; `maybe_retry` marks where cached memory went back
-    just before the driver gave some: by `empty_cache()`, or because the driver had had no room.
-    """
-
-    kind: OpKind
-    name: int = 0
-    size: int = 0
-    stream: int = 0
-    pool: PoolId = DEFAULT_POOL
-    position: int = -1
-    stack: int = -1
+    kind: OpKind  # of call, or of mark in the history
+    name: int = 0  # number that a request and the free of its block have in common; -1 for a refused request
+    size: int = 0  # bytes of a request
+    stream: int = 0  # handle of the stream of a request
+    pool: PoolId = DEFAULT_POOL  # of a request
+    position: int = -1  # in the trace; -1 for a block from before the trace
+    stack: int = -1  # index in `Snapshot.stacks` of the line that made the request; -1: none
 
 
-def program(device: Recorded) -> Iterator[Op]:
-    """Yield the calls of a recorded program, those for blocks that were there before the trace first, by address."""
+def program(device: RecordedDevice) -> Iterator[Op]:
+    """Yield the calls of a recorded program, those for blocks from before the trace first, by address."""
     names: dict[int, int] = {}
     start = device.start
     owners = {address: owner for address, (_, owner) in start.segments.items()}
@@ -64,8 +63,8 @@ def program(device: Recorded) -> Iterator[Op]:
         position += 1
 
 
-def _release(device: Recorded, position: int) -> tuple[int, Op]:
-    """Return the last position of a run of releases, and what it was."""
+def _release(device: RecordedDevice, position: int) -> tuple[int, Op]:
+    """Return the last position of a run of releases, and the call that caused them."""
     events, first = device.trace.events, position
     while position + 1 < len(events) and events[position + 1][0] in _RELEASES:
         position += 1
@@ -76,11 +75,11 @@ def _release(device: Recorded, position: int) -> tuple[int, Op]:
     return position, Op(kind="maybe_retry" if is_followed else "empty_cache", position=first)
 
 
-def room(device: Recorded) -> int | None:
-    """Return the bytes that the allocator could have in all, as an out-of-memory event shows; None if none does.
+def usable_bytes(device: RecordedDevice) -> int | None:
+    """Return the bytes that the allocator could have in all, as an out-of-memory event shows; None without such an event.
 
-    What was reserved then and what the driver had left. Where that would have been enough, a memory fraction was the
-    limit, and it lies below what the request would have led to.
+    They are the bytes reserved then and those that the driver had left. Where these would have been enough for the request,
+    a memory fraction was the limit, one byte below the bytes that the request would have led to.
     """
     reserved = device.start.reserved
     for action, address, size, _ in device.trace.events:

@@ -1,24 +1,21 @@
-"""A driver that answers as the recorded one did: whether there was room, and where, stands in the trace."""
+"""A driver that answers as the recorded one did: the trace tells whether there was room, and at which address."""
 
 from __future__ import annotations
 
 from nbguard.allocator.snapshot.snapshot import Event
 
 NOWHERE = 1 << 55
-"""Addresses for what the model asks and the recorded program did not."""
+"""From here on lie the addresses of memory that the model asks for and the recorded program did not."""
 
 
 class TraceDriver:
-    """Answers from `events`. `position` is that of the first event of the running call; `done` holds what it caused so far.
-
-    `fresh` is where a range lies that is reserved before memory goes back for the same request; None where nobody knows.
-    """
+    """A driver whose answers are taken from the events of a trace."""
 
     def __init__(self, events: tuple[Event, ...], done: list[Event]) -> None:
-        self.events = events
-        self.done = done
-        self.position = 0
-        self.fresh: int | None = None
+        self.events = events  # of the whole trace
+        self.done = done  # the model's events of the running call so far
+        self.position = 0  # in `events`, of the first event of the running call
+        self.fresh: int | None = None  # address of a range reserved before memory goes back for the same request, if known
         self._nowhere = NOWHERE
 
     def _expected(self) -> Event:
@@ -61,5 +58,5 @@ class TraceDriver:
 
 
 def _is_refusal(action: str) -> bool:
-    """Return whether the driver had no room, if this is what came next."""
+    """Return whether an action shows, as the next event of a request, that the driver had no room."""
     return action in ("segment_free", "segment_unmap", "oom")

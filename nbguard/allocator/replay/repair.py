@@ -1,25 +1,22 @@
-"""Mends a model that did otherwise than the recorded allocator: learns what its start was, or makes it follow."""
+"""Repair of a replay that parts from its trace: the start is corrected, or the model follows the recorded events."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 
-from nbguard.allocator.model import expandable, reclaim
-from nbguard.allocator.model.acquire import choose, grow
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import FREE, LIVE, UNMAPPED, Block, FreeSet
+from nbguard.allocator.model.blocks import FREE, LIVE, UNMAPPED, FreeSet, ModelBlock
 from nbguard.allocator.model.driver import SimulatedDriver
-from nbguard.allocator.model.layout import all_blocks
 from nbguard.allocator.model.policy import DEFAULT_POOL, MIN_BLOCK, SMALL_MAX, PoolId, round_size, segment_size
 from nbguard.allocator.model.state import copy
 from nbguard.allocator.replay.order import prefer
 from nbguard.allocator.replay.recorded_driver import NOWHERE
-from nbguard.allocator.replay.start import Guesses, Repairs
+from nbguard.allocator.replay.start import StartAssumptions, StartCorrections
 from nbguard.allocator.snapshot.snapshot import Event
 
 
-def undo(model: CachingAllocator, address: int, peaks: tuple[int, int]) -> Block:
-    """Take back the request that was just served at `address`; return the free block that it leaves."""
+def undo(model: CachingAllocator, address: int, peaks: tuple[int, int]) -> ModelBlock:
+    """Undo the request that was just served at `address`; return the free block that it leaves."""
     block = model.live[address]
     if block.next is not None and block.next.state == FREE:
         block.rank = block.next.rank  # of both, the rest is the block that there was before
@@ -30,20 +27,20 @@ def undo(model: CachingAllocator, address: int, peaks: tuple[int, int]) -> Block
     return block
 
 
-def free_at(free: FreeSet, address: int) -> Block | None:
+def free_at(free: FreeSet, address: int) -> ModelBlock | None:
     """Return the free block around an address."""
     return next((block for block in free.blocks if block.address <= address < block.address + block.size), None)
 
 
 def set_of(model: CachingAllocator, size: int, stream: int, pool: PoolId) -> tuple[FreeSet, int]:
-    """Return where a request is searched, and its rounded size."""
+    """Return the set in which a request is searched, and its rounded size."""
     rounded = round_size(size, model.settings.divisions)
     owner = model.pools.get(pool) or model.create_pool(pool)
     return (owner.large if rounded > SMALL_MAX else owner.small).of(stream), rounded
 
 
 def pool_around(model: CachingAllocator, address: int) -> PoolId:
-    """Return the pool that has a free block around an address; everybody's where none has."""
+    """Return the pool that has a free block around an address; the default pool where none has."""
     for owner in model.pools.values():
         sets = [free for half in (owner.small, owner.large) for free in half.by_stream.values()]
         if any(free_at(free, address) is not None for free in sets):
@@ -52,22 +49,22 @@ def pool_around(model: CachingAllocator, address: int) -> PoolId:
 
 
 def private_pools_of(model: CachingAllocator, run: list[Event]) -> list[PoolId]:
-    """Return the private pools of which a run of releases gave something back: they are in use no longer."""
+    """Return the private pools from which a run of releases gave memory back, and end their use."""
     places = {event[1] for event in run}
-    found = []
+    released = []
     for owner in model.pools.values():
         sets = [free for half in (owner.small, owner.large) for free in half.by_stream.values()]
         if owner.id != DEFAULT_POOL and any(block.address in places for free in sets for block in free.blocks):
             owner.is_in_use = False
-            found.append(owner.id)
-    return found
+            released.append(owner.id)
+    return released
 
 
-def finds(model: CachingAllocator, event: Event, pool: PoolId) -> Block | None:
+def finds(model: CachingAllocator, event: Event, pool: PoolId) -> ModelBlock | None:
     """Return the free block that would serve a request; None where the driver would be asked."""
     free, rounded = set_of(model, event[2], event[3], pool)
     index = free.first(rounded)
-    index = choose(model, free, index, rounded) if index < len(free.keys) else -1
+    index = model.choose(free, index, rounded) if index < len(free.keys) else -1
     return free.blocks[index] if index >= 0 else None
 
 
@@ -75,14 +72,20 @@ def finds(model: CachingAllocator, event: Event, pool: PoolId) -> Block | None:
 
 
 def learn(
-    model: CachingAllocator, guesses: Guesses, repairs: Repairs, chosen: Block, wanted_at: int, event: Event, pool: PoolId
+    model: CachingAllocator,
+    assumptions: StartAssumptions,
+    corrections: StartCorrections,
+    chosen: ModelBlock,
+    wanted_at: int,
+    event: Event,
+    pool: PoolId,
 ) -> bool:
-    """Change what was guessed of the start so that a request is served where it was; return whether there is a way.
+    """Change assumptions on the start so that a request is served at its recorded address; return whether that is possible.
 
     Args:
         model: before the request.
-        guesses: what was guessed, and may be changed.
-        repairs: where to note the change, for the next pass from the start.
+        assumptions: on the state at the start, which may be changed.
+        corrections: to which the change is added, for the next pass from the start.
         chosen: the free block that the model took.
         wanted_at: the address that the recorded allocator took.
         event: the request.
@@ -93,36 +96,42 @@ def learn(
     if wanted is None:
         return False
     if wanted.address < wanted_at:
-        return _extend(model, guesses, repairs, wanted, wanted_at - wanted.address)
+        return _extend(model, assumptions, corrections, wanted, wanted_at - wanted.address)
     if wanted is chosen or chosen.home is not free or chosen.state != FREE:
         return False
     if wanted.size == chosen.size:
-        return prefer(model, guesses, repairs, wanted)
+        return prefer(model, assumptions, corrections, wanted)
     # The smaller of the two was refused: it must be smaller still than the request.
-    return wanted.size > chosen.size and _refuse(model, guesses, repairs, chosen, rounded)
+    return wanted.size > chosen.size and _refuse(model, assumptions, corrections, chosen, rounded)
 
 
-def learn_refusals(model: CachingAllocator, guesses: Guesses, repairs: Repairs, event: Event, pool: PoolId) -> int:
-    """Make each free block that would serve a request too small for it: the recorded one went to the driver.
+def learn_refusals(
+    model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, event: Event, pool: PoolId
+) -> int:
+    """Make each free block that would serve a request too small for it, as the recorded allocator went to the driver.
 
-    Return how many guesses that changed. Other arguments as of `learn`.
+    Return the number of assumptions changed. For the arguments see `learn`.
     """
     rounded = round_size(event[2], model.settings.divisions)
     changed = 0
-    while (found := finds(model, event, pool)) is not None and _refuse(model, guesses, repairs, found, rounded):
+    while (block := finds(model, event, pool)) is not None and _refuse(model, assumptions, corrections, block, rounded):
         changed += 1
     return changed
 
 
-def _refuse(model: CachingAllocator, guesses: Guesses, repairs: Repairs, free: Block, rounded: int) -> bool:
+def _refuse(
+    model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, free: ModelBlock, rounded: int
+) -> bool:
     """Let a free block be just too small for a request, if the block before it may be as much larger."""
-    return _extend(model, guesses, repairs, free, free.size - rounded + MIN_BLOCK)
+    return _extend(model, assumptions, corrections, free, free.size - rounded + MIN_BLOCK)
 
 
-def _extend(model: CachingAllocator, guesses: Guesses, repairs: Repairs, free: Block, more: int) -> bool:
-    """Let the block before a free one be `more` bytes larger, if its size is a guess: a rest that was not split off."""
+def _extend(
+    model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, free: ModelBlock, more: int
+) -> bool:
+    """Make the block before a free one `more` bytes larger, if its size is an assumption: a rest that was not split off."""
     before = free.prev
-    if before is None or before.state != LIVE or before.address not in guesses.sizes or more >= free.size:
+    if before is None or before.state != LIVE or before.address not in assumptions.sizes or more >= free.size:
         return False
     if before.size + more - round_size(before.requested, model.settings.divisions) > SMALL_MAX:
         return False
@@ -132,12 +141,12 @@ def _extend(model: CachingAllocator, guesses: Guesses, repairs: Repairs, free: B
     before.size += more
     free.home.add(free)
     model.allocated += more
-    repairs.sizes[before.address] = before.size
+    corrections.sizes[before.address] = before.size
     return True
 
 
 def adopt_range(free: FreeSet, address: int) -> None:
-    """Let an empty range whose place nobody saw lie where pages are mapped now, if nothing else can lie there."""
+    """Place an empty range of unknown address where pages are mapped now, if nothing else can lie there."""
     if any(block.address <= address < block.address + block.size for block in free.unmapped):
         return
     for block in free.unmapped:
@@ -152,7 +161,7 @@ def adopt_range(free: FreeSet, address: int) -> None:
 
 
 def follow_request(model: CachingAllocator, events: tuple[Event, ...], pool: PoolId) -> None:
-    """Do what the recorded allocator did for one request: `events` are the driver's, then the request's own."""
+    """Make the model do as the recorded allocator did for one request: `events` are the driver's, then the request's own."""
     action, address, size, stream = events[-1]
     for event in events[:-1]:
         if event[0] in ("segment_free", "segment_unmap"):
@@ -164,16 +173,16 @@ def follow_request(model: CachingAllocator, events: tuple[Event, ...], pool: Poo
     free, rounded = set_of(model, size, stream, pool)
     block = free_at(free, address)
     if block is None or address + rounded > block.address + block.size:
-        return  # unknown memory: what happens to it is counted as different
+        return  # unknown memory: its events count as differences
     free.remove(block)
     if address > block.address:
-        head = Block(block.address, address - block.address, free, block.range, block.rank, FREE)
+        head = ModelBlock(block.address, address - block.address, free, block.range, block.rank, FREE)
         head.put_before(block)
         free.add(head)
     rest = block.address + block.size - address - rounded
     block.address, block.size = address, rounded + rest
     if rest > (0 if free.pool.is_small or block.range is not None else SMALL_MAX):
-        tail = Block(address + rounded, rest, free, block.range, block.rank, FREE)
+        tail = ModelBlock(address + rounded, rest, free, block.range, block.rank, FREE)
         tail.put_after(block)
         free.add(tail)
         block.size = rounded
@@ -186,20 +195,20 @@ def follow_request(model: CachingAllocator, events: tuple[Event, ...], pool: Poo
 
 
 def follow_cut(model: CachingAllocator, events: tuple[Event, ...], pool: PoolId) -> bool:
-    """Follow a request at the very start of a trace if the start cuts it in two; return whether it did.
+    """Follow a request at the very start of a trace if the start cuts it in two; return whether it does.
 
-    What the driver gave or took for it before is not in the trace, so what it found free then is not what is free now.
+    The driver's events for it before the start are not in the trace, so the free blocks at its search are not those of now.
     """
-    found = finds(model, events[-1], pool)
+    fitting = finds(model, events[-1], pool)
     action, address, _, _ = events[-1]
     if action == "alloc" and (events[0][0] == "alloc" or not model.settings.expandable):
         free, rounded = set_of(model, events[-1][2], events[-1][3], pool)
         block = free_at(free, address)
-        if len(events) > 1 or block is None or block.address != address or block is found:
+        if len(events) > 1 or block is None or block.address != address or block is fitting:
             return False
         if block.range is None and (block.is_split or block.size != segment_size(rounded, model.settings.large_segment)):
             return False
-    elif found is None or not _goes_past(model, events, pool):
+    elif fitting is None or not _goes_past(model, events, pool):
         return False
     follow_request(model, events, pool)
     return action == "oom" or address in model.live
@@ -210,8 +219,8 @@ def _goes_past(model: CachingAllocator, events: tuple[Event, ...], pool: PoolId)
     if events[0][0] in ("segment_free", "segment_unmap"):
         model = copy(model, SimulatedDriver())
         model.empty_cache()
-    found = finds(model, events[-1], pool)
-    return found is not None and found.address != events[-1][1]
+    fitting = finds(model, events[-1], pool)
+    return fitting is not None and fitting.address != events[-1][1]
 
 
 def follow_growth(model: CachingAllocator, event: Event, pool: PoolId, *, is_small: bool | None = None) -> None:
@@ -222,18 +231,18 @@ def follow_growth(model: CachingAllocator, event: Event, pool: PoolId, *, is_sma
     owner = model.pools.get(pool) or model.create_pool(pool)
     free = (owner.small if is_small else owner.large).of(stream)
     if action == "segment_map":
-        stretch = next((each for each in free.unmapped if each.address == address and each.size >= size), None)
+        stretch = next((block for block in free.unmapped if block.address == address and block.size >= size), None)
         if stretch is not None:
-            expandable.map_pages(model, stretch, size)
+            model.map_pages(stretch, size)
     elif free_at(free, address) is None:
         owner.segments += 1
-        grow(model, size)
-        free.add(Block(address, size, free, None, model.next_rank(), FREE))
+        model.grow(size)
+        free.add(ModelBlock(address, size, free, None, model.next_rank(), FREE))
 
 
 def follow_releases(model: CachingAllocator, run: tuple[Event, ...]) -> None:
-    """Give back what the recorded allocator gave back at once, as far as the model has it and it is free."""
-    free = [block for block in all_blocks(model) if block.state == FREE]
+    """Give back the memory of a run of recorded releases, as far as it is free in the model."""
+    free = [block for block in model.blocks() if block.state == FREE]
     places = [block.address for block in free]
     for action, address, size, stream in run:
         index = bisect_right(places, address) - 1
@@ -241,7 +250,7 @@ def follow_releases(model: CachingAllocator, run: tuple[Event, ...]) -> None:
         if block is None or block.state != FREE or block.home.stream != stream:
             continue
         if action == "segment_free" and (block.address, block.size) == (address, size) and not block.is_split:
-            reclaim.release_segment(model, block)
+            model.release_segment(block)
             block.state = UNMAPPED  # should the run name it twice
-        elif action == "segment_unmap" and block.range is not None and expandable.whole_pages(block)[0] <= address:
-            expandable.unmap(model, block)
+        elif action == "segment_unmap" and block.range is not None and block.whole_pages()[0] <= address:
+            model.unmap_pages(block)

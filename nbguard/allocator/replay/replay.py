@@ -1,4 +1,4 @@
-"""Replays recorded traces and says how much of them the model reproduces: the proof on which every what-if stands."""
+"""Replay of recorded traces, with the share of events that the model reproduces: the proof on which every what-if stands."""
 
 from __future__ import annotations
 
@@ -10,47 +10,45 @@ from nbguard.allocator.model.policy import TieBreak, parse_version, range_size, 
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.replay.order import settle
 from nbguard.allocator.replay.player import Player
-from nbguard.allocator.replay.rollback import Start, roll_back
-from nbguard.allocator.replay.start import Repairs
+from nbguard.allocator.replay.rollback import InitialState, roll_back
+from nbguard.allocator.replay.start import StartCorrections
 from nbguard.allocator.snapshot.snapshot import Event, Snapshot, SnapshotSegment, Trace
 
 _MOST_PASSES = 40
+"""Passes over a trace to learn the state at its start."""
+
 _MOST_EVENTS = 4_000_000
-"""Events that are played, over all passes, before what is still unknown of the start is left so; three passes at least."""
+"""Events played over all passes, of which there are at least three; then a start that is still unknown stays so."""
 
 _VERSION_OF: dict[TieBreak, str] = {"address": "2.11", "block": "2.12", "segment": "2.15"}
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where model and recorded allocator part first. `modelled` is None where the model did nothing."""
+    """The first event at which model and recorded allocator part."""
 
-    position: int
+    position: int  # in the trace
     recorded: Event
-    modelled: Event | None
+    modelled: Event | None  # None where the model did nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReplay:
-    """The replay of one device. Sizes in bytes.
+    """The replay of one device under the recorded settings."""
 
-    `is_final_equal` says whether the model ends with the segments and blocks of the snapshot, `repairs` how many facts on
-    the state before the trace were inferred from it, `is_version_known` whether the file says which version's rules hold.
-    """
-
-    device: int
-    events: int
-    reproduced: int
-    peak_reserved: int
-    peak_allocated: int
-    reserved: int
-    is_final_equal: bool
-    first_difference: Difference | None
-    repairs: int
-    live_at_start: int
-    settings: AllocatorSettings
-    torch_version: str
-    is_version_known: bool
+    device: int  # number of the device
+    events: int  # of the allocator, in the trace
+    reproduced: int  # events that the model reproduces in order, action, address, size and stream
+    peak_reserved: int  # bytes, of the model during the trace (`reserved_bytes.all.peak`)
+    peak_allocated: int  # bytes, of the model during the trace (`allocated_bytes.all.peak`)
+    reserved: int  # bytes, of the model at the end (`reserved_bytes.all.current`)
+    is_final_equal: bool  # the model ends with the segments and blocks of the snapshot
+    first_difference: Difference | None  # None where every event is reproduced
+    repairs: int  # facts on the state before the trace that were inferred from it
+    live_at_start: int  # blocks in use when the trace begins
+    settings: AllocatorSettings  # recorded, else PyTorch's defaults
+    torch_version: str  # whose rules were applied
+    is_version_known: bool  # the file, its sidecar or the caller tells the version
 
     @property
     def is_exact(self) -> bool:
@@ -59,18 +57,18 @@ class DeviceReplay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedDevice:
     """One device of a snapshot with the state before its trace, ready to be played."""
 
-    device: int
-    segments: tuple[SnapshotSegment, ...]
-    trace: Trace
-    start: Start
-    settings: AllocatorSettings
-    torch_version: str
-    is_version_known: bool
-    capacity: int | None = None
-    fraction: float | None = None
+    device: int  # number of the device
+    segments: tuple[SnapshotSegment, ...]  # at the end of the trace
+    trace: Trace  # the history of this device
+    start: InitialState  # the state before the first event of the trace
+    settings: AllocatorSettings  # recorded, else PyTorch's defaults
+    torch_version: str  # whose rules apply
+    is_version_known: bool  # the file, its sidecar or the caller tells the version
+    capacity: int | None = None  # bytes of the device; None: not known
+    fraction: float | None = None  # share of the device that the process might take; None: not known
 
 
 def replay(
@@ -80,36 +78,38 @@ def replay(
 
     Args:
         snapshot: from `load_snapshot`.
-        torch_version: that recorded it, where neither the file nor the one beside it says so.
-        capacity: bytes of each device, where nobody says so.
-        fraction: of a device that the process might take, where nobody says so.
+        torch_version: that recorded the trace, where neither the file nor its sidecar has it.
+        capacity: bytes of each device, where the sidecar has none.
+        fraction: share of a device that the process might take, where the sidecar has none.
 
     Raises:
         SnapshotError: a trace and the segments at its end contradict each other.
         SettingsError: the recorded settings are none that PyTorch knows.
     """
-    return tuple(best_play(recorded(snapshot, device, torch_version, capacity, fraction))[1] for device in snapshot.devices)
+    return tuple(
+        best_play(recorded_device(snapshot, device, torch_version, capacity, fraction))[1] for device in snapshot.devices
+    )
 
 
-def recorded(
+def recorded_device(
     snapshot: Snapshot,
     device: int,
     torch_version: str | None = None,
     capacity: int | None = None,
     fraction: float | None = None,
-) -> Recorded:
+) -> RecordedDevice:
     """Return one device of a snapshot, rolled back to the start of its trace."""
-    beside = snapshot.beside
-    version, is_known = _version(snapshot, torch_version or beside.torch_version)
+    sidecar = snapshot.sidecar
+    version, is_known = _version(snapshot, torch_version or sidecar.torch_version)
     settings = _settings(snapshot, parse_version(version) if is_known else None)
     segments = tuple(segment for segment in snapshot.segments if segment.device == device)
     trace = snapshot.trace(device)
-    if capacity is None and device < len(beside.totals):
-        capacity = beside.totals[device]
-    if fraction is None and device < len(beside.fractions):
-        fraction = beside.fractions[device]
+    if capacity is None and device < len(sidecar.totals):
+        capacity = sidecar.totals[device]
+    if fraction is None and device < len(sidecar.fractions):
+        fraction = sidecar.fractions[device]
     start = roll_back(segments, trace, settings.large_segment, range_size(capacity, settings.large_segment))
-    return Recorded(
+    return RecordedDevice(
         device=device,
         segments=segments,
         trace=trace,
@@ -122,42 +122,42 @@ def recorded(
     )
 
 
-def final_model(device: Recorded, driver: Driver | None = None) -> CachingAllocator:
+def final_model(device: RecordedDevice, driver: Driver | None = None) -> CachingAllocator:
     """Return a model in the state at the end of a trace, for questions such as what would fit now.
 
     Args:
         device: from `recorded`.
-        driver: what later requests are served by; by default one that has what `capacity` leaves.
+        driver: serves later requests; by default one with the bytes that `capacity` leaves.
     """
     model = best_play(device)[0].model
     model.driver = driver or SimulatedDriver(device.capacity, used=model.reserved, addresses=Addresses(edge=1 << 54))
     return model
 
 
-def best_play(device: Recorded) -> tuple[Player, DeviceReplay]:
-    """Play a trace by the rules that reproduce the most of it, mending what is unknown of the start as it shows."""
+def best_play(device: RecordedDevice) -> tuple[Player, DeviceReplay]:
+    """Play a trace by the rules that reproduce most of it, pass by pass, while it shows more of the state at its start."""
     versions = [device.torch_version]
     if not device.is_version_known and tie_break(parse_version(device.torch_version)) != "address":
         versions.append(_VERSION_OF["block"])
     best: tuple[Player, DeviceReplay] | None = None
     for version in versions:
-        repairs = Repairs()
+        corrections = StartCorrections()
         for _ in range(min(_MOST_PASSES, max(3, _MOST_EVENTS // (len(device.trace.events) + 1)))):
-            found = _play(replace(device, torch_version=version), repairs)
-            if best is None or found[1].reproduced >= best[1].reproduced:
-                best = found
-            if not found[0].learnt:
+            played = _play(replace(device, torch_version=version), corrections)
+            if best is None or played[1].reproduced >= best[1].reproduced:
+                best = played
+            if not played[0].learnt:
                 break
-            settle(found[0].guesses, repairs)
+            settle(played[0].assumptions, corrections)
         if best is not None and best[1].is_exact:
             break
     assert best is not None
     return best
 
 
-def _play(device: Recorded, repairs: Repairs) -> tuple[Player, DeviceReplay]:
+def _play(device: RecordedDevice, corrections: StartCorrections) -> tuple[Player, DeviceReplay]:
     model = CachingAllocator(device.settings, device.capacity, device.fraction, device.torch_version)
-    player = Player(model, device.trace, device.start, repairs)
+    player = Player(model, device.trace, device.start, corrections)
     player.play()
     first = None
     if player.differences:
@@ -173,7 +173,7 @@ def _play(device: Recorded, repairs: Repairs) -> tuple[Player, DeviceReplay]:
         reserved=model.reserved,
         is_final_equal=_is_same(model, device.segments),
         first_difference=first,
-        repairs=len(repairs),
+        repairs=len(corrections),
         live_at_start=len(device.start.blocks),
         settings=device.settings,
         torch_version=device.torch_version,
@@ -182,7 +182,7 @@ def _play(device: Recorded, repairs: Repairs) -> tuple[Player, DeviceReplay]:
 
 
 def _is_same(model: CachingAllocator, segments: tuple[SnapshotSegment, ...]) -> bool:
-    """Return whether the model's segments and blocks are those of the snapshot."""
+    """Return whether the model has the segments and blocks of the snapshot."""
     mine = [
         (
             segment["address"],
@@ -212,14 +212,14 @@ def _requested(block: dict[str, object]) -> object:
 
 
 def _settings(snapshot: Snapshot, version: tuple[int, int] | None) -> AllocatorSettings:
-    conf = snapshot.settings if snapshot.settings is not None else snapshot.beside.settings
+    conf = snapshot.settings if snapshot.settings is not None else snapshot.sidecar.settings
     settings = AllocatorSettings.recorded(conf or "", None if version is None or version >= (2, 10) else (2, 9))
-    # The table is what the string came to, by the rule of the version that wrote it.
+    # The table is the value of the string by the rules of the version that wrote it.
     return replace(settings, divisions=snapshot.divisions) if snapshot.divisions and any(snapshot.divisions) else settings
 
 
 def _version(snapshot: Snapshot, given: str | None) -> tuple[str, bool]:
-    """Return the version whose rules hold, and whether that is known; fields tell the oldest that it can be."""
+    """Return the version whose rules apply, and whether it is known; if not, it is the oldest that writes such fields."""
     if given is not None:
         parse_version(given)
         return given, True

@@ -1,10 +1,9 @@
-"""Tells whether memory went back within a request or before it, and where a new range lies that the first try reserved."""
+"""Detection of retries: whether memory went back within a request or before it, and the place of a range reserved then."""
 
 from __future__ import annotations
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import SimulatedDriver
-from nbguard.allocator.model.layout import all_blocks
 from nbguard.allocator.model.policy import PoolId
 from nbguard.allocator.model.state import copy
 from nbguard.allocator.replay.recorded_driver import TraceDriver
@@ -13,15 +12,15 @@ from nbguard.allocator.snapshot.snapshot import Event
 from nbguard.errors import SimulatedOutOfMemoryError
 
 Events = tuple[Event, ...]
-"""What the driver gave and took for a request, then the request's own event."""
+"""The driver's events for a request, then the request's own event."""
 
 
 def is_retry(model: CachingAllocator, events: Events, released: int, pool: PoolId) -> bool:
     """Return whether memory surely went back within a request, and not before it.
 
-    A request does not search again after that. It shows only where unmapping makes a block that it would have found: one
-    that was too large to be split before, or none as large as what free and unmapped blocks span. Or where the first try
-    left an empty range behind, which the second fills.
+    A request does not search the free blocks again after that. It shows in two cases only: unmapping makes a block that a
+    search would have found (before, the block was too large to be split, or free and unmapped blocks together were larger);
+    or the first try left an empty range behind, which the second fills.
 
     Args:
         model: before the request.
@@ -34,15 +33,15 @@ def is_retry(model: CachingAllocator, events: Events, released: int, pool: PoolI
     emptied = copy(model, SimulatedDriver())
     emptied.empty_cache()
     gives = released < len(events) - 1
-    if (found := finds(emptied, events[-1], pool)) is not None:
-        return gives or found.address != events[-1][1]
+    if (block := finds(emptied, events[-1], pool)) is not None:
+        return gives or block.address != events[-1][1]
     if not gives or _reproduces(emptied, events[released:], pool):
         return False
     return _reproduces(copy(model, SimulatedDriver()), events, pool)
 
 
 def _reproduces(model: CachingAllocator, events: Events, pool: PoolId) -> bool:
-    """Return whether a copy of the model does for a request what was recorded."""
+    """Return whether a copy of the model reproduces the events of a request."""
     model.events.clear()
     model.driver = driver = TraceDriver(events, model.events)
     place_range(model, driver, events, pool)
@@ -54,7 +53,7 @@ def _reproduces(model: CachingAllocator, events: Events, pool: PoolId) -> bool:
 
 
 def place_range(model: CachingAllocator, driver: TraceDriver, events: Events, pool: PoolId) -> None:
-    """Say where a range lies that nobody saw yet: where a request first maps pages, if nothing else can lie there."""
+    """Place a range of unknown address where a request first maps pages, if nothing else can lie there."""
     driver.fresh = None
     mapped = next((event[1] for event in events if event[0] == "segment_map"), None)
     if mapped is None:
@@ -67,9 +66,8 @@ def place_range(model: CachingAllocator, driver: TraceDriver, events: Events, po
 
 def _is_in_range(model: CachingAllocator, address: int) -> bool:
     """Return whether an address lies in an expandable segment, mapped or not."""
-    halves = [half for owner in model.pools.values() for half in (owner.small, owner.large)]
-    unmapped = [block for half in halves for free in half.by_stream.values() for block in free.unmapped]
+    unmapped = [block for free in model.free_sets() for block in free.unmapped]
     return any(
         block.range is not None and block.range.base <= address < block.range.base + block.range.size
-        for block in (*all_blocks(model), *unmapped)
+        for block in (*model.blocks(), *unmapped)
     )

@@ -1,4 +1,4 @@
-"""From the state at the start of a trace to a model in that state."""
+"""Construction of a model in the state at the start of a trace."""
 
 from __future__ import annotations
 
@@ -7,44 +7,40 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.blocks import COUNTER_SHIFT, LIVE, PENDING, UNMAPPED, Block, FreeSet, Range
+from nbguard.allocator.model.blocks import COUNTER_SHIFT, LIVE, PENDING, UNMAPPED, FreeSet, ModelBlock, Range
 from nbguard.allocator.model.policy import SMALL_MAX, SMALL_SEGMENT, range_size, round_size
 from nbguard.allocator.replay.page_owners import Owner
-from nbguard.allocator.replay.rollback import LiveBlock, Start
+from nbguard.allocator.replay.rollback import InitialState, LiveBlock
 from nbguard.errors import SnapshotError
 
 
 @dataclass(slots=True)
-class Repairs:
-    """What the trace showed of the start that the snapshot does not say.
+class StartCorrections:
+    """Facts on the state at the start that a trace showed and the snapshot lacks. Keys are addresses at the start."""
 
-    `sizes` are those of blocks of which only the request is known, by address. `before` says of pairs of segments (of
-    blocks, where blocks count) which came first, and `ranks` is an order that fits: all by address at the start.
-    """
-
-    sizes: dict[int, int] = field(default_factory=dict)
-    before: set[tuple[int, int]] = field(default_factory=set)
-    ranks: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)  # bytes of blocks of which only the request is known
+    before: set[tuple[int, int]] = field(default_factory=set)  # (older, younger) segments; blocks, where blocks are counted
+    ranks: dict[int, int] = field(default_factory=dict)  # ranks of segments, or blocks, that agree with `before`
 
     def __len__(self) -> int:
         return len(self.sizes) + len(self.before)
 
 
 @dataclass(slots=True)
-class Guesses:
-    """What was assumed of the start: blocks that may be larger, by address, and whose place a rank is, by address."""
+class StartAssumptions:
+    """Assumptions on the state at the start that the trace may prove wrong."""
 
-    sizes: dict[int, Block] = field(default_factory=dict)
-    ranks: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int, ModelBlock] = field(default_factory=dict)  # blocks that may be larger, by address
+    ranks: dict[int, int] = field(default_factory=dict)  # address of the segment, or block, that was given a rank
 
 
-def set_up(allocator: CachingAllocator, start: Start, repairs: Repairs) -> Guesses:
-    """Put an empty model into the state `start`; return what had to be guessed.
+def set_up(allocator: CachingAllocator, start: InitialState, corrections: StartCorrections) -> StartAssumptions:
+    """Put an empty model into the state `start`; return the assumptions that this took.
 
     Raises:
         SnapshotError: blocks in use lie outside of every segment, or overlap.
     """
-    builder = _Builder(allocator, start, repairs)
+    builder = _Builder(allocator, start, corrections)
     for address in sorted(start.segments):
         size, owner = start.segments[address]
         builder.classic(address, size, owner)
@@ -56,16 +52,16 @@ def set_up(allocator: CachingAllocator, start: Start, repairs: Repairs) -> Guess
     allocator.peak_allocated = allocator.allocated
     allocator.peak_reserved = allocator.reserved = start.reserved
     allocator.num_frees = 0
-    return builder.guesses
+    return builder.assumptions
 
 
-def _ranges(allocator: CachingAllocator, owner: Owner, start: Start) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Yield (base, size, mapped stretches) of each range of an owner: what lies further apart than one is long, is two."""
+def _ranges(allocator: CachingAllocator, owner: Owner, start: InitialState) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """Yield (base, size, mapped stretches) of each range of an owner: pages further apart than a range is long are of two."""
     page = SMALL_SEGMENT if owner[1] else allocator.settings.large_segment
     size = range_size(allocator.capacity, page)
     stretches = list(start.mapped[owner])
     bases: list[int] = []
-    for address in sorted({*start.seen.get(owner, ()), *(first for first, _ in stretches)}):
+    for address in sorted({*start.ever_mapped.get(owner, ()), *(first for first, _ in stretches)}):
         if not bases or address >= bases[-1] + size:
             bases.append(address)
     for number, base in enumerate(bases):
@@ -77,13 +73,13 @@ def _ranges(allocator: CachingAllocator, owner: Owner, start: Start) -> Iterator
 
 
 class _Builder:
-    def __init__(self, allocator: CachingAllocator, start: Start, repairs: Repairs) -> None:
+    def __init__(self, allocator: CachingAllocator, start: InitialState, corrections: StartCorrections) -> None:
         self.allocator = allocator
-        self.repairs = repairs
+        self.corrections = corrections
         self.by_block = allocator.tie == "block"
         self.left = dict(start.blocks)
         self.order = sorted(start.blocks)
-        self.guesses = Guesses()
+        self.assumptions = StartAssumptions()
 
     def classic(self, address: int, size: int, owner: Owner) -> None:
         """Build a segment with its blocks."""
@@ -108,20 +104,20 @@ class _Builder:
 
     def _rank(self, address: int) -> int:
         rank = self.allocator.next_rank()
-        rank = self.repairs.ranks.get(address, rank)
-        self.guesses.ranks[rank] = address
+        rank = self.corrections.ranks.get(address, rank)
+        self.assumptions.ranks[rank] = address
         return rank
 
     def _chain(
         self, free: FreeSet, space: Range | None, rank: int, begin: int, stretches: list[tuple[int, int]], end: int
     ) -> None:
         """Link up live, free and unmapped blocks from `begin` to `end`."""
-        last: Block | None = None
+        last: ModelBlock | None = None
         position = begin
 
-        def put(size: int, state: int | None) -> Block:
+        def put(size: int, state: int | None) -> ModelBlock:
             nonlocal last, position
-            block = Block(position, size, free, space, self._rank(position) if self.by_block else rank, LIVE)
+            block = ModelBlock(position, size, free, space, self._rank(position) if self.by_block else rank, LIVE)
             if last is not None:
                 block.put_after(last)
             if state == UNMAPPED:
@@ -144,7 +140,7 @@ class _Builder:
         if end > position:
             put(end - position, UNMAPPED)
 
-    def _use(self, block: Block, live: LiveBlock, *, is_guess: bool) -> None:
+    def _use(self, block: ModelBlock, live: LiveBlock, *, is_guess: bool) -> None:
         allocator = self.allocator
         block.requested = live.requested
         allocator.requested += live.requested
@@ -157,7 +153,7 @@ class _Builder:
             allocator.allocated += block.size
             allocator.num_allocs += 1
         if is_guess:
-            self.guesses.sizes[block.address] = block
+            self.assumptions.sizes[block.address] = block
 
     def _blocks(self, free: FreeSet, space: Range | None, first: int, limit: int) -> Iterable[tuple[LiveBlock, int, bool]]:
         """Yield (block in use, its size, whether that is a guess) within a stretch that has memory."""
@@ -175,11 +171,11 @@ class _Builder:
             yield live, size, is_guess
 
     def _size(self, live: LiveBlock, room: int, *, is_classic_large: bool) -> tuple[int, bool]:
-        """Return the size of a block, and whether it may be more: up to 1 MiB that was not split off."""
+        """Return the size of a block, and whether it may be larger, by a rest of up to 1 MiB that was not split off."""
         if live.size is not None:
             return live.size, False
-        if live.address in self.repairs.sizes:
-            return self.repairs.sizes[live.address], True
+        if live.address in self.corrections.sizes:
+            return self.corrections.sizes[live.address], True
         settings = self.allocator.settings
         rounded = round_size(live.requested, settings.divisions)
         if not is_classic_large:

@@ -1,4 +1,4 @@
-"""What a recorded program would have met under other settings of the allocator."""
+"""Runs of a recorded program under other settings of the allocator."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, SimulatedDriver
 from nbguard.allocator.model.policy import parse_version, tie_break
 from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.replay.program import Op, program, room
-from nbguard.allocator.replay.replay import DeviceReplay, Recorded, best_play, recorded
+from nbguard.allocator.replay.program import Op, program, usable_bytes
+from nbguard.allocator.replay.replay import DeviceReplay, RecordedDevice, best_play, recorded_device
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError
 
@@ -22,38 +22,38 @@ _ORDERS = (Addresses(), Addresses("descending"), Addresses("scattered", 1), Addr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A request that found no room. `position` is that in the trace, `number` counts requests from 1; sizes in bytes."""
+    """A request for which there was no room."""
 
-    position: int
-    number: int
-    size: int
-    allocated: int
-    reserved: int
-    holders: tuple[tuple[int, int, int], ...] = ()
+    position: int  # in the trace; -1 for a block from before the trace
+    number: int  # of the request, counted from 1
+    size: int  # bytes requested
+    allocated: int  # bytes in use at that moment (`allocated_bytes.all.current`)
+    reserved: int  # bytes reserved at that moment (`reserved_bytes.all.current`)
+    holders: tuple[tuple[int, int, int], ...] = ()  # (index in `Snapshot.stacks` or -1, bytes, blocks), the largest five
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One run under some settings. `passed` counts requests that were refused when recorded, and were not here."""
+class WhatIfOutcome:
+    """The result of one run under some settings."""
 
-    peak_reserved: int
-    peak_allocated: int
-    refusal: Refusal | None
-    passed: int
-    retries: int
-    driver_calls: int
+    peak_reserved: int  # bytes (`reserved_bytes.all.peak`)
+    peak_allocated: int  # bytes (`allocated_bytes.all.peak`)
+    refusal: Refusal | None  # the first request without room; None if all were served
+    passed: int  # requests that were refused when recorded, and served in this run
+    retries: int  # requests for which the cache was emptied (`num_alloc_retries`)
+    driver_calls: int  # to cudaMalloc and cudaFree, or to map and unmap pages
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Some settings and how they fare; one outcome for each order of addresses that was tried."""
+class WhatIfRow:
+    """The results of a run under one choice of settings."""
 
     settings: AllocatorSettings
-    outcomes: tuple[Outcome, ...]
-    is_recorded: bool = False
+    outcomes: tuple[WhatIfOutcome, ...]  # one for each order of addresses that was tried
+    is_recorded: bool = False  # these are the recorded settings
 
     @property
-    def worst(self) -> Outcome:
+    def worst(self) -> WhatIfOutcome:
         """The outcome to count on: with a refusal if any has one, then the largest peak."""
         return max(self.outcomes, key=lambda outcome: (outcome.refusal is not None, outcome.peak_reserved))
 
@@ -70,13 +70,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What settings would have done for one device. `capacity` is None where nobody knows it: then nothing runs out."""
+    """The results of one device's recorded program under several settings."""
 
-    replay: DeviceReplay
-    rows: tuple[Row, ...]
-    capacity: int | None
-    requests: int
-    snapshot: Snapshot
+    replay: DeviceReplay  # under the recorded settings, with the share of events reproduced
+    rows: tuple[WhatIfRow, ...]  # the recorded settings first
+    capacity: int | None  # bytes that the allocator can have in all; None: not known, and no request is refused
+    requests: int  # in the trace, and those for blocks from before it
+    snapshot: Snapshot  # the source
 
 
 def what_if(
@@ -94,39 +94,43 @@ def what_if(
         snapshot: from `load_snapshot`.
         device: its number.
         confs: settings to try; a choice that suits the version where there are none.
-        torch_version: that recorded it, where no file says so.
-        capacity: bytes that the allocator can have in all, where an out-of-memory event or the file beside do not tell.
-        fraction: of `capacity` that the process may take, where nobody says so.
+        torch_version: that recorded the trace, where neither the file nor its sidecar has it.
+        capacity: bytes that the allocator can have in all, where neither an out-of-memory event nor the sidecar tells.
+        fraction: share of `capacity` that the process may take, where the sidecar has none.
         progress: called after each run.
 
     Raises:
-        SettingsError: settings to try are none.
+        SettingsError: a string in `confs` is no settings of PyTorch.
         SnapshotError: trace and segments contradict each other.
     """
-    source = recorded(snapshot, device, torch_version, capacity, fraction)
+    source = recorded_device(snapshot, device, torch_version, capacity, fraction)
     version = parse_version(source.torch_version)
     tried = [AllocatorSettings.parse(conf, version if source.is_version_known else None) for conf in confs]
     replay = best_play(source)[1]
-    space = capacity if capacity is not None else _room(source, snapshot)
+    space = capacity if capacity is not None else _capacity(source, snapshot)
     settings = [source.settings, *dict.fromkeys(tried or _choice(source, version))]
-    settings[1:] = [each for each in settings[1:] if each != source.settings]
+    settings[1:] = [choice for choice in settings[1:] if choice != source.settings]
     orders = _ORDERS if tie_break(parse_version(replay.torch_version)) == "address" else _ORDERS[:1]
     rows = []
-    for number, each in enumerate(settings):
+    for number, choice in enumerate(settings):
         outcomes = []
         for index, order in enumerate(orders):
-            outcomes.append(run(source, each, space, replay.torch_version, replace(order)))
+            outcomes.append(run(source, choice, space, replay.torch_version, replace(order)))
             if progress is not None:
                 progress(number * len(orders) + index + 1, len(settings) * len(orders))
-        rows.append(Row(each, tuple(outcomes), is_recorded=not number))
+        rows.append(WhatIfRow(choice, tuple(outcomes), is_recorded=not number))
     requests = len(source.start.blocks) + sum(event[0] in ("alloc", "oom") for event in source.trace.events)
     return WhatIf(replay=replay, rows=tuple(rows), capacity=space, requests=requests, snapshot=snapshot)
 
 
 def run(
-    source: Recorded, settings: AllocatorSettings, capacity: int | None, torch_version: str, addresses: Addresses | None = None
-) -> Outcome:
-    """Run a recorded program from an empty allocator, up to its end or the first request that is refused only here."""
+    source: RecordedDevice,
+    settings: AllocatorSettings,
+    capacity: int | None,
+    torch_version: str,
+    addresses: Addresses | None = None,
+) -> WhatIfOutcome:
+    """Run a recorded program from an empty allocator, up to its end or the first request that is refused in this run only."""
     driver = SimulatedDriver(capacity, addresses=addresses)
     total = source.capacity if source.capacity is not None else capacity
     model = CachingAllocator(settings, total, source.fraction, torch_version, driver)
@@ -149,14 +153,14 @@ def run(
                 refusal = refusal or _refusal(op, number, model, live)
                 if op.kind == "refused":
                     continue
-                break  # the recorded program went on from here, and nobody knows what this one would have done
+                break  # the recorded program went on from here; the reaction of this one is not known
             if op.kind == "refused":
                 passed += 1
-                model.free(address)  # what the program would have done with it is not recorded
+                model.free(address)  # its further use is not recorded
             else:
                 live[op.name] = (address, op)
     retries = model.num_alloc_retries
-    return Outcome(
+    return WhatIfOutcome(
         peak_reserved=model.peak_reserved,
         peak_allocated=model.peak_allocated,
         refusal=refusal,
@@ -167,7 +171,7 @@ def run(
 
 
 def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple[int, Op]]) -> Refusal:
-    """Say what was in use when a request was refused: (stack, bytes, blocks) by where it was asked for, largest first."""
+    """Return a refusal with the memory in use at that moment, by the line that requested it, largest first."""
     by_stack: dict[int, list[int]] = {}
     for address, held in live.values():
         by_stack.setdefault(held.stack, []).append(model.live[address].size)
@@ -182,15 +186,15 @@ def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple
     )
 
 
-def _room(source: Recorded, snapshot: Snapshot) -> int | None:
-    """Return what the allocator could have: by an out-of-memory event, else what it had and the device had left."""
-    found = room(source)
-    if found is None and source.device < len(snapshot.beside.frees):
-        found = snapshot.beside.frees[source.device] + sum(segment.total_size for segment in source.segments)
-    return found
+def _capacity(source: RecordedDevice, snapshot: Snapshot) -> int | None:
+    """Return the bytes that the allocator could have: by an out-of-memory event, else reserved and free bytes at the end."""
+    capacity = usable_bytes(source)
+    if capacity is None and source.device < len(snapshot.sidecar.frees):
+        capacity = snapshot.sidecar.frees[source.device] + sum(segment.total_size for segment in source.segments)
+    return capacity
 
 
-def _choice(source: Recorded, version: tuple[int, int]) -> list[AllocatorSettings]:
+def _choice(source: RecordedDevice, version: tuple[int, int]) -> list[AllocatorSettings]:
     """Return settings that are worth trying."""
     confs = ["", "expandable_segments:True", "max_split_size_mb:128", "max_split_size_mb:512", "roundup_power2_divisions:8"]
     if source.is_version_known and version >= (2, 11):

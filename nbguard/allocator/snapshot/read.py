@@ -1,7 +1,6 @@
-"""Reads snapshot files: `torch.cuda.memory._dump_snapshot`'s pickles since torch 2.0, and the same as JSON, gzip'd or not.
+"""Snapshot files: pickles of `torch.cuda.memory._dump_snapshot` since torch 2.0, and JSON of the same form, gzip'd or not.
 
-A file is foreign until shown otherwise. Whatever it holds, reading it runs none of it, ends, and ends in a `Snapshot` or
-in one `SnapshotError`.
+A file is not trusted. Reading it runs none of its content, comes to an end, and ends in a `Snapshot` or one `SnapshotError`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nbguard.allocator.snapshot.schema import parse_snapshot
-from nbguard.allocator.snapshot.sidecar import read_beside
+from nbguard.allocator.snapshot.sidecar import read_sidecar
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.allocator.snapshot.unpickle import Progress, unpickle
 from nbguard.errors import SnapshotError
@@ -23,16 +22,23 @@ MAX_BYTES = 4 * 1024**3
 """A larger file, or one that unpacks to more, is refused."""
 
 _CHUNK = 1 << 24
+"""Bytes that are read at once."""
+
 _PLAIN = 1 << 26
+"""Bytes of content from which on its density is checked."""
+
 _DENSEST = 250
 """Content of more than `_PLAIN` bytes that is so many times its packed size is made to fill memory: snapshots reach some 60."""
+
 _LONGEST_NUMBER = 24
+"""Digits of an integer in JSON."""
+
 _BYTES_PER_CONTAINER = 8
 """Fewer than this on the average are no content, and would fill many times the size of the file."""
 
 
 def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes: int = MAX_BYTES) -> Snapshot:
-    """Return the snapshot in a file, with what a file beside it (`FILE.nbguard.json`) adds.
+    """Return the snapshot in a file, with the facts of its sidecar (`FILE.nbguard.json`).
 
     Args:
         path: a pickle or JSON file, gzip'd or not: a whole snapshot, or the list of segments alone.
@@ -40,7 +46,7 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
         max_bytes: the largest content that is read.
 
     Raises:
-        SnapshotError: the file cannot be read, is no snapshot, is damaged, or holds what no snapshot holds.
+        SnapshotError: the file cannot be read, is damaged, or is no snapshot.
     """
     path = Path(path)
     data = _content(path, max_bytes)
@@ -48,7 +54,7 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
         raw = _decode(data, progress)
         size = len(data)
         del data
-        return parse_snapshot(raw, size, read_beside(path))
+        return parse_snapshot(raw, size, read_sidecar(path))
     except SnapshotError as error:
         raise SnapshotError(f"{path.name}: {error}") from None
     except MemoryError:

@@ -1,4 +1,4 @@
-"""From what a snapshot file holds to a `Snapshot`: every schema since torch 2.0, nothing believed without a look."""
+"""Conversion of a snapshot's dicts and lists to a `Snapshot`: every schema since torch 2.0, every value checked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 from nbguard.allocator.model.policy import DEFAULT_POOL, DIVISION_ENTRIES, PoolId
 from nbguard.allocator.snapshot.snapshot import (
     ACTIONS,
-    Beside,
     Event,
     Frame,
+    Sidecar,
     Snapshot,
     SnapshotBlock,
     SnapshotSegment,
@@ -30,14 +30,18 @@ _LARGEST = 1 << 57
 """Beyond every address and size on a device of today."""
 
 _BYTES_PER_ENTRY = 8
+"""Bytes of a file that an entry takes at least."""
+
 _MOST_DEVICES = 4096
 _MOST_STREAMS = 1024
 """Streams, and pools, in a trace: a program has some dozens, and the model goes through all of them now and then."""
+
 _HINTS = ("time_us", "compile_context", "user_metadata", "pool_id", "internal_metadata", "forward_frames")
+"""Fields of an entry that tell the version of torch."""
 
 
 class _Stacks:
-    """Stacks by number. Equal ones have one number; lists that the file shares are looked at once."""
+    """The stacks of a file, by number. Equal stacks have one number; a list that the file shares is read once."""
 
     def __init__(self) -> None:
         self.all: list[tuple[Frame, ...]] = []
@@ -49,28 +53,28 @@ class _Stacks:
         """Return the number of a list of frames; -1 for none."""
         if type(raw) is not list or not raw:
             return -1
-        found = self._by_list.get(id(raw))
-        if found is None:
+        number = self._by_list.get(id(raw))
+        if number is None:
             budget.spend(1)
             stack = tuple([self._frames.get(id(frame)) or self._frame(frame) for frame in raw])
-            found = self._by_frames.setdefault(stack, len(self.all))
-            if found == len(self.all):
+            number = self._by_frames.setdefault(stack, len(self.all))
+            if number == len(self.all):
                 self.all.append(stack)
-            self._by_list[id(raw)] = found
-        return found
+            self._by_list[id(raw)] = number
+        return number
 
     def _frame(self, raw: object) -> Frame:
         if type(raw) is not dict:
-            _bad("a frame is no dict")
+            _reject("a frame is no dict")
         file, line, name = raw.get("filename", ""), raw.get("line", 0), raw.get("name", "")
         if type(file) is not str or type(name) is not str or type(line) is not int:
-            _bad("a frame has no file, line and name")
+            _reject("a frame has no file, line and name")
         frame = self._frames[id(raw)] = (file, line, name)
         return frame
 
 
 class _Budget:
-    """How many entries a file of some size can honestly hold: lists that refer to one entry over and over hold more."""
+    """The entries that an honest file of some size can have; lists that refer to one entry over and over have more."""
 
     def __init__(self, size: int) -> None:
         self.left = size // _BYTES_PER_ENTRY + 64
@@ -78,51 +82,51 @@ class _Budget:
     def spend(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
-            _bad("it refers to the same entries over and over")
+            _reject("it refers to the same entries over and over")
 
 
-def parse_snapshot(raw: object, size: int, facts: Beside | None = None) -> Snapshot:
-    """Return the snapshot that `raw` stands for.
+def parse_snapshot(raw: object, size: int, sidecar: Sidecar | None = None) -> Snapshot:
+    """Return the `Snapshot` of a snapshot's raw data.
 
     Args:
         raw: the dict of `torch.cuda.memory._snapshot()`, or the list of segments alone.
-        size: bytes that it came from: a bound for what is in it.
-        facts: what is known besides.
+        size: bytes of the file that it came from: a bound on the number of its entries.
+        sidecar: figures that the snapshot itself lacks.
 
     Raises:
-        SnapshotError: it is none, or contradicts itself.
+        SnapshotError: `raw` is no snapshot, or contradicts itself.
     """
     whole = {"segments": raw} if type(raw) is list else raw
     if type(whole) is not dict or type(whole.get("segments")) is not list:
-        _bad("it has no list of segments; torch.cuda.memory._dump_snapshot(FILE) writes one that has")
+        _reject("it has no list of segments; torch.cuda.memory._dump_snapshot(FILE) writes one that has")
     budget, stacks = _Budget(size), _Stacks()
-    segments = tuple(sorted((_segment(each, stacks, budget) for each in whole["segments"]), key=_place))
+    segments = tuple(sorted((_segment(entry, stacks, budget) for entry in whole["segments"]), key=_place))
     for before, after in pairwise(segments):
         if before.device == after.device and before.address + before.total_size > after.address:
-            _bad(f"segments overlap at address {after.address}")
+            _reject(f"segments overlap at address {after.address}")
     traces = whole.get("device_traces") or []
     if type(traces) is not list or len(traces) > _MOST_DEVICES:
-        _bad("device_traces is no list of traces")
+        _reject("device_traces is no list of traces")
     hints = {key for key in ("host_segments", "external_annotations") if key in whole}
-    found = tuple(_trace(each, stacks, budget, hints) for each in traces)
+    parsed = tuple(_trace(entries, stacks, budget, hints) for entries in traces)
     _check_count({segment.stream for segment in segments}, {segment.pool for segment in segments})
-    for trace in found:
+    for trace in parsed:
         _check_count({event[3] for event in trace.events}, set(trace.pools or ()))
     settings, divisions = _settings(whole.get("allocator_settings"))
     return Snapshot(
         segments=segments,
-        traces=found,
+        traces=parsed,
         settings=settings,
         divisions=divisions,
         stacks=tuple(stacks.all),
         hints=frozenset(hints),
-        beside=facts or Beside(),
+        sidecar=sidecar or Sidecar(),
     )
 
 
 def _check_count(streams: set[int], pools: set[PoolId]) -> None:
     if max(len(streams), len(pools)) > _MOST_STREAMS:
-        _bad(f"it has {len(streams)} streams and {len(pools)} pools")
+        _reject(f"it has {len(streams)} streams and {len(pools)} pools")
 
 
 def _place(segment: SnapshotSegment) -> tuple[int, int]:
@@ -132,11 +136,11 @@ def _place(segment: SnapshotSegment) -> tuple[int, int]:
 def _segment(raw: object, stacks: _Stacks, budget: _Budget) -> SnapshotSegment:
     budget.spend(1)
     if type(raw) is not dict or type(raw.get("blocks")) is not list or raw.get("segment_type", "") not in ("small", "large"):
-        _bad("a segment is none")
+        _reject("a segment is none")
     address, total = _number(raw, "address"), _number(raw, "total_size")
     blocks = tuple(_blocks(raw["blocks"], address, stacks, budget))
     if sum(block.size for block in blocks) != total:
-        _bad(f"the blocks of the segment at {address} do not add up to its {total} bytes")
+        _reject(f"the blocks of the segment at {address} do not add up to its {total} bytes")
     return SnapshotSegment(
         device=_number(raw, "device", 0, most=_MOST_DEVICES),
         address=address,
@@ -152,16 +156,16 @@ def _segment(raw: object, stacks: _Stacks, budget: _Budget) -> SnapshotSegment:
 def _blocks(raw: list[object], address: int, stacks: _Stacks, budget: _Budget) -> Iterator[SnapshotBlock]:
     """Yield blocks from `address` on. Torch 2.0 has neither their addresses nor frames, but a `history` of requests."""
     budget.spend(len(raw))
-    for each in raw:
-        if type(each) is not dict:
-            _bad("a block is no dict")
-        size, state = _number(each, "size"), each.get("state")
+    for entry in raw:
+        if type(entry) is not dict:
+            _reject("a block is no dict")
+        size, state = _number(entry, "size"), entry.get("state")
         if type(state) is not str or state not in _STATES:
-            _bad(f"the block at {address} has no state that is known")
-        if "address" in each and each["address"] != address:
-            _bad(f"the block before {address} does not end there")
-        history = each.get("history")
-        frames, requested = each.get("frames"), _number(each, "requested_size", size)
+            _reject(f"the block at {address} has no state that is known")
+        if "address" in entry and entry["address"] != address:
+            _reject(f"the block before {address} does not end there")
+        history = entry.get("history")
+        frames, requested = entry.get("frames"), _number(entry, "requested_size", size)
         if type(history) is list and history and type(history[-1]) is dict:
             frames = history[-1].get("frames")
         yield SnapshotBlock(
@@ -172,7 +176,7 @@ def _blocks(raw: list[object], address: int, stacks: _Stacks, budget: _Budget) -
 
 def _trace(raw: object, stacks: _Stacks, budget: _Budget, hints: set[str]) -> Trace:
     if type(raw) is not list:
-        _bad("a trace is no list")
+        _reject("a trace is no list")
     budget.spend(len(raw))
     events: list[Event] = []
     numbers: list[int] = []
@@ -180,7 +184,7 @@ def _trace(raw: object, stacks: _Stacks, budget: _Budget, hints: set[str]) -> Tr
     left_out = 0
     for entry in raw:
         if type(entry) is not dict or type(entry.get("action")) is not str:
-            _bad("an entry of the trace has no action")
+            _reject("an entry of the trace has no action")
         action = _ACTIONS.get(entry["action"])
         if action is None:
             left_out += 1
@@ -199,10 +203,10 @@ def _event(action: str, entry: dict[str, Any]) -> Event:
     address = entry.get("device_free", -1) if action == "oom" and "addr" not in entry else entry.get("addr")
     size, stream = entry.get("size"), entry.get("stream", 0)
     if type(address) is not int or type(size) is not int or type(stream) is not int:
-        _bad(f"an entry {action} of the trace has no address, size and stream")
+        _reject(f"an entry {action} of the trace has no address, size and stream")
     least = 1 if action in ("alloc", "oom") else 0  # no bytes never reach the allocator
     if not (-1 <= address < _LARGEST and least <= size < _LARGEST and 0 <= stream < 1 << 64):
-        _bad(f"an entry {action} of the trace has a number beyond all measure")
+        _reject(f"an entry {action} of the trace has a number beyond all measure")
     return action, address, size, stream
 
 
@@ -218,7 +222,7 @@ def _settings(raw: object) -> tuple[str | None, tuple[int, ...] | None]:
 
 
 def _conf(raw: dict[str, Any]) -> str | None:
-    """Return the last settings string, with what an earlier one left in force."""
+    """Return the last settings string, with the settings that an earlier one left in force."""
     text = raw.get("PYTORCH_CUDA_ALLOC_CONF")
     parts = [text] if type(text) is str and text.strip() else []
     named = parts[0] if parts else ""
@@ -242,9 +246,9 @@ def _pool(raw: object) -> PoolId:
 def _number(raw: dict[str, Any], key: str, default: int | None = None, most: int = _LARGEST) -> int:
     value = raw.get(key, default)
     if type(value) is not int or not 0 <= value < most:
-        _bad(f"{key} of a segment or block is no number of bytes")
+        _reject(f"{key} of a segment or block is no number of bytes")
     return value
 
 
-def _bad(what: str) -> NoReturn:
+def _reject(what: str) -> NoReturn:
     raise SnapshotError(f"not a snapshot that can be read: {what}.")

@@ -1,4 +1,4 @@
-"""The file beside a snapshot, `FILE.nbguard.json`: what PyTorch's format has no place for and a replay needs."""
+"""The sidecar of a snapshot, `FILE.nbguard.json`: facts that a replay needs and PyTorch's format has no place for."""
 
 from __future__ import annotations
 
@@ -7,36 +7,41 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nbguard.allocator.snapshot.snapshot import Beside
+from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SnapshotError
 
 _SUFFIX = ".nbguard.json"
 _LARGEST = 1 << 20
+"""Bytes of a sidecar; a larger one is refused."""
 
 
-def beside(path: str | Path) -> Path:
-    """Return where the file beside a snapshot lies."""
+def sidecar_path(path: str | Path) -> Path:
+    """Return the path of the sidecar of the snapshot at `path`."""
     path = Path(path)
     return path.with_name(path.name + _SUFFIX)
 
 
-def beside_data(facts: Beside) -> dict[str, Any]:
-    """Return what such a file says as JSON-ready data; more keys may stand beside these."""
-    return {"nbguard": 1} | asdict(facts)
+def sidecar_data(sidecar: Sidecar) -> dict[str, Any]:
+    """Return the content of a sidecar file as JSON-ready data; a writer may add other keys."""
+    return {"nbguard": 1} | asdict(sidecar)
 
 
-def read_beside(path: str | Path) -> Beside:
-    """Return what stands beside a snapshot; nothing known where there is no such file. Raises SnapshotError if damaged."""
-    place = beside(path)
+def read_sidecar(path: str | Path) -> Sidecar:
+    """Return the sidecar of the snapshot at `path`, empty where there is no such file.
+
+    Raises:
+        SnapshotError: the sidecar is damaged.
+    """
+    place = sidecar_path(path)
     try:
         if not place.is_file():
-            return Beside()
+            return Sidecar()
         if place.stat().st_size > _LARGEST:
             raise ValueError("too large")
         raw = json.loads(place.read_text(encoding="utf-8"))
         if not isinstance(raw, dict) or raw.get("nbguard") != 1:
             raise ValueError("not ours")
-        return Beside(
+        return Sidecar(
             torch_version=_one(raw, "torch_version", str),
             settings=_one(raw, "settings", str),
             totals=_many(raw, "totals", int),

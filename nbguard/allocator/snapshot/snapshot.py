@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from nbguard.allocator.model.policy import PoolId
 
 Event = tuple[str, int, int, int]
-"""(action, address, bytes, stream); of an `oom` the second is what the device had left, or -1."""
+"""(action, address, bytes, stream) of an entry; the second of an `oom` is the device's free bytes, -1 if not recorded."""
 
 Frame = tuple[str, int, str]
 """(file, line, function)."""
@@ -16,82 +16,71 @@ ACTIONS = (
     *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"),
     *("oom", "snapshot"),
 )
-"""What a trace can say of the allocator. Other entries, such as annotations, are counted and left out."""
+"""Actions of the allocator in a trace (`TraceEntry::Action`). Other entries, such as annotations, are only counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotBlock:
-    """A piece of a segment. `requested` means nothing in an inactive block; `stack` numbers `Snapshot.stacks`, -1: none."""
+    """One entry of a segment's "blocks" in a snapshot."""
 
-    address: int
-    size: int
-    requested: int
-    state: str
-    stack: int = -1
+    address: int  # "address"; in files of torch 2.0 the sum of the sizes before
+    size: int  # bytes, "size"
+    requested: int  # bytes, "requested_size": of the last request; without meaning in an inactive block
+    state: str  # "state": "inactive", "active_allocated" or "active_pending_free"
+    stack: int = -1  # index in `Snapshot.stacks` of "frames"; -1: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSegment:
-    """Memory from the driver: all of a classic segment, or one stretch of an expandable one that has memory."""
+    """One entry of "segments": a classic segment, or one stretch of an expandable segment that has memory."""
 
-    device: int
-    address: int
-    total_size: int
-    stream: int
-    is_small: bool
-    is_expandable: bool
-    pool: PoolId
-    blocks: tuple[SnapshotBlock, ...]
+    device: int  # "device"
+    address: int  # "address"
+    total_size: int  # bytes, "total_size"
+    stream: int  # "stream": handle of the stream that the segment belongs to
+    is_small: bool  # "segment_type" is "small": of the small half of its pool
+    is_expandable: bool  # "is_expandable"
+    pool: PoolId  # "segment_pool_id"
+    blocks: tuple[SnapshotBlock, ...]  # "blocks", by address
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What the allocator of one device did, oldest first.
+    """The history of one device's allocator: one list of "device_traces"."""
 
-    `pools` and `stacks` run parallel to `events`; `pools` is None where this torch does not say. `left_out` counts
-    entries that are no events of the allocator.
-    """
-
-    events: tuple[Event, ...] = ()
-    pools: tuple[PoolId, ...] | None = None
-    stacks: tuple[int, ...] = ()
-    left_out: int = 0
+    events: tuple[Event, ...] = ()  # oldest first
+    pools: tuple[PoolId, ...] | None = None  # "pool_id" of each event; None where this torch does not write it
+    stacks: tuple[int, ...] = ()  # of each event, the index in `Snapshot.stacks` of "frames"; -1: none
+    left_out: int = 0  # entries that are no events of the allocator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """What PyTorch's snapshots do not say, from the file beside one that nbguard wrote. None is unknown; sizes in bytes.
+class Sidecar:
+    """Facts that PyTorch's snapshots lack, from the sidecar file that nbguard writes. Lists are by device number."""
 
-    `totals`, `frees` and `fractions` are by device.
-    """
-
-    torch_version: str | None = None
-    settings: str | None = None
-    totals: tuple[int, ...] = ()
-    frees: tuple[int, ...] = ()
-    fractions: tuple[float, ...] = ()
-    names: tuple[str, ...] = ()
+    torch_version: str | None = None  # `torch.__version__`; None: not known
+    settings: str | None = None  # of the allocator, as in `PYTORCH_ALLOC_CONF`; None: not known
+    totals: tuple[int, ...] = ()  # bytes of each device (`mem_get_info()[1]`)
+    frees: tuple[int, ...] = ()  # free bytes of each device when the snapshot was taken (`mem_get_info()[0]`)
+    fractions: tuple[float, ...] = ()  # share of each device that the process may take (`get_per_process_memory_fraction`)
+    names: tuple[str, ...] = ()  # of each device (`get_device_name`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A snapshot of every device of a process. `settings` is None where the file does not say.
+    """A memory snapshot of every device of a process."""
 
-    `divisions` is the table that `roundup_power2_divisions` came to; `hints` are names of fields that only some
-    versions of torch write.
-    """
-
-    segments: tuple[SnapshotSegment, ...]
-    traces: tuple[Trace, ...] = ()
-    settings: str | None = None
-    divisions: tuple[int, ...] | None = None
-    stacks: tuple[tuple[Frame, ...], ...] = ()
-    hints: frozenset[str] = frozenset()
-    beside: Beside = field(default_factory=Beside)
+    segments: tuple[SnapshotSegment, ...]  # "segments", by device and address
+    traces: tuple[Trace, ...] = ()  # "device_traces", by device number
+    settings: str | None = None  # from "allocator_settings", as in `PYTORCH_ALLOC_CONF`; None: the file has none
+    divisions: tuple[int, ...] | None = None  # "allocator_settings" → "roundup_power2_divisions", as a table of 16 entries
+    stacks: tuple[tuple[Frame, ...], ...] = ()  # "frames" of blocks and events, each different stack once
+    hints: frozenset[str] = frozenset()  # names of fields that only some versions of torch write
+    sidecar: Sidecar = field(default_factory=Sidecar)  # facts from the sidecar file; empty without one
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The numbers of the devices of which it says something."""
+        """Numbers of the devices that have a segment or an event."""
         traced = {number for number, trace in enumerate(self.traces) if trace.events}
         return tuple(sorted(traced | {segment.device for segment in self.segments}))
 

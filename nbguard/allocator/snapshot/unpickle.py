@@ -1,4 +1,4 @@
-"""Reads pickles that hold plain data and nothing else: no global is ever looked up, no object made, no code run.
+"""An unpickler of plain data and nothing else: it looks up no global, makes no object and runs no code.
 
 Python's own unpickler can be kept from looking up globals, but not from filling memory (a memo index of four thousand
 million) or hanging (keys made to collide). This one knows the opcodes of plain data only, and every container that it
@@ -7,37 +7,57 @@ makes costs bytes of the file.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
 
-from nbguard.allocator.snapshot.atoms import LONGEST_NUMBER, Atoms, Bad
 from nbguard.errors import SnapshotError
 
 Progress = Callable[[int, int], None]
 """Called now and then with (bytes done, bytes in all)."""
 
 _STEP = 20_000
+"""Opcodes between two reports of progress."""
+
 _DEEPEST = 200
+"""Containers within one another; a snapshot nests some ten deep."""
+
 _BYTES_PER_OBJECT = 5
+"""Fewer bytes of the file than this for each object are no content, and would fill many times the size of the file."""
+
+_LONGEST_NUMBER = 16
+"""Bytes of an integer; no address or size has more than nine."""
+
+_LONGEST_RUN = 200
+"""References to the memo that are read at once."""
+
 _CALLS = b"cioRb\x81\x92\x93PQ\x82\x83\x84"
+"""Opcodes that look up a global, make an object or call something."""
+
 _STRING = {str}
+_REFERENCES = re.compile(rb"(?:j[\s\S]{4}){4,}")
+_U16, _I32, _U32, _U64, _F64 = (struct.Struct(form) for form in ("<H", "<i", "<I", "<Q", ">d"))
+
+
+class UnreadablePickle(Exception):  # noqa: N818
+    """The reason why a pickle is not read."""
 
 
 class _End(Exception):  # noqa: N818
-    """The pickle is read."""
+    """The end of the pickle is reached."""
 
 
 def unpickle(data: bytes, progress: Progress | None = None) -> Any:
-    """Return what a pickle of dicts with string keys, lists, tuples, strings, numbers, True, False and None holds.
+    """Return the object in a pickle of dicts with string keys, lists, tuples, strings, numbers, True, False and None.
 
     Raises:
-        SnapshotError: it holds something else, would call something, ends too early or is no pickle at all.
+        SnapshotError: the pickle has other objects, would call something, ends too early, or is none at all.
     """
     reader = _Reader(data)
     try:
         return reader.read(progress or (lambda _done, _total: None))
-    except Bad as bad:
+    except UnreadablePickle as bad:
         raise SnapshotError(f"not a snapshot that can be read: {bad}.") from None
     except (IndexError, struct.error):
         raise SnapshotError("not a snapshot that can be read: the pickle ends too early or is damaged.") from None
@@ -45,15 +65,15 @@ def unpickle(data: bytes, progress: Progress | None = None) -> Any:
         raise SnapshotError("not a snapshot that can be read: the pickle is damaged.") from None
 
 
-class _Reader(Atoms):
-    """The stack machine. A handler gets the position behind its opcode and returns that of the next opcode."""
+class _Reader:
+    """The stack machine. A handler is named after its opcode, gets the position behind it, and returns the next opcode's."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.stack: list[Any] = []
-        self.below: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
-        self.made = 0
+        self.stack: list[Any] = []  # objects since the last mark
+        self.below: list[list[Any]] = []  # the stacks before each mark
+        self.memo: dict[int, Any] = {}  # objects that later opcodes refer to, by number
+        self.made = 0  # containers made so far
         self.table: list[Callable[[int], int]] = [self.unknown] * 256
         for opcode in _CALLS:
             self.table[opcode] = self.call
@@ -74,10 +94,10 @@ class _Reader(Atoms):
     def weigh(self) -> None:
         """Refuse a pickle of which almost nothing is content: it would fill many times its own size of memory."""
         if max(self.made, len(self.memo), len(self.stack)) > len(self.data) // _BYTES_PER_OBJECT + _STEP:
-            raise Bad("it is made of empty containers")
+            raise UnreadablePickle("it is made of empty containers")
 
     def some(self, position: int) -> int:
-        """Read some opcodes; the five that make up most of a snapshot right here, which takes half the time."""
+        """Read some opcodes, the five most frequent of a snapshot in place: that halves the time."""
         data, table, memo, number = self.data, self.table, self.memo, int.from_bytes
         stack = self.stack
         for _ in range(_STEP):
@@ -91,7 +111,7 @@ class _Reader(Atoms):
             elif opcode == 0x4B:  # binint1
                 stack.append(data[position + 1])
                 position += 2
-            elif opcode == 0x8A and (size := data[position + 1]) <= LONGEST_NUMBER:  # long1; damage shows behind it
+            elif opcode == 0x8A and (size := data[position + 1]) <= _LONGEST_NUMBER:  # long1; damage shows behind it
                 stack.append(number(data[position + 2 : position + 2 + size], "little", signed=True))
                 position += 2 + size
             elif opcode == 0x28 and len(self.below) < _DEEPEST:  # mark
@@ -103,17 +123,140 @@ class _Reader(Atoms):
                 stack = self.stack
         return position
 
-    # --- what there is no need of -----------------------------------------------------------------------------------------
+    # --- opcodes that no snapshot needs -----------------------------------------------------------------------------------
 
     def unknown(self, position: int) -> int:
-        raise Bad(f"byte {position - 1} is no opcode of a pickle of plain data")
+        raise UnreadablePickle(f"byte {position - 1} is no opcode of a pickle of plain data")
 
     def call(self, position: int) -> int:
         opcode = self.data[position - 1]
         asked = self.data[position : position + 80].split(b"\n")[:2] if opcode == 0x63 else self.stack[-2:]
         words = [word.decode("ascii", "replace") if isinstance(word, bytes) else word for word in asked]
         name = ".".join(word[:60] for word in words if isinstance(word, str)) if opcode in (0x63, 0x93) else "an object"
-        raise Bad(f"it asks for {name or 'a global'!r}, and a snapshot holds plain data only; nothing of it was run")
+        wanted = name or "a global"
+        raise UnreadablePickle(f"it asks for {wanted!r}, and a snapshot holds plain data only; nothing of it was run")
+
+    # --- numbers, texts, and objects read before --------------------------------------------------------------------------
+
+    def none(self, position: int) -> int:
+        self.stack.append(None)
+        return position
+
+    def true(self, position: int) -> int:
+        self.stack.append(True)
+        return position
+
+    def false(self, position: int) -> int:
+        self.stack.append(False)
+        return position
+
+    def binint1(self, position: int) -> int:
+        self.stack.append(self.data[position])
+        return position + 1
+
+    def binint2(self, position: int) -> int:
+        self.stack.append(_U16.unpack_from(self.data, position)[0])
+        return position + 2
+
+    def binint(self, position: int) -> int:
+        self.stack.append(_I32.unpack_from(self.data, position)[0])
+        return position + 4
+
+    def long1(self, position: int) -> int:
+        end = position + 1 + self.data[position]
+        if end - position > _LONGEST_NUMBER + 1:
+            raise UnreadablePickle(f"a number of {end - position - 1} bytes")
+        self.stack.append(int.from_bytes(self.piece(position + 1, end), "little", signed=True))
+        return end
+
+    def int_text(self, position: int) -> int:
+        end = self.line(position)
+        text = self.data[position:end].rstrip(b"L")
+        if len(text) > 2 * _LONGEST_NUMBER:
+            raise UnreadablePickle(f"a number of {len(text)} digits")
+        self.stack.append({b"00": False, b"01": True}[text] if text in (b"00", b"01") else int(text))
+        return end + 1
+
+    long_text = int_text
+
+    def binfloat(self, position: int) -> int:
+        self.stack.append(_F64.unpack_from(self.data, position)[0])
+        return position + 8
+
+    def float_text(self, position: int) -> int:
+        end = self.line(position)
+        self.stack.append(float(self.data[position : min(end, position + 64)]))
+        return end + 1
+
+    def short_text(self, position: int) -> int:
+        end = position + 1 + self.data[position]
+        self.stack.append(self.piece(position + 1, end).decode("utf-8", "surrogatepass"))
+        return end
+
+    def text(self, position: int) -> int:
+        (size,) = _U32.unpack_from(self.data, position)
+        end: int = position + 4 + size
+        self.stack.append(self.piece(position + 4, end).decode("utf-8", "surrogatepass"))
+        return end
+
+    def text8(self, position: int) -> int:
+        (size,) = _U64.unpack_from(self.data, position)
+        end: int = position + 8 + size
+        self.stack.append(self.piece(position + 8, end).decode("utf-8", "surrogatepass"))
+        return end
+
+    def unicode_line(self, position: int) -> int:
+        end = self.line(position)
+        self.stack.append(self.data[position:end].decode("raw-unicode-escape"))
+        return end + 1
+
+    def memoize(self, position: int) -> int:
+        self.memo[len(self.memo)] = self.stack[-1]
+        return position
+
+    def put(self, position: int) -> int:
+        self.memo[self.data[position]] = self.stack[-1]
+        return position + 1
+
+    def long_put(self, position: int) -> int:
+        self.memo[_U32.unpack_from(self.data, position)[0]] = self.stack[-1]
+        return position + 4
+
+    def put_text(self, position: int) -> int:
+        end = self.line(position)
+        self.memo[int(self.data[position : min(end, position + 12)])] = self.stack[-1]
+        return end + 1
+
+    def get(self, position: int) -> int:
+        self.stack.append(self.memo[self.data[position]])
+        return position + 1
+
+    def long_get(self, position: int) -> int:
+        run = _REFERENCES.match(self.data, position - 1)
+        if run is None:
+            self.stack.append(self.memo[_U32.unpack_from(self.data, position)[0]])
+            return position + 4
+        count = min(len(run[0]) // 5, _LONGEST_RUN)
+        self.stack += map(self.memo.__getitem__, struct.unpack_from("<" + "xI" * count, run[0]))
+        return position - 1 + 5 * count
+
+    def get_text(self, position: int) -> int:
+        end = self.line(position)
+        self.stack.append(self.memo[int(self.data[position : min(end, position + 12)])])
+        return end + 1
+
+    # --- bytes of the file ------------------------------------------------------------------------------------------------
+
+    def piece(self, start: int, end: int) -> bytes:
+        if end > len(self.data):
+            raise UnreadablePickle("it ends too early")
+        return self.data[start:end]
+
+    def line(self, start: int) -> int:
+        end = self.data.find(b"\n", start)
+        if end < 0:
+            raise UnreadablePickle("it ends too early")
+        return end
 
     # --- containers -------------------------------------------------------------------------------------------------------
 
@@ -133,7 +276,7 @@ class _Reader(Atoms):
 
     def mark(self, position: int) -> int:
         if len(self.below) >= _DEEPEST:
-            raise Bad(f"it is nested more than {_DEEPEST} deep")
+            raise UnreadablePickle(f"it is nested more than {_DEEPEST} deep")
         self.below.append(self.stack)
         self.stack = []
         return position
@@ -210,20 +353,20 @@ class _Reader(Atoms):
         keys = items[::2]
         # Any other key could be made to collide with the rest, or nested so deep that hashing it overflows.
         if len(items) % 2 or not {*map(type, keys)} <= _STRING:
-            raise Bad("a dict has a key that is no string")
+            raise UnreadablePickle("a dict has a key that is no string")
         target.update(zip(keys, items[1::2], strict=True))
 
     def top(self, kind: type) -> Any:
-        found = self.stack[-1]
-        if type(found) is not kind:
-            raise Bad(f"something is put into a {type(found).__name__} that is no {kind.__name__}")
-        return found
+        container = self.stack[-1]
+        if type(container) is not kind:
+            raise UnreadablePickle(f"something is put into a {type(container).__name__} that is no {kind.__name__}")
+        return container
 
-    # --- the pickle itself ------------------------------------------------------------------------------------------------
+    # --- the frame of the pickle ------------------------------------------------------------------------------------------
 
     def proto(self, position: int) -> int:
         if self.data[position] > 5:
-            raise Bad(f"it is of pickle protocol {self.data[position]}, and 5 is the newest that is known")
+            raise UnreadablePickle(f"it is of pickle protocol {self.data[position]}, and 5 is the newest that is known")
         return position + 1
 
     def frame(self, position: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import dis
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -113,7 +114,8 @@ def guarded(name: str, call: Callable[..., Result], *args: Any, **kw: Any) -> Re
     """
     interrupted = False
     try:
-        return call(*args, **kw)
+        with _showing_progress():
+            return call(*args, **kw)
     except NbguardError as error:
         message = str(error)
     except KeyboardInterrupt:
@@ -123,6 +125,29 @@ def guarded(name: str, call: Callable[..., Result], *args: Any, **kw: Any) -> Re
     if interrupted:
         raise KeyboardInterrupt(message)
     raise UsageError(f"{name}: {message}")
+
+
+@contextmanager
+def _showing_progress() -> Iterator[None]:
+    """Say in one line under the cell how far a look is that takes longer than a second; the line goes with its end."""
+    from nbguard.scan.progress import reported
+
+    width = 0
+
+    def say(objects: int) -> None:
+        nonlocal width
+        words = f"nbguard looks at {objects:,} objects…"
+        width = max(width, len(words))
+        sys.stderr.write(f"\r{words}")
+        sys.stderr.flush()
+
+    with reported(say):
+        try:
+            yield
+        finally:
+            if width:
+                sys.stderr.write("\r" + " " * width + "\r")
+                sys.stderr.flush()
 
 
 def _place(error: Exception) -> str:

@@ -104,7 +104,7 @@ def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
             saved = guarded("%gpumem load", snapshot_report, _unquoted(options.file), _progress())
             return show(shell, options, _only(saved, options), limit=options.n)
         case "diff":
-            from nbguard.snapshots.report import snapshot_diff
+            from nbguard.snapshots.diff import snapshot_diff
 
             before, after = _unquoted(options.before), _unquoted(options.after)
             return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)

@@ -36,16 +36,16 @@ class Autograd:
         self._may_unpack = hasattr(torch._C._autograd.SavedTensor, "unpack_hook") or not _is_checkpointing()
 
     def tensor_referents(self, tensor: Any) -> list[Any]:
-        """Return what a tensor refers to: its Python attributes, its graph, its base, a leaf's gradient, sparse parts."""
+        """Return what a tensor refers to: its Python attributes, its base, a leaf's gradient; but for its graph."""
         return gc.get_referents(tensor) + [value for value, _ in self._in_cpp(tensor)]
 
     def labels(self, tensor: Any) -> dict[int, str]:
-        """Return how each of the things a tensor keeps in C++ is written, by id."""
+        """Return how each of the things a tensor keeps in C++, but for its graph, is written, by id."""
         return {id(value): label for value, label in self._in_cpp(tensor)}
 
     def _in_cpp(self, tensor: Any) -> list[tuple[Any, str]]:
         found = []
-        for label, read in ((" → graph", self.grad_fn), (" → base", self.base), (".grad", self.grad)):
+        for label, read in ((" → base", self.base), (".grad", self.grad)):
             try:
                 value = read(tensor) if label != ".grad" or self.is_leaf(tensor) else None
             except RuntimeError:  # e.g. a view changed in place: torch refuses to say
@@ -53,6 +53,13 @@ class Autograd:
             if value is not None:
                 found.append((value, label))
         return found
+
+    def has_graph(self, tensor: Any) -> bool:
+        """Say whether a tensor was computed in a graph, without asking for its node: that would give it a wrapper."""
+        try:
+            return not self.is_leaf(tensor)
+        except RuntimeError:
+            return False
 
     def cpp_references(self, tensor: Any) -> int:
         """Return how many references C++ (graphs, gradients, views, caches) has to a tensor."""
@@ -76,9 +83,8 @@ class Autograd:
         return found
 
     def graph_referents(self, node: Any) -> list[Any]:
-        """Return what an autograd node keeps: the nodes before it, its leaf, what it saved, its Python attributes."""
+        """Return what an autograd node keeps: its leaf, what it saved, its Python attributes; not the nodes before it."""
         found = gc.get_referents(node)
-        found += [before for before, _ in node.next_functions if before is not None]
         cls = type(node)
         names = self.saved_names.get(cls)
         if names is None:

@@ -55,12 +55,13 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
         known = tuple(dict.fromkeys(new[entry] for entry in entries if entry in new))
         if known:
             found.append(Root(kind=root.kind, label=root.label, nodes=known, cell=root.cell, what=root.what))
-    return Graph(tuple(found), tuple(nodes), tuple(replace(fact, nbytes=nbytes(fact)) for fact in walk.storages))
+    storages = tuple(replace(fact, nbytes=nbytes(fact)) for fact in walk.storages)
+    return Graph(tuple(found), tuple(nodes), storages, None if walk.rest is None else new[walk.rest])
 
 
 def _is_goal(walk: Walk, number: int) -> bool:
-    """Say whether an object is what a graph is about: a holder of a storage, an experiment, or what keeps a pool."""
-    return number in walk.holds or walk.kind[number] in KEPT_KINDS
+    """Say whether an object is what a graph is about: a holder of a storage, an experiment, what keeps a pool, the rest."""
+    return number in walk.holds or number == walk.rest or walk.kind[number] in KEPT_KINDS
 
 
 def _on_shortest_paths(walk: Walk, new: dict[int, int], roots: Iterable[tuple[LiveRoot, list[int]]]) -> set[int]:

@@ -13,6 +13,11 @@ from typing import Any, Final
 LEAF: Final = "leaf"
 """Kind of what is never looked into: atoms, library classes. A module leads nowhere: the walk stops at its globals."""
 
+
+class Unwalked:
+    """The stand-in, in the walk, of all objects that one scan left out."""
+
+
 _HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC: what lacks it cannot be asked for its referents
 _mro = type.__dict__["__mro__"].__get__
 _flags = type.__dict__["__flags__"].__get__
@@ -97,6 +102,11 @@ def never_asked() -> Any:
     return sys.modules.get("_asyncio")
 
 
+def is_graph_node(cls: type) -> bool:
+    """Say whether a class is of nodes of autograd graphs."""
+    return any(type(namespace_of(base).get("next_functions")) is types.GetSetDescriptorType for base in mro_of(cls))
+
+
 class Kinds:
     """Kinds of types, with what is loaded in this process at the time it is made."""
 
@@ -121,6 +131,6 @@ class Kinds:
         for base in bases:
             if base in self.bases:
                 return self.bases[base]
-        if any(type(namespace_of(base).get("next_functions")) is types.GetSetDescriptorType for base in bases):
+        if is_graph_node(cls):
             return "graph"
         return "object" if _flags(cls) & _HAVE_GC else LEAF

@@ -10,15 +10,17 @@ from typing import Any
 from nbguard.memory.graph import DEFAULT, FUNCTION, KEY
 from nbguard.scan.heap.attributes import TRANSPARENT, Writer, attributes_of, hiding_names, key_text
 from nbguard.scan.heap.autograd import Autograd
-from nbguard.scan.heap.kinds import mro_of, name_of, namespace_of
+from nbguard.scan.heap.kinds import Unwalked, is_graph_node, mro_of, name_of, namespace_of
 from nbguard.scan.roots.frames import frame_locals
 
 _SEQUENCES = (list, tuple)
 
 
-def _dict_labels(mapping: dict[Any, Any], writer: Writer | None) -> dict[int, str]:
+def _dict_labels(mapping: dict[Any, Any], writer: Writer | None, wanted: set[int]) -> dict[int, str]:
     labels: dict[int, str] = {}
     for position, (key, value) in enumerate(list(dict.items(mapping))):
+        if id(value) not in wanted and id(key) not in wanted:
+            continue
         if writer is not None and type(key) is str:
             label = writer.label(key, position)
         else:
@@ -59,17 +61,17 @@ class Labels:
 
     def of(self, obj: Any, kind: str, children: list[Any]) -> list[str]:
         """Return the label of each child of `obj`, in order."""
-        known = self._known(obj, kind)
+        known = self._known(obj, kind, set(map(id, children)))
         return [self._label(obj, kind, known, child) for child in children]
 
-    def _known(self, obj: Any, kind: str) -> dict[int, str]:
+    def _known(self, obj: Any, kind: str, wanted: set[int]) -> dict[int, str]:
         cls = type(obj)
         if cls is dict:
-            return _dict_labels(obj, self._writers.get(id(obj)))
+            return _dict_labels(obj, self._writers.get(id(obj)), wanted)
         if dict in mro_of(cls):
-            return self._attribute_labels(obj) | _dict_labels(obj, self._writers.get(id(obj)))
+            return self._attribute_labels(obj) | _dict_labels(obj, self._writers.get(id(obj)), wanted)
         if cls in _SEQUENCES:
-            return {id(item): f"[{i}]" for i, item in reversed(list(enumerate(obj)))}
+            return {id(item): f"[{i}]" for i, item in reversed(list(enumerate(obj))) if id(item) in wanted}
         if cls is types.FunctionType:
             return _function_labels(obj)
         if kind == "frame":
@@ -121,6 +123,10 @@ class Labels:
         found = known.get(id(child))
         if found is not None:
             return found
+        if kind == "tensor" and (type(child) is Unwalked or is_graph_node(type(child))):
+            return " → graph"
+        if type(child) is Unwalked:
+            return ""
         if type(child) is types.CellType and kind == "frame":
             try:
                 return known.get(-id(child.cell_contents), " → …")

@@ -15,7 +15,8 @@ from nbguard.scan.heap.collectable import stuck_in_cpp
 from nbguard.scan.heap.kinds import name_of
 from nbguard.scan.heap.outside_references import below, held_outside, points_below
 from nbguard.scan.heap.referrers import climb
-from nbguard.scan.heap.walk import Walk
+from nbguard.scan.heap.unwalked import fill_rest
+from nbguard.scan.heap.walk import MORE_TENSORS, Walk
 from nbguard.scan.roots.root import LiveRoot
 
 
@@ -27,13 +28,17 @@ def orphan_roots(walk: Walk, climb_above: int | None) -> list[tuple[LiveRoot, li
     has made some of this since its own roots were looked at. Nobody can tell what, so all of it counts as held.
     """
     first, unreached = walk.only_stale.start, walk.only_stale.stop
-    for obj in walk.unreached():
-        walk.add(obj)
-        del obj
+    walk.most_tensors += MORE_TENSORS
+    walk.follows_graphs = walk.rest is None  # a long graph's own tensors, mostly, each a way into it
+    walk.add_as_many_as_may_be(walk.unreached())
+    walk.run()
+    fill_rest(walk)
     if len(walk.objects) == first:
         return []
-    walk.run()
+    by_rest = [] if walk.rest is None else [n for n in walk.children[walk.rest] if n >= first]
     held = held_outside(walk, first)
+    known = below(walk, first, by_rest)
+    held = [n for n in held if n not in known]
     if climb_above is None:
         meanwhile = [*(n for n in held if n < unreached), *range(unreached, len(walk.objects))]
         return [
@@ -45,6 +50,15 @@ def orphan_roots(walk: Walk, climb_above: int | None) -> list[tuple[LiveRoot, li
     named: list[tuple[LiveRoot, list[int]]] = []
     if held and _is_worth_it(walk, first, held, climb_above):
         named, held = climb(walk, first, held)
+    if by_rest:
+        named.append(
+            (
+                LiveRoot(
+                    kind="library", label="what was not looked into", objects=(), what="a long graph or very many tensors"
+                ),
+                by_rest,
+            )
+        )
     alive = below(walk, first, held + [entry for _, entries in named for entry in entries])
     explained = points_below(walk, first, [entry for _, entries in named for entry in entries])
     garbage = [n for n in range(unreached, len(walk.objects)) if n not in alive]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nbguard.sidebar.protocol.builtins import to_builtins
+from nbguard.sidebar.builtins import to_builtins
 
 if TYPE_CHECKING:
     from nbguard.sidebar.protocol.state import MemoryState, OutcomeView, PlanView, Tick, WhyView

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
-from nbguard.sidebar.protocol.builtins import to_builtins
+from nbguard.sidebar.builtins import to_builtins
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -225,7 +225,7 @@ def test_nothing_recorded_is_an_empty_trace() -> None:
 
 def test_a_real_loop_over_torch() -> None:
     """Two epochs of a real loader, a validation between them, a model that learns."""
-    import torch
+    torch = pytest.importorskip("torch")
     from torch.utils.data import DataLoader, TensorDataset
 
     from nbguard.profiler.record.torch_loop import TorchLoop

@@ -12,8 +12,8 @@ import pytest
 
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts
+from nbguard.sidebar.builtins import to_builtins
 from nbguard.sidebar.hub.tick_source import TickSource
-from nbguard.sidebar.protocol.builtins import to_builtins
 from nbguard.units import GiB
 
 GOOD = TickReading(tracked="simulated", devices=(DeviceFacts(device="simulated:0", name="a device"),), pid=1)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from nbguard.memory.breakdown import Part
+from nbguard.sidebar.builtins import to_builtins
 from nbguard.sidebar.protocol import answers, generate_ts, messages, state
-from nbguard.sidebar.protocol.builtins import to_builtins
 
 PROTOCOL = Path(__file__).parents[3] / "labextension" / "src" / "view" / "protocol.ts"
 TEXT = PROTOCOL.read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nbguard.sidebar.protocol.builtins import to_builtins
+from nbguard.sidebar.builtins import to_builtins
 from tests.sidebar.protocol.scenes import scene
 
 

@@ -1,0 +1,80 @@
+"""The unwalked rest of a scan, as one object of the walk: the remainder of long graphs, and tensors beyond a limit.
+
+Whatever the rest may hold counts as held by it, as far as counts and gc show: tensors with more references in C++ than the
+walk has found, storages shared with more tensors, and what Python objects that the walk left out refer to.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+
+from nbguard.scan.heap.kinds import LEAF
+
+if TYPE_CHECKING:
+    from nbguard.scan.heap.walk import Walk
+
+_CHUNK = 4096
+
+
+def fill_rest(walk: Walk) -> None:
+    """Have the rest refer to what it may hold of the objects and storages that the walk has met, and look into that."""
+    if walk.rest is None:
+        return
+    held = set(_behind_skipped(walk))
+    for obj in walk.unnumbered("graph"):  # contexts of functions of the user's, nodes with hooks
+        held.update(number for ref in gc.get_referents(obj) if (number := walk.add(ref)) is not None)
+        del obj
+    walk.run()
+    held |= _held_in_cpp(walk)
+    walk.children[walk.rest] = sorted({*walk.children[walk.rest], *held} - {walk.rest})
+    walk.holds[walk.rest] = _shared_storages(walk)
+
+
+def _behind_skipped(walk: Walk) -> list[int]:
+    found: list[int] = []
+    for at in range(0, len(walk.skipped), _CHUNK):
+        behind = gc.get_referents(*walk.skipped[at : at + _CHUNK])
+        different = {id(each): each for each in behind}.values()  # most refer to their class alone
+        numbers = (walk.add(each) for each in different if walk.kinds.of(type(each)) is not LEAF)
+        found += [number for number in numbers if number is not None]
+    return found
+
+
+def _held_in_cpp(walk: Walk) -> set[int]:
+    """Return the tensors that C++ has more references to than the walk accounts for."""
+    autograd = walk.referents.autograd
+    assert autograd is not None
+    known: Counter[int] = Counter()
+    for parent in compress(range(len(walk.children)), map({"tensor", "graph"}.__contains__, walk.kind)):
+        shown = {id(ref) for ref in gc.get_referents(walk.objects[parent])}
+        known.update(child for child in walk.children[parent] if id(walk.objects[child]) not in shown)
+    tensors = compress(range(len(walk.objects)), map("tensor".__eq__, walk.kind))
+    return {n for n in tensors if autograd.cpp_references(walk.objects[n]) > known[n]}
+
+
+def _shared_storages(walk: Walk) -> list[int]:
+    """Return the storages that more tensors share than the walk has met."""
+    torch: Any = sys.modules["torch"]
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    if count is None:
+        return list(range(len(walk.storages)))
+    probe = torch.empty(0, device="cpu").untyped_storage()
+    itself = count(probe._cdata)  # what the Python object of a storage, which stays, counts
+    known = [itself] * len(walk.storages)
+    alone = _references_in_a_list() + 1
+    for n, storages in walk.holds.items():
+        if walk.kind[n] == "tensor":
+            unpacked = sys.getrefcount(walk.objects[n]) < alone  # made by our asking: the graph has another one
+            for storage in storages:
+                known[storage] += 1 + unpacked
+    refs = walk.tracker.storages
+    return [n for n, ref in enumerate(refs) if ref is None or count(ref.cdata) > known[n]]
+
+
+def _references_in_a_list() -> int:
+    probe = [object()]
+    return sys.getrefcount(probe[0])

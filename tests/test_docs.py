@@ -1,0 +1,61 @@
+"""What the documents say about the repository is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/architecture.md",
+    "docs/rooms.md",
+    "tests/fake_cuda/README.md",
+)
+
+# A path that begins with a folder of the repository, and perhaps a name in that file: `nbguard/api.py:report`.
+_PATH = re.compile(r"`((?:nbguard|tests|docs|labextension|notebooks|\.ci|\.github)/[\w./-]+)(?::(\w+))?`")
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+_MADE = ("nbguard/labextension", "nbguard/notebook/static", "labextension/lib", "tests/data/gpu")
+"""Folders that a build or a GPU day makes."""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_file_and_name_is_there(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    named = [(path.rstrip("/"), name) for path, name in _PATH.findall(text) if not path.startswith(_MADE)]
+
+    assert [path for path, _ in named if not (ROOT / path).exists()] == []
+    assert [f"{path}:{name}" for path, name in named if name and name not in names_in(ROOT / path)] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_link_leads_to_a_file(document: str) -> None:
+    file = ROOT / document
+    links = _LINK.findall(file.read_text(encoding="utf-8"))
+
+    assert [link for link in links if not (file.parent / link).exists()] == []
+
+
+def names_in(file: Path) -> set[str]:
+    """Return the functions, methods and classes of a Python file."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {node.name for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, definitions)}
+
+
+def test_the_picture_of_the_rooms_is_current() -> None:
+    """To make it anew: python docs/make_rooms.py."""
+    spec = importlib.util.spec_from_file_location("make_rooms", ROOT / "docs" / "make_rooms.py")
+    assert spec is not None
+    assert spec.loader is not None
+    rooms = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rooms)
+
+    assert rooms.PICTURE.read_text(encoding="utf-8") == rooms.picture()
