@@ -19,6 +19,7 @@ NOTEBOOK := notebooks/01_between_experiments.ipynb
 JS_SOURCES := $(shell find labextension -type f -not -path 'labextension/lib/*' -not -path 'labextension/tests/*') package.json
 JS_PACKAGES := node_modules/.package-lock.json
 LABEXTENSION := nbguard/labextension/static/style.js
+PROTOCOL := labextension/src/view/protocol.ts
 
 # Tests start hundreds of processes: each would compile nbguard anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
@@ -34,7 +35,7 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help unit test coverage lint demo lab bench gpu-day build clean distclean debian-packages
+.PHONY: help unit test coverage lint protocol demo lab bench gpu-day build clean distclean debian-packages
 
 unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
 	@$(call say,tests without PyTorch)
@@ -79,12 +80,18 @@ lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, 
 	@$(VENV)/bin/mypy || $(call stop,Types. Mend the lines above.)
 	@$(call say,lint-imports)
 	@$(VENV)/bin/lint-imports || $(call stop,An import goes the wrong way: the contracts are in pyproject.toml.)
+	@$(call say,messages of the sidebar in TypeScript)
+	@$(VENV)/bin/python -m nbguard.sidebar.protocol.generate_ts --check $(PROTOCOL) \
+	  || $(call stop,$(PROTOCOL) is not what the Python types say. Run: make protocol)
 	@$(call say,eslint and tsc)
 	@$(IN_VENV) npm run --silent lint || $(call stop,TypeScript. Mend the lines above.)
 	@grep -qF "\"version\": \"$$($(VENV)/bin/python -c 'import nbguard; print(nbguard.__version__)')\"" package.json \
 	  || $(call stop,package.json and nbguard/__init__.py name different versions.)
 	@! grep -n '"resolved"' package-lock.json \
 	  || $(call stop,package-lock.json names registry hosts. Run: rm package-lock.json && npm install)
+
+protocol: $(STAMPS)/extra-lint ## write the sidebar's messages for TypeScript anew, from their Python types
+	@$(VENV)/bin/python -m nbguard.sidebar.protocol.generate_ts $(PROTOCOL)
 
 bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in one run (installs them beside, not into .venv)
 	@$(call say,peers for the benchmark)

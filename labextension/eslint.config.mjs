@@ -12,7 +12,7 @@ export default defineConfig(
     rules: {
       '@typescript-eslint/no-explicit-any': 'error',
       eqeqeq: 'error',
-      'no-console': 'error'
+      'no-console': ['error', { allow: ['warn'] }]
     }
   }
 );

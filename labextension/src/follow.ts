@@ -2,84 +2,84 @@ import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 import { KernelLink } from './link';
-import { NoKernel } from './model';
-import type { Model } from './view/protocol';
-import type { Channel } from './wire';
+import { NoKernel } from './observable_model';
+import type { Model } from './view/host';
+import type { Channel } from './kernel_sender';
 
 /** A link to the kernel of each notebook that has been in front, until no open notebook uses it; and the one in front now. */
 export class FrontKernel {
   constructor(tracker: INotebookTracker, channel: () => Channel) {
-    this._tracker = tracker;
-    this._channel = channel;
-    tracker.currentChanged.connect(this._update);
-    this._update();
+    this.tracker = tracker;
+    this.channel = channel;
+    tracker.currentChanged.connect(this.update);
+    this.update();
   }
 
   /** What to show: a `KernelLink`, or that there is no kernel. */
   get current(): Model {
-    return this._current;
+    return this.model;
   }
 
   /** Emitted when `current` is another one. */
   get changed(): ISignal<this, void> {
-    return this._changed;
+    return this.changedSignal;
   }
 
   /** Emitted when a kernel sends its first tick. */
   get started(): ISignal<this, void> {
-    return this._started;
+    return this.startedSignal;
   }
 
-  private readonly _update = (): void => {
-    const front = this._tracker.currentWidget;
+  private readonly update = (): void => {
+    const front = this.tracker.currentWidget;
     if (front) {
       // Connecting twice is connecting once.
-      front.sessionContext.kernelChanged.connect(this._update);
-      front.disposed.connect(this._update);
+      front.sessionContext.kernelChanged.connect(this.update);
+      front.disposed.connect(this.update);
     }
-    const current = front ? this._modelOf(front) : NO_NOTEBOOK;
-    if (current !== this._current) {
-      this._current = current;
-      this._changed.emit();
+    const current = front ? this.modelOf(front) : NO_NOTEBOOK;
+    if (current !== this.model) {
+      this.model = current;
+      this.changedSignal.emit();
     }
-    this._closeUnused();
+    this.closeUnused();
   };
 
-  private _modelOf(notebook: NotebookPanel): Model {
+  private modelOf(notebook: NotebookPanel): Model {
     const kernel = notebook.sessionContext.session?.kernel;
     if (!kernel || kernel.isDisposed) {
       return NO_NOTEBOOK;
     }
-    let link = this._links.get(kernel.id);
+    let link = this.links.get(kernel.id);
     if (!link) {
-      link = new KernelLink(kernel, this._channel, notebook.title.label);
-      link.started.connect(() => { this._started.emit(); });
-      this._links.set(kernel.id, link);
+      link = new KernelLink(kernel, this.channel, notebook.title.label);
+      link.started.connect(() => { this.startedSignal.emit(); });
+      this.links.set(kernel.id, link);
     }
     return link;
   }
 
-  private _closeUnused(): void {
+  private closeUnused(): void {
     const used = new Set<string | undefined>();
-    this._tracker.forEach(notebook => {
+    this.tracker.forEach(notebook => {
       if (!notebook.isDisposed) {
         used.add(notebook.sessionContext.session?.kernel?.id);
       }
     });
-    for (const [id, link] of this._links) {
+    for (const [id, link] of this.links) {
       if (!used.has(id)) {
-        this._links.delete(id);
+        this.links.delete(id);
         link.dispose();
       }
     }
   }
 
-  private readonly _tracker: INotebookTracker;
-  private readonly _channel: () => Channel;
-  private readonly _links = new Map<string, KernelLink>();
-  private readonly _changed = new Signal<this, void>(this);
-  private readonly _started = new Signal<this, void>(this);
-  private _current: Model = NO_NOTEBOOK;
+  private readonly tracker: INotebookTracker;
+  private readonly channel: () => Channel;
+  private readonly links = new Map<string, KernelLink>();
+  private readonly changedSignal = new Signal<this, void>(this);
+  private readonly startedSignal = new Signal<this, void>(this);
+  private model: Model = NO_NOTEBOOK;
 }
 
 const NO_NOTEBOOK = new NoKernel();

@@ -5,7 +5,7 @@ import { Widget } from '@lumino/widgets';
 import type { FrontKernel } from './follow';
 import { memoryIcon } from './icon';
 import { KernelLink } from './link';
-import type { Host, Model } from './view/protocol';
+import type { Host, Model } from './view/host';
 import { View } from './view/view';
 
 /**
@@ -16,21 +16,21 @@ import { View } from './view/view';
 export class MemoryPanel extends Widget {
   constructor(front: FrontKernel, trans: TranslationBundle) {
     super();
-    this._front = front;
-    this._trans = trans;
+    this.front = front;
+    this.trans = trans;
     this.id = 'nbguard-panel';
     this.addClass('nbguard-panel');
     this.node.tabIndex = -1;
     this.title.icon = memoryIcon;
     this.title.caption = trans.__('GPU memory');
-    front.changed.connect(this._draw);
-    window.addEventListener('pagehide', this._erase); // so that the kernel is told
-    window.addEventListener('pageshow', this._draw);
+    front.changed.connect(this.draw);
+    window.addEventListener('pagehide', this.erase); // so that the kernel is told
+    window.addEventListener('pageshow', this.draw);
   }
 
   /** Whether it has been seen since the page was loaded. */
   get wasSeen(): boolean {
-    return this._wasSeen;
+    return this.seen;
   }
 
   /** Take the keyboard, also from where a command palette puts it back. The panel that opens by itself does not. */
@@ -42,73 +42,73 @@ export class MemoryPanel extends Widget {
 
   /** Have the view show its plan to clean what is stale, as a click on its button does. */
   planCleaning(): void {
-    this._shown?.planCleaning();
+    this.shown?.planCleaning();
   }
 
   override dispose(): void {
     if (this.isDisposed) {
       return;
     }
-    this._erase();
-    this._front.changed.disconnect(this._draw);
-    window.removeEventListener('pagehide', this._erase);
-    window.removeEventListener('pageshow', this._draw);
+    this.erase();
+    this.front.changed.disconnect(this.draw);
+    window.removeEventListener('pagehide', this.erase);
+    window.removeEventListener('pageshow', this.draw);
     super.dispose();
   }
 
   protected override onAfterAttach(): void {
-    this._draw();
+    this.draw();
   }
 
   protected override onAfterShow(): void {
-    this._draw();
+    this.draw();
   }
 
   protected override onBeforeHide(): void {
-    this._erase();
+    this.erase();
   }
 
   protected override onBeforeDetach(): void {
-    this._erase();
+    this.erase();
   }
 
-  private readonly _draw = (): void => {
-    this._erase();
+  private readonly draw = (): void => {
+    this.erase();
     if (this.isVisible) {
-      this._wasSeen = true;
-      this._shown = this._viewOf(this._front.current);
-      this.node.append(this._shown.node);
-      this._shown.open();
+      this.seen = true;
+      this.shown = this.viewOf(this.front.current);
+      this.node.append(this.shown.node);
+      this.shown.open();
     }
   };
 
-  private readonly _erase = (): void => {
-    this._shown?.rest();
-    this._shown?.node.remove();
-    this._shown = null;
+  private readonly erase = (): void => {
+    this.shown?.rest();
+    this.shown?.node.remove();
+    this.shown = null;
   };
 
-  private _viewOf(model: Model): View {
-    const view = this._views.get(model) ?? new View(model, this._host(model));
-    this._views.set(model, view);
+  private viewOf(model: Model): View {
+    const view = this.views.get(model) ?? new View(model, this.host(model));
+    this.views.set(model, view);
     return view;
   }
 
-  private _host(link: Model): Host {
-    const trans = this._trans;
-    return link instanceof KernelLink ? { trans, load: () => void this._load(link) } : { trans };
+  private host(link: Model): Host {
+    const trans = this.trans;
+    return link instanceof KernelLink ? { trans, load: () => void this.load(link) } : { trans };
   }
 
-  private async _load(link: KernelLink): Promise<void> {
+  private async load(link: KernelLink): Promise<void> {
     const problem = await link.load();
     if (problem) {
-      await showErrorMessage(this._trans.__('nbguard could not be loaded'), problem);
+      await showErrorMessage(this.trans.__('nbguard could not be loaded'), problem);
     }
   }
 
-  private readonly _front: FrontKernel;
-  private readonly _trans: TranslationBundle;
-  private readonly _views = new WeakMap<Model, View>();
-  private _shown: View | null = null;
-  private _wasSeen = false;
+  private readonly front: FrontKernel;
+  private readonly trans: TranslationBundle;
+  private readonly views = new WeakMap<Model, View>();
+  private shown: View | null = null;
+  private seen = false;
 }

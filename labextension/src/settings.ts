@@ -1,6 +1,6 @@
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 
-import type { Channel } from './wire';
+import type { Channel } from './kernel_sender';
 
 /** The settings of schema/plugin.json, by their names there. */
 export interface Settings {

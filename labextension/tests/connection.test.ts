@@ -1,7 +1,8 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { Connection, type Change, type Progress } from '../src/view/connection';
-import { FakeModel, scene } from './model';
+import { isAnswer, isMemoryState, isTick, type Answer } from '../src/view/protocol';
+import { FakeModel, outcome, plan, scene, why } from './model';
 
 let model: FakeModel;
 let connection: Connection;
@@ -163,5 +164,108 @@ describe('what is told', () => {
     expect(connection.tick).toBeNull();
     expect(connection.heap).toBeNull();
     expect(connection.foreign).toBe(false);
+  });
+});
+
+/** Every way to spoil a value at one place: a field gone, or of another type. */
+function* mutants(value: unknown): Generator {
+  if (Array.isArray(value)) {
+    const items: unknown[] = value;
+    for (let i = 0; i < items.length; i++) {
+      for (const mutant of mutants(items[i])) {
+        yield [...items.slice(0, i), mutant, ...items.slice(i + 1)];
+      }
+    }
+  } else if (typeof value === 'object' && value !== null) {
+    for (const [name, field] of Object.entries(value)) {
+      yield Object.fromEntries(Object.entries(value).filter(([other]) => other !== name));
+      for (const mutant of mutants(field)) {
+        yield { ...value, [name]: mutant };
+      }
+    }
+  }
+  yield typeof value === 'object' && value !== null ? 7 : { not: 'this' };
+  yield typeof value === 'boolean' ? 'true' : true;
+}
+
+describe('a malformed message', () => {
+  let warned: string[];
+
+  beforeEach(() => {
+    warned = [];
+    vi.spyOn(console, 'warn').mockImplementation(text => warned.push(String(text)));
+  });
+
+  afterEach(() => {
+    vi.restoreAllMocks();
+  });
+
+  it.each(['hostile', 'idle', 'many', 'oom', 'parked', 'stale', 'training'] as const)('is not what a kernel sends: %s', name => {
+    const { tick, heap } = scene(name);
+    expect(isTick(tick)).toBe(true);
+    expect(isMemoryState(heap)).toBe(true);
+  });
+
+  it('is recognised wherever it is spoilt', () => {
+    const { tick, heap } = scene('training');
+    const brief = { ...tick, devices: tick.devices.map(device => ({ ...device, spark: device.spark.slice(0, 2) })) };
+    const ofTick = [...mutants(brief)];
+    const ofHeap = [...mutants({ ...scene('oom').heap, holders: heap.holders.slice(0, 2) })];
+    const answers: Answer[] = [
+      { op: 'ack', rid: 'r' },
+      { op: 'queued', rid: 'r', why: 'a cell' },
+      { op: 'why', rid: 'r', why },
+      { op: 'plan', rid: 'r', plan },
+      { op: 'done', rid: 'r', outcome },
+      { op: 'refused', rid: 'r', why: 'no' }
+    ];
+    const ofAnswers = answers.flatMap(answer => [...mutants(answer)]);
+    expect(ofTick.length).toBeGreaterThan(150);
+    expect(ofHeap.length).toBeGreaterThan(150);
+    expect(answers.every(isAnswer)).toBe(true);
+    expect(ofTick.filter(isTick)).toEqual([]);
+    expect(ofHeap.filter(isMemoryState)).toEqual([]);
+    expect(ofAnswers.filter(isAnswer)).toEqual([]);
+  });
+
+  it('is one of an unknown kind, of numbers that are none, of a word that is none', () => {
+    const { tick } = scene('idle');
+    expect(isAnswer({ op: 'constructor', rid: 'r' })).toBe(false);
+    expect(isTick({ ...tick, t: NaN })).toBe(false);
+    expect(isTick({ ...tick, jobs: [{ rid: 'r', title: 'Clean', phase: 'done', why: '' }] })).toBe(false);
+    expect(isTick({ ...tick, later: 'a field of a newer kernel' })).toBe(true);
+  });
+
+  it('is dropped with one warning, and the view goes on', () => {
+    const { tick, heap } = scene('idle');
+    const before = connection.tick;
+    const heard = ask();
+    changes.length = 0;
+    for (const spoilt of [{ ...tick, devices: 'all' }, { ...tick, n: null }, 5, null]) {
+      model.set({ tick: spoilt as never });
+    }
+    model.set({ heap: { ...heap, heap: 8, holders: [null] } });
+    model.say('plan', { op: 'plan', plan: { ...plan, rows: 'none' } as never });
+    expect(connection.tick).toBe(before);
+    expect(connection.heap?.heap).toBe(heap.heap);
+    expect(changes).toEqual([]);
+    expect(heard).toEqual([]);
+    expect(warned).toHaveLength(3);
+
+    model.set({ tick: { ...tick, n: tick.n + 1 } });
+    model.set({ heap: { ...heap, heap: 9 } });
+    model.say('plan', { op: 'plan', plan });
+    expect(connection.tick?.n).toBe(tick.n + 1);
+    expect(connection.heap?.heap).toBe(9);
+    expect(heard).toEqual(['plan']);
+    expect(warned).toHaveLength(3);
+  });
+
+  it('is silence, if nothing better follows', () => {
+    for (let i = 0; i < 6; i++) {
+      model.set({ tick: { ...scene('idle').tick, devices: null } });
+      vi.advanceTimersByTime(500);
+    }
+    expect(connection.silent).toBe(true);
   });
 });

@@ -1,8 +1,8 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { KernelLink } from '../src/link';
-import type { HostState } from '../src/view/protocol';
-import type { Channel } from '../src/wire';
+import type { HostState } from '../src/view/host';
+import type { Channel } from '../src/kernel_sender';
 import { FakeKernel } from './kernel';
 
 const settle = (milliseconds = 0): Promise<unknown> => vi.advanceTimersByTimeAsync(milliseconds);

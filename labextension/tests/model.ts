@@ -4,16 +4,17 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
-import type { Answer, Heap, HostState, Model, OutcomeView, PlanView, Request, Tick, WhyView } from '../src/view/protocol';
+import type { HostState, Model } from '../src/view/host';
+import type { Answer, MemoryState, OutcomeView, PlanView, Request, Tick, WhyView } from '../src/view/protocol';
 
 export type Scene = 'hostile' | 'idle' | 'many' | 'oom' | 'parked' | 'stale' | 'training';
 
 /** An answer before it has a `rid`. */
 type Said = Answer extends infer T ? (T extends Answer ? Omit<T, 'rid'> : never) : never;
 
-export function scene(name: Scene): { tick: Tick; heap: Heap } {
+export function scene(name: Scene): { tick: Tick; heap: MemoryState } {
   const path = join(import.meta.dirname, '../../tests/data/sidebar', `${name}.json`);
-  return JSON.parse(readFileSync(path, 'utf8')) as { tick: Tick; heap: Heap };
+  return JSON.parse(readFileSync(path, 'utf8')) as { tick: Tick; heap: MemoryState };
 }
 
 export class FakeModel implements Model {

@@ -2,7 +2,7 @@
 
 import { vi } from 'vitest';
 
-import type { Host } from '../src/view/protocol';
+import type { Host } from '../src/view/host';
 import { render } from '../src/view/index';
 import type { FakeModel } from './model';
 

@@ -2,7 +2,7 @@
 
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
-import type { HostState } from '../src/view/protocol';
+import type { HostState } from '../src/view/host';
 import { FakeModel, outcome, plan, scene, why, type Scene } from './model';
 import { control, headings, isShown, open } from './page';
 

@@ -13,7 +13,7 @@ from IPython import get_ipython
 from nbguard.errors import NbguardError
 from nbguard.memory.breakdown import DevicePart
 from nbguard.notebook.session import hub_of, session_of
-from nbguard.sidebar.hub.comms import QuietComm
+from nbguard.sidebar.hub.comms import ThreadSafeComm
 
 _STATIC = Path(__file__).parent / "static"
 _ALLOCATED = (DevicePart.ALLOCATED, DevicePart.PROCESS)
@@ -67,7 +67,7 @@ class Sidebar(AnyWidget):
         if self.comm is None:
             state = {"state": self.get_state(), "buffer_paths": []}
             target = {"target_name": "jupyter.widget", "comm_id": self._model_id, "metadata": {"version": _PROTOCOL}}
-            self.comm = QuietComm(self._kernel, data=state, **target)
+            self.comm = ThreadSafeComm(self._kernel, data=state, **target)
 
     def close(self) -> None:
         """Take the sidebar off the page, and be no client any more."""

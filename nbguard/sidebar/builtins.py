@@ -9,21 +9,27 @@ from typing import Any
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
-def plain(found: Any) -> Any:
-    """Return a dataclass as a dict, and what it holds likewise; all else, which must be immutable, as it is.
+def to_builtins(value: Any) -> Any:
+    """Return a dataclass as a dict, a `NamedTuple` as a tuple, and their fields likewise; all else, immutable, as it is.
 
-    A tuple's items are all of a kind: its first tells whether they are dataclasses. Those of other tuples are none.
+    A tuple's items are all of a kind: its first tells whether they are dataclasses or `NamedTuple`s. Those of other tuples
+    are neither.
     """
-    kind: Any = type(found)
+    kind: Any = type(value)
     if kind is tuple:
-        first: Any = type(found[0]) if found else None
-        return tuple([plain(each) for each in found]) if _names(first) else found
+        first: Any = type(value[0]) if value else str
+        return tuple([to_builtins(item) for item in value]) if _names(first) or _is_named_tuple(first) else value
     names = _names(kind)
-    if not names:
-        return found
-    return {name: value if type(value := getattr(found, name)) in _ATOMS else plain(value) for name in names}
+    if names:
+        return {name: item if type(item := getattr(value, name)) in _ATOMS else to_builtins(item) for name in names}
+    return tuple(value) if _is_named_tuple(kind) else value
 
 
 @cache
 def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
+@cache
+def _is_named_tuple(kind: type) -> bool:
+    return kind is not tuple and issubclass(kind, tuple)

@@ -15,10 +15,10 @@ CONTEXT = 300 * MIB
 READER = """
 import time
 from dataclasses import asdict
-from nbguard.sidebar.protocol.sparkline import Sparks
+from nbguard.sidebar.protocol.sparkline import Sparkline
 from nbguard.sidebar.protocol.ticks import build_tick
 from nbguard.sidebar.hub import device_reader as ticking
-reader, history = ticking.DeviceReader(), Sparks()
+reader, history = ticking.DeviceReader(), Sparkline()
 def tick():
     reading = reader.read()
     history.add(time.time(), reading.in_use)
@@ -151,7 +151,7 @@ from nbguard.cleanup.apply.apply import apply
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.pools import pools_in_use
-from nbguard.sidebar.protocol.memory_state import build_heap
+from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view
 from nbguard.sidebar.protocol.requests import request_of
 from nbguard.scan.scan import Notebook, scan
@@ -169,7 +169,7 @@ def test_the_heap_of_a_device_re_adds_and_emptying_its_cache_gives_back_what_was
     kernel.run("net, opt = train(); a, b, c = mib(30), mib(5), mib(5); del a, b").ok()
     kernel.run(LOOK).ok()
 
-    heap = kernel.value("asdict(build_heap(Analysis(seen().facts), 'b', 1, time.time(), 0.1, 3)[0])")
+    heap = kernel.value("asdict(build_memory_state(Analysis(seen().facts), 'b', 1, time.time(), 0.1, 3)[0])")
 
     allocated, reserved = counters(kernel)
     (device,) = heap["devices"]

@@ -135,7 +135,13 @@ def test_dry_run_touches_nothing_and_promises_what_is_freed(notebook: Kernel) ->
         ("%gpumem why", "give one name"),
         ("%gpumem why lern", "did you mean learn?"),
         ("%gpumem why number", "leads to no tensor"),
-        ("%gpumem hwy learn", "unknown word 'hwy'"),
+        ("%gpumem hwy learn", "unknown word 'hwy': say one of why, oom, map"),
+        ("%gpumem why learn runs", "unrecognized arguments: runs: give one name, as in  %gpumem why learn"),
+        ("%gpumem map --entries 3", "--entries goes with record, as in  %gpumem record --entries N"),
+        ("%gpumem map --request 1GiB --file a.pickle", "--file: not allowed with argument --request"),
+        ("%gpumem -n 0 map", "1 or more"),
+        ("%gpumem record off --entries 3", "--entries goes with record on"),
+        ("%nbguard on learn", "unrecognized arguments: learn"),
         ("%gpumem --device 7", "no device 7 here; there is: cpu"),
         ("%gpumem -n many", "invalid int value"),
         ("%gpumem -n 0", "1 or more"),
@@ -171,6 +177,67 @@ def test_a_target_without_device_memory_is_left_as_it_is(shared_notebook: Kernel
 
     assert "number (int) leads to no tensor, model or loader on cpu: left as it is" in cell.text
     assert shared_notebook.value("number") == 3
+
+
+@pytest.mark.parametrize("line", ["%gpumem map?", "%gpumem map --help", "%gpumem map ?", "\n%gpumem map??\n"])
+def test_help_on_a_word_shows_its_own_options_only(shared_notebook: Kernel, line: str) -> None:
+    text = shared_notebook.run(line).ok().stdout
+
+    assert text.startswith("usage: %gpumem map")
+    assert all(option in text for option in ("--request SIZE", "--file FILE", "--device N", "-n ROWS", "--json", "-o NAME"))
+    assert not any(option in text for option in ("--entries", "--set", "--settings", "--capacity"))
+
+
+def test_help_on_a_magic_shows_its_words(shared_notebook: Kernel) -> None:
+    asked = shared_notebook.run("%gpumem --help").ok().stdout
+    inspected = shared_notebook.value("get_ipython().find_line_magic('gpumem').__doc__")
+
+    for text in (asked, inspected):
+        assert all(
+            word in text
+            for word in ("why NAME", "oom", "map", "history", "cells on|off", "simulate 16GiB|off", "record on|off")
+        )
+        assert all(word in text for word in ("snapshot FILE", "load FILE", "diff BEFORE AFTER", "whatif", "--device N"))
+        assert "--entries" not in text
+    assert "usage: %nbguard on" in shared_notebook.run("%nbguard on?").ok().stdout
+    assert "status" in shared_notebook.run("%nbguard --help").ok().stdout
+    assert "--dry-run" in shared_notebook.run("%reset_gpu --help").ok().stdout
+
+
+def test_help_on_a_word_is_nothing_but_that(shared_notebook: Kernel) -> None:
+    """A question about a name of the user's, or a text that looks like one, stays as it is."""
+    shared_notebook.run("text = '''\n%gpumem map?\n'''").ok()
+
+    assert shared_notebook.value("text") == "\n%gpumem map?\n"
+    assert shared_notebook.run("map?").ok().stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("r = %gpumem -n 3  # who holds it", "type(r).__name__"),
+        ("%gpumem -o r # who holds it", "type(r).__name__"),
+        ("%gpumem --json -o r", "type(r).__name__"),
+    ],
+)
+def test_a_comment_ends_the_line(shared_notebook: Kernel, line: str, value: str) -> None:
+    shared_notebook.run("r = None")
+    shared_notebook.run(line).ok()
+
+    assert shared_notebook.value(value) == "Report"
+
+
+def test_a_hash_in_a_name_is_no_comment(shared_notebook: Kernel) -> None:
+    cell = shared_notebook.run("%gpumem why runs['#1']  # of the first run")
+
+    assert cell.error is not None
+    assert "runs['#1'] does not exist" in cell.stderr + cell.error[1]
+
+
+def test_options_may_stand_before_the_word(shared_notebook: Kernel) -> None:
+    asked = shared_notebook.run("%gpumem --json why learn").ok()
+
+    assert "learn" in json.loads(asked.text)["name"]
 
 
 def test_help_shows_every_option(shared_notebook: Kernel) -> None:

@@ -19,7 +19,7 @@ from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.out_of_memory.failed_request import FailedRequest
 from nbguard.reports.memory_map import build_map
 from nbguard.reports.report import build_report
-from nbguard.sidebar.protocol.memory_state import build_heap
+from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.testing import make_cuda_device, make_facts
 from nbguard.units import MiB, format_bytes
 from tests.allocator.test_largest import facts_of, others, served, states
@@ -147,7 +147,7 @@ def test_no_two_surfaces_of_one_state_disagree(failure: tuple[CachingAllocator, 
     assume(facts.devices[0].segments)
     apart = [Analysis(facts) for _ in range(4)]
     report, card = build_report(apart[0]), card_of(apart[1])
-    (mapped,), (heap, _) = build_map(apart[2]).devices, build_heap(apart[3], "b", 1, 0.0, 0.0, None)
+    (mapped,), (heap, _) = build_map(apart[2]).devices, build_memory_state(apart[3], "b", 1, 0.0, 0.0, None)
 
     assert card.had == mapped.largest.flushed == heap.devices[0].largest_flushed
     assert mapped.largest.now == heap.devices[0].largest_now

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 import pytest
 
-from nbguard.sidebar.builtins import plain
+from nbguard.sidebar.builtins import to_builtins
 from tests.sidebar.protocol.scenes import scene
 
 
 @pytest.mark.parametrize("name", ["training", "oom", "parked"])
 def test_a_message_is_the_same_plain_data(name: str) -> None:
     for message in scene(name):
-        assert plain(message) == asdict(message)
+        assert to_builtins(message) == asdict(message)

@@ -3,7 +3,7 @@
 import { formatBytes } from './bytes';
 import { codeLine } from './code';
 import { element, nameElement, setSentence, setText, show } from './dom';
-import type { FixRow, Heap, OomView } from './protocol';
+import type { FixRow, MemoryState, OomView } from './protocol';
 import type { Trans } from './words';
 
 /** A section whose content is made anew only when it differs. */
@@ -35,7 +35,7 @@ export class OomSection extends Advice<OomView> {
     this.node.classList.add('nbguard-oom');
   }
 
-  update(heap: Heap | null): void {
+  update(heap: MemoryState | null): void {
     this.set(heap?.oom ?? null);
   }
 
@@ -58,16 +58,16 @@ export class OomSection extends Advice<OomView> {
   }
 }
 
-export class FindingsSection extends Advice<Heap['findings']> {
+export class FindingsSection extends Advice<MemoryState['findings']> {
   constructor(private readonly trans: Trans) {
     super(trans.__('Findings'));
   }
 
-  update(heap: Heap | null): void {
+  update(heap: MemoryState | null): void {
     this.set(heap?.findings.length ? heap.findings : null);
   }
 
-  protected draw(findings: Heap['findings']): Node[] {
+  protected draw(findings: MemoryState['findings']): Node[] {
     const rows = findings.map(([sentence, command]) => {
       const words = element('div', 'nbguard-wrap');
       setSentence(words, sentence);

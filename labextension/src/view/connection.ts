@@ -1,6 +1,8 @@
 /** The view's side of docs/protocol.md: the only place that knows who says what when. */
 
-import { PROTOCOL, type Answer, type Heap, type HostState, type Model, type Request, type Tick } from './protocol';
+import { isObject } from './check';
+import type { HostState, Model } from './host';
+import { PROTOCOL, isAnswer, isMemoryState, isTick, type Answer, type MemoryState, type Request, type Tick } from './protocol';
 
 const HELLO_EVERY = 5000;
 const ACK_WITHIN = 1000;
@@ -26,7 +28,7 @@ export type Change = 'tick' | 'heap' | 'host' | 'silent' | 'lost';
 
 export class Connection {
   tick: Tick | null = null;
-  heap: Heap | null = null;
+  heap: MemoryState | null = null;
   host: HostState = { kind: 'ok' };
   /** No tick for 2 s although this view is looked at. */
   silent = false;
@@ -35,6 +37,7 @@ export class Connection {
 
   private readonly client = randomId();
   private readonly pending = new Map<string, Pending>();
+  private readonly dropped = new Set<string>();
   private timers: ReturnType<typeof setInterval>[] = [];
   private requests = 0;
   private visible = true;
@@ -117,9 +120,16 @@ export class Connection {
   };
 
   private readonly onTick = (): void => {
-    const tick = this.model.get('tick') as Partial<Tick> | undefined;
-    this.foreign = tick?.v !== undefined && tick.v !== PROTOCOL;
-    this.tick = tick?.v === PROTOCOL ? (tick as Tick) : null;
+    const tick = this.model.get('tick');
+    this.foreign = isForeign(tick);
+    if (isNothing(tick) || this.foreign) {
+      this.tick = null;
+    } else if (isTick(tick)) {
+      this.tick = tick;
+    } else {
+      this.drop('tick', tick);
+      return;
+    }
     this.aliveAt = Date.now();
     if (this.tick !== null && this.tick.boot !== this.boot) {
       this.begin(this.tick.boot);
@@ -129,8 +139,15 @@ export class Connection {
   };
 
   private readonly onHeap = (): void => {
-    const heap = this.model.get('heap') as Partial<Heap> | undefined;
-    const next = heap?.v === PROTOCOL ? (heap as Heap) : null;
+    const heap = this.model.get('heap');
+    let next: MemoryState | null = null;
+    if (!isNothing(heap) && !isForeign(heap)) {
+      if (!isMemoryState(heap)) {
+        this.drop('memory state', heap);
+        return;
+      }
+      next = heap;
+    }
     const isSame = next?.boot === this.heap?.boot && next?.heap === this.heap?.heap;
     if (!isSame) {
       this.heap = next;
@@ -148,7 +165,11 @@ export class Connection {
     this.hello();
   };
 
-  private readonly onAnswer = (answer: Answer): void => {
+  private readonly onAnswer = (answer: unknown): void => {
+    if (!isAnswer(answer)) {
+      this.drop('answer', answer);
+      return;
+    }
     const pending = this.pending.get(answer.rid);
     if (pending === undefined) {
       return;
@@ -167,6 +188,14 @@ export class Connection {
       this.changed('silent');
     }
   };
+
+  /** Drop a message that is not as the protocol has it. The console gets the first of each kind: ticks come 4 times a second. */
+  private drop(kind: 'tick' | 'memory state' | 'answer', value: unknown): void {
+    if (!this.dropped.has(kind)) {
+      this.dropped.add(kind);
+      console.warn(`nbguard: the kernel has sent a malformed ${kind}, which is not shown`, value);
+    }
+  }
 
   /** Forget what is of an earlier run of the kernel. */
   private begin(boot: string): void {
@@ -189,6 +218,16 @@ export class Connection {
     }
     this.changed('lost');
   }
+}
+
+/** Whether a host has no value yet: a widget's traits begin as {}. */
+function isNothing(value: unknown): boolean {
+  return value === undefined || (isObject(value) && Object.keys(value).length === 0);
+}
+
+/** Whether a value is of another version of the protocol. */
+function isForeign(value: unknown): boolean {
+  return isObject(value) && typeof value.v === 'number' && value.v !== PROTOCOL;
 }
 
 function randomId(): string {

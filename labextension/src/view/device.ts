@@ -2,7 +2,7 @@
 
 import { formatBytes, formatColumn } from './bytes';
 import { element, type ItemView, KeyedList, setAttribute, setText, show, slowLabel } from './dom';
-import type { DeviceTick, Mark, Part } from './protocol';
+import type { DeviceTick, TimeMark, Part } from './protocol';
 import { Sparkline } from './sparkline';
 import { deviceName, type Trans } from './words';
 
@@ -10,7 +10,7 @@ export interface DeviceItem {
   /** The run of the kernel. */
   boot: string;
   device: DeviceTick;
-  marks: readonly Mark[];
+  marks: readonly TimeMark[];
   /** Whether there are others, so that each has to be named. */
   isNamed: boolean;
 }

@@ -1,9 +1,9 @@
 /** Learners: what each is, what it takes, whether it trains, is parked, or is only still there. */
 
 import { formatColumn } from './bytes';
-import type { Desk } from './desk';
+import type { ViewContext } from './view_context';
 import { element, type ItemView, KeyedList, nameElement, setAttribute, setName, setText, show } from './dom';
-import type { Experiment, FitTick, Heap } from './protocol';
+import type { Experiment, FitTick, MemoryState } from './protocol';
 import { RowActions } from './row_actions';
 import { cell, join } from './words';
 
@@ -17,21 +17,21 @@ interface Item {
 export class ExperimentsSection {
   readonly node = element('section', 'nbguard-section');
   private readonly list: KeyedList<Item>;
-  private heap: Heap | null = null;
+  private heap: MemoryState | null = null;
   /** Name of the Learner that a fit runs on; null: none does. */
   private training: string | null = null;
 
-  constructor(desk: Desk) {
+  constructor(context: ViewContext) {
     const rows = element('ul', 'nbguard-rows');
     this.list = new KeyedList<Item>(
       rows,
       ({ experiment }) => `${experiment.label}\n${String(experiment.cell)}`,
-      () => new ExperimentView(desk)
+      () => new ExperimentView(context)
     );
-    this.node.append(element('h3', 'nbguard-title', desk.trans.__('Experiments')), rows);
+    this.node.append(element('h3', 'nbguard-title', context.trans.__('Experiments')), rows);
   }
 
-  update(heap: Heap | null): void {
+  update(heap: MemoryState | null): void {
     this.heap = heap;
     this.draw();
   }
@@ -77,8 +77,8 @@ class ExperimentView implements ItemView<Item> {
   private readonly chip = element('span');
   private readonly actions: RowActions;
 
-  constructor(private readonly desk: Desk) {
-    this.actions = new RowActions(desk);
+  constructor(private readonly context: ViewContext) {
+    this.actions = new RowActions(context);
     this.node.append(
       element('div', 'nbguard-row-head', this.name, this.chip, this.figure),
       element('div', 'nbguard-row-words', element('div', 'nbguard-grow', this.summary, this.note), this.actions.node),
@@ -87,7 +87,7 @@ class ExperimentView implements ItemView<Item> {
   }
 
   update({ experiment, state, figure, heap }: Item): void {
-    const { trans } = this.desk;
+    const { trans } = this.context;
     setName(this.name, experiment.label);
     setText(this.figure, figure);
     const where = experiment.cell === null ? '' : cell(experiment.cell);

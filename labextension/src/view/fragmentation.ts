@@ -2,7 +2,7 @@
 
 import { formatBytes } from './bytes';
 import { element, type ItemView, KeyedList, setAttribute, setSentence, setText, show } from './dom';
-import type { DeviceHeap, Heap, PieceKind, Strip } from './protocol';
+import type { DeviceSegments, MemoryState, PieceKind, Strip } from './protocol';
 import type { Trans } from './words';
 
 const PER_LINE = 12;
@@ -23,7 +23,7 @@ const COLOURS: Readonly<Record<PieceKind, string>> = {
 
 export class FragmentationSection {
   readonly node = element('section', 'nbguard-section');
-  private readonly list: KeyedList<DeviceHeap & { isNamed: boolean }>;
+  private readonly list: KeyedList<DeviceSegments & { isNamed: boolean }>;
 
   constructor(trans: Trans) {
     const devices = element('div');
@@ -35,14 +35,14 @@ export class FragmentationSection {
     this.node.append(element('h3', 'nbguard-title', trans.__('Fragmentation')), devices);
   }
 
-  update(heap: Heap | null): void {
+  update(heap: MemoryState | null): void {
     const devices = heap?.devices ?? [];
     show(this.node, devices.length > 0);
     this.list.update(devices.map(device => ({ ...device, isNamed: devices.length > 1 })));
   }
 }
 
-function deviceView(trans: Trans): ItemView<DeviceHeap & { isNamed: boolean }> {
+function deviceView(trans: Trans): ItemView<DeviceSegments & { isNamed: boolean }> {
   const name = element('div', 'nbguard-dim');
   const strips = element('div', 'nbguard-strips');
   const largest = element('div');
@@ -68,13 +68,13 @@ function deviceView(trans: Trans): ItemView<DeviceHeap & { isNamed: boolean }> {
   };
 }
 
-function largestWords(device: DeviceHeap, trans: Trans): string {
+function largestWords(device: DeviceSegments, trans: Trans): string {
   return device.largest_now === null
     ? trans.__('The largest request that fits is not known.')
     : trans.__('Largest request that fits now: %1', formatBytes(device.largest_now));
 }
 
-function sentenceOf(device: DeviceHeap, trans: Trans): string {
+function sentenceOf(device: DeviceSegments, trans: Trans): string {
   const { largest_now: now, largest_flushed: flushed } = device;
   const after = flushed === null || flushed === now ? '' : trans.__('%1 after Empty cache.', formatBytes(flushed));
   return [after, device.sentence].filter(part => part !== '').join(' ');
@@ -112,7 +112,7 @@ function pieceView(): ItemView<[PieceKind, number, number]> {
   };
 }
 
-function label(device: DeviceHeap, trans: Trans): string {
+function label(device: DeviceSegments, trans: Trans): string {
   const sums = new Map<PieceKind, number>();
   for (const [kind, nbytes] of device.strips.flatMap(strip => strip.pieces)) {
     sums.set(kind, (sums.get(kind) ?? 0) + nbytes);

@@ -1,6 +1,6 @@
 /** One row of the table of holders, with what can be done about it. */
 
-import type { Desk } from './desk';
+import type { ViewContext } from './view_context';
 import { element, type ItemView, nameElement, setName, setText, show } from './dom';
 import type { HolderRow } from './protocol';
 import { RowActions } from './row_actions';
@@ -23,9 +23,9 @@ export class HolderView implements ItemView<HolderItem> {
   private readonly chip = element('span', 'nbguard-chip nbguard-stale');
   private readonly actions: RowActions;
 
-  constructor(desk: Desk) {
-    this.chip.textContent = desk.trans.__('stale');
-    this.actions = new RowActions(desk);
+  constructor(context: ViewContext) {
+    this.chip.textContent = context.trans.__('stale');
+    this.actions = new RowActions(context);
     const head = element('th', 'nbguard-col-label', this.name);
     head.scope = 'row';
     const line = element('div', 'nbguard-row-words', this.what, this.chip, this.actions.node);

@@ -1,10 +1,10 @@
 /** Who holds the memory: a table to sort and to search, with the ways that keep each row alive. */
 
 import { formatBytes, formatColumn } from './bytes';
-import type { Desk } from './desk';
+import type { ViewContext } from './view_context';
 import { button, element, KeyedList, setAttribute, setText, show } from './dom';
 import { HolderView, type HolderItem } from './holder';
-import type { Heap, HolderRow } from './protocol';
+import type { MemoryState, HolderRow } from './protocol';
 import { cell } from './words';
 
 const SHOWN = 10;
@@ -23,19 +23,19 @@ export class HoldersSection {
   private readonly none = element('div', 'nbguard-dim');
   private readonly list: KeyedList<HolderItem>;
   private readonly heads = new Map<Column, HTMLTableCellElement>();
-  private heap: Heap | null = null;
+  private heap: MemoryState | null = null;
   private order: Column = 'nbytes';
   private isReversed = false;
   private shown = SHOWN;
 
-  constructor(private readonly desk: Desk) {
-    const { trans } = desk;
+  constructor(private readonly context: ViewContext) {
+    const { trans } = context;
     const head = this.head();
     this.table.append(head);
     this.list = new KeyedList<HolderItem>(
       this.table,
       ({ row }) => `${row.device}\n${row.path}\n${row.label}`,
-      () => new HolderView(desk),
+      () => new HolderView(context),
       head
     );
     this.filter.type = 'search';
@@ -59,13 +59,13 @@ export class HoldersSection {
     );
   }
 
-  update(heap: Heap | null): void {
+  update(heap: MemoryState | null): void {
     this.heap = heap;
     this.draw();
   }
 
   private draw(): void {
-    const { trans } = this.desk;
+    const { trans } = this.context;
     const holders = this.heap?.holders ?? [];
     const found = this.sorted(holders.filter(row => matches(row, this.filter.value)));
     const shown = found.slice(0, this.shown);
@@ -91,8 +91,8 @@ export class HoldersSection {
     const bytes = nbytes + hidden.reduce((sum, row) => sum + row.nbytes, 0);
     show(this.rest, all > 0);
     show(this.more, hidden.length > 0);
-    setText(this.more, this.desk.trans.__('show %1 more', Math.min(hidden.length, MORE)));
-    setText(this.count, this.desk.trans.__('%1 not shown · %2', all.toLocaleString('en'), formatBytes(bytes)));
+    setText(this.more, this.context.trans.__('show %1 more', Math.min(hidden.length, MORE)));
+    setText(this.count, this.context.trans.__('%1 not shown · %2', all.toLocaleString('en'), formatBytes(bytes)));
   }
 
   private sorted(rows: HolderRow[]): HolderRow[] {
@@ -106,7 +106,7 @@ export class HoldersSection {
   }
 
   private head(): HTMLElement {
-    const { trans } = this.desk;
+    const { trans } = this.context;
     const row = element('tr');
     const columns: [Column, string, string][] = [
       ['label', trans.__('Name'), ''],

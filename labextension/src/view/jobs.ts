@@ -1,9 +1,9 @@
-/** What waits for the kernel: errands of this view, and jobs that other views have asked for. */
+/** What waits for the kernel: operations of this view, and jobs that other views have asked for. */
 
-import type { Desk } from './desk';
+import type { ViewContext } from './view_context';
 import { button, element, type ItemView, KeyedList, nameElement, setAttribute, setName, setText, show } from './dom';
-import type { Errand } from './errands';
-import type { Job } from './protocol';
+import type { Operation } from './operations';
+import type { JobStatus } from './protocol';
 
 interface Item {
   key: string;
@@ -17,46 +17,46 @@ export class JobsPanel {
   readonly node = element('ul', 'nbguard-jobs');
   private readonly list: KeyedList<Item>;
 
-  constructor(private readonly desk: Desk) {
+  constructor(private readonly context: ViewContext) {
     this.list = new KeyedList<Item>(
       this.node,
       item => item.key,
       () => this.row()
     );
-    this.node.setAttribute('aria-label', desk.trans.__('Waiting'));
+    this.node.setAttribute('aria-label', context.trans.__('Waiting'));
   }
 
   update(): void {
-    const { errands, connection } = this.desk;
+    const { operations, connection } = this.context;
     const jobs = connection.tick?.jobs ?? [];
-    const own = errands.waiting.map(errand => this.own(errand, jobs.find(job => job.rid === errand.rid)));
-    const others = jobs.filter(job => !errands.isOwn(job.rid) && !this.isQuick(job)).map(job => this.others(job));
+    const own = operations.waiting.map(operation => this.own(operation, jobs.find(job => job.rid === operation.rid)));
+    const others = jobs.filter(job => !operations.isOwn(job.rid) && !this.isQuick(job)).map(job => this.others(job));
     this.list.update([...own, ...others]);
     show(this.node, own.length + others.length > 0);
   }
 
-  /** Whether this view asked for it beside an errand (why, refresh) and has it in a moment. */
-  private isQuick(job: Job): boolean {
-    return job.phase === 'running' && this.desk.connection.isOwn(job.rid);
+  /** Whether this view asked for it beside an operation (why, refresh) and has it in a moment. */
+  private isQuick(job: JobStatus): boolean {
+    return job.phase === 'running' && this.context.connection.isOwn(job.rid);
   }
 
-  private own(errand: Errand, job: Job | undefined): Item {
-    const { errands, trans } = this.desk;
-    const isRunning = job?.phase === 'running' || errand.phase === 'working';
+  private own(operation: Operation, job: JobStatus | undefined): Item {
+    const { operations, trans } = this.context;
+    const isRunning = job?.phase === 'running' || operation.phase === 'working';
     return {
-      key: errand.rid,
-      title: errand.plan?.title ?? errand.wanted.title,
-      words: isRunning ? trans.__('working…') : this.queued(errand.why),
+      key: operation.rid,
+      title: operation.plan?.title ?? operation.wanted.title,
+      words: isRunning ? trans.__('working…') : this.queued(operation.why),
       cancel: isRunning
         ? null
         : () => {
-            errands.cancel(errand);
+            operations.cancel(operation);
           }
     };
   }
 
-  private others(job: Job): Item {
-    const { errands, trans } = this.desk;
+  private others(job: JobStatus): Item {
+    const { operations, trans } = this.context;
     const isRunning = job.phase === 'running';
     return {
       key: job.rid,
@@ -65,13 +65,13 @@ export class JobsPanel {
       cancel: isRunning
         ? null
         : () => {
-            errands.cancelJob(job.rid);
+            operations.cancelJob(job.rid);
           }
     };
   }
 
   private queued(why: string): string {
-    const words = this.desk.trans.__('runs when the cell ends');
+    const words = this.context.trans.__('runs when the cell ends');
     return why === '' || why === words ? words : `${words}: ${why}`;
   }
 
@@ -79,7 +79,7 @@ export class JobsPanel {
     let cancel: (() => void) | null = null;
     const title = nameElement('span', 'nbguard-strong');
     const words = element('span', 'nbguard-dim nbguard-wrap');
-    const node = button('nbguard-link', this.desk.trans.__('Cancel'), () => {
+    const node = button('nbguard-link', this.context.trans.__('Cancel'), () => {
       cancel?.();
     });
     return {
@@ -89,7 +89,7 @@ export class JobsPanel {
         setName(title, item.title);
         setText(words, item.words);
         show(node, cancel !== null);
-        setAttribute(node, 'aria-label', this.desk.trans.__('Cancel %1', item.title));
+        setAttribute(node, 'aria-label', this.context.trans.__('Cancel %1', item.title));
       }
     };
   }

@@ -2,7 +2,7 @@
 
 import type { Connection } from './connection';
 import { button, element, setEnabled, setSentence, setText, show } from './dom';
-import type { Host } from './protocol';
+import type { Host } from './host';
 import type { Trans } from './words';
 
 interface Words {

@@ -1,10 +1,10 @@
 /** The plan on the table: what would be done, step by step, until it is agreed to or given up. */
 
 import { formatBytes, formatColumn } from './bytes';
-import type { Desk } from './desk';
+import type { ViewContext } from './view_context';
 import { button, element, type ItemView, KeyedList, nameElement } from './dom';
 import { setAttribute, setEnabled, setName, setText, show } from './dom';
-import type { Errand } from './errands';
+import type { Operation } from './operations';
 import type { PlanRow, PlanView } from './protocol';
 
 interface StepItem extends PlanRow {
@@ -25,19 +25,19 @@ export class PlanPanel {
   private readonly confirm: HTMLButtonElement;
   private readonly cancel: HTMLButtonElement;
   private readonly steps: KeyedList<StepItem>;
-  private errand: Errand | null = null;
+  private operation: Operation | null = null;
   private before: Element | null = null;
 
-  constructor(private readonly desk: Desk) {
-    const { trans } = desk;
+  constructor(private readonly context: ViewContext) {
+    const { trans } = context;
     this.confirm = button('nbguard-primary', '', () => {
-      this.act(errand => {
-        desk.errands.confirm(errand);
+      this.act(operation => {
+        context.operations.confirm(operation);
       });
     });
     this.cancel = button('', trans.__('Cancel'), () => {
-      this.act(errand => {
-        desk.errands.cancel(errand);
+      this.act(operation => {
+        context.operations.cancel(operation);
       });
     });
     this.steps = new KeyedList<StepItem>(
@@ -58,18 +58,18 @@ export class PlanPanel {
   }
 
   update(): void {
-    const errand = this.desk.errands.open;
-    const wasOpen = this.errand !== null;
-    this.errand = errand;
-    if (errand?.plan) {
-      this.draw(errand, errand.plan);
+    const operation = this.context.operations.open;
+    const wasOpen = this.operation !== null;
+    this.operation = operation;
+    if (operation?.plan) {
+      this.draw(operation, operation.plan);
     }
     const focused = document.activeElement;
-    if (errand !== null && !wasOpen) {
+    if (operation !== null && !wasOpen) {
       this.before = focused;
       show(this.node, true);
       this.takeFocus(focused);
-    } else if (errand === null && wasOpen) {
+    } else if (operation === null && wasOpen) {
       const hadFocus = this.node.contains(focused);
       show(this.node, false);
       if (hadFocus && this.before instanceof HTMLElement) {
@@ -85,16 +85,16 @@ export class PlanPanel {
     }
   }
 
-  private act(does: (errand: Errand) => void): void {
-    if (this.errand !== null) {
-      does(this.errand);
+  private act(does: (operation: Operation) => void): void {
+    if (this.operation !== null) {
+      does(this.operation);
     }
   }
 
-  private draw(errand: Errand, plan: PlanView): void {
-    const { trans } = this.desk;
+  private draw(operation: Operation, plan: PlanView): void {
+    const { trans } = this.context;
     setText(this.title, plan.title);
-    show(this.revised, errand.isRevised);
+    show(this.revised, operation.isRevised);
     this.steps.update(withFigures(plan.rows));
     setText(this.irreversible, plan.irreversible);
     show(this.irreversible, plan.irreversible !== '');
@@ -104,7 +104,7 @@ export class PlanPanel {
     setText(this.when, plan.why === '' ? soon : `${soon} ${plan.why}`);
     show(this.when, plan.refused === '');
     this.skipped.replaceChildren(...plan.skipped.map(note => element('li', '', note)));
-    const isAsked = errand.stage === 'applying' || (plan.token === '' && plan.refused === '');
+    const isAsked = operation.stage === 'applying' || (plan.token === '' && plan.refused === '');
     setText(this.confirm, isAsked ? trans.__('working…') : plan.confirm);
     setEnabled(this.confirm, !isAsked);
     show(this.confirm, plan.refused === '');
@@ -115,8 +115,8 @@ export class PlanPanel {
     const box = element('input');
     box.type = 'checkbox';
     box.addEventListener('change', () => {
-      this.act(errand => {
-        this.desk.errands.toggle(errand, key, !box.checked);
+      this.act(operation => {
+        this.context.operations.toggle(operation, key, !box.checked);
       });
     });
     const label = nameElement('span', 'nbguard-wrap');

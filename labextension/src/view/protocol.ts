@@ -1,233 +1,544 @@
 /**
- * What goes over the wire between a kernel and its sidebars: `nbguard/sidebar/protocol/state.py` in TypeScript.
- * Sizes are bytes, times seconds since the epoch. docs/protocol.md says who sends what when.
+ * The messages between a kernel and its sidebars. Sizes are bytes, times seconds since the epoch.
+ *
+ * Made from nbguard/sidebar/protocol/{state,answers,messages}.py by `make protocol`: change those. docs/protocol.md says
+ * which message is sent when. Beside each type that a kernel sends stands its check: a value that fails it is dropped.
  */
+
+import { boolean, list, literal, nullable, number, object, oneOf, text, tuple, variants, type Check } from './check';
 
 export const PROTOCOL = 1;
 
+/** Everything that a sidebar can have done. Each is planned first and applied by the plan's token. */
 export type ActionName = 'clean_stale' | 'empty_cache' | 'release' | 'park' | 'unpark' | 'stop_workers';
+
+export const isActionName: Check<ActionName> = oneOf('clean_stale', 'empty_cache', 'release', 'park', 'unpark', 'stop_workers');
+
+/** A request that a view may make about a row. */
 export type Ability = 'why' | 'release' | 'park' | 'unpark';
 
-export interface Part {
-  name: string;
-  nbytes: number;
-  note: string;
-}
+export const isAbility: Check<Ability> = oneOf('why', 'release', 'park', 'unpark');
 
-export interface DeviceTick {
-  device: string;
-  name: string;
-  total: number | null;
-  parts: Part[];
-  peak: number | null;
-  /** [time, bytes in use by this kernel], oldest first. */
-  spark: [number, number][];
-}
-
-export interface FitTick {
-  label: string;
-  call: string;
-  epoch: number | null;
-  epochs: number | null;
-  batch: number | null;
-  batches: number | null;
-  is_training: boolean;
-  loss: number | null;
-  peak: number | null;
-  /** Share (0 to 1) of the moments looked at in which the fit waited for data. */
-  waiting: number | null;
-}
-
-export interface Job {
-  rid: string;
-  title: string;
-  phase: 'queued' | 'running';
-  why: string;
-}
-
-export interface Mark {
-  t: number;
-  label: string;
-}
-
-/** What the counters say now. Whole and small: a client that joins late is right at the next one. */
-export interface Tick {
-  v: number;
-  boot: string;
-  n: number;
-  t: number;
-  /** Number of the `Heap` that goes with it. */
-  heap: number;
-  /** `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported. */
-  tracked: string;
-  busy: boolean;
-  cell: number | null;
-  devices: DeviceTick[];
-  fit: FitTick | null;
-  jobs: Job[];
-  marks: Mark[];
-}
-
-export interface HolderRow {
-  id: number;
-  label: string;
-  kind: string;
-  what: string;
-  path: string;
-  device: string;
-  nbytes: number;
-  reaches: number;
-  cell: number | null;
-  stale: boolean;
-  can: Ability[];
-}
-
-export interface Experiment {
-  id: number | null;
-  label: string;
-  summary: string;
-  nbytes: number;
-  state: 'training' | 'live' | 'stale' | 'parked';
-  cell: number | null;
-  workers: number;
-  note: string;
-  can: Ability[];
-}
-
+/** The state of a piece of a segment: `kept` is free in a private pool that something still uses. */
 export type PieceKind = 'allocated' | 'releasable' | 'stranded' | 'kept';
 
-export interface Strip {
-  segments: number;
+export const isPieceKind: Check<PieceKind> = oneOf('allocated', 'releasable', 'stranded', 'kept');
+
+/** The moment at which a plan is done once it is agreed to. */
+export type Now = 'now' | 'cell_end';
+
+export const isNow: Check<Now> = oneOf('now', 'cell_end');
+
+/**
+ * A way in which a holder is kept alive. `cell`: number of the cell that bound its name. `stale`: Clean stale would
+ * cut it. `release`: the line of code that cuts it; empty: none.
+ */
+export type KeptPath = [path: string, cell: number | null, stale: boolean, release: string];
+
+export const isKeptPath: Check<KeptPath> = tuple(text, nullable(number), boolean, text);
+
+/** Paths of one root that are not listed one by one. */
+export type MorePaths = [root: string, paths: number];
+
+export const isMorePaths: Check<MorePaths> = tuple(text, number);
+
+/** The ways in which a holder is kept alive. */
+export interface WhyView {
+  name: string;
+  /** The object in words. */
+  what: string;
+  /** It leads to. */
   nbytes: number;
-  pieces: [PieceKind, number][];
+  paths: KeptPath[];
+  more: MorePaths[];
 }
 
-export interface DeviceHeap {
-  device: string;
-  segments: number;
-  strips: Strip[];
-  largest_now: number | null;
-  largest_flushed: number | null;
-  sentence: string;
-}
+export const isWhyView: Check<WhyView> = object({
+  name: text,
+  what: text,
+  nbytes: number,
+  paths: list(isKeptPath),
+  more: list(isMorePaths)
+});
 
-export interface FixRow {
-  words: string;
-  nbytes: number | null;
-  commands: string[];
-}
-
-export interface OomView {
-  title: string;
-  sentence: string;
-  fixes: FixRow[];
-}
-
-/** What a look at the heap found. */
-export interface Heap {
-  v: number;
-  boot: string;
-  heap: number;
-  t: number;
-  seconds: number;
-  cell: number | null;
-  stale: number;
-  holders: HolderRow[];
-  /** Holders that are not listed: [how many, bytes]. */
-  more: [number, number];
-  experiments: Experiment[];
-  devices: DeviceHeap[];
-  /** [sentence, command]; code stands between backticks. */
-  findings: [string, string][];
-  oom: OomView | null;
-}
-
+/** One step of a plan. */
 export interface PlanRow {
   label: string;
   detail: string;
+  /** It gives back; None: not known. */
   nbytes: number | null;
+  /** Listed under `keep` by a request that leaves the step out; empty: it cannot be left out. */
   key: string;
+  /** It is left out. */
   kept: boolean;
 }
 
+export const isPlanRow: Check<PlanRow> = object({
+  label: text,
+  detail: text,
+  nbytes: nullable(number),
+  key: text,
+  kept: boolean
+});
+
+/** A plan to agree to. */
 export interface PlanView {
+  /** Applies it; empty: there is nothing to apply, and `refused` says why. */
   token: string;
   action: ActionName;
   title: string;
+  /** The button's words. */
   confirm: string;
   rows: PlanRow[];
+  /** Bytes. */
   promised: number;
-  when: 'now' | 'cell_end';
+  when: Now;
+  /** The reason for which it waits until the cell ends. */
   why: string;
+  /** The loss that cannot be undone; empty: none. */
   irreversible: string;
+  /** Sentences about what is left alone. */
   skipped: string[];
   refused: string;
 }
 
+export const isPlanView: Check<PlanView> = object({
+  token: text,
+  action: isActionName,
+  title: text,
+  confirm: text,
+  rows: list(isPlanRow),
+  promised: number,
+  when: isNow,
+  why: text,
+  irreversible: text,
+  skipped: list(text),
+  refused: text
+});
+
+/** A step that was not done. */
+export type UndoneStep = [label: string, reason: string];
+
+export const isUndoneStep: Check<UndoneStep> = tuple(text, text);
+
+/** The outcome of a plan, measured. */
 export interface OutcomeView {
   action: ActionName;
   title: string;
   sentence: string;
+  /** Bytes. */
   promised: number;
+  /** Bytes of these that came back. */
   realised: number;
+  /** Bytes that came back besides. */
   extra: number;
-  undone: [string, string][];
+  undone: UndoneStep[];
+  /** Names under which what was parked comes back (`unpark`). */
   undo: string[];
 }
 
-export interface WhyView {
+export const isOutcomeView: Check<OutcomeView> = object({
+  action: isActionName,
+  title: text,
+  sentence: text,
+  promised: number,
+  realised: number,
+  extra: number,
+  undone: list(isUndoneStep),
+  undo: list(text)
+});
+
+/** One part of a device's memory, or one figure of the host's. */
+export interface Part {
+  /** A `DevicePart`; of the host's figures their words. */
   name: string;
-  what: string;
   nbytes: number;
-  /** [path, cell, stale, the line that cuts it]. */
-  paths: [string, number | null, boolean, string][];
-  more: [string, number][];
+  /** Explanation in a few words. */
+  note: string;
 }
 
-/** What a view sends. `rid` is chosen by the view and comes back in every answer. */
-export type Request =
-  | { op: 'hello'; client: string; visible: boolean; boot?: string; heap?: number }
-  | { op: 'bye'; client: string }
-  | { op: 'refresh'; rid: string }
-  | { op: 'why'; rid: string; heap: number; id: number }
-  | { op: 'plan'; rid: string; action: ActionName; heap?: number; ids?: number[]; names?: string[]; keep?: string[] }
-  | { op: 'apply'; rid: string; token: string }
-  | { op: 'cancel'; rid: string };
+export const isPart: Check<Part> = object({
+  name: text,
+  nbytes: number,
+  note: text
+});
 
-/** What a view gets, besides ticks and heaps. */
+/** One device by its counters. */
+export interface DeviceTick {
+  /** Torch's name: `cuda:0`, `cpu`. */
+  device: string;
+  /** The model, as the driver calls it. */
+  name: string;
+  /** Memory of the device; None: not known. */
+  total: number | null;
+  /** Re-add to `total`, where that is known. */
+  parts: Part[];
+  /** The most that was allocated, as torch counts it. */
+  peak: number | null;
+  /** The last minutes: times and bytes in use by this kernel, oldest first. */
+  spark: [number, number][];
+}
+
+export const isDeviceTick: Check<DeviceTick> = object({
+  device: text,
+  name: text,
+  total: nullable(number),
+  parts: list(isPart),
+  peak: nullable(number),
+  spark: list(tuple(number, number))
+});
+
+/** The fit that runs now, read from fastai's frames; None: not known. */
+export interface FitTick {
+  /** The Learner, as one would write it. */
+  label: string;
+  /** The function of fastai that was called: `fit_one_cycle`. */
+  call: string;
+  /** From 1 on. */
+  epoch: number | null;
+  /** In all. */
+  epochs: number | null;
+  /** Of this epoch, from 1 on. */
+  batch: number | null;
+  /** Of this epoch in all. */
+  batches: number | null;
+  /** False: it validates. */
+  is_training: boolean;
+  /** Smoothed, of the last batch, from fastai's Recorder. */
+  loss: number | null;
+  /** The most that was allocated during this fit. */
+  peak: number | null;
+  /** Share (0 to 1) of the moments in which the fit waited for data; None while they are few. */
+  waiting: number | null;
+}
+
+export const isFitTick: Check<FitTick> = object({
+  label: text,
+  call: text,
+  epoch: nullable(number),
+  epochs: nullable(number),
+  batch: nullable(number),
+  batches: nullable(number),
+  is_training: boolean,
+  loss: nullable(number),
+  peak: nullable(number),
+  waiting: nullable(number)
+});
+
+/** A request of some view that is not done yet. */
+export interface JobStatus {
+  /** The request's id, chosen by the view that sent it. */
+  rid: string;
+  /** In words. */
+  title: string;
+  phase: 'queued' | 'running';
+  /** The reason for which it waits while it is `queued`. */
+  why: string;
+}
+
+export const isJobStatus: Check<JobStatus> = object({
+  rid: text,
+  title: text,
+  phase: oneOf('queued', 'running'),
+  why: text
+});
+
+/** A mark on the time axis: the start of a cell (`In[12]`) or of an epoch (`epoch 2`). */
+export interface TimeMark {
+  t: number;
+  label: string;
+}
+
+export const isTimeMark: Check<TimeMark> = object({
+  t: number,
+  label: text
+});
+
+/** The counters now. Whole and small: a view that joins late is right at the next one. */
+export interface Tick {
+  /** Names this run of the kernel. */
+  boot: string;
+  /** Counts its ticks. */
+  n: number;
+  t: number;
+  /** Number of the `MemoryState` that goes with it. */
+  heap: number;
+  /** `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported. */
+  tracked: string;
+  /** A cell runs. */
+  busy: boolean;
+  /** Number of the cell that runs. */
+  cell: number | null;
+  devices: DeviceTick[];
+  fit: FitTick | null;
+  /** The one that runs first. */
+  jobs: JobStatus[];
+  /** Oldest first. */
+  marks: TimeMark[];
+  v: number;
+}
+
+export const isTick: Check<Tick> = object({
+  boot: text,
+  n: number,
+  t: number,
+  heap: number,
+  tracked: text,
+  busy: boolean,
+  cell: nullable(number),
+  devices: list(isDeviceTick),
+  fit: nullable(isFitTick),
+  jobs: list(isJobStatus),
+  marks: list(isTimeMark),
+  v: number
+});
+
+/** A holder of memory: a name, a displayed result, an error. */
+export interface HolderRow {
+  /** Names the row in requests, as long as the state's number is the same. */
+  id: number;
+  /** As one would write it. */
+  label: string;
+  /** The kind of root that leads to it: `name`, `out`, `error` … */
+  kind: string;
+  /** The object in words: `Learner · Net · Adam`. */
+  what: string;
+  /** The way from the label to the memory. */
+  path: string;
+  device: string;
+  /** Freed if this holder alone is let go. */
+  nbytes: number;
+  /** Bytes that it leads to. */
+  reaches: number;
+  /** Number of the cell that bound the name. */
+  cell: number | null;
+  /** Clean stale would let it go. */
+  stale: boolean;
+  /** Requests that may be made about it. */
+  can: Ability[];
+}
+
+export const isHolderRow: Check<HolderRow> = object({
+  id: number,
+  label: text,
+  kind: text,
+  what: text,
+  path: text,
+  device: text,
+  nbytes: number,
+  reaches: number,
+  cell: nullable(number),
+  stale: boolean,
+  can: list(isAbility)
+});
+
+/** Holders that are too many to be listed. */
+export type UnlistedHolders = [holders: number, nbytes: number];
+
+export const isUnlistedHolders: Check<UnlistedHolders> = tuple(number, number);
+
+/** A Learner, or something parked. */
+export interface Experiment {
+  /** Of its row among the holders; None: parked, or it has no row of its own. */
+  id: number | null;
+  label: string;
+  /** Model, optimizer, data. */
+  summary: string;
+  /** It leads to. */
+  nbytes: number;
+  state: 'training' | 'live' | 'stale' | 'parked';
+  /** Number of the cell that bound the name. */
+  cell: number | null;
+  /** Worker processes of its DataLoaders. */
+  workers: number;
+  /** What keeps a stale one, where a parked one is. */
+  note: string;
+  can: Ability[];
+}
+
+export const isExperiment: Check<Experiment> = object({
+  id: nullable(number),
+  label: text,
+  summary: text,
+  nbytes: number,
+  state: oneOf('training', 'live', 'stale', 'parked'),
+  cell: nullable(number),
+  workers: number,
+  note: text,
+  can: list(isAbility)
+});
+
+/** A stretch of a segment. */
+export type Piece = [kind: PieceKind, nbytes: number];
+
+export const isPiece: Check<Piece> = tuple(isPieceKind, number);
+
+/** One segment, or some neighbours drawn as one. */
+export interface Strip {
+  /** Drawn as this strip. */
+  segments: number;
+  nbytes: number;
+  /** By address, or added up by kind. */
+  pieces: Piece[];
+}
+
+export const isStrip: Check<Strip> = object({
+  segments: number,
+  nbytes: number,
+  pieces: list(isPiece)
+});
+
+/** The segments of a device, from the allocator's snapshot. */
+export interface DeviceSegments {
+  device: string;
+  /** In all. */
+  segments: number;
+  strips: Strip[];
+  /** The largest request that would succeed. */
+  largest_now: number | null;
+  /** The same after the cache was emptied. */
+  largest_flushed: number | null;
+  /** The holder that stands in the way of more. */
+  sentence: string;
+}
+
+export const isDeviceSegments: Check<DeviceSegments> = object({
+  device: text,
+  segments: number,
+  strips: list(isStrip),
+  largest_now: nullable(number),
+  largest_flushed: nullable(number),
+  sentence: text
+});
+
+/** A finding: code stands between backticks. `command`: a line of code that does something about it; empty: none. */
+export type FindingLine = [sentence: string, command: string];
+
+export const isFindingLine: Check<FindingLine> = tuple(text, text);
+
+/** A remedy that would let a failed request through. */
+export interface FixRow {
+  words: string;
+  /** It gives back. */
+  nbytes: number | null;
+  /** Lines of code that do it. */
+  commands: string[];
+}
+
+export const isFixRow: Check<FixRow> = object({
+  words: text,
+  nbytes: nullable(number),
+  commands: list(text)
+});
+
+/** The last error, if it ran out of memory. */
+export interface OomView {
+  title: string;
+  /** The bytes that were asked for, and those that can be had now. */
+  sentence: string;
+  /** Best first. */
+  fixes: FixRow[];
+}
+
+export const isOomView: Check<OomView> = object({
+  title: text,
+  sentence: text,
+  fixes: list(isFixRow)
+});
+
+/** The result of a scan: holders, experiments, segments, findings. */
+export interface MemoryState {
+  /** Names this run of the kernel. */
+  boot: string;
+  /** Number of this state: requests about its rows name it. */
+  heap: number;
+  /** The scan began. */
+  t: number;
+  /** It took. */
+  seconds: number;
+  /** Number of the last cell that had ended. */
+  cell: number | null;
+  /** Bytes that Clean stale would give back. */
+  stale: number;
+  /** Largest first. */
+  holders: HolderRow[];
+  more: UnlistedHolders;
+  /** The one that trains first. */
+  experiments: Experiment[];
+  devices: DeviceSegments[];
+  findings: FindingLine[];
+  oom: OomView | null;
+  v: number;
+}
+
+export const isMemoryState: Check<MemoryState> = object({
+  boot: text,
+  heap: number,
+  t: number,
+  seconds: number,
+  cell: nullable(number),
+  stale: number,
+  holders: list(isHolderRow),
+  more: isUnlistedHolders,
+  experiments: list(isExperiment),
+  devices: list(isDeviceSegments),
+  findings: list(isFindingLine),
+  oom: nullable(isOomView),
+  v: number
+});
+
+/** The hub's answer to a request. `rid` is the request's. */
 export type Answer =
+  /** The request has arrived. */
   | { op: 'ack'; rid: string }
+  /** The request waits. `why`: the reason, in words. */
   | { op: 'queued'; rid: string; why: string }
+  /** The answer to `why`. */
   | { op: 'why'; rid: string; why: WhyView }
+  /** The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to. */
   | { op: 'plan'; rid: string; plan: PlanView }
+  /** The answer to `apply`. */
   | { op: 'done'; rid: string; outcome: OutcomeView }
+  /** The request is not done. `why`: the reason, in words. */
   | { op: 'refused'; rid: string; why: string };
 
-/** How the host stands with the kernel, in words for the view where there is nothing to show. */
-export type HostState =
-  | { kind: 'ok' }
-  | { kind: 'no_kernel' }
-  | { kind: 'not_loaded'; notebook: string }
-  /** `waits`: for the end of the cell that runs. */
-  | { kind: 'loading'; notebook: string; waits: boolean }
-  | { kind: 'disconnected' }
-  | { kind: 'restarting' }
-  | { kind: 'dead' };
+export const isAnswer: Check<Answer> = variants({
+  ack: object({ op: literal('ack'), rid: text }),
+  queued: object({ op: literal('queued'), rid: text, why: text }),
+  why: object({ op: literal('why'), rid: text, why: isWhyView }),
+  plan: object({ op: literal('plan'), rid: text, plan: isPlanView }),
+  done: object({ op: literal('done'), rid: text, outcome: isOutcomeView }),
+  refused: object({ op: literal('refused'), rid: text, why: text })
+});
 
-/** What anywidget gives to `render`, and what the JupyterLab panel imitates. */
-export interface Model {
-  /** `tick`: Tick or {}; `heap`: Heap or {}; `host`: HostState, undefined in a widget. */
-  get(name: 'tick' | 'heap' | 'host'): unknown;
-  on(event: 'change:tick' | 'change:heap' | 'change:host', act: () => void): void;
-  on(event: 'msg:custom', act: (message: Answer) => void): void;
-  off(event: string, act: (...args: never[]) => void): void;
-  send(message: Request): void;
-}
+/** A message of the hub to every view that looks. */
+export type Broadcast =
+  /** The counters, to every view. */
+  | { op: 'tick'; tick: Tick }
+  /** The result of a scan, to every view or to one that has an older. */
+  | { op: 'heap'; heap: MemoryState }
+  /** Nothing more comes: nbguard was unloaded, or switched off. */
+  | { op: 'closed' };
 
-/** What only some hosts can do. */
-export interface Host {
-  /** Run `%load_ext nbguard` in the notebook's kernel. */
-  load?: () => void;
-  /** Translate an English sentence; `%1`, `%2` … stand for `args`. */
-  trans?: { __(text: string, ...args: (string | number)[]): string };
-}
+/** A view's message. `rid` is chosen by it and comes back in every answer. */
+export type Request =
+  /**
+   * A view is there. `client`: a random id of the view. `visible`: somebody can see it. `boot`: the run of the
+   * kernel of which it has a memory state; empty: it has none. `heap`: number of that state.
+   */
+  | { op: 'hello'; client: string; visible: boolean; boot?: string; heap?: number }
+  /** A view is gone. */
+  | { op: 'bye'; client: string }
+  /** Scan again. */
+  | { op: 'refresh'; rid: string }
+  /** Explain why a row is alive. `heap`: number of the memory state that has the row. `id`: of the row. */
+  | { op: 'why'; rid: string; heap: number; id: number }
+  /**
+   * Plan an action; nothing is touched. `heap`: number of the memory state that has the rows. `ids`: rows to
+   * release or park. `names`: of what is parked, to bring back; none: all. `keep`: keys of steps to leave out.
+   */
+  | { op: 'plan'; rid: string; action: ActionName; heap?: number; ids?: number[]; names?: string[]; keep?: string[] }
+  /** Apply a plan. `token`: of the plan. */
+  | { op: 'apply'; rid: string; token: string }
+  /** Drop a request that still waits. */
+  | { op: 'cancel'; rid: string };

@@ -1,20 +1,20 @@
-/** What the last errand came to. The one part of the view that is read out when it changes. */
+/** What the last operation came to. The one part of the view that is read out when it changes. */
 
-import type { Desk } from './desk';
+import type { ViewContext } from './view_context';
 import { button, cut, element, setSentence } from './dom';
-import type { Result } from './errands';
+import type { Result } from './operations';
 import type { OutcomeView } from './protocol';
 
 export class ResultPanel {
   readonly node = element('div', 'nbguard-result');
   private result: Result | null = null;
 
-  constructor(private readonly desk: Desk) {
+  constructor(private readonly context: ViewContext) {
     this.node.setAttribute('aria-live', 'polite');
   }
 
   update(): void {
-    const { result } = this.desk.errands;
+    const { result } = this.context.operations;
     if (result !== this.result) {
       this.result = result;
       this.node.replaceChildren(...(result === null ? [] : [this.section(result)]));
@@ -22,10 +22,10 @@ export class ResultPanel {
   }
 
   private section(result: Result): HTMLElement {
-    const { trans, errands } = this.desk;
+    const { trans, operations } = this.context;
     const title = element('h3', 'nbguard-title', result.kind === 'done' ? trans.__('Just done') : trans.__('Not done'));
     const close = button('nbguard-close', '×', () => {
-      errands.dismiss();
+      operations.dismiss();
     });
     close.setAttribute('aria-label', trans.__('Dismiss'));
     const body = result.kind === 'done' ? this.done(result.outcome) : [this.sentence(`${result.title}: ${result.why}`)];
@@ -33,11 +33,11 @@ export class ResultPanel {
   }
 
   private done(outcome: OutcomeView): Node[] {
-    const { trans, errands } = this.desk;
+    const { trans, operations } = this.context;
     const sentence = this.sentence(outcome.sentence);
     if (outcome.undo.length) {
       const undo = button('nbguard-link', trans.__('undo'), () => {
-        errands.start({ action: 'unpark', title: trans.__('undo'), names: outcome.undo });
+        operations.start({ action: 'unpark', title: trans.__('undo'), names: outcome.undo });
       });
       undo.title = trans.__('Bring back %1', cut(outcome.undo.join(', ')));
       sentence.append(' ', undo);

@@ -1,8 +1,8 @@
 /** What can be done with one row: why, release…, park, unpark. */
 
-import type { Desk } from './desk';
+import type { ViewContext } from './view_context';
 import { button, cut, element, type ItemView, KeyedList, setAttribute, setEnabled, setText } from './dom';
-import type { Wanted } from './errands';
+import type { OperationRequest } from './operations';
 import type { Ability } from './protocol';
 import { WhyPanel } from './why';
 
@@ -21,8 +21,8 @@ export class RowActions {
   private readonly first: KeyedList<Ability>;
   private readonly others: KeyedList<Ability>;
 
-  constructor(private readonly desk: Desk) {
-    this.why = new WhyPanel(desk);
+  constructor(private readonly context: ViewContext) {
+    this.why = new WhyPanel(context);
     const first = element('span');
     const others = element('span', 'nbguard-others');
     this.first = this.listIn(first);
@@ -34,7 +34,7 @@ export class RowActions {
     const isNew = target.heap !== this.target.heap;
     this.target = target;
     this.draw();
-    setAttribute(this.why.node, 'aria-label', `${this.desk.trans.__('why')} ${cut(target.label)}`);
+    setAttribute(this.why.node, 'aria-label', `${this.context.trans.__('why')} ${cut(target.label)}`);
     if (isNew && this.why.isOpen) {
       this.ask();
     }
@@ -63,9 +63,9 @@ export class RowActions {
       node,
       update: item => {
         ability = item;
-        const pending = ability !== 'why' && this.desk.errands.isPending(this.wanted(ability));
+        const pending = ability !== 'why' && this.context.operations.isPending(this.wanted(ability));
         const words = this.words(ability);
-        setText(node, pending ? this.desk.trans.__('working…') : words);
+        setText(node, pending ? this.context.trans.__('working…') : words);
         setAttribute(node, 'aria-label', `${words} ${cut(this.target.label)}`);
         setAttribute(node, 'aria-expanded', ability === 'why' ? String(this.why.isOpen) : null);
         setEnabled(node, !pending);
@@ -75,7 +75,7 @@ export class RowActions {
 
   private act(ability: Ability): void {
     if (ability !== 'why') {
-      this.desk.errands.start(this.wanted(ability));
+      this.context.operations.start(this.wanted(ability));
     } else if (this.why.isOpen) {
       this.why.close();
     } else {
@@ -92,7 +92,7 @@ export class RowActions {
     }
   }
 
-  private wanted(action: Exclude<Ability, 'why'>): Wanted {
+  private wanted(action: Exclude<Ability, 'why'>): OperationRequest {
     const { id, label, heap } = this.target;
     const title = this.title(action, cut(label));
     return id === null || action === 'unpark'
@@ -101,7 +101,7 @@ export class RowActions {
   }
 
   private title(action: Exclude<Ability, 'why'>, label: string): string {
-    const { trans } = this.desk;
+    const { trans } = this.context;
     switch (action) {
       case 'release':
         return trans.__('Release %1', label);
@@ -113,7 +113,7 @@ export class RowActions {
   }
 
   private words(ability: Ability): string {
-    const { trans } = this.desk;
+    const { trans } = this.context;
     switch (ability) {
       case 'why':
         return trans.__('why');

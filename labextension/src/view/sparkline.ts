@@ -2,7 +2,7 @@
 
 import { formatBytes } from './bytes';
 import { element, type ItemView, KeyedList, setAttribute, setText, show, slowLabel } from './dom';
-import type { DeviceTick, Mark } from './protocol';
+import type { DeviceTick, TimeMark } from './protocol';
 import { duration, type Trans } from './words';
 
 const SVG = 'http://www.w3.org/2000/svg';
@@ -11,7 +11,7 @@ const HEIGHT = 100;
 /** Share of the width within which two marks cannot be told apart. */
 const CLOSE = 0.04;
 
-interface MarkItem extends Mark {
+interface MarkItem extends TimeMark {
   /** Where it begins and how much room it has, as shares of the width. */
   left: number;
   width: number;
@@ -41,7 +41,7 @@ export class Sparkline {
     this.node.append(this.chart, element('div', 'nbguard-spark-words nbguard-dim', this.span, this.peak));
   }
 
-  update(device: DeviceTick, marks: readonly Mark[]): void {
+  update(device: DeviceTick, marks: readonly TimeMark[]): void {
     const [first] = device.spark;
     const last = device.spark[device.spark.length - 1];
     show(this.chart, device.spark.length > 1);
@@ -71,8 +71,8 @@ export class Sparkline {
 }
 
 /** The marks that lie in the time shown, each with the room up to the next. Epochs close to another mark are left out. */
-function placed(marks: readonly Mark[], start: number, span: number): MarkItem[] {
-  const shown: Mark[] = [];
+function placed(marks: readonly TimeMark[], start: number, span: number): MarkItem[] {
+  const shown: TimeMark[] = [];
   for (const mark of marks) {
     const isApart = mark.t - (shown[shown.length - 1]?.t ?? -Infinity) >= CLOSE * span;
     if (mark.t >= start && mark.t <= start + span && (isApart || isCell(mark))) {
@@ -86,7 +86,7 @@ function placed(marks: readonly Mark[], start: number, span: number): MarkItem[]
   });
 }
 
-function isCell(mark: Mark): boolean {
+function isCell(mark: TimeMark): boolean {
   return mark.label.startsWith('In[');
 }
 

@@ -3,10 +3,10 @@
 import { ActionBar } from './actions';
 import { FindingsSection, OomSection } from './advice';
 import { Connection, type Change } from './connection';
-import type { Desk } from './desk';
+import type { ViewContext } from './view_context';
 import { DeviceView, type DeviceItem } from './device';
 import { element, KeyedList, setAttribute, setText, show } from './dom';
-import { Errands } from './errands';
+import { Operations } from './operations';
 import { ExperimentsSection } from './experiments';
 import { FitSection } from './fit';
 import { FragmentationSection } from './fragmentation';
@@ -15,7 +15,8 @@ import { HoldersSection } from './holders';
 import { JobsPanel } from './jobs';
 import { Notice } from './notice';
 import { PlanPanel } from './plan';
-import type { Host, Model, Tick } from './protocol';
+import type { Host, Model } from './host';
+import type { Tick } from './protocol';
 import { ResultPanel } from './result';
 import { watchVisibility } from './visibility';
 import { caveat, english, type Trans } from './words';
@@ -23,7 +24,7 @@ import { caveat, english, type Trans } from './words';
 export class View {
   readonly node = element('div', 'nbguard-view');
   private readonly connection: Connection;
-  private readonly errands: Errands;
+  private readonly operations: Operations;
   private readonly header: Header;
   private readonly notice: Notice;
   private readonly caveat = element('div', 'nbguard-caveat nbguard-dim');
@@ -33,9 +34,11 @@ export class View {
   private readonly fit: FitSection;
   private readonly experiments: ExperimentsSection;
   private readonly ofHeap: readonly { readonly node: HTMLElement; update(heap: Connection['heap']): void }[];
-  private readonly ofErrands: readonly { readonly node: HTMLElement; update(): void }[];
+  private readonly ofOperations: readonly { readonly node: HTMLElement; update(): void }[];
   private readonly actions: ActionBar;
   private readonly trans: Trans;
+  /** The jobs of the kernel as the panels of operations show them: most ticks change nothing of these. */
+  private drawnJobs = '';
   private unwatch: () => void = () => undefined;
 
   constructor(model: Model, host: Host) {
@@ -44,15 +47,15 @@ export class View {
     this.connection = new Connection(model, what => {
       this.update(what);
     });
-    const errands = (this.errands = new Errands(
+    const operations = (this.operations = new Operations(
       this.connection,
       () => {
         this.drawHeap();
-        this.drawErrands();
+        this.drawOperations();
       },
       trans.__('The kernel was restarted.')
     ));
-    const desk: Desk = { trans, connection: this.connection, errands };
+    const context: ViewContext = { trans, connection: this.connection, operations };
     this.header = new Header(trans);
     this.notice = new Notice(trans, host);
     this.fit = new FitSection(trans);
@@ -63,26 +66,26 @@ export class View {
       () => new DeviceView(trans)
     );
     const oom = new OomSection(trans);
-    this.experiments = new ExperimentsSection(desk);
+    this.experiments = new ExperimentsSection(context);
     const below = [
       this.experiments,
-      new HoldersSection(desk),
+      new HoldersSection(context),
       new FindingsSection(trans),
       new FragmentationSection(trans)
     ];
     this.ofHeap = [oom, ...below];
-    this.actions = new ActionBar(desk);
-    this.ofErrands = [new JobsPanel(desk), new PlanPanel(desk), new ResultPanel(desk), this.actions];
+    this.actions = new ActionBar(context);
+    this.ofOperations = [new JobsPanel(context), new PlanPanel(context), new ResultPanel(context), this.actions];
     this.content.append(this.caveat, devices, oom.node, this.fit.node, ...below.map(section => section.node));
-    this.dock.append(...this.ofErrands.map(panel => panel.node));
+    this.dock.append(...this.ofOperations.map(panel => panel.node));
     const body = element('div', 'nbguard-body', this.notice.node, this.content);
     this.node.append(this.header.node, body, this.dock);
     this.node.setAttribute('role', 'region');
     this.node.setAttribute('aria-label', trans.__('GPU memory'));
     this.node.addEventListener('keydown', event => {
-      if (event.key === 'Escape' && errands.open !== null) {
+      if (event.key === 'Escape' && operations.open !== null) {
         event.stopPropagation();
-        errands.cancel(errands.open);
+        operations.cancel(operations.open);
       }
     });
   }
@@ -121,12 +124,16 @@ export class View {
     if (what === 'heap') {
       this.drawHeap();
     } else if (what === 'lost') {
-      this.errands.forget();
+      this.operations.forget();
     }
     if (tick !== null) {
       this.drawTick(tick, silent);
     }
-    this.drawErrands();
+    const jobs = JSON.stringify(tick?.jobs ?? []);
+    if (what !== 'tick' || jobs !== this.drawnJobs) {
+      this.drawnJobs = jobs;
+      this.drawOperations();
+    }
   }
 
   private drawTick(tick: Tick, silent: boolean): void {
@@ -135,7 +142,7 @@ export class View {
     setText(this.caveat, words);
     show(this.caveat, words !== '');
     const isNamed = tick.devices.length > 1;
-    this.errands.reconcile(tick.jobs);
+    this.operations.reconcile(tick.jobs);
     this.devices.update(tick.devices.map(device => ({ boot: tick.boot, device, marks: tick.marks, isNamed })));
     this.fit.update(tick.fit);
     this.experiments.follow(tick.fit);
@@ -147,8 +154,8 @@ export class View {
     }
   }
 
-  private drawErrands(): void {
-    for (const panel of this.ofErrands) {
+  private drawOperations(): void {
+    for (const panel of this.ofOperations) {
       panel.update();
     }
   }

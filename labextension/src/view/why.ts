@@ -1,9 +1,8 @@
 /** The ways in which something is kept alive, under its row, each with the line that cuts it. */
 
-import { formatBytes } from './bytes';
 import { codeLine } from './code';
 import type { Progress } from './connection';
-import type { Desk } from './desk';
+import type { ViewContext } from './view_context';
 import { element, nameElement, setName, setText, show } from './dom';
 import type { WhyView } from './protocol';
 import { cell, join } from './words';
@@ -14,7 +13,7 @@ export class WhyPanel {
   private readonly note = element('div', 'nbguard-dim');
   private readonly body = element('div');
 
-  constructor(private readonly desk: Desk) {
+  constructor(private readonly context: ViewContext) {
     this.node.hidden = true;
     this.node.setAttribute('role', 'group');
     this.node.append(this.note, this.body);
@@ -27,8 +26,8 @@ export class WhyPanel {
   /** Ask for the ways of row `id` of heap `heap`; until the answer is there, an earlier one stays. */
   open(heap: number, id: number): void {
     show(this.node, true);
-    setText(this.note, this.body.childElementCount ? '' : this.desk.trans.__('working…'));
-    const rid = this.desk.connection.ask({ op: 'why', heap, id }, progress => {
+    setText(this.note, this.body.childElementCount ? '' : this.context.trans.__('working…'));
+    const rid = this.context.connection.ask({ op: 'why', heap, id }, progress => {
       if (this.rid === rid) {
         this.hear(progress);
       }
@@ -43,7 +42,7 @@ export class WhyPanel {
   }
 
   private hear(progress: Progress): void {
-    const { trans } = this.desk;
+    const { trans } = this.context;
     switch (progress.op) {
       case 'late':
         setText(this.note, trans.__('runs when the cell ends'));
@@ -67,7 +66,7 @@ export class WhyPanel {
   }
 
   private ways(why: WhyView): HTMLElement {
-    const { trans } = this.desk;
+    const { trans } = this.context;
     const list = element('ol', 'nbguard-ways');
     for (const [path, number, stale, cut] of why.paths) {
       const name = nameElement('div', 'nbguard-code nbguard-path');
@@ -85,8 +84,9 @@ export class WhyPanel {
       }
       list.append(item);
     }
-    for (const [words, nbytes] of why.more) {
-      list.append(element('li', 'nbguard-dim', nbytes > 0 ? join([words, formatBytes(nbytes)]) : words));
+    for (const [root, count] of why.more) {
+      const words = count === 1 ? trans.__('1 more path') : trans.__('%1 more paths', count);
+      list.append(element('li', 'nbguard-dim', join([root, words])));
     }
     return list;
   }

@@ -1,7 +1,8 @@
 /** The sentences that are made of figures, and how sentences are translated. */
 
 import { formatBytes } from './bytes';
-import type { DeviceTick, FitTick, Host, Tick } from './protocol';
+import type { Host } from './host';
+import type { DeviceTick, FitTick, Tick } from './protocol';
 
 /**
  * The reader's language, as JupyterLab has it: the tools that collect sentences for translators look for `trans.__('…')`.

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
 from nbguard.notebook.magics.gpumem import GpuMemMagics
+from nbguard.notebook.magics.grammar import help_of_word
 from nbguard.notebook.magics.profile_fit import ProfileFitMagics, as_line
 from nbguard.notebook.magics.reset_gpu import ResetGpuMagics
+from nbguard.notebook.magics.switch import GRAMMAR as SWITCH
 from nbguard.notebook.magics.switch import SwitchMagics
 from nbguard.notebook.session import close, session_of
 
 _CLASSES = (GpuMemMagics, ProfileFitMagics, ResetGpuMagics, SwitchMagics)
 _KINDS = ("line", "cell")
+_TRANSFORMERS = (as_line, help_of_word(GPUMEM, SWITCH))
 
 
 def load(shell: InteractiveShell) -> None:
@@ -26,8 +30,8 @@ def load(shell: InteractiveShell) -> None:
         magics = cls(shell)
         magics.replaced = {(kind, name): manager.magics[kind].get(name) for kind in _KINDS for name in magics.magics[kind]}
         manager.register(magics)
-    if as_line not in shell.input_transformers_cleanup:
-        shell.input_transformers_cleanup.append(as_line)
+    transformers = shell.input_transformers_cleanup
+    transformers += [transformer for transformer in _TRANSFORMERS if transformer not in transformers]
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -41,5 +45,6 @@ def unload(shell: InteractiveShell) -> None:
                 manager.magics[kind].pop(name, None)
             else:
                 manager.magics[kind][name] = former
-    if as_line in shell.input_transformers_cleanup:
-        shell.input_transformers_cleanup.remove(as_line)
+    for transformer in _TRANSFORMERS:
+        if transformer in shell.input_transformers_cleanup:
+            shell.input_transformers_cleanup.remove(transformer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dis
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
@@ -25,6 +25,8 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 def split(line: str) -> list[str]:
     """Split a line at blanks outside quotes and brackets, which stay as typed: `runs["my run"] learn` is two words.
 
+    A comment ends it: a word that begins with `#`, outside quotes and brackets.
+
     IPython's own splitter is the shell's: it would take the quotes of a key away, or split inside it.
     """
     words, word, expected = [], "", ""
@@ -37,6 +39,8 @@ def split(line: str) -> list[str]:
             expected += _CLOSING[char]
         elif char in "'\"":
             expected += char
+        elif not expected and char == "#" and not word:
+            break
         elif not expected and (char.isspace() or char == ","):
             words.append(word)
             word = ""
@@ -44,19 +48,25 @@ def split(line: str) -> list[str]:
         word += char
     if expected:
         raise UsageError(f"{line.strip()}: {expected[-1]} is missing")
-    return [found for found in (*words, word) if found]
+    return [text for text in (*words, word) if text]
 
 
 def parser(prog: str, description: str, *, as_json: bool = True) -> MagicArgumentParser:
     """Return a parser whose errors are one line; the options that every magic has are in it (`--json` if `as_json`)."""
-    found: MagicArgumentParser = MagicArgumentParser(prog, description=description, add_help=False)  # type: ignore[no-untyped-call]
-    found.allow_abbrev = False  # a mistyped option must not become another one
+    style = argparse.HelpFormatter
+    options: MagicArgumentParser = MagicArgumentParser(prog, description=description, formatter_class=style, add_help=False)  # type: ignore[no-untyped-call]
+    add_common(options, as_json=as_json)
+    return options
+
+
+def add_common(options: MagicArgumentParser, *, as_json: bool = True) -> None:
+    """Add the options that every magic has."""
+    options.allow_abbrev = False  # a mistyped option must not become another one
     if as_json:
-        found.add_argument("--json", action="store_true", help="the result as JSON, bytes as integers")
-    found.add_argument(
+        options.add_argument("--json", action="store_true", help="the result as JSON, bytes as integers")
+    options.add_argument(
         "-o", metavar="NAME", dest="output", type=_variable, help="also put the result object into the variable NAME"
     )
-    return found
 
 
 def _variable(name: str) -> str:
@@ -75,10 +85,23 @@ def with_options(options: MagicArgumentParser) -> Callable[[Callable[..., Any]],
     return decorate
 
 
-def parse(options: MagicArgumentParser, line: str) -> argparse.Namespace:
-    """Return the parsed line; UsageError with one clear line if it cannot be read."""
+def asks_for_help(texts: Sequence[str]) -> bool:
+    """Say whether a line asks for the options: `--help`, `-h`, or a `?` apart."""
+    return any(text in ("--help", "-h", "?", "??") for text in texts)
+
+
+def parse(options: MagicArgumentParser, line: str) -> argparse.Namespace | None:
+    """Return the parsed line; None if it asked for help, which is shown.
+
+    Raises:
+        UsageError: the line cannot be read; one line says why.
+    """
+    texts = split(line)
+    if asks_for_help(texts):
+        sys.stdout.write(options.format_help())
+        return None
     try:
-        return options.parse_args(split(line))
+        return options.parse_args(texts)
     except UsageError as error:
         raise UsageError(f"{options.prog}: {error} ({options.prog}? shows the options)") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,44 +10,110 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.notebook.magics import snapshots
-from nbguard.notebook.magics.command_line import guarded, parse, parser, show, with_options
+from nbguard.notebook.magics.command_line import guarded, show
+from nbguard.notebook.magics.grammar import Grammar, Word, with_words
 from nbguard.notebook.magics.simulate import switched
 from nbguard.notebook.session import history, session_of
 
 if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
     from nbguard.reports.cell_ledger import History
     from nbguard.reports.memory_map import MemoryMap
     from nbguard.reports.report import Report
 
 Shown = TypeVar("Shown", "Report", "History", "MemoryMap")
 
-_WORDS = (
-    "the reference paths that keep NAME (or Out[3]) alive; the last error that ran out of memory; segments and blocks by pool, "
-    "and what pins free memory; what each cell did; a line after each cell that changed memory; the cells that follow on a "
-    f"simulated GPU of that size; {snapshots.HELP}"
-)
-_OPTIONS = parser("%gpumem", "Who holds the device's memory.")
-_OPTIONS.add_argument(
-    "what",
-    nargs="*",
-    metavar=f"why NAME | oom | map | history | cells on|off | simulate 16GiB|off | {snapshots.WORDS}",
-    help=_WORDS,
-)
-_OPTIONS.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
-_OPTIONS.add_argument("--settings", metavar="CONF", help="with simulate: what PYTORCH_ALLOC_CONF would say, in quotes")
-_OPTIONS.add_argument("--context", metavar="SIZE", help="with simulate: what CUDA itself takes of the device (0)")
-_OPTIONS.add_argument(
-    "-n",
-    type=int,
-    default=12,
-    metavar="ROWS",
-    help="show at most this many holders per device, or segments per pool, or cells (12)",
-)
-_OPTIONS.add_argument(
-    "--request", metavar="SIZE", help="with map: what must go so that a request of 2GiB in one piece succeeds"
-)
 
-snapshots.add_options(_OPTIONS)
+def _add_device(options: MagicArgumentParser) -> None:
+    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
+
+
+def _add_rows(options: MagicArgumentParser, rows: str = "holders per device") -> None:
+    options.add_argument("-n", type=_rows, default=12, metavar="ROWS", help=f"show at most this many {rows} (12)")
+
+
+def _rows(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}: it takes the number of rows to show, as in  -n 20")
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("it takes the number of rows to show, 1 or more")
+    return int(text)
+
+
+def _add_report(options: MagicArgumentParser) -> None:
+    _add_device(options)
+    _add_rows(options)
+
+
+def _add_why(options: MagicArgumentParser) -> None:
+    options.add_argument("name", metavar="NAME", help="a name, a displayed result (Out[3]), an attribute or item of one")
+
+
+def _add_map(options: MagicArgumentParser) -> None:
+    source = options.add_mutually_exclusive_group()
+    source.add_argument("--request", metavar="SIZE", help="what must go so that a request of 2GiB in one piece succeeds")
+    source.add_argument("--file", metavar="FILE", help="of this snapshot instead of this kernel")
+    _add_device(options)
+    _add_rows(options, "segments per pool")
+
+
+def _add_history(options: MagicArgumentParser) -> None:
+    _add_device(options)
+    _add_rows(options, "cells")
+
+
+def _add_cells(options: MagicArgumentParser) -> None:
+    options.add_argument("state", choices=["on", "off"], metavar="on|off", help="say it after each cell, or no longer")
+
+
+def _add_simulate(options: MagicArgumentParser) -> None:
+    options.add_argument("size", nargs="*", metavar="SIZE|off", help="memory of the device, such as 16GiB; off ends it")
+    options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
+    options.add_argument("--context", metavar="SIZE", help="what CUDA itself takes of the device (0)")
+
+
+GRAMMAR = Grammar(
+    "%gpumem",
+    Word(usage="[--device N] [-n ROWS]", help="Who holds the memory of the devices.", advice="", add=_add_report),
+    {
+        "why": Word(
+            usage="why NAME",
+            help="the reference paths that keep NAME (or Out[3]) alive",
+            advice="give one name, as in  %gpumem why learn",
+            add=_add_why,
+        ),
+        "oom": Word(
+            usage="oom", help="the last error that ran out of memory", advice="takes no name, it is about the last error"
+        ),
+        "map": Word(
+            usage="map",
+            help="segments and blocks by pool, and what pins free memory",
+            advice="takes no name; --device 1 shows one device, --request 2GiB what must go for that, --file FILE a snapshot, "
+            "without --request: a file's names cannot be let go",
+            add=_add_map,
+        ),
+        "history": Word(
+            usage="history",
+            help="what each cell did to the memory",
+            advice="takes no name; --device 1 shows one device",
+            add=_add_history,
+        ),
+        "cells": Word(
+            usage="cells on|off",
+            help="a line after each cell that changed memory",
+            advice="say on or off, as in  %gpumem cells on",
+            add=_add_cells,
+        ),
+        "simulate": Word(
+            usage="simulate 16GiB|off",
+            help="the cells that follow on a simulated GPU of that size",
+            advice="say the size of the device, or off, as in  %gpumem simulate 16GiB",
+            add=_add_simulate,
+        ),
+        **snapshots.WORDS,
+    },
+)
 
 
 @magics_class
@@ -56,7 +123,7 @@ class GpuMemMagics(Magics):
     replaced: dict[tuple[str, str], Any]
 
     @line_magic
-    @with_options(_OPTIONS)
+    @with_words(GRAMMAR)
     def gpumem(self, line: str) -> Any:
         """Show who holds the device's memory: per device its parts, and the holders in columns that re-add.
 
@@ -69,63 +136,48 @@ class GpuMemMagics(Magics):
         """
         from nbguard import api
 
-        options = parse(_OPTIONS, line)
-        if options.n < 1:
-            raise UsageError("%gpumem: -n takes the number of rows to show, 1 or more")
-        if options.request is not None and options.what != ["map"]:
-            raise UsageError("%gpumem: --request goes with map, as in  %gpumem map --request 2GiB")
-        snapshots.refuse_options(options)
-        match options.what:
-            case []:
-                report = guarded("%gpumem", session_of(self.shell).report)
+        options = GRAMMAR.parse(line)
+        if options is None:
+            return None
+        session = session_of(self.shell)
+        match options.word:
+            case None:
+                report = guarded("%gpumem", session.report)
                 if options.device is not None:
-                    devices = [each.device for each in report.devices]
+                    devices = [device.device for device in report.devices]
                     report = _known(report.only(options.device), options.device, devices)
                 return show(self.shell, options, report, limit=options.n)
-            case ["why", name]:
-                return show(self.shell, options, guarded("%gpumem why", api.why, name))
-            case ["history"]:
-                found = guarded("%gpumem history", history)
+            case "why":
+                return show(self.shell, options, guarded("%gpumem why", api.why, options.name))
+            case "history":
+                recorded = guarded("%gpumem history", history)
                 if options.device is not None:
-                    found = _known(found.only(options.device), options.device, found.devices)
-                return show(self.shell, options, found, limit=options.n)
-            case ["map"]:
+                    recorded = _known(recorded.only(options.device), options.device, recorded.devices)
+                return show(self.shell, options, recorded, limit=options.n)
+            case "map":
                 if options.file is None:
                     drawn = guarded("%gpumem map", api.memory_map, options.request)
-                elif options.request is None:
-                    drawn = guarded("%gpumem map", snapshots.map_of, options.file)
                 else:
-                    raise UsageError("%gpumem map: --request asks what to let go here; a file's names cannot be let go")
+                    drawn = guarded("%gpumem map", snapshots.map_of, options.file)
                 if options.device is not None:
                     drawn = _known(drawn.only(options.device), options.device, drawn.names)
                 return show(self.shell, options, drawn, limit=options.n)
-            case ["map", *_]:
-                raise UsageError("%gpumem map: takes no name; --device 1 for one device, --request 2GiB for what that needs")
-            case ["cells", "on" | "off" as state]:
-                session = session_of(self.shell)
-                return show(self.shell, options, guarded("%gpumem cells", session.show_cells, on=state == "on"))
-            case ["cells", *_]:
-                raise UsageError("%gpumem cells: say on or off, as in  %gpumem cells on")
-            case ["why", *_]:
-                raise UsageError("%gpumem why: give one name, as in  %gpumem why learn")
-            case ["oom"]:
-                card = guarded("%gpumem oom", session_of(self.shell).oom)
+            case "cells":
+                return show(self.shell, options, guarded("%gpumem cells", session.show_cells, on=options.state == "on"))
+            case "oom":
+                card = guarded("%gpumem oom", session.oom)
                 if card is None:
                     raise UsageError("%gpumem oom: the last error did not run out of memory (%gpumem shows who holds what)")
                 return show(self.shell, options, card)
-            case ["simulate", *words]:
-                state = guarded("%gpumem simulate", switched, session_of(self.shell), words, options.settings, options.context)
+            case "simulate":
+                state = guarded("%gpumem simulate", switched, session, options.size, options.settings, options.context)
                 return show(self.shell, options, state)
-            case ["oom", *_]:
-                raise UsageError("%gpumem oom: takes no name, it is about the last error")
-            case ["record" | "snapshot" | "load" | "diff" | "whatif", *_]:
-                return snapshots.run(self.shell, options)
-            case words:
-                raise UsageError(f"%gpumem: unknown word {words[0]!r} (%gpumem? shows what there is)")
+            case _:
+                return snapshots.run(self.shell, options, GRAMMAR)
 
 
-def _known(found: Shown, device: str, have: Iterable[str]) -> Shown:
-    """Return what was found on a device; UsageError if there is no such device."""
-    if not found.devices and not getattr(found, "without", ()):
+def _known(result: Shown, device: str, have: Iterable[str]) -> Shown:
+    """Return what concerns a device; UsageError if there is no such device."""
+    if not result.devices and not getattr(result, "without", ()):
         raise UsageError(f"%gpumem: no device {device} here; there is: {', '.join(have) or 'none in use'}")
-    return found
+    return result

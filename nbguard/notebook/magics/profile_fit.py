@@ -72,6 +72,8 @@ class ProfileFitMagics(Magics):
         from nbguard.profiler.options import FitOptions
 
         options = parse(_OPTIONS, line)
+        if options is None:
+            return
         chosen = FitOptions(
             memory=options.memory,
             tune_workers=options.tune_workers,

@@ -74,6 +74,8 @@ class ResetGpuMagics(Magics):
         from nbguard import api
 
         options = parse(_OPTIONS, line)
+        if options is None:
+            return None
         if mistake := _contradiction(options):
             raise UsageError(f"%reset_gpu: {mistake}")
         return show(self.shell, options, self._done(api, options))

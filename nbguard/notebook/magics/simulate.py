@@ -16,7 +16,7 @@ _HOW = "say the size of the device, or off, as in  %gpumem simulate 16GiB"
 
 
 def switched(session: Session, words: Sequence[str], settings: str | None, context: str | None) -> SimulationState:
-    """Switch the simulated device of a session on or off as `words` say; without words say what is on.
+    """Switch the simulated device of a session on or off as `words` say; without words return the state.
 
     Raises:
         NbguardError: the words, the size or the settings cannot be used; nothing has been changed.
@@ -27,10 +27,10 @@ def switched(session: Session, words: Sequence[str], settings: str | None, conte
         raise NbguardError("--settings and --context go with a size, as in  %gpumem simulate 16GiB --context 500MiB")
     match words:
         case []:
-            found = session.simulation
+            simulation = session.simulation
             head = "the cells run on a simulated device"
         case ["off"]:
-            found = session.stop_simulating()
+            simulation = session.stop_simulating()
             head = "off: cells run without simulation again. It ended as a simulated device"
         case _:
             try:
@@ -38,11 +38,11 @@ def switched(session: Session, words: Sequence[str], settings: str | None, conte
             except ImportError:
                 raise NbguardError("PyTorch is not installed here: there is nothing to simulate a device for") from None
             size = "".join(words)  # `16 GiB` is two words
-            found = simulate(size, (settings or "").strip("'\""), context=context or 0)
-            session.simulate(found)
+            simulation = simulate(size, (settings or "").strip("'\""), context=context or 0)
+            session.simulate(simulation)
             head = "from the next cell on your code runs on a simulated device"
-    if found is None:
+    if simulation is None:
         raise NbguardError(f"nothing is simulated: {_HOW}")
-    figures = found.figures()
+    figures = simulation.figures()
     off = "" if words == ["off"] else " (%gpumem simulate off ends it)"
     return SimulationState(f"{head} of {format_bytes(figures.capacity)}{off}", figures)

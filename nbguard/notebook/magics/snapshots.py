@@ -1,4 +1,4 @@
-"""What `%gpumem` does with the allocator's history and with snapshot files: record, snapshot, load, diff, whatif."""
+"""The words of `%gpumem` about the allocator's history and snapshot files: record, snapshot, load, diff, whatif."""
 
 from __future__ import annotations
 
@@ -10,72 +10,106 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from nbguard.notebook.magics.command_line import guarded, show
+from nbguard.notebook.magics.grammar import Word
 
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
+    from nbguard.notebook.magics.grammar import Grammar
     from nbguard.reports.memory_map import MemoryMap
 
 _LARGE = 32 * 1024**2
 """From this size on, reading a file shows how far it is."""
 
-WORDS = "record on|off | snapshot FILE | load FILE | diff A B | whatif"
-HELP = (
-    "keep the allocator's history; write a memory snapshot that pytorch.org/memory_viz opens, with names beside it; report on "
-    "one; what grew between two; the recorded run under other settings"
-)
 
-
-def add_options(options: MagicArgumentParser) -> None:
-    """Add the options of these words to those of `%gpumem`."""
-    options.add_argument("--file", metavar="FILE", help="with map, whatif: of this snapshot instead of this kernel")
+def _add_record(options: MagicArgumentParser) -> None:
     options.add_argument(
-        "--set",
-        action="append",
-        nargs="+",
-        metavar="CONF",
-        help="with whatif: settings to try, as in PYTORCH_ALLOC_CONF; may be repeated",
+        "state", nargs="?", choices=["on", "off"], metavar="on|off", help="begin or end; without it: say whether it is kept"
     )
-    options.add_argument("--torch", metavar="VERSION", help="with whatif --file: the PyTorch that recorded it, such as 2.13")
-    options.add_argument("--capacity", metavar="SIZE", help="with whatif: memory to try it on, such as 16GiB")
-    options.add_argument("--fraction", type=float, metavar="X", help="with whatif: share of it that the process may take")
-    options.add_argument("--entries", type=int, metavar="N", help="with record on: entries to keep of each device (100000)")
+    options.add_argument("--entries", type=int, metavar="N", help="with on: entries to keep of each device (100000)")
 
 
-def refuse_options(options: argparse.Namespace) -> None:
-    """Raise UsageError for an option that goes with another word."""
-    word = options.what[0] if options.what else ""
-    if options.file is not None and word not in ("map", "whatif"):
-        raise UsageError("%gpumem: --file goes with map and whatif, as in  %gpumem map --file before.pickle")
-    for name in ("set", "torch", "capacity", "fraction"):
-        if getattr(options, name) is not None and word != "whatif":
-            raise UsageError(f"%gpumem: --{name} goes with whatif, as in  %gpumem whatif --{name} …")
-    if options.entries is not None and options.what != ["record", "on"]:
-        raise UsageError("%gpumem: --entries goes with record on, as in  %gpumem record on --entries 500000")
+def _add_file(options: MagicArgumentParser) -> None:
+    options.add_argument("file", metavar="FILE", help="the file, in quotes where its name has blanks")
 
 
-def run(shell: Any, options: argparse.Namespace) -> Any:
-    """Do what the words say, and show what comes of it."""
-    words = [_unquoted(word) for word in options.what]
-    match words:
-        case ["record"] | ["record", "on" | "off"]:
-            return show(shell, options, guarded("%gpumem record", _record, words[1:], options.entries))
-        case ["snapshot", file]:
+def _add_load(options: MagicArgumentParser) -> None:
+    _add_file(options)
+    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
+    options.add_argument("-n", type=int, default=12, metavar="ROWS", help="show at most this many holders per device (12)")
+
+
+def _add_diff(options: MagicArgumentParser) -> None:
+    options.add_argument("before", metavar="BEFORE", help="the earlier file")
+    options.add_argument("after", metavar="AFTER", help="the later file")
+    options.add_argument("-n", type=int, default=12, metavar="ROWS", help="show at most this many rows (12)")
+
+
+def _add_whatif(options: MagicArgumentParser) -> None:
+    options.add_argument("--file", metavar="FILE", help="of this snapshot instead of this kernel")
+    options.add_argument(
+        "--set", action="append", nargs="+", metavar="CONF", help="settings to try, as in PYTORCH_ALLOC_CONF; may be repeated"
+    )
+    options.add_argument("--torch", metavar="VERSION", help="with --file: the PyTorch that recorded it, such as 2.13")
+    options.add_argument("--capacity", metavar="SIZE", help="memory to try it on, such as 16GiB")
+    options.add_argument("--fraction", type=float, metavar="X", help="share of it that the process may take")
+    options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
+
+
+WORDS = {
+    "record": Word(
+        usage="record on|off",
+        help="keep the allocator's history",
+        advice="say on or off, as in  %gpumem record on",
+        add=_add_record,
+    ),
+    "snapshot": Word(
+        usage="snapshot FILE",
+        help="write a memory snapshot that pytorch.org/memory_viz opens, with names beside it",
+        advice="give one file to write, as in  %gpumem snapshot before.pickle",
+        add=_add_file,
+    ),
+    "load": Word(
+        usage="load FILE", help="report on a snapshot", advice="give one file, as in  %gpumem load before.pickle", add=_add_load
+    ),
+    "diff": Word(
+        usage="diff BEFORE AFTER",
+        help="what grew between two snapshots",
+        advice="give two files, the earlier one first, as in  %gpumem diff before.pickle after.pickle",
+        add=_add_diff,
+    ),
+    "whatif": Word(
+        usage="whatif",
+        help="the recorded run under other settings",
+        advice="takes no words; a file goes behind --file, settings behind --set",
+        add=_add_whatif,
+    ),
+}
+
+
+def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
+    """Do what the line says, and show what comes of it."""
+    match options.word:
+        case "record":
+            if options.entries is not None and options.state != "on":
+                grammar.misused("record", "--entries goes with record on, as in  %gpumem record on --entries 500000")
+            return show(shell, options, guarded("%gpumem record", _record, options.state, options.entries))
+        case "snapshot":
             from nbguard.snapshots.save import save_snapshot
 
-            return show(shell, options, guarded("%gpumem snapshot", save_snapshot, file))
-        case ["load", file]:
+            return show(shell, options, guarded("%gpumem snapshot", save_snapshot, _unquoted(options.file)))
+        case "load":
             from nbguard.snapshots.report import snapshot_report
 
-            found = guarded("%gpumem load", snapshot_report, file, _progress())
-            return show(shell, options, _only(found, options), limit=options.n)
-        case ["diff", before, after]:
+            saved = guarded("%gpumem load", snapshot_report, _unquoted(options.file), _progress())
+            return show(shell, options, _only(saved, options), limit=options.n)
+        case "diff":
             from nbguard.snapshots.diff import snapshot_diff
 
+            before, after = _unquoted(options.before), _unquoted(options.after)
             return show(shell, options, guarded("%gpumem diff", snapshot_diff, before, after, _progress()), limit=options.n)
-        case ["whatif"]:
+        case _:
             return show(shell, options, guarded("%gpumem whatif", _whatif, **_what_to_try(options)))
-    raise UsageError(_USAGE[words[0]])
 
 
 def map_of(file: str) -> MemoryMap:
@@ -85,23 +119,14 @@ def map_of(file: str) -> MemoryMap:
     return snapshot_map(_unquoted(file), _progress())
 
 
-_USAGE = {
-    "record": "%gpumem record: say on or off, as in  %gpumem record on",
-    "snapshot": "%gpumem snapshot: give one file to write, as in  %gpumem snapshot before.pickle",
-    "load": "%gpumem load: give one file, as in  %gpumem load before.pickle",
-    "diff": "%gpumem diff: give two files, the earlier one first, as in  %gpumem diff before.pickle after.pickle",
-    "whatif": "%gpumem whatif: takes no words; a file goes behind --file, settings behind --set",
-}
-
-
-def _record(words: list[str], entries: int | None) -> Any:
+def _record(state: str | None, entries: int | None) -> Any:
     from nbguard.cleanup.apply.allocator_history import recording, start, stop
     from nbguard.memory.recording import DEFAULT_ENTRIES
 
-    match words:
-        case ["on"]:
+    match state:
+        case "on":
             return start(DEFAULT_ENTRIES if entries is None else entries)
-        case ["off"]:
+        case "off":
             return stop()
     return recording()
 
@@ -144,17 +169,17 @@ def _number(device: str | None) -> int | None:
     return int(digits)
 
 
-def _only(found: Any, options: argparse.Namespace) -> Any:
+def _only(saved: Any, options: argparse.Namespace) -> Any:
     """Return what a file says of the device that was asked for."""
     if options.device is None:
-        return found
+        return saved
     from dataclasses import replace
 
-    report = found.report.only(options.device)
+    report = saved.report.only(options.device)
     if not report.devices:
-        have = ", ".join(each.device for each in found.report.devices) or "none"
-        raise UsageError(f"%gpumem load: no device {options.device} in {found.file}; there is: {have}")
-    return replace(found, report=report)
+        have = ", ".join(device.device for device in saved.report.devices) or "none"
+        raise UsageError(f"%gpumem load: no device {options.device} in {saved.file}; there is: {have}")
+    return replace(saved, report=report)
 
 
 def _unquoted(word: str) -> str:

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from nbguard.notebook.magics.command_line import guarded, parse, parser, show, with_options
+from nbguard.notebook.magics.command_line import guarded, show
+from nbguard.notebook.magics.grammar import Grammar, Word, with_words
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
     from nbguard.reports.switches import Switches
 
-_OPTIONS = parser("%nbguard", "Switch on and off what runs around the cells.")
-_OPTIONS.add_argument(
-    "what",
-    nargs="*",
-    metavar="on|off|status|sidebar",
-    help="record what each cell does; take all hooks off; say what is on; show the sidebar here",
-)
-_OPTIONS.add_argument(
-    "--auto-clean-errors", action="store_true", help="with on: free what a failed cell's error holds as soon as it has failed"
+
+def _add_on(options: MagicArgumentParser) -> None:
+    options.add_argument(
+        "--auto-clean-errors", action="store_true", help="free what a failed cell's error holds as soon as it has failed"
+    )
+
+
+GRAMMAR = Grammar(
+    "%nbguard",
+    Word(usage="", help="Say what is on.", advice=""),
+    {
+        "on": Word(
+            usage="on",
+            help="record what each cell does to the memory",
+            advice="takes no name, as in  %nbguard on --auto-clean-errors",
+            add=_add_on,
+        ),
+        "off": Word(usage="off", help="take all hooks off", advice="takes nothing more"),
+        "status": Word(usage="status", help="say what is on, and who looks", advice="takes nothing more"),
+        "sidebar": Word(usage="sidebar", help="show the sidebar below the cell", advice="takes nothing more"),
+    },
 )
 
 
@@ -32,7 +46,7 @@ class SwitchMagics(Magics):
     replaced: dict[tuple[str, str], Any]
 
     @line_magic
-    @with_options(_OPTIONS)
+    @with_words(GRAMMAR)
     def nbguard(self, line: str) -> Switches | None:
         """Switch on and off what runs around the cells, say what is on and who looks, or show the sidebar.
 
@@ -42,23 +56,20 @@ class SwitchMagics(Magics):
         the error of a failed cell holds is released at once, as `%reset_gpu` would; `%tb` and `%debug` go on working; not with
         `%pdb on`, a debugger attached or a fit running. `off` takes every hook off.
         """
-        options = parse(_OPTIONS, line)
+        options = GRAMMAR.parse(line)
+        if options is None:
+            return None
         session = session_of(self.shell)
-        if options.auto_clean_errors and options.what != ["on"]:
-            raise UsageError("%nbguard: --auto-clean-errors goes with on, as in  %nbguard on --auto-clean-errors")
-        match options.what:
-            case ["on"]:
-                found = guarded("%nbguard", session.turn_on, auto_clean_errors=options.auto_clean_errors)
-            case ["off"]:
-                found = guarded("%nbguard", session.turn_off)
-            case ["status"] | []:
-                found = session.switches
-            case ["sidebar"]:
+        match options.word:
+            case "on":
+                switches = guarded("%nbguard", session.turn_on, auto_clean_errors=options.auto_clean_errors)
+            case "off":
+                switches = guarded("%nbguard", session.turn_off)
+            case "sidebar":
                 return guarded("%nbguard sidebar", _show_sidebar)
-            case words:
-                text = " ".join(words)
-                raise UsageError(f"%nbguard: {text!r} is none of on, off, status, sidebar (%nbguard? shows the options)")
-        return show(self.shell, options, found)
+            case _:
+                switches = session.switches
+        return show(self.shell, options, switches)
 
 
 def _show_sidebar() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from comm.base_comm import BaseComm
 
 
-class QuietComm(BaseComm):
+class ThreadSafeComm(BaseComm):
     """A comm that may publish from any thread, and hands messages to its callback in the thread that has them."""
 
     def __init__(self, kernel: Any, **keys: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import mro_of
 from nbguard.sidebar.protocol.state import FitTick
-from nbguard.sidebar.protocol.truncation import cut
+from nbguard.sidebar.protocol.truncation import truncate_utf8
 
 _FIT, _VALIDATE = "fit", "_do_epoch_validate"
 _LOADING = "torch.utils.data.dataloader"
@@ -100,8 +100,8 @@ class FitProgress:
             batch = None
         has_risen = peak is not None and course.peak is not None and peak > course.peak
         return FitTick(
-            label=cut(label),
-            call=cut(found.call, 60),
+            label=truncate_utf8(label),
+            call=truncate_utf8(found.call, 60),
             epoch=epoch,
             epochs=epochs,
             batch=batch,

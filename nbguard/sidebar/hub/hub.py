@@ -12,18 +12,29 @@ from typing import TYPE_CHECKING, Any
 from nbguard.cells.cell_end import CellEnd
 from nbguard.cells.hooks import CellFact
 from nbguard.errors import OldHeapError
-from nbguard.sidebar.builtins import plain
 from nbguard.sidebar.hub.busy import Busy, is_in_cell
 from nbguard.sidebar.hub.jobs import Job, Jobs
-from nbguard.sidebar.hub.leases import Leases, Way
-from nbguard.sidebar.hub.panel_comm import Wire
+from nbguard.sidebar.hub.leases import Channel, Leases
+from nbguard.sidebar.hub.panel_comm import PanelChannel
 from nbguard.sidebar.hub.sampler import Sampler
+from nbguard.sidebar.protocol.answers import (
+    Acknowledged,
+    Answer,
+    Broadcast,
+    Closed,
+    Done,
+    Queued,
+    Refused,
+    StateSent,
+    TickSent,
+    message_of,
+)
 
 if TYPE_CHECKING:
     from nbguard.memory.counters import TickReading
     from nbguard.scan.scan import Notebook
-    from nbguard.sidebar.hub.requests import Desk
-    from nbguard.sidebar.hub.tick_source import Feed
+    from nbguard.sidebar.hub.requests import RequestHandler
+    from nbguard.sidebar.hub.tick_source import TickSource
     from nbguard.sidebar.protocol import messages
 
 _SETTLED = 0.3
@@ -55,22 +66,24 @@ class Hub:
         self._leases = Leases()
         self._jobs = Jobs(lambda: self._busy.cell is not None, lambda act: self._kernel.io_loop.add_callback(act))
         self._sampler = Sampler(self._tick, lambda: self._leases.interval)
-        self._to_greet: deque[tuple[Way, messages.Hello]] = deque()
+        self._to_greet: deque[tuple[Channel, messages.Hello]] = deque()
         self._made = threading.Lock()
-        self._feed: Feed | None = None
-        self._desk: Desk | None = None
+        self._tick_source: TickSource | None = None
+        self._handler: RequestHandler | None = None
         self._settling: Any = None
         self._first_cell: CellEnd | None = None
         self._is_open = True
         if is_in_cell(shell):  # its beginning was not told, so neither will be its end
             self._busy.begin(is_running=True)
             self._first_cell = CellEnd(shell, self._ended)
-        self._wire = Wire(self._kernel, self.receive)
+        self._panels = PanelChannel(self._kernel, self.receive)
 
     def close(self) -> None:
         """Take no more messages, forget who looks, see the threads end, and say that nothing more comes."""
         self._is_open = False
-        ways = {id(way): way for way in (self._wire, *self._leases.ways)}  # panels that do not look listen, too
+        channels = {
+            id(channel): channel for channel in (self._panels, *self._leases.channels)
+        }  # panels that do not look listen, too
         if self._first_cell is not None:
             self._first_cell.cancel()
         self._cancel_settling()
@@ -78,11 +91,11 @@ class Hub:
         self._jobs.clear()
         self._sampler.end()
         self._jobs.join()
-        if self._feed is not None:
-            self._feed.close()
-        for way in ways.values():
-            _send(way, "closed")
-        self._wire.close()
+        if self._tick_source is not None:
+            self._tick_source.close()
+        for channel in channels.values():
+            _send(channel, Closed())
+        self._panels.close()
 
     @property
     def audience(self) -> tuple[int, float]:
@@ -101,8 +114,8 @@ class Hub:
         """Note that a cell begins."""
         self._busy.begin()
         self._cancel_settling()
-        if self._feed is not None:
-            self._feed.mark(f"In[{self._busy.cell}]")
+        if self._tick_source is not None:
+            self._tick_source.mark(f"In[{self._busy.cell}]")
         self._jobs.proceed()
 
     def after(self, cell: CellFact) -> None:
@@ -113,14 +126,14 @@ class Hub:
         """Let what waited for the end of a cell be done, and have the heap looked at."""
         number = self._busy.end()
         self._jobs.proceed()
-        if self._desk is not None and self._leases.interval is not None:
-            self._desk.heaps.cell = number
+        if self._handler is not None and self._leases.interval is not None:
+            self._handler.states.cell = number
             self._settling = self._kernel.io_loop.call_later(_SETTLED, self._settled)
 
     def _settled(self) -> None:
         """Look at the heap if the cell has changed anything and none has begun since."""
         self._settling = None
-        if self._desk is not None and self._busy.cell is None and self._desk.heaps.is_outdated:
+        if self._handler is not None and self._busy.cell is None and self._handler.states.is_outdated:
             self._look()
 
     def _cancel_settling(self) -> None:
@@ -130,74 +143,74 @@ class Hub:
 
     # --- views ------------------------------------------------------------------------------------------------------------
 
-    def receive(self, message: Any, way: Way) -> None:
+    def receive(self, message: Any, channel: Channel) -> None:
         """Take what a view sends. Whatever it is, nothing is raised and nothing of it is run."""
         try:
             if self._is_open:
-                self._take(message, way)
+                self._take(message, channel)
         except Exception:  # noqa: BLE001 - what a browser sends must not cost the kernel anything
             _log.debug("a message of a sidebar was dropped", exc_info=True)
         finally:
             self._busy.again()
 
-    def leave(self, way: Way) -> None:
+    def leave(self, channel: Channel) -> None:
         """Forget the views at the end of a way: a widget that is closed."""
-        self._leases.end_way(way)
+        self._leases.end_channel(channel)
 
-    def _take(self, message: Any, way: Way) -> None:
+    def _take(self, message: Any, channel: Channel) -> None:
         from nbguard.sidebar.protocol import messages
 
         match messages.parse(message):
             case messages.Hello() as hello:
-                self._leases.renew(hello.client, way, visible=hello.visible)
-                self._to_greet.append((way, hello))
+                self._leases.renew(hello.client, channel, visible=hello.visible)
+                self._to_greet.append((channel, hello))
                 self._sampler.wake()
             case messages.Bye(client):
                 self._leases.end(client)
-            case messages.Bad(rid, why):
-                _send(way, "refused", rid=rid, why=why)
+            case messages.BadRequest(rid, why):
+                _send(channel, Refused(rid, why))
             case messages.Cancel(rid):
-                self._cancel(way, rid)
+                self._cancel(channel, rid)
             case messages.Refresh(rid):
-                self._put(way, rid, "Refresh", "", lambda: self._look_and_tell(always=True))
+                self._put(channel, rid, "Refresh", "", lambda: self._look_and_tell(always=True))
             case messages.Ask() | messages.PlanRequest() as asked:
-                self._put(way, asked.rid, "Look", "", lambda: self._answer(way, asked))
+                self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked))
             case messages.Apply(rid, token) as asked:
-                title, why = ("Apply", "") if self._desk is None else self._desk.plans.about(token)
-                self._put(way, rid, title, why, lambda: self._answer(way, asked))
+                title, why = ("Apply", "") if self._handler is None else self._handler.plans.about(token)
+                self._put(channel, rid, title, why, lambda: self._answer(channel, asked))
 
-    def _put(self, way: Way, rid: str, title: str, why: str, run: Callable[[], None]) -> None:
+    def _put(self, channel: Channel, rid: str, title: str, why: str, run: Callable[[], None]) -> None:
         """Have a request done, and its sender told how it goes; `why` it waits, if a cell runs."""
-        _send(way, "ack", rid=rid)
+        _send(channel, Acknowledged(rid))
 
         def refuse(reason: str) -> None:
-            _send(way, "refused", rid=rid, why=reason)
+            _send(channel, Refused(rid, reason))
 
         def tell_queued(reason: str) -> None:
-            _send(way, "queued", rid=rid, why=reason)
+            _send(channel, Queued(rid, reason))
 
         if not self._jobs.put(Job(run=run, failed=refuse, rid=rid, title=title, why=why, tell_queued=tell_queued)):
             refuse("too much is waiting to be done already: wait for the cell to end")
 
-    def _answer(self, way: Way, asked: messages.Ask | messages.PlanRequest | messages.Apply) -> None:
-        desk = self._ready()
+    def _answer(self, channel: Channel, asked: messages.Ask | messages.PlanRequest | messages.Apply) -> None:
+        handler = self._ready()
         try:
-            op, content = desk.answer(asked)
+            answer = handler.answer(asked)
         except OldHeapError:
-            _send(way, "heap", heap=plain(desk.heaps.last))
+            _send(channel, StateSent(handler.states.last))
             raise
-        _send(way, op, rid=asked.rid, **content)
-        if op == "done":
+        _send(channel, answer)
+        if isinstance(answer, Done):
             self._look_and_tell(always=True)
 
-    def _cancel(self, way: Way, rid: str) -> None:
+    def _cancel(self, channel: Channel, rid: str) -> None:
         """Drop what waits under `rid`. What runs goes on, and is answered when it is done."""
-        _send(way, "ack", rid=rid)
+        _send(channel, Acknowledged(rid))
         dropped = self._jobs.cancel(rid)
         if dropped is not None:
             dropped.failed("cancelled before it began: nothing was touched")
         elif not self._jobs.has(rid):
-            _send(way, "refused", rid=rid, why="there is nothing to cancel: it is done already")
+            _send(channel, Refused(rid, "there is nothing to cancel: it is done already"))
 
     # --- what is told -----------------------------------------------------------------------------------------------------
 
@@ -207,36 +220,36 @@ class Hub:
 
         return Notebook(self._shell, self._shell.user_ns, is_running=threading.get_ident() != self._thread)
 
-    def _ready(self) -> Desk:
+    def _ready(self) -> RequestHandler:
         """Return what does the work; it is made when it is first needed, never in a thread of the kernel's channels."""
         with self._made:
-            if self._desk is None:
-                from nbguard.sidebar.hub.requests import Desk
+            if self._handler is None:
+                from nbguard.sidebar.hub.requests import RequestHandler
 
-                self._desk = Desk(self._notebook, self._boot)
-            return self._desk
+                self._handler = RequestHandler(self._notebook, self._boot)
+            return self._handler
 
     def _tick(self) -> None:
         try:
-            if self._feed is None:
-                from nbguard.sidebar.hub.tick_source import Feed
+            if self._tick_source is None:
+                from nbguard.sidebar.hub.tick_source import TickSource
 
-                self._feed = Feed(self._boot, self._simulated)
-            heap = 0 if self._desk is None else self._desk.heaps.last.heap
-            self._tell("tick", tick=plain(self._feed.tick(heap, self._busy.cell, self._jobs.listed)))
+                self._tick_source = TickSource(self._boot, self._simulated)
+            heap = 0 if self._handler is None else self._handler.states.last.heap
+            self._tell(TickSent(self._tick_source.tick(heap, self._busy.cell, self._jobs.listed)))
             if self._to_greet:
                 self._greet(self._ready())
         except Exception:  # noqa: BLE001 - the next one may do
             _log.debug("a tick of the sidebar failed", exc_info=True)
 
-    def _greet(self, desk: Desk) -> None:
+    def _greet(self, handler: RequestHandler) -> None:
         """Send the heap to who has said hello without it; look again if it is old, beside a cell only if there is none yet."""
         while self._to_greet:
-            way, hello = self._to_greet.popleft()
-            if (hello.boot, hello.heap) != (self._boot, desk.heaps.last.heap):
-                _send(way, "heap", heap=plain(desk.heaps.last))
-        if desk.heaps.is_outdated and (self._busy.cell is None or not desk.heaps.last.heap):
-            self._look(waits=bool(desk.heaps.last.heap))
+            channel, hello = self._to_greet.popleft()
+            if (hello.boot, hello.heap) != (self._boot, handler.states.last.heap):
+                _send(channel, StateSent(handler.states.last))
+        if handler.states.is_outdated and (self._busy.cell is None or not handler.states.last.heap):
+            self._look(waits=bool(handler.states.last.heap))
 
     def _look(self, *, waits: bool = True) -> None:
         """Have the heap looked at, unless it is to be already; `waits`: not while a cell runs."""
@@ -246,21 +259,26 @@ class Hub:
         )
 
     def _look_and_tell(self, *, always: bool = False) -> None:
-        heaps = self._ready().heaps
-        has_changed = heaps.look()
-        if self._feed is not None:
-            self._feed.call(heaps.learners)
+        states = self._ready().states
+        has_changed = states.look()
+        if self._tick_source is not None:
+            self._tick_source.call(states.learners)
         if has_changed or always:
-            self._tell("heap", heap=plain(heaps.last))
+            self._tell(StateSent(states.last))
 
-    def _tell(self, op: str, **content: Any) -> None:
-        """Tell everybody who looks."""
-        for way in self._leases.ways:
-            _send(way, op, **content)
+    def _tell(self, message: Broadcast) -> None:
+        """Send a message to every view that looks."""
+        wired = message_of(message)
+        for channel in self._leases.channels:
+            _send_wired(channel, wired)
 
 
-def _send(way: Way, op: str, **content: Any) -> None:
+def _send(channel: Channel, message: Answer | Broadcast) -> None:
+    _send_wired(channel, message_of(message))
+
+
+def _send_wired(channel: Channel, message: dict[str, Any]) -> None:
     try:
-        way.send({"op": op, **content})
+        channel.send(message)
     except Exception:  # noqa: BLE001 - a view that cannot be reached is its own loss
         _log.debug("a sidebar could not be told", exc_info=True)

@@ -50,7 +50,7 @@ class Jobs:
         self._worker: threading.Thread | None = None
 
     @property
-    def listed(self) -> tuple[state.Job, ...]:
+    def listed(self) -> tuple[state.JobStatus, ...]:
         """Return what was asked for and is not done yet, what runs first."""
         if not self._pending and self._running is None:
             return ()
@@ -58,8 +58,8 @@ class Jobs:
 
         with self._lock:
             running = self._running
-            found = [] if running is None else [state.Job(running.rid, running.title, "running")]
-            found += [state.Job(job.rid, job.title, "queued", job.why if job.is_told else "") for job in self._pending]
+            found = [] if running is None else [state.JobStatus(running.rid, running.title, "running")]
+            found += [state.JobStatus(job.rid, job.title, "queued", job.why if job.is_told else "") for job in self._pending]
         return tuple(job for job in found if job.title)
 
     def put(self, job: Job) -> bool:

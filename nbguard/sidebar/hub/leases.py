@@ -18,7 +18,7 @@ _MOST = 100
 """Views that are kept count of. More than a user has; a program that makes up names gets no further."""
 
 
-class Way(Protocol):
+class Channel(Protocol):
     """A way by which messages get to views: the comm of all panels, or that of one widget."""
 
     def send(self, message: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ class Way(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
-    way: Way
+    channel: Channel
     until: float
     visible: bool
 
@@ -40,22 +40,22 @@ class Leases:
         self._lock = threading.Lock()
         self._leases: dict[str, _Lease] = {}
 
-    def renew(self, client: str, way: Way, *, visible: bool) -> None:
+    def renew(self, client: str, channel: Channel, *, visible: bool) -> None:
         """Note that a view looks from now on for `LEASE` seconds, by way of `way`."""
         with self._lock:
             self._drop_old()
             if client in self._leases or len(self._leases) < _MOST:
-                self._leases[client] = _Lease(way, self._clock() + LEASE, visible)
+                self._leases[client] = _Lease(channel, self._clock() + LEASE, visible)
 
     def end(self, client: str) -> None:
         """Forget a view."""
         with self._lock:
             self._leases.pop(client, None)
 
-    def end_way(self, way: Way) -> None:
+    def end_channel(self, channel: Channel) -> None:
         """Forget all views at the end of a way that is no more."""
         with self._lock:
-            self._leases = {client: lease for client, lease in self._leases.items() if lease.way is not way}
+            self._leases = {client: lease for client, lease in self._leases.items() if lease.channel is not channel}
 
     def clear(self) -> None:
         """Forget everybody."""
@@ -63,11 +63,11 @@ class Leases:
             self._leases.clear()
 
     @property
-    def ways(self) -> tuple[Way, ...]:
+    def channels(self) -> tuple[Channel, ...]:
         """Return the ways to everybody who looks, each once."""
         with self._lock:
             self._drop_old()
-            return tuple({id(lease.way): lease.way for lease in self._leases.values()}.values())
+            return tuple({id(lease.channel): lease.channel for lease in self._leases.values()}.values())
 
     @property
     def count(self) -> int:

@@ -15,15 +15,15 @@ from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.scan import Notebook, scan
 from nbguard.sidebar.protocol.experiments import names_of_learners
-from nbguard.sidebar.protocol.memory_state import build_heap
+from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.rows import Rows
-from nbguard.sidebar.protocol.state import Heap
+from nbguard.sidebar.protocol.state import MemoryState
 
 if TYPE_CHECKING:
     from nbguard.memory.facts import Facts
 
 
-class Heaps:
+class MemoryStates:
     """Keeps the last heap as sidebars have it, with its number, and what the ids of its rows stand for: text, no object.
 
     `cell` is the last cell that has ended.
@@ -38,7 +38,7 @@ class Heaps:
         self.names: dict[str, int] = {}
         self.learners: dict[int, str] = {}
         self.cell: int | None = None
-        self.last = Heap(boot=boot, heap=0, t=time.time(), seconds=0.0)
+        self.last = MemoryState(boot=boot, heap=0, t=time.time(), seconds=0.0)
         self.rows: Rows | None = None
 
     @property
@@ -68,7 +68,7 @@ class Heaps:
         """Take what a look has found that began at the time `since`; return whether it is another than before."""
         self.names, self.learners = names_of(facts.graph), names_of_learners(facts)
         self._seen, is_first = self._counters.read(), self.rows is None
-        found, self.rows = build_heap(Analysis(facts), self._boot, self.last.heap, since, seconds, self.cell)
+        found, self.rows = build_memory_state(Analysis(facts), self._boot, self.last.heap, since, seconds, self.cell)
         is_same = replace(self.last, t=since, seconds=seconds, cell=found.cell) == found and not is_first
         self.last = found if is_same else replace(found, heap=found.heap + 1)
         return not is_same

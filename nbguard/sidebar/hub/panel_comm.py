@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nbguard.sidebar.hub.comms import QuietComm
+from nbguard.sidebar.hub.comms import ThreadSafeComm
 
 COMM = "nbguard"
 """Id of the comm that every panel and every kernel know."""
 
 
-class Wire(QuietComm):
+class PanelChannel(ThreadSafeComm):
     """Takes messages of panels from the shell channel, subshells and the control channel, and publishes to all of them.
 
     `receive` is called with what is in each message, in the thread that has it: it must not take long, nor raise.
     """
 
-    def __init__(self, kernel: Any, receive: Callable[[Any, Wire], None]) -> None:
+    def __init__(self, kernel: Any, receive: Callable[[Any, PanelChannel], None]) -> None:
         super().__init__(kernel, target_name=COMM, comm_id=COMM, primary=False)
         self._receive = receive
         self._on_control = self._take_control  # one object: a bound method is another at each look

@@ -34,7 +34,7 @@ Step = tuple[str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OperationRequest:
     """What a view wants done: an action on what is called by `texts`, without the steps that `keep` names."""
 
     action: ActionName
@@ -46,7 +46,7 @@ class Wanted:
 class _Shown:
     """A plan that a view has. Its ids mean nothing to anybody but the comparison with a later one."""
 
-    wanted: Wanted
+    wanted: OperationRequest
     promised: int
     since: float
     plan: Plan | None = None
@@ -64,7 +64,7 @@ class Plans:
         self._notebook = notebook
         self._shown: dict[str, _Shown] = {}
 
-    def show(self, wanted: Wanted) -> PlanView:
+    def show(self, wanted: OperationRequest) -> PlanView:
         """Return what `wanted` would do, with a token by which it can be done. Nothing is touched."""
         token = secrets.token_urlsafe(12)
         match wanted.action:
@@ -121,7 +121,7 @@ class Plans:
         parked = {fact.label for fact in parked_facts()} if wanted.action == "park" else set()
         return outcome_view(outcome, wanted.action, tuple(text for text in wanted.texts if text in parked))
 
-    def _make(self, wanted: Wanted) -> tuple[Plan, Scan, tuple[tuple[str, str], ...]]:
+    def _make(self, wanted: OperationRequest) -> tuple[Plan, Scan, tuple[tuple[str, str], ...]]:
         """Return the plan by what there is now, what it was made from, and (step, why) of what has to stay beside a cell."""
         notebook = self._notebook()
         targets = resolve_targets(wanted.texts, notebook.namespace, notebook.out, notebook.hidden)

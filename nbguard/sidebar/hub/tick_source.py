@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from nbguard.memory.counters import TickReading
 from nbguard.sidebar.hub.device_reader import DeviceReader
 from nbguard.sidebar.hub.fit_progress import FitProgress
-from nbguard.sidebar.protocol.sparkline import Sparks
-from nbguard.sidebar.protocol.state import FitTick, Job, Tick
+from nbguard.sidebar.protocol.sparkline import Sparkline
+from nbguard.sidebar.protocol.state import FitTick, JobStatus, Tick
 from nbguard.sidebar.protocol.ticks import build_tick
 
 Found = TypeVar("Found")
@@ -23,7 +23,7 @@ _GIVEN_UP = 5
 _log = logging.getLogger("nbguard")
 
 
-class Feed:
+class TickSource:
     """Makes ticks. Where a reading fails the one before it stands; one that fails again and again is left out. Others go on.
 
     `simulated` returns the counters of a simulated device, which are told instead of this machine's; None: there is none.
@@ -33,7 +33,7 @@ class Feed:
         self._boot = boot
         self._simulated = simulated
         self._count = 0
-        self._history = Sparks()
+        self._history = Sparkline()
         self._device = DeviceReader()
         self._progress = FitProgress()
         self._epoch: int | None = None
@@ -48,7 +48,7 @@ class Feed:
         """Call Learners by these names, by their ids."""
         self._progress.names = names
 
-    def tick(self, heap: int, cell: int | None, jobs: tuple[Job, ...]) -> Tick:
+    def tick(self, heap: int, cell: int | None, jobs: tuple[JobStatus, ...]) -> Tick:
         """Return what the counters say now. `heap` is the number of the last heap, `cell` the number of the cell that runs."""
         self._count += 1
         now = time.time()

@@ -9,8 +9,8 @@ from nbguard.memory.facts import Facts, Graph, LearnerFact, Root
 from nbguard.memory.graph import STALE_KINDS, path_text, shortest_path
 from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.sidebar.protocol.rows import Rows
-from nbguard.sidebar.protocol.state import Experiment
-from nbguard.sidebar.protocol.truncation import cut
+from nbguard.sidebar.protocol.state import Ability, Experiment
+from nbguard.sidebar.protocol.truncation import truncate_utf8
 from nbguard.units import format_bytes
 
 _ORDER = ("name", "module", "frame", "library", "out", "error", "cache", "garbage")
@@ -20,37 +20,39 @@ _SHORT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """How one would write a Learner, and the root that this starts from; `is_direct`: the root is the Learner itself."""
+class _Route:
+    """A way to write a Learner."""
 
-    root: Root
-    number: int
-    text: str
-    is_direct: bool
+    root: Root  # it starts from
+    number: int  # of the root
+    text: str  # `runs['a'].learn`
+    is_direct: bool  # the root is the Learner itself
 
 
 def experiments(facts: Facts, rows: Rows) -> tuple[Experiment, ...]:
     """Return the Learners, the one that trains first, then the largest, and what else is parked last."""
-    found = sorted(_learners(facts, rows), key=lambda each: (each.state != "training", each.state == "stale", -each.nbytes))
+    listed = sorted(_learners(facts, rows), key=lambda row: (row.state != "training", row.state == "stale", -row.nbytes))
     parked: dict[str, int] = {}
     for fact in facts.parked:
         parked[fact.label] = parked.get(fact.label, 0) + fact.nbytes
     where = "host memory" if facts.tracked != "cpu" else "a file"
     for label, nbytes in parked.items():
         note = f"{format_bytes(nbytes)} parked in {where}"
-        known = next((n for n, each in enumerate(found) if each.label == label), None)
-        can = ("unpark",) if cut(label) == label else ()
+        known = next((n for n, row in enumerate(listed) if row.label == label), None)
+        can: tuple[Ability, ...] = ("unpark",) if truncate_utf8(label) == label else ()
         if known is None:
-            found.append(Experiment(id=None, label=cut(label), summary="", nbytes=0, state="parked", note=note, can=can))
-        elif found[known].state != "training":
-            found[known] = replace(found[known], id=None, state="parked", note=note, can=can)
-    return tuple(sorted(found, key=lambda each: each.state == "parked"))
+            listed.append(
+                Experiment(id=None, label=truncate_utf8(label), summary="", nbytes=0, state="parked", note=note, can=can)
+            )
+        elif listed[known].state != "training":
+            listed[known] = replace(listed[known], id=None, state="parked", note=note, can=can)
+    return tuple(sorted(listed, key=lambda row: row.state == "parked"))
 
 
 def names_of_learners(facts: Facts) -> dict[int, str]:
     """Return how one would write each Learner, by its id while it lives."""
-    ways = zip(facts.learners, _ways(facts), strict=True)
-    return {facts.graph.nodes[learner.node].ref: cut(way.text) for learner, way in ways if way is not None}
+    routes = zip(facts.learners, _routes(facts), strict=True)
+    return {facts.graph.nodes[learner.node].ref: truncate_utf8(route.text) for learner, route in routes if route is not None}
 
 
 def _learners(facts: Facts, rows: Rows) -> Iterator[Experiment]:
@@ -63,32 +65,32 @@ def _learners(facts: Facts, rows: Rows) -> Iterator[Experiment]:
             nbytes[number] += storage.nbytes
     own = [(number, row) for number, row in enumerate(rows.holders) if not row.is_shared]
     places = {root: number for number, row in reversed(own) for root in row.roots}
-    for number, (learner, way) in enumerate(zip(facts.learners, _ways(facts), strict=True)):
-        if way is None:
+    for number, (learner, route) in enumerate(zip(facts.learners, _routes(facts), strict=True)):
+        if route is None:
             continue
-        place = places.get(way.number)
+        place = places.get(route.number)
         yield Experiment(
             id=place,
-            label=cut(way.text),
-            summary=cut(_summary(learner)),
+            label=truncate_utf8(route.text),
+            summary=truncate_utf8(_summary(learner)),
             nbytes=nbytes[number],
-            state="training" if learner.is_running else "stale" if way.root.kind in STALE_KINDS else "live",
-            cell=way.root.cell,
+            state="training" if learner.is_running else "stale" if route.root.kind in STALE_KINDS else "live",
+            cell=route.root.cell,
             workers=_workers(facts, owners, number),
-            note="" if learner.is_running or way.root.kind in ("name", "module") else _kept_by(way.root),
-            can=() if place is None else _can(rows.can[place], way),
+            note="" if learner.is_running or route.root.kind in ("name", "module") else _kept_by(route.root),
+            can=() if place is None else _can(rows.can[place], route),
         )
 
 
-def _ways(facts: Facts) -> Iterator[_Way | None]:
+def _routes(facts: Facts) -> Iterator[_Route | None]:
     """Yield the best way to each Learner: by a name of the user's if there is one, then the shortest."""
     graph = facts.graph
     leading = owners_of_nodes(graph, [root.nodes for root in graph.roots]) if facts.learners else []
     for learner in facts.learners:
         candidates = sorted(bits_of(leading[learner.node]), key=lambda number: _rank(graph, number, learner.node))
         yield min(
-            (_way(graph, number, learner.node) for number in candidates[:_WAYS]),
-            key=lambda way: (_ORDER.index(way.root.kind), not way.is_direct, len(way.text), way.text),
+            (_route(graph, number, learner.node) for number in candidates[:_WAYS]),
+            key=lambda route: (_ORDER.index(route.root.kind), not route.is_direct, len(route.text), route.text),
             default=None,
         )
 
@@ -98,15 +100,15 @@ def _rank(graph: Graph, number: int, node: int) -> tuple[int, bool, int]:
     return _ORDER.index(root.kind), node not in root.nodes, len(root.label)
 
 
-def _way(graph: Graph, number: int, node: int) -> _Way:
+def _route(graph: Graph, number: int, node: int) -> _Route:
     root = graph.roots[number]
     path = shortest_path(graph, root, {node})
-    return _Way(root, number, path_text(graph, root, path, shorten=_SHORT), node in root.nodes)
+    return _Route(root, number, path_text(graph, root, path, shorten=_SHORT), node in root.nodes)
 
 
-def _can(row: tuple[str, ...], way: _Way) -> tuple[str, ...]:
+def _can(row: tuple[Ability, ...], route: _Route) -> tuple[Ability, ...]:
     """Return what may be asked of a Learner: all that may be of its row, if that is nothing but the Learner."""
-    return row if way.is_direct else tuple(ability for ability in row if ability == "why")
+    return row if route.is_direct else tuple(ability for ability in row if ability == "why")
 
 
 def _summary(learner: LearnerFact) -> str:
@@ -122,4 +124,4 @@ def _workers(facts: Facts, owners: Sequence[int], number: int) -> int:
 
 def _kept_by(root: Root) -> str:
     words = {"error": f"the {root.label}", "garbage": "a cycle that Python has not collected yet"}
-    return f"kept by {words.get(root.kind, cut(root.label, 60))}"
+    return f"kept by {words.get(root.kind, truncate_utf8(root.label, 60))}"

@@ -1,4 +1,4 @@
-"""What a look at the heap found, for a sidebar: who holds what, the experiments, the segments, the last out-of-memory error."""
+"""The result of a scan for a sidebar: holders, experiments, segments, the last out-of-memory error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from nbguard.out_of_memory.fixes import Fix
 from nbguard.reports.findings import find
 from nbguard.sidebar.protocol.experiments import experiments
 from nbguard.sidebar.protocol.rows import Rows, beside_running_code, rows_of
-from nbguard.sidebar.protocol.segments import device_heaps
-from nbguard.sidebar.protocol.state import FixRow, Heap, HolderRow, OomView
-from nbguard.sidebar.protocol.truncation import cut, fitting, json_bytes
+from nbguard.sidebar.protocol.segments import device_segments
+from nbguard.sidebar.protocol.state import FindingLine, FixRow, HolderRow, MemoryState, OomView, UnlistedHolders
+from nbguard.sidebar.protocol.truncation import fitting, json_bytes, truncate_utf8
 from nbguard.units import format_bytes
 
 _MESSAGE = 60_000
@@ -27,13 +27,15 @@ _SHOWN_ELSEWHERE = frozenset({"stale", "oom", "parked"})
 _VERDICTS = {True: "enough", False: "not enough alone", None: "may be enough"}
 
 
-def build_heap(analysis: Analysis, boot: str, number: int, t: float, seconds: float, cell: int | None) -> tuple[Heap, Rows]:
+def build_memory_state(
+    analysis: Analysis, boot: str, number: int, t: float, seconds: float, cell: int | None
+) -> tuple[MemoryState, Rows]:
     """Return the heap of a scan, and the meaning of its rows in requests.
 
     It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`.
     """
     rows = rows_of(analysis)
-    heap = Heap(
+    heap = MemoryState(
         boot=boot,
         heap=number,
         t=t,
@@ -41,24 +43,24 @@ def build_heap(analysis: Analysis, boot: str, number: int, t: float, seconds: fl
         cell=cell,
         stale=analysis.once(default_plan).promised,
         experiments=fitting(experiments(analysis.facts, rows), _EXPERIMENTS),
-        devices=device_heaps(analysis.once(beside_running_code)),
+        devices=device_segments(analysis.once(beside_running_code)),
         findings=_findings(analysis),
         oom=_oom(analysis.once(build_card)),
     )
     listed = (_holder(rows, place) for place in range(min(len(rows.holders), _HOLDERS)))
     holders = fitting(listed, _MESSAGE - json_bytes(heap))
     rest = rows.holders[len(holders) :]
-    return replace(heap, holders=holders, more=(len(rest), sum(row.retained for row in rest))), rows
+    return replace(heap, holders=holders, more=UnlistedHolders(len(rest), sum(row.retained for row in rest))), rows
 
 
 def _holder(rows: Rows, number: int) -> HolderRow:
     row = rows.holders[number]
     return HolderRow(
         id=number,
-        label=cut(row.label),
+        label=truncate_utf8(row.label),
         kind=row.kind,
-        what=cut(row.what),
-        path=cut(row.path),
+        what=truncate_utf8(row.what),
+        path=truncate_utf8(row.path),
         device=rows.devices[number],
         nbytes=row.retained,
         reaches=row.reaches,
@@ -68,9 +70,9 @@ def _holder(rows: Rows, number: int) -> HolderRow:
     )
 
 
-def _findings(analysis: Analysis) -> tuple[tuple[str, str], ...]:
-    found = [each for each in find(analysis) if each.kind not in _SHOWN_ELSEWHERE]
-    return tuple((cut(each.sentence, _SENTENCE), cut(each.command)) for each in found[:_FINDINGS])
+def _findings(analysis: Analysis) -> tuple[FindingLine, ...]:
+    findings = [finding for finding in find(analysis) if finding.kind not in _SHOWN_ELSEWHERE][:_FINDINGS]
+    return tuple(FindingLine(truncate_utf8(one.sentence, _SENTENCE), truncate_utf8(one.command)) for one in findings)
 
 
 def _oom(card: OomCard | None) -> OomView | None:
@@ -82,8 +84,10 @@ def _oom(card: OomCard | None) -> OomView | None:
     sentence = sentence[:1].upper() + sentence[1:]
     if card.had is not None:
         sentence += f"; {format_bytes(card.had)} can be had now"
-    return OomView(f"Out of memory{where}", f"{cut(sentence, _SENTENCE)}.", tuple(map(_fix, card.fixes[:_FIXES])))
+    return OomView(f"Out of memory{where}", f"{truncate_utf8(sentence, _SENTENCE)}.", tuple(map(_fix, card.fixes[:_FIXES])))
 
 
 def _fix(fix: Fix) -> FixRow:
-    return FixRow(f"{_VERDICTS[fix.enough]}: {cut(fix.words, _SENTENCE)}", fix.nbytes, tuple(map(cut, fix.commands)))
+    return FixRow(
+        f"{_VERDICTS[fix.enough]}: {truncate_utf8(fix.words, _SENTENCE)}", fix.nbytes, tuple(map(truncate_utf8, fix.commands))
+    )

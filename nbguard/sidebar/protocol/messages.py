@@ -22,12 +22,12 @@ _LARGEST = 2**53
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A view is there, and whether somebody can see it. It has the heap number `heap` of the kernel `boot`; empty: none."""
+    """A view is there."""
 
-    client: str
-    visible: bool
-    boot: str = ""
-    heap: int = 0
+    client: str  # a random id of the view
+    visible: bool  # somebody can see it
+    boot: str = ""  # the run of the kernel of which it has a memory state; empty: it has none
+    heap: int = 0  # number of that state
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,67 +39,69 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """Look at the heap again."""
+    """Scan again."""
 
     rid: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Why is the row `id` of the heap number `heap` alive?"""
+    """Explain why a row is alive."""
 
     rid: str
-    heap: int
-    id: int
+    heap: int  # number of the memory state that has the row
+    id: int  # of the row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What would `action` do? On the rows `ids` of `heap`, on what is parked under `names`, without the steps `keep`."""
+    """Plan an action; nothing is touched."""
 
     rid: str
     action: ActionName
-    heap: int | None = None
-    ids: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
+    heap: int | None = None  # number of the memory state that has the rows
+    ids: tuple[int, ...] = ()  # rows to release or park
+    names: tuple[str, ...] = ()  # of what is parked, to bring back; none: all
+    keep: tuple[str, ...] = ()  # keys of steps to leave out
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Do what the plan with this token says."""
+    """Apply a plan."""
 
     rid: str
-    token: str
+    token: str  # of the plan
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Drop the request `rid`, if it still waits."""
+    """Drop a request that still waits."""
 
     rid: str
 
 
 @dataclass(frozen=True, slots=True)
-class Bad:
-    """A request that cannot be: `why` says so to the view that sent it."""
+class BadRequest:
+    """A request that cannot be; the view that sent it gets the reason."""
 
     rid: str
-    why: str
+    why: str  # the reason, in words
 
 
-Message = Hello | Bye | Refresh | Ask | PlanRequest | Apply | Cancel | Bad
+Request = Hello | Bye | Refresh | Ask | PlanRequest | Apply | Cancel
+
+Message = Request | BadRequest
 
 
 class _WrongError(Exception):
-    """A field is not what it must be."""
+    """A field has another type or size than it must have."""
 
 
 def parse(message: object) -> Message | None:
-    """Return what a view has sent; None for what is no request and cannot be answered. Never raises."""
+    """Return a view's message; None for one that is no request and cannot be answered. Never raises."""
     if type(message) is not dict or type(message.get("op")) is not str:
         return None
-    read = _OPS.get(message["op"])
+    read = _READERS.get(message["op"])
     rid = message.get("rid")
     has_rid = type(rid) is str and _TOKEN.fullmatch(rid) is not None
     try:
@@ -107,34 +109,34 @@ def parse(message: object) -> Message | None:
             raise _WrongError("there is no such request")
         return read(message)
     except _WrongError as error:
-        return Bad(rid, str(error)) if has_rid and type(rid) is str else None
+        return BadRequest(rid, str(error)) if has_rid and type(rid) is str else None
 
 
 def _token(message: dict[Any, Any], name: str) -> str:
-    found = message.get(name)
-    if type(found) is not str or _TOKEN.fullmatch(found) is None:
+    token = message.get(name)
+    if type(token) is not str or _TOKEN.fullmatch(token) is None:
         raise _WrongError(f"{name} must be up to 64 letters and digits")
-    return found
+    return token
 
 
-def _number(found: object, name: str) -> int:
-    if type(found) is not int or not 0 <= found <= _LARGEST:
+def _number(value: object, name: str) -> int:
+    if type(value) is not int or not 0 <= value <= _LARGEST:
         raise _WrongError(f"{name} must be a number from 0 on")
-    return found
+    return value
 
 
 def _list(message: dict[Any, Any], name: str) -> list[Any]:
-    found = message.get(name, [])
-    if type(found) is not list or len(found) > _LONGEST_LIST:
+    items = message.get(name, [])
+    if type(items) is not list or len(items) > _LONGEST_LIST:
         raise _WrongError(f"{name} must be a list of at most {_LONGEST_LIST}")
-    return found
+    return items
 
 
 def _texts(message: dict[Any, Any], name: str) -> tuple[str, ...]:
-    found = _list(message, name)
-    if any(type(text) is not str or not 0 < len(text) <= _LONGEST_TEXT for text in found):
+    texts = _list(message, name)
+    if any(type(text) is not str or not 0 < len(text) <= _LONGEST_TEXT for text in texts):
         raise _WrongError(f"{name} must be texts of at most {_LONGEST_TEXT} characters")
-    return tuple(found)
+    return tuple(texts)
 
 
 def _hello(message: dict[Any, Any]) -> Hello:
@@ -151,7 +153,7 @@ def _plan(message: dict[Any, Any]) -> PlanRequest:
     action = message.get("action")
     if type(action) is not str or action not in _ACTIONS:
         raise _WrongError("there is no such action")
-    ids = tuple(_number(each, "ids") for each in _list(message, "ids"))
+    ids = tuple(_number(number, "ids") for number in _list(message, "ids"))
     heap = message.get("heap")
     if heap is not None or ids:
         heap = _number(heap, "heap")
@@ -159,7 +161,7 @@ def _plan(message: dict[Any, Any]) -> PlanRequest:
     return PlanRequest(rid=rid, action=action, heap=heap, ids=ids, names=_texts(message, "names"), keep=_texts(message, "keep"))  # type: ignore[arg-type]
 
 
-_OPS: dict[str, Callable[[dict[Any, Any]], Message]] = {
+_READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "hello": _hello,
     "bye": lambda message: Bye(_token(message, "client")),
     "refresh": lambda message: Refresh(_token(message, "rid")),
@@ -168,3 +170,14 @@ _OPS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "apply": lambda message: Apply(_token(message, "rid"), _token(message, "token")),
     "cancel": lambda message: Cancel(_token(message, "rid")),
 }
+
+REQUESTS: dict[str, type[Request]] = {
+    "hello": Hello,
+    "bye": Bye,
+    "refresh": Refresh,
+    "why": Ask,
+    "plan": PlanRequest,
+    "apply": Apply,
+    "cancel": Cancel,
+}
+"""The types of requests, by their `op`."""

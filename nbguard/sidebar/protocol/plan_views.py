@@ -9,8 +9,8 @@ from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.memory.facts import DEBUGGER, DeviceFacts, ParkedFact, PoolId
 from nbguard.memory.fragmentation import fragmentation
 from nbguard.sidebar.protocol.requests import does_something
-from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanRow, PlanView
-from nbguard.sidebar.protocol.truncation import cut
+from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanRow, PlanView, UndoneStep
+from nbguard.sidebar.protocol.truncation import truncate_utf8
 from nbguard.units import format_bytes
 
 _SENTENCE = 400
@@ -42,7 +42,7 @@ def plan_view(plan: Plan, action: ActionName, token: str, when: Now = "now", why
         when=when,
         why=why,
         irreversible="" if refused else _irreversible(plan, action, names),
-        skipped=tuple(cut(sentence, _SENTENCE) for sentence in plan.skipped[:_ROWS]),
+        skipped=tuple(truncate_utf8(sentence, _SENTENCE) for sentence in plan.skipped[:_ROWS]),
         refused=refused,
     )
 
@@ -86,12 +86,16 @@ def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, 
     found = [fact for fact in parked if not names or fact.label in names]
     rows = tuple(
         PlanRow(
-            label=cut(fact.label), detail=f"goes back to {fact.device}, bit by bit ({fact.tensors} tensors)", nbytes=fact.nbytes
+            label=truncate_utf8(fact.label),
+            detail=f"goes back to {fact.device}, bit by bit ({fact.tensors} tensors)",
+            nbytes=fact.nbytes,
         )
         for fact in found[:_ROWS]
     )
     missing = [name for name in names if all(name != fact.label for fact in parked)]
-    refused = f"Nothing is parked under {cut(', '.join(missing))}." if missing else "" if found else "Nothing is parked."
+    refused = (
+        f"Nothing is parked under {truncate_utf8(', '.join(missing))}." if missing else "" if found else "Nothing is parked."
+    )
     who = _listed(dict.fromkeys(fact.label for fact in found))
     title, confirm = f"Unpark {who}: the plan", f"Bring {who} back"
     nbytes = sum(fact.nbytes for fact in found)
@@ -111,8 +115,8 @@ def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, 
 def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = ()) -> OutcomeView:
     """Return what a plan did; `undo` are the names under which what was parked comes back."""
     plan = outcome.plan
-    undone = tuple((cut(label), cut(reason)) for label, reason in outcome.undone[:_ROWS])
-    sentence = cut(" ".join(_said(outcome, action)), _SENTENCE)
+    undone = tuple(UndoneStep(truncate_utf8(label), truncate_utf8(reason)) for label, reason in outcome.undone[:_ROWS])
+    sentence = truncate_utf8(" ".join(_said(outcome, action)), _SENTENCE)
     title = _title(action, _names(plan))
     return OutcomeView(
         action=action,
@@ -149,7 +153,7 @@ def unparked_view(found: Unparked, promised: int | None = None) -> OutcomeView:
     said = f"Brought {format_bytes(found.nbytes)} back{where}."
     if left:
         said += f" {format_bytes(left)} is still parked."
-    undone = tuple((cut(name), cut(why)) for name, _, why in found.left)
+    undone = tuple(UndoneStep(truncate_utf8(name), truncate_utf8(why)) for name, _, why in found.left)
     asked = found.nbytes + left if promised is None else promised
     return OutcomeView(
         action="unpark",
@@ -164,12 +168,14 @@ def unparked_view(found: Unparked, promised: int | None = None) -> OutcomeView:
 def _rows(plan: Plan, action: ActionName) -> Iterator[PlanRow]:
     """Yield a row for each step, in order; what was asked to be left out stands first, so that it can be asked for again."""
     if action == "clean_stale":
-        yield from (PlanRow(label=cut(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep)
+        yield from (
+            PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep
+        )
     steps = [each for each in plan.actions if each.kind != "collect" or each.nbytes]
     for each in steps[:_ROWS]:
         yield PlanRow(
-            label=cut(each.label),
-            detail=cut(each.detail),
+            label=truncate_utf8(each.label),
+            detail=truncate_utf8(each.detail),
             nbytes=each.nbytes,
             key=_key(each) if action == "clean_stale" else "",
         )
@@ -177,7 +183,7 @@ def _rows(plan: Plan, action: ActionName) -> Iterator[PlanRow]:
 
 def _key(action: Action) -> str:
     found = action.names[0] if action.kind == "out" else _KEYS.get(action.kind, "")
-    return found if cut(found) == found else ""
+    return found if truncate_utf8(found) == found else ""
 
 
 def _names(plan: Plan) -> tuple[str, ...]:
@@ -190,7 +196,7 @@ def _title(action: ActionName, names: Sequence[str]) -> str:
 
 
 def _listed(names: Collection[str]) -> str:
-    shown = [cut(name, 60) for name in [*names][:3]]
+    shown = [truncate_utf8(name, 60) for name in [*names][:3]]
     return ", ".join(shown) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -224,7 +230,7 @@ def _refused(plan: Plan, action: ActionName) -> str:
         case "stop_workers" if not any(each.kind == "workers" or each.host for each in plan.actions):
             return "No worker process of a DataLoader is idle: there is nothing to stop."
         case "release" if all(each.kind not in ("del", "out") for each in plan.actions):
-            return cut(f"There is nothing to release: {'; '.join(plan.skipped)}.", _SENTENCE)
+            return truncate_utf8(f"There is nothing to release: {'; '.join(plan.skipped)}.", _SENTENCE)
     return ""
 
 
@@ -242,4 +248,5 @@ def _said(outcome: Outcome, action: ActionName) -> Iterator[str]:
     if outcome.interrupted:
         yield "Interrupted: the steps below were not done."
     if outcome.survivors:
-        yield f"Still held: {'; '.join(f'{cut(who, 80)} {format_bytes(nbytes)}' for who, nbytes in outcome.survivors[:3])}."
+        survivors = (f"{truncate_utf8(holder, 80)} {format_bytes(nbytes)}" for holder, nbytes in outcome.survivors[:3])
+        yield f"Still held: {'; '.join(survivors)}."

@@ -1,7 +1,7 @@
-"""The rows of a heap by number: what each is called in a request, and what may be asked of it.
+"""The rows of a memory state by number: the name of each in a request, and the requests that may be made about it.
 
 A browser names rows by their place in this table, never by text. So the table is made from the facts alone, in the same way
-for the heap that is sent and for looking a number up.
+for the state that is sent and for looking a number up.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Graph
 from nbguard.memory.graph import leading_to, reach
 from nbguard.memory.holders import Holder
+from nbguard.sidebar.protocol.state import Ability
 
 _OUTPUT = re.compile(r"Out\[\d+\]")
 _PARKED_KINDS = frozenset({"learner", "model", "optimizer", "tensor"})
@@ -24,21 +25,16 @@ _CONTAINERS = frozenset({"list", "tuple", "dict", "L"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """By number of a row: the device, the holder, and what a request about it means.
+    """The rows of a memory state, as columns by the number of the row."""
 
-    `targets` are what `release` and `park` are asked for: `learn`, `Out[9]`, every name of one and the same object; none where
-    nothing can be asked. `roots` are the labels of the roots to explain, empty for what no root leads to, `can` what a
-    sidebar may ask of a row.
-    """
-
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # device of the row, as torch calls it
     holders: tuple[Holder, ...]
-    targets: tuple[tuple[str, ...], ...]
-    roots: tuple[str, ...]
-    can: tuple[tuple[str, ...], ...]
+    targets: tuple[tuple[str, ...], ...]  # texts for `release` and `park`: `learn`, `Out[9]`, all names of one object; or none
+    roots: tuple[str, ...]  # label of the root to explain; empty where no root leads to the row
+    can: tuple[tuple[Ability, ...], ...]  # requests that a sidebar may make about the row
 
     def texts(self, what: str, ids: Iterable[int]) -> tuple[str, ...] | None:
-        """Return what the rows `ids` are called; None if there is no such row, or one of them is not for `what`."""
+        """Return what the rows `ids` are called; None if there is no such row, or one of them cannot `what`."""
         numbers = tuple(ids)
         if not numbers or not all(0 <= number < len(self.can) and what in self.can[number] for number in numbers):
             return None
@@ -90,7 +86,7 @@ def _targets(graph: Graph, row: Holder) -> tuple[str, ...]:
     return labels if row.kind == "out" and all(map(_OUTPUT.fullmatch, labels)) else ()
 
 
-def _can(graph: Graph, row: Holder, texts: Sequence[str], training: Set[int]) -> tuple[str, ...]:
+def _can(graph: Graph, row: Holder, texts: Sequence[str], training: Set[int]) -> tuple[Ability, ...]:
     """Return what may be asked of a row; `training` are the nodes that lead to a Learner on which a fit runs."""
     if not texts:
         return ()
@@ -101,5 +97,5 @@ def _can(graph: Graph, row: Holder, texts: Sequence[str], training: Set[int]) ->
 
 def _is_movable(graph: Graph, nodes: Iterable[int]) -> bool:
     """Say whether this is an experiment, a tensor or a container: what parking is for."""
-    found = [graph.nodes[node] for node in nodes]
-    return any(node.kind in _PARKED_KINDS or node.type_name in _CONTAINERS for node in found)
+    facts = (graph.nodes[node] for node in nodes)
+    return any(fact.kind in _PARKED_KINDS or fact.type_name in _CONTAINERS for fact in facts)

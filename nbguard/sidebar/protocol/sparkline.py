@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 
-from nbguard.sidebar.protocol.state import Mark
-from nbguard.sidebar.protocol.truncation import cut
+from nbguard.sidebar.protocol.state import TimeMark
+from nbguard.sidebar.protocol.truncation import truncate_utf8
 
 WINDOW = 300.0
 """Seconds that are kept."""
@@ -17,13 +17,13 @@ MARKS = 12
 Point = tuple[float, int]
 
 
-class Sparks:
+class Sparkline:
     """Bytes in use by device over time, the most of each second; and marks: the starts of cells and epochs."""
 
     def __init__(self) -> None:
         self._points: dict[str, deque[Point]] = {}
         self._old: dict[str, tuple[object, tuple[Point, ...]]] = {}
-        self._marks: deque[Mark] = deque(maxlen=MARKS)
+        self._marks: deque[TimeMark] = deque(maxlen=MARKS)
 
     def add(self, t: float, nbytes: Mapping[str, int]) -> None:
         """Note what each device has in use at the time `t`, to a tenth of a second; what has become too old is forgotten."""
@@ -43,9 +43,9 @@ class Sparks:
 
     def mark(self, t: float, label: str) -> None:
         """Note that something starts."""
-        self._marks.append(Mark(round(t, 1), cut(label, 60)))
+        self._marks.append(TimeMark(round(t, 1), truncate_utf8(label, 60)))
 
-    def marks(self, now: float) -> tuple[Mark, ...]:
+    def marks(self, now: float) -> tuple[TimeMark, ...]:
         """Return the marks of the window, oldest first."""
         return tuple(mark for mark in self._marks if mark.t >= now - WINDOW)
 

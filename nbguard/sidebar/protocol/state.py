@@ -1,14 +1,15 @@
-"""Everything that a kernel tells its sidebars, as it goes over the wire. Sizes are bytes, times seconds since the epoch.
+"""The state that a kernel sends to its sidebars, as it goes over the wire. Sizes are bytes, times seconds since the epoch.
 
-`Tick` is whole and small: who joins late, or misses one, is right at the next. `Heap` is what needs a look at the heap; it is
-sent when it has changed, and to whoever says hello without it. docs/protocol.md has the messages around them, and the other
-direction.
+`Tick` is whole and small: a view that joins late, or misses one, is right at the next. `MemoryState` needs a scan; it is sent
+when it has changed, and to every view that says hello without it. docs/protocol.md has the messages around them, and the
+other direction. A `NamedTuple` is a list on the wire, in the order of its fields. `labextension/src/view/protocol.ts` is made
+from these types by `generate_ts`, comments included.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from nbguard.memory.breakdown import Part
 
@@ -17,56 +18,60 @@ PROTOCOL = 1
 ActionName = Literal["clean_stale", "empty_cache", "release", "park", "unpark", "stop_workers"]
 """Everything that a sidebar can have done. Each is planned first and applied by the plan's token."""
 
+Ability = Literal["why", "release", "park", "unpark"]
+"""A request that a view may make about a row."""
+
+PieceKind = Literal["allocated", "releasable", "stranded", "kept"]
+"""The state of a piece of a segment: `kept` is free in a private pool that something still uses."""
+
 Now = Literal["now", "cell_end"]
+"""The moment at which a plan is done once it is agreed to."""
+
+Point = tuple[float, int]
+"""A time, and the bytes in use by this kernel at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTick:
-    """One device by its counters. `parts` re-add to `total`, where that is known.
+    """One device by its counters."""
 
-    `peak` is the most that was allocated, as torch counts it; `spark` are (time, bytes in use by this kernel), oldest first.
-    """
-
-    device: str
-    name: str
-    total: int | None
-    parts: tuple[Part, ...]
-    peak: int | None = None
-    spark: tuple[tuple[float, int], ...] = ()
+    device: str  # torch's name: `cuda:0`, `cpu`
+    name: str  # the model, as the driver calls it
+    total: int | None  # memory of the device; None: not known
+    parts: tuple[Part, ...]  # re-add to `total`, where that is known
+    peak: int | None = None  # the most that was allocated, as torch counts it
+    spark: tuple[Point, ...] = ()  # the last minutes: times and bytes in use by this kernel, oldest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitTick:
-    """The fit that runs now. `epoch` and `batch` count from 1; None: not known.
+    """The fit that runs now, read from fastai's frames; None: not known."""
 
-    `waiting` is the share (0 to 1) of the moments looked at in which the fit waited for data; None while they are few.
-    """
-
-    label: str
-    call: str
-    epoch: int | None = None
-    epochs: int | None = None
-    batch: int | None = None
-    batches: int | None = None
-    is_training: bool = True
-    loss: float | None = None
-    peak: int | None = None
-    waiting: float | None = None
+    label: str  # the Learner, as one would write it
+    call: str  # the function of fastai that was called: `fit_one_cycle`
+    epoch: int | None = None  # from 1 on
+    epochs: int | None = None  # in all
+    batch: int | None = None  # of this epoch, from 1 on
+    batches: int | None = None  # of this epoch in all
+    is_training: bool = True  # False: it validates
+    loss: float | None = None  # smoothed, of the last batch, from fastai's Recorder
+    peak: int | None = None  # the most that was allocated during this fit
+    waiting: float | None = None  # share (0 to 1) of the moments in which the fit waited for data; None while they are few
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What was asked for and is not done yet. `why` says what it waits for while it is `queued`."""
+class JobStatus:
+    """A request of some view that is not done yet."""
 
-    rid: str
-    title: str
+    rid: str  # the request's id, chosen by the view that sent it
+    title: str  # in words
     phase: Literal["queued", "running"]
-    why: str = ""
+    why: str = ""  # the reason for which it waits while it is `queued`
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Something on the time axis: the start of a cell (`In[12]`) or of an epoch (`epoch 2`)."""
+class TimeMark:
+    """A mark on the time axis: the start of a cell (`In[12]`) or of an epoch (`epoch 2`)."""
 
     t: float
     label: str
@@ -74,172 +79,207 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """What the counters say now.
+    """The counters now. Whole and small: a view that joins late is right at the next one."""
 
-    `boot` names this run of the kernel, `n` counts its ticks, `heap` is the number of the `Heap` that goes with it.
-    `tracked` is `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported. `cell` is the number of the cell that
-    runs, if one does (`busy`).
-    """
-
-    boot: str
-    n: int
+    boot: str  # names this run of the kernel
+    n: int  # counts its ticks
     t: float
-    heap: int
-    tracked: str
-    busy: bool
-    cell: int | None = None
+    heap: int  # number of the `MemoryState` that goes with it
+    tracked: str  # `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported
+    busy: bool  # a cell runs
+    cell: int | None = None  # number of the cell that runs
     devices: tuple[DeviceTick, ...] = ()
     fit: FitTick | None = None
-    jobs: tuple[Job, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    jobs: tuple[JobStatus, ...] = ()  # the one that runs first
+    marks: tuple[TimeMark, ...] = ()  # oldest first
     v: int = PROTOCOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderRow:
-    """Who holds memory. `id` names the row in requests, as long as the heap's number is the same.
+    """A holder of memory: a name, a displayed result, an error."""
 
-    `can` lists which of `why`, `release`, `park` a sidebar may ask for it.
-    """
-
-    id: int
-    label: str
-    kind: str
-    what: str
-    path: str
+    id: int  # names the row in requests, as long as the state's number is the same
+    label: str  # as one would write it
+    kind: str  # the kind of root that leads to it: `name`, `out`, `error` …
+    what: str  # the object in words: `Learner · Net · Adam`
+    path: str  # the way from the label to the memory
     device: str
-    nbytes: int
-    reaches: int
-    cell: int | None = None
-    stale: bool = False
-    can: tuple[str, ...] = ()
+    nbytes: int  # freed if this holder alone is let go
+    reaches: int  # bytes that it leads to
+    cell: int | None = None  # number of the cell that bound the name
+    stale: bool = False  # Clean stale would let it go
+    can: tuple[Ability, ...] = ()  # requests that may be made about it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A Learner. `id` is that of its row among the holders; None for what is parked. `note` says what keeps a stale one."""
+    """A Learner, or something parked."""
 
-    id: int | None
+    id: int | None  # of its row among the holders; None: parked, or it has no row of its own
     label: str
-    summary: str
-    nbytes: int
+    summary: str  # model, optimizer, data
+    nbytes: int  # it leads to
     state: Literal["training", "live", "stale", "parked"]
-    cell: int | None = None
-    workers: int = 0
-    note: str = ""
-    can: tuple[str, ...] = ()
+    cell: int | None = None  # number of the cell that bound the name
+    workers: int = 0  # worker processes of its DataLoaders
+    note: str = ""  # what keeps a stale one, where a parked one is
+    can: tuple[Ability, ...] = ()
+
+
+class Piece(NamedTuple):
+    """A stretch of a segment."""
+
+    kind: PieceKind
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One segment, or `segments` neighbours drawn as one. `pieces` are (allocated|releasable|stranded|kept, bytes) in order."""
+    """One segment, or some neighbours drawn as one."""
 
-    segments: int
+    segments: int  # drawn as this strip
     nbytes: int
-    pieces: tuple[tuple[str, int], ...]
+    pieces: tuple[Piece, ...]  # by address, or added up by kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceHeap:
-    """What a look at the segments adds to a device: the largest request that would succeed, and what stands in its way."""
+class DeviceSegments:
+    """The segments of a device, from the allocator's snapshot."""
 
     device: str
-    segments: int
+    segments: int  # in all
     strips: tuple[Strip, ...]
-    largest_now: int | None = None
-    largest_flushed: int | None = None
-    sentence: str = ""
+    largest_now: int | None = None  # the largest request that would succeed
+    largest_flushed: int | None = None  # the same after the cache was emptied
+    sentence: str = ""  # the holder that stands in the way of more
 
 
 @dataclass(frozen=True, slots=True)
 class FixRow:
-    """What would let a failed request through: in words, the bytes it gives, and what to run."""
+    """A remedy that would let a failed request through."""
 
     words: str
-    nbytes: int | None
-    commands: tuple[str, ...] = ()
+    nbytes: int | None  # it gives back
+    commands: tuple[str, ...] = ()  # lines of code that do it
 
 
 @dataclass(frozen=True, slots=True)
 class OomView:
-    """The last error ran out of memory: what was asked for, and what helps, best first."""
+    """The last error, if it ran out of memory."""
 
     title: str
+    sentence: str  # the bytes that were asked for, and those that can be had now
+    fixes: tuple[FixRow, ...]  # best first
+
+
+class UnlistedHolders(NamedTuple):
+    """Holders that are too many to be listed."""
+
+    holders: int
+    nbytes: int
+
+
+_NONE_UNLISTED = UnlistedHolders(0, 0)
+
+
+class FindingLine(NamedTuple):
+    """A finding: code stands between backticks."""
+
     sentence: str
-    fixes: tuple[FixRow, ...]
+    command: str  # a line of code that does something about it; empty: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heap:
-    """What a look at the heap found, after `cell`. `more` counts the holders that are not listed: (how many, bytes)."""
+class MemoryState:
+    """The result of a scan: holders, experiments, segments, findings."""
 
-    boot: str
-    heap: int
-    t: float
-    seconds: float
-    cell: int | None = None
-    stale: int = 0
-    holders: tuple[HolderRow, ...] = ()
-    more: tuple[int, int] = (0, 0)
-    experiments: tuple[Experiment, ...] = ()
-    devices: tuple[DeviceHeap, ...] = ()
-    findings: tuple[tuple[str, str], ...] = ()
+    boot: str  # names this run of the kernel
+    heap: int  # number of this state: requests about its rows name it
+    t: float  # the scan began
+    seconds: float  # it took
+    cell: int | None = None  # number of the last cell that had ended
+    stale: int = 0  # bytes that Clean stale would give back
+    holders: tuple[HolderRow, ...] = ()  # largest first
+    more: UnlistedHolders = _NONE_UNLISTED
+    experiments: tuple[Experiment, ...] = ()  # the one that trains first
+    devices: tuple[DeviceSegments, ...] = ()
+    findings: tuple[FindingLine, ...] = ()
     oom: OomView | None = None
     v: int = PROTOCOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow:
-    """One step. `key` is what a request lists under `keep` to leave it out; empty: the step cannot be left out."""
+    """One step of a plan."""
 
     label: str
     detail: str
-    nbytes: int | None
-    key: str = ""
-    kept: bool = False
+    nbytes: int | None  # it gives back; None: not known
+    key: str = ""  # listed under `keep` by a request that leaves the step out; empty: it cannot be left out
+    kept: bool = False  # it is left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanView:
-    """A plan to agree to. `token` applies it; empty: there is nothing to apply, and `refused` says why.
+    """A plan to agree to."""
 
-    `confirm` is what the button says, `irreversible` what cannot be undone (empty: nothing), `when` and `why` whether it
-    runs now or when the cell ends.
-    """
-
-    token: str
+    token: str  # applies it; empty: there is nothing to apply, and `refused` says why
     action: ActionName
     title: str
-    confirm: str
+    confirm: str  # the button's words
     rows: tuple[PlanRow, ...]
-    promised: int
+    promised: int  # bytes
     when: Now = "now"
-    why: str = ""
-    irreversible: str = ""
-    skipped: tuple[str, ...] = ()
+    why: str = ""  # the reason for which it waits until the cell ends
+    irreversible: str = ""  # the loss that cannot be undone; empty: none
+    skipped: tuple[str, ...] = ()  # sentences about what is left alone
     refused: str = ""
+
+
+class UndoneStep(NamedTuple):
+    """A step that was not done."""
+
+    label: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeView:
-    """What was done, measured. `undo` are the names under which what was parked comes back (`unpark`)."""
+    """The outcome of a plan, measured."""
 
     action: ActionName
     title: str
     sentence: str
-    promised: int
-    realised: int
-    extra: int = 0
-    undone: tuple[tuple[str, str], ...] = ()
-    undo: tuple[str, ...] = ()
+    promised: int  # bytes
+    realised: int  # bytes of these that came back
+    extra: int = 0  # bytes that came back besides
+    undone: tuple[UndoneStep, ...] = ()
+    undo: tuple[str, ...] = ()  # names under which what was parked comes back (`unpark`)
+
+
+class KeptPath(NamedTuple):
+    """A way in which a holder is kept alive."""
+
+    path: str
+    cell: int | None  # number of the cell that bound its name
+    stale: bool  # Clean stale would cut it
+    release: str  # the line of code that cuts it; empty: none
+
+
+class MorePaths(NamedTuple):
+    """Paths of one root that are not listed one by one."""
+
+    root: str
+    paths: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhyView:
-    """The ways in which a holder is kept alive: (path, cell, stale, the line that cuts it)."""
+    """The ways in which a holder is kept alive."""
 
     name: str
-    what: str
-    nbytes: int
-    paths: tuple[tuple[str, int | None, bool, str], ...]
-    more: tuple[tuple[str, int], ...] = ()
+    what: str  # the object in words
+    nbytes: int  # it leads to
+    paths: tuple[KeptPath, ...]
+    more: tuple[MorePaths, ...] = ()

@@ -7,9 +7,9 @@ from dataclasses import replace
 from nbguard.memory.breakdown import DevicePart, Part, bound_of, parts_of
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import DeviceFacts
-from nbguard.sidebar.protocol.sparkline import Sparks
-from nbguard.sidebar.protocol.state import DeviceTick, FitTick, Job, Tick
-from nbguard.sidebar.protocol.truncation import cut
+from nbguard.sidebar.protocol.sparkline import Sparkline
+from nbguard.sidebar.protocol.state import DeviceTick, FitTick, JobStatus, Tick
+from nbguard.sidebar.protocol.truncation import truncate_utf8
 
 _TALKATIVE = 2
 """Of more devices only the parts that there are are sent, with no note that is the same of each: a tick is to be small."""
@@ -22,12 +22,12 @@ def build_tick(
     t: float,
     heap: int,
     reading: TickReading,
-    history: Sparks,
+    history: Sparkline,
     *,
     busy: bool,
     cell: int | None = None,
     fit: FitTick | None = None,
-    jobs: tuple[Job, ...] = (),
+    jobs: tuple[JobStatus, ...] = (),
 ) -> Tick:
     """Return the `n`-th tick of the kernel `boot`, at time `t`; `heap` is the number of the heap that goes with it.
 
@@ -50,7 +50,7 @@ def build_tick(
     )
 
 
-def _device(reading: TickReading, device: DeviceFacts, history: Sparks, brief: bool) -> DeviceTick:
+def _device(reading: TickReading, device: DeviceFacts, history: Sparkline, brief: bool) -> DeviceTick:
     parts = _parts(reading, device)
     if brief:
         some = (part for part in parts if part.nbytes)
@@ -58,7 +58,7 @@ def _device(reading: TickReading, device: DeviceFacts, history: Sparks, brief: b
     peak = None if device.allocator is None else device.allocator.peak_allocated
     return DeviceTick(
         device=device.device,
-        name=cut(device.name, 60),
+        name=truncate_utf8(device.name, 60),
         total=device.total,
         parts=parts,
         peak=peak,

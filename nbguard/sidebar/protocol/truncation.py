@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import TYPE_CHECKING, TypeVar
 
-from nbguard.sidebar.builtins import plain
+from nbguard.sidebar.builtins import to_builtins
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -20,17 +20,17 @@ TEXT = 200
 _UNSEEN = ("Cc", "Cs")
 
 
-def cut(text: str, limit: int = TEXT) -> str:
+def truncate_utf8(text: str, limit: int = TEXT) -> str:
     """Return `text` in at most `limit` bytes of UTF-8, an ellipsis at its end if it was longer.
 
     Control characters become spaces, and half a surrogate pair, which no encoding can write, a replacement character.
     """
     if len(text) <= limit and text.isascii() and text.isprintable():
         return text
-    plain = "".join(_shown(each) if unicodedata.category(each) in _UNSEEN else each for each in text[: limit + 1])
-    encoded = plain.encode()
+    printable = "".join(_shown(each) if unicodedata.category(each) in _UNSEEN else each for each in text[: limit + 1])
+    encoded = printable.encode()
     if len(encoded) <= limit and len(text) <= limit:
-        return plain
+        return printable
     return encoded[: limit - len("…".encode())].decode(errors="ignore") + "…"
 
 
@@ -40,7 +40,7 @@ def _shown(character: str) -> str:
 
 def json_bytes(found: DataclassInstance) -> int:
     """Return the bytes that a view takes as JSON, as Jupyter writes it."""
-    return len(json.dumps(plain(found), ensure_ascii=False).encode(errors="replace"))
+    return len(json.dumps(to_builtins(found), ensure_ascii=False).encode(errors="replace"))
 
 
 def fitting(rows: Iterable[Found], room: int) -> tuple[Found, ...]:

@@ -1,16 +1,18 @@
-"""What keeps a holder alive, as a sidebar shows it."""
+"""The paths that keep a holder alive, as a sidebar shows them."""
 
 from __future__ import annotations
 
 from nbguard.memory.explain import Why
-from nbguard.sidebar.protocol.state import WhyView
-from nbguard.sidebar.protocol.truncation import cut
+from nbguard.sidebar.protocol.state import KeptPath, MorePaths, WhyView
+from nbguard.sidebar.protocol.truncation import truncate_utf8
 
 _PATHS = 40
 
 
 def why_view(why: Why) -> WhyView:
     """Return the answer of `%gpumem why` as it goes over the wire."""
-    paths = tuple((cut(path.text), path.cell, path.stale, cut(path.release)) for path in why.paths[:_PATHS])
-    more = tuple((cut(root), count) for root, count in why.more[:_PATHS])
-    return WhyView(name=cut(why.name), what=cut(why.what), nbytes=why.nbytes, paths=paths, more=more)
+    paths = tuple(
+        KeptPath(truncate_utf8(path.text), path.cell, path.stale, truncate_utf8(path.release)) for path in why.paths[:_PATHS]
+    )
+    more = tuple(MorePaths(truncate_utf8(root), count) for root, count in why.more[:_PATHS])
+    return WhyView(name=truncate_utf8(why.name), what=truncate_utf8(why.what), nbytes=why.nbytes, paths=paths, more=more)

@@ -21,17 +21,17 @@ class _Clock:
 
 def test_a_lease_ends_by_itself() -> None:
     clock = _Clock()
-    leases, way = Leases(clock), _Way()
-    assert (leases.interval, leases.ways) == (None, ())
+    leases, channel = Leases(clock), _Way()
+    assert (leases.interval, leases.channels) == (None, ())
 
-    leases.renew("a", way, visible=True)
+    leases.renew("a", channel, visible=True)
     clock.now += LEASE - 1
-    assert (leases.interval, leases.ways) == (0.25, (way,))
-    leases.renew("a", way, visible=False)
+    assert (leases.interval, leases.channels) == (0.25, (channel,))
+    leases.renew("a", channel, visible=False)
     clock.now += LEASE - 1
     assert leases.interval == 1.0
     clock.now += 1
-    assert (leases.interval, leases.ways) == (None, ())
+    assert (leases.interval, leases.channels) == (None, ())
 
 
 def test_one_visible_view_is_enough_and_each_way_is_told_once() -> None:
@@ -40,11 +40,11 @@ def test_one_visible_view_is_enough_and_each_way_is_told_once() -> None:
     leases.renew("b", panels, visible=True)
     leases.renew("c", widget, visible=False)
 
-    assert (leases.interval, leases.ways) == (0.25, (panels, widget))
+    assert (leases.interval, leases.channels) == (0.25, (panels, widget))
     leases.end("b")
-    assert (leases.interval, leases.ways) == (1.0, (panels, widget))
-    leases.end_way(widget)
-    assert leases.ways == (panels,)
+    assert (leases.interval, leases.channels) == (1.0, (panels, widget))
+    leases.end_channel(widget)
+    assert leases.channels == (panels,)
     leases.clear()
     assert leases.interval is None
 
@@ -54,4 +54,4 @@ def test_made_up_names_do_not_pile_up() -> None:
     for number in range(1000):
         leases.renew(str(number), _Way(), visible=True)
 
-    assert len(leases.ways) == 100
+    assert len(leases.channels) == 100

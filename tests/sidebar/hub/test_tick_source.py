@@ -12,8 +12,8 @@ import pytest
 
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts
-from nbguard.sidebar.builtins import plain
-from nbguard.sidebar.hub.tick_source import Feed
+from nbguard.sidebar.builtins import to_builtins
+from nbguard.sidebar.hub.tick_source import TickSource
 from nbguard.units import GiB
 
 GOOD = TickReading(tracked="simulated", devices=(DeviceFacts(device="simulated:0", name="a device"),), pid=1)
@@ -45,7 +45,7 @@ def ticks(asked: list[bool], request: pytest.FixtureRequest) -> Iterator[Iterato
             raise RuntimeError
         return GOOD
 
-    feed = Feed("boot", read)
+    feed = TickSource("boot", read)
     yield ([device.device for device in feed.tick(0, None, ()).devices] for _ in range(8))
     feed.close()
 
@@ -66,17 +66,17 @@ def test_one_that_always_fails_is_left_out(ticks: Iterator[list[str]], asked: li
 
 def test_a_tick_makes_few_calls() -> None:
     """In a kernel that trains each finds its code out of the processor's caches: what is not called costs nothing."""
-    feed, calls = Feed("boot", lambda: COUNTED), Counter[str]()
+    feed, calls = TickSource("boot", lambda: COUNTED), Counter[str]()
     for n in range(100):
         feed.mark(f"In[{n}]")
         feed._history.add(time.time() - 100 + n, COUNTED.in_use)
-    plain(feed.tick(0, None, ()))
+    to_builtins(feed.tick(0, None, ()))
 
     def count(_frame: types.FrameType, event: str, _: object) -> None:
         calls[event] += 1
 
     sys.setprofile(count)
-    tick = plain(feed.tick(0, None, ()))
+    tick = to_builtins(feed.tick(0, None, ()))
     sys.setprofile(None)
     feed.close()
 

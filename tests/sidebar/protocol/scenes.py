@@ -25,9 +25,9 @@ from nbguard.memory.facts import (
 from nbguard.memory.fragmentation import fragmentation
 from nbguard.memory.oom_facts import CodeLine, OomFact, OomNote
 from nbguard.memory.processes import Process
-from nbguard.sidebar.protocol.memory_state import build_heap
-from nbguard.sidebar.protocol.sparkline import Sparks
-from nbguard.sidebar.protocol.state import FitTick, Heap, Tick
+from nbguard.sidebar.protocol.memory_state import build_memory_state
+from nbguard.sidebar.protocol.sparkline import Sparkline
+from nbguard.sidebar.protocol.state import FitTick, MemoryState, Tick
 from nbguard.sidebar.protocol.ticks import build_tick
 from nbguard.testing import make_graph, make_segment
 from nbguard.units import GiB, MiB
@@ -301,15 +301,15 @@ SCENES: dict[str, Callable[[], Scene]] = {
 }
 
 
-def scene(name: str) -> tuple[Tick, Heap]:
+def scene(name: str) -> tuple[Tick, MemoryState]:
     """Return what a kernel would send in this scene."""
     found = SCENES[name]()
-    heap, _ = build_heap(Analysis(found.facts), "b00t", 7, NOW - 12, 0.043, found.last_cell)
+    heap, _ = build_memory_state(Analysis(found.facts), "b00t", 7, NOW - 12, 0.043, found.last_cell)
     if found.facts.tracked == "cpu":
         reading = TickReading(tracked="cpu", devices=found.facts.devices, pid=PID, process=13 * GiB, source="malloc")
     else:
         reading = TickReading(tracked=found.facts.tracked, devices=tuple(map(counted, found.facts.devices)), pid=PID)
-    sparks = Sparks()
+    sparks = Sparkline()
     for second in range(-240, 1):
         share = next(height for since, height in reversed(found.history) if since <= second)
         sparks.add(NOW + second, {name: int(nbytes * share) for name, nbytes in reading.in_use.items()})

@@ -19,11 +19,11 @@ from nbguard.memory.fragmentation import fragmentation
 from nbguard.memory.target import Target
 from nbguard.reports.report import build_report
 from nbguard.sidebar.protocol.experiments import names_of_learners
-from nbguard.sidebar.protocol.memory_state import build_heap
+from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.rows import rows_of
 from nbguard.sidebar.protocol.segments import strips
-from nbguard.sidebar.protocol.state import Heap
-from nbguard.sidebar.protocol.truncation import cut
+from nbguard.sidebar.protocol.state import MemoryState
+from nbguard.sidebar.protocol.truncation import truncate_utf8
 from nbguard.testing import make_facts, make_graph, make_segment
 from nbguard.units import MiB
 from tests.sidebar.protocol.scenes import SCENES
@@ -31,8 +31,8 @@ from tests.sidebar.protocol.scenes import SCENES
 LARGEST = 64_000
 
 
-def _heap(facts: Facts) -> Heap:
-    return build_heap(Analysis(facts), "b00t", 3, 1000.0, 0.01, 14)[0]
+def _heap(facts: Facts) -> MemoryState:
+    return build_memory_state(Analysis(facts), "b00t", 3, 1000.0, 0.01, 14)[0]
 
 
 def _without_plan(facts: Facts) -> Analysis:
@@ -40,7 +40,7 @@ def _without_plan(facts: Facts) -> Analysis:
     return Analysis(facts, {default_plan: Plan(request=Request())})
 
 
-def _bytes(heap: Heap) -> int:
+def _bytes(heap: MemoryState) -> int:
     return len(json.dumps(asdict(heap), ensure_ascii=False).encode())
 
 
@@ -63,12 +63,12 @@ def test_a_row_is_looked_up_by_its_number(name: str) -> None:
     rows = rows_of(_without_plan(facts))
 
     for row in _heap(facts).holders:
-        assert cut(rows.holders[row.id].label) == row.label
+        assert truncate_utf8(rows.holders[row.id].label) == row.label
         assert rows.devices[row.id] == row.device
         assert rows.can[row.id] == row.can
         if row.can:
             assert rows.texts("why", [row.id]) == rows.targets[row.id]
-            assert cut(rows.targets[row.id][0]) == cut(row.label.partition(" = ")[0])
+            assert truncate_utf8(rows.targets[row.id][0]) == truncate_utf8(row.label.partition(" = ")[0])
             assert rows.roots[row.id] in {root.label for root in facts.graph.roots}
 
 
@@ -306,7 +306,7 @@ def test_no_names_make_a_large_message(text: str) -> None:
 
 @given(st.text(), st.integers(4, 300))
 def test_what_is_cut_is_short_and_can_be_sent(text: str, limit: int) -> None:
-    found = cut(text + "\ud800", limit)
+    found = truncate_utf8(text + "\ud800", limit)
 
     assert len(found.encode()) <= limit
     if len(text.encode()) > limit:

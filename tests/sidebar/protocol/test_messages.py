@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.sidebar.protocol.messages import Apply, Ask, Bad, Bye, Cancel, Hello, Message, PlanRequest, Refresh, parse
+from nbguard.sidebar.protocol.messages import Apply, Ask, BadRequest, Bye, Cancel, Hello, Message, PlanRequest, Refresh, parse
 from nbguard.sidebar.protocol.state import ActionName
 
 RIGHT: list[tuple[dict[str, Any], Message]] = [
@@ -64,14 +64,14 @@ def test_every_action_is_known(action: str) -> None:
 def test_what_is_wrong_is_refused_in_words(change: dict[str, Any], why: str) -> None:
     found = parse({"op": "plan", "rid": "r1", "action": "release", **change})
 
-    assert isinstance(found, Bad)
+    assert isinstance(found, BadRequest)
     assert found.rid == "r1"
     assert why in found.why
 
 
 @pytest.mark.parametrize("op", ["exec", "", "ack", "__class__", "done"])
 def test_an_unknown_request_is_refused_or_dropped(op: str) -> None:
-    assert parse({"op": op, "rid": "r1"}) == Bad("r1", "there is no such request")
+    assert parse({"op": op, "rid": "r1"}) == BadRequest("r1", "there is no such request")
     assert parse({"op": op}) is None
 
 
@@ -120,7 +120,7 @@ def test_a_thousand_garbled_messages() -> None:
         found = parse(message)
         _assert_harmless(found)
         kinds.add(type(found))
-    assert {type(None), Bad} < kinds, "some are dropped, some refused, some happen to be right"
+    assert {type(None), BadRequest} < kinds, "some are dropped, some refused, some happen to be right"
 
 
 def _assert_harmless(found: Message | None) -> None:

@@ -1,79 +1,140 @@
-"""What Python sends and what TypeScript expects have the same fields, of the same kinds."""
+"""The browser's types are those of Python: protocol.ts is generated, and nothing that a kernel sends is missing from it."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import typing
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nbguard.memory.breakdown import Part
-from nbguard.sidebar.protocol import messages, state
+from nbguard.sidebar.builtins import to_builtins
+from nbguard.sidebar.protocol import answers, generate_ts, messages, state
 
 PROTOCOL = Path(__file__).parents[3] / "labextension" / "src" / "view" / "protocol.ts"
-SHAPES: dict[str, Any] = {
-    name: found for name, found in vars(state).items() if dataclasses.is_dataclass(found) and found.__module__ == state.__name__
-} | {"Part": Part}
-_KINDS = {int: "number", float: "number", str: "string", bool: "boolean", type(None): "null"}
-_NAMES = {"Ability": "string", "ActionName": "string", "PieceKind": "string"}
+TEXT = PROTOCOL.read_text(encoding="utf-8")
 
 
-def interfaces() -> dict[str, dict[str, str]]:
-    """Return the interfaces of protocol.ts: by name, the type of each field as written."""
-    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", PROTOCOL.read_text(encoding="utf-8"), flags=re.DOTALL)
-    found = re.findall(r"export interface (\w+) \{(.*?)\n\}", text, flags=re.DOTALL)
-    return {name: dict(re.findall(r"^\s*(\w+)\??: ([^;]+);", body, flags=re.MULTILINE)) for name, body in found}
+def test_the_file_in_the_repository_is_what_the_types_say(tmp_path: Path) -> None:
+    written = tmp_path / "protocol.ts"
+
+    assert generate_ts.protocol_ts() == TEXT, "make protocol writes it anew"
+    assert generate_ts.main([str(written)]) == 0
+    assert generate_ts.main(["--check", str(written)]) == 0
+    written.write_text(TEXT.replace("boot: string", "boot: number"), encoding="utf-8")
+    assert generate_ts.main(["--check", str(written)]) == 1
 
 
-def in_typescript(hint: Any) -> str:
-    """Return a Python type as TypeScript writes it, literal texts as `string`."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if hint in _KINDS:
-        return _KINDS[hint]
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return hint.__name__
-    if origin is typing.Literal:
-        return "string"
-    if origin is tuple:
-        if parts[1:] == (...,):
-            return f"{in_typescript(parts[0])}[]"
-        return f"[{', '.join(map(in_typescript, parts))}]"
-    return " | ".join(in_typescript(part) for part in parts)  # a union
+@pytest.mark.parametrize(
+    "shape",
+    [
+        shape
+        for shape in vars(state).values()
+        if isinstance(shape, type)
+        and shape.__module__ == state.__name__
+        and (dataclasses.is_dataclass(shape) or issubclass(shape, tuple))
+    ]
+    + [Part],
+)
+def test_every_class_has_a_type_with_its_fields_and_a_check_of_each(shape: type) -> None:
+    fields = list(typing.get_type_hints(shape))
+    named = re.search(rf"export type {shape.__name__} = \[(.*)\];", TEXT)
+    interface = re.search(rf"export interface {shape.__name__} {{\n(.*?)\n}}", TEXT, flags=re.DOTALL)
+    written = named[1] if named else re.sub(r"/\*.*?\*/", "", interface[1] if interface else "", flags=re.DOTALL)
+    check = re.search(rf"export const is{shape.__name__}: Check<{shape.__name__}> = (.*?);\n", TEXT, flags=re.DOTALL)
+
+    assert re.findall(r"(\w+): ", written) == fields
+    assert check is not None
+    assert named or re.findall(r"^  (\w+): ", check[1], flags=re.MULTILINE) == fields
 
 
-def plain(written: str) -> str:
-    """Return a type of protocol.ts with names of literals, and literals themselves, as `string`."""
-    text = re.sub(r"'\w+'(\s*\|\s*'\w+')*", "string", written)
-    return re.sub(r"\w+", lambda word: _NAMES.get(word[0], word[0]), text)
+def test_the_same_version_and_words() -> None:
+    assert f"PROTOCOL = {state.PROTOCOL};" in TEXT
+    for name in ("ActionName", "Ability", "PieceKind", "Now"):
+        values = typing.get_args(getattr(state, name))
+        written = re.search(rf"type {name} = ([^;]+);", TEXT)
+        check = re.search(rf"is{name}: Check<{name}> = oneOf\(([^)]+)\);", TEXT)
+        assert written is not None
+        assert check is not None
+        assert tuple(re.findall(r"'(\w+)'", written[1])) == tuple(re.findall(r"'(\w+)'", check[1])) == values
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_message_has_the_same_fields_on_both_sides(name: str) -> None:
-    hints = typing.get_type_hints(SHAPES[name])
+@pytest.mark.parametrize(
+    ("union", "kinds"), [("Request", messages.REQUESTS), ("Answer", answers.ANSWERS), ("Broadcast", answers.BROADCASTS)]
+)
+def test_every_message_has_its_op_and_fields(union: str, kinds: dict[str, Any]) -> None:
+    written = re.sub(r"/\*.*?\*/", "", TEXT.partition(f"export type {union} =")[2].partition(";\n\n")[0], flags=re.DOTALL)
+    members = dict(re.findall(r"\{ op: '(\w+)';?([^}]*)\}", written))
 
-    assert {field: plain(written) for field, written in interfaces()[name].items()} == {
-        field: in_typescript(hint) for field, hint in hints.items()
+    assert {op: re.findall(r"(\w+)\??:", body) for op, body in members.items()} == {
+        op: list(typing.get_type_hints(kind, vars(state))) for op, kind in kinds.items()
     }
 
 
-def test_every_interface_is_known() -> None:
-    """But those of the view's own house: what hosts it, and what it is hosted by."""
-    assert set(interfaces()) - {"Model", "Host"} == set(SHAPES)
+def test_every_request_is_one_that_is_read_and_every_kind_has_an_op() -> None:
+    assert set(messages.REQUESTS) == set(messages._READERS)
+    assert set(messages.REQUESTS.values()) == set(typing.get_args(messages.Request))
+    assert set(answers.ANSWERS.values()) == set(typing.get_args(answers.Answer))
+    assert set(answers.BROADCASTS.values()) == set(typing.get_args(answers.Broadcast))
 
 
-def test_the_same_version_actions_and_requests() -> None:
-    text = PROTOCOL.read_text(encoding="utf-8")
-    actions = re.search(r"type ActionName = ([^;]+);", text)
-    assert actions is not None
-    assert set(re.findall(r"'(\w+)'", actions[1])) == set(typing.get_args(state.ActionName))
-    assert f"PROTOCOL = {state.PROTOCOL};" in text
-    requests = text.partition("export type Request =")[2].partition(";\n\n")[0]
-    fields = {
-        op: set(re.findall(r"(\w+)\??:", body)) - {"op"} for op, body in re.findall(r"\{ op: '(\w+)';?([^}]*)\}", requests)
-    }
-    shapes = {"hello": messages.Hello, "bye": messages.Bye, "refresh": messages.Refresh, "why": messages.Ask}
-    shapes |= {"plan": messages.PlanRequest, "apply": messages.Apply, "cancel": messages.Cancel}
-    assert fields == {op: {field.name for field in dataclasses.fields(shape)} for op, shape in shapes.items()}
+class _Word(Enum):
+    A = "a"
+    B = "b"
+
+
+@pytest.mark.parametrize(
+    ("hint", "written", "check"),
+    [
+        (int, "number", "number"),
+        (float | None, "number | null", "nullable(number)"),
+        (tuple[str, ...], "string[]", "list(text)"),
+        (tuple[int | None, ...], "(number | null)[]", "list(nullable(number))"),
+        (tuple[float, int], "[number, number]", "tuple(number, number)"),
+        (tuple[tuple[bool, str], ...], "[boolean, string][]", "list(tuple(boolean, text))"),
+        (typing.Literal["x", "y"], "'x' | 'y'", "oneOf('x', 'y')"),
+        (_Word, "'a' | 'b'", "oneOf('a', 'b')"),
+        (state.ActionName, "ActionName", "isActionName"),
+        (state.Tick | None, "Tick | null", "nullable(isTick)"),
+        (tuple[state.KeptPath, ...], "KeptPath[]", "list(isKeptPath)"),
+    ],
+)
+def test_a_type_in_typescript(hint: Any, written: str, check: str) -> None:
+    assert (generate_ts._type(hint), generate_ts._check_of(hint)) == (written, check)
+
+
+@pytest.mark.parametrize("hint", [dict[str, int], bytes, Any])
+def test_a_type_without_a_form_is_refused(hint: Any) -> None:
+    with pytest.raises(TypeError, match="has no form in TypeScript"):
+        generate_ts._type(hint)
+
+
+def test_comments_go_along() -> None:
+    assert generate_ts._comments(state.Piece) == {}
+    assert generate_ts._comments(state.FixRow)["nbytes"] == "it gives back"
+    assert "/** It gives back. */\n  nbytes: number | null;" in TEXT
+    assert "`stale`: Clean stale would\n * cut it." in TEXT
+
+
+@dataclass(frozen=True)
+class _Holds:
+    paths: tuple[state.KeptPath, ...]
+    more: state.UnlistedHolders
+
+
+def test_named_tuples_are_lists_on_the_wire() -> None:
+    data = to_builtins(_Holds((state.KeptPath("a → b", 3, False, "del a"),), state.UnlistedHolders(2, 70)))
+
+    assert json.loads(json.dumps(data)) == {"paths": [["a → b", 3, False, "del a"]], "more": [2, 70]}
+    assert {type(data["more"]), type(data["paths"][0])} == {tuple}
+
+
+def test_an_answer_goes_out_with_its_op() -> None:
+    assert answers.message_of(answers.Queued("r1", "a cell runs")) == {"op": "queued", "rid": "r1", "why": "a cell runs"}
+    assert answers.message_of(answers.Closed()) == {"op": "closed"}

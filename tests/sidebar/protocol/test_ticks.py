@@ -12,8 +12,8 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, NvmlFacts
 from nbguard.reports.report import build_report
-from nbguard.sidebar.protocol.sparkline import MARKS, POINTS, WINDOW, Sparks
-from nbguard.sidebar.protocol.state import Job, Tick
+from nbguard.sidebar.protocol.sparkline import MARKS, POINTS, WINDOW, Sparkline
+from nbguard.sidebar.protocol.state import JobStatus, Tick
 from nbguard.sidebar.protocol.ticks import build_tick
 from nbguard.units import GiB, MiB
 from tests.sidebar.protocol.scenes import NOW, PID, SCENES, counted, scene
@@ -26,23 +26,23 @@ def _bytes(tick: Tick) -> int:
     return len(json.dumps(asdict(tick)).encode())
 
 
-def _history(names: list[str], seconds: float = 900, rate: float = 4.0) -> Sparks:
+def _history(names: list[str], seconds: float = 900, rate: float = 4.0) -> Sparkline:
     """Fifteen minutes at 4 Hz."""
-    sparks = Sparks()
+    sparks = Sparkline()
     for n in range(int(seconds * rate)):
         t = NOW - seconds + (n + 1) / rate
         sparks.add(t, dict.fromkeys(names, 10 * GiB + (n * 7919 % 1000) * MiB))
     return sparks
 
 
-def _tick(reading: TickReading, sparks: Sparks) -> Tick:
+def _tick(reading: TickReading, sparks: Sparkline) -> Tick:
     return build_tick("b00t", 1, NOW, 7, reading, sparks, busy=True, cell=15)
 
 
 @pytest.mark.parametrize("name", sorted(SCENES.keys() - {"cpu", "hostile"}))
 def test_counters_alone_tell_the_same_parts_as_a_look(name: str) -> None:
     facts = SCENES[name]().facts
-    tick = _tick(TickReading(tracked="cuda", devices=(counted(facts.devices[0]),), pid=PID), Sparks())
+    tick = _tick(TickReading(tracked="cuda", devices=(counted(facts.devices[0]),), pid=PID), Sparkline())
 
     (device,), (true,) = tick.devices, build_report(Analysis(facts)).devices
     assert device.parts == true.parts
@@ -58,7 +58,7 @@ def test_a_tick_is_small() -> None:
     tick = replace(
         _tick(TickReading(tracked="cuda", devices=(device,), pid=PID), sparks),
         fit=scene("training")[0].fit,
-        jobs=(Job("r", "Clean", "queued"),),
+        jobs=(JobStatus("r", "Clean", "queued"),),
     )
 
     assert NEARLY_ALL <= len(tick.devices[0].spark) <= POINTS
@@ -90,7 +90,9 @@ def test_a_tick_of_eight_devices_in_use_is_bounded() -> None:
 
 def test_bounds_are_said_of_many_devices_too() -> None:
     device = replace(counted(SCENES["training"]().facts.devices[0]), settings="expandable_segments:True")
-    (one,), (many, *_) = (_tick(TickReading(tracked="cuda", devices=(device,) * n, pid=PID), Sparks()).devices for n in (1, 3))
+    (one,), (many, *_) = (
+        _tick(TickReading(tracked="cuda", devices=(device,) * n, pid=PID), Sparkline()).devices for n in (1, 3)
+    )
 
     assert {p.name: p.note for p in one.parts}["stranded"] == "at least; free, but between live blocks"
     assert {p.name: p.note for p in many.parts}["stranded"] == "at least"
@@ -98,7 +100,7 @@ def test_bounds_are_said_of_many_devices_too() -> None:
 
 def test_a_device_that_does_not_tell_apart_has_its_cache_in_one() -> None:
     device = DeviceFacts(device="mps:0", name="Apple GPU", allocator=AllocatorStats(allocated=5 * MiB, reserved=8 * MiB))
-    (tick,) = _tick(TickReading(tracked="mps", devices=(device,), pid=PID), Sparks()).devices
+    (tick,) = _tick(TickReading(tracked="mps", devices=(device,), pid=PID), Sparkline()).devices
 
     assert [(part.name, part.nbytes) for part in tick.parts] == [("allocated", 5 * MiB), ("cached", 3 * MiB)]
 
@@ -107,7 +109,7 @@ def test_without_a_gpu_the_process_is_told_and_how_it_was_measured() -> None:
     reading = TickReading(
         tracked="cpu", devices=(DeviceFacts(device="cpu", name="host memory"),), pid=PID, process=3 * GiB, source="malloc"
     )
-    (tick,) = _tick(reading, Sparks()).devices
+    (tick,) = _tick(reading, Sparkline()).devices
 
     assert [(part.name, part.nbytes) for part in tick.parts] == [("process", 3 * GiB)]
     assert tick.parts[0].note == "tensors and everything else in this process (in use by malloc)"
@@ -116,13 +118,13 @@ def test_without_a_gpu_the_process_is_told_and_how_it_was_measured() -> None:
 
 
 def test_before_pytorch_is_imported_there_is_nothing() -> None:
-    tick = _tick(TickReading(), Sparks())
+    tick = _tick(TickReading(), Sparkline())
 
     assert (tick.tracked, tick.devices) == ("", ())
 
 
 def test_the_line_keeps_its_peaks_and_its_window_and_ends_now() -> None:
-    sparks = Sparks()
+    sparks = Sparkline()
     for n in range(4 * 600):
         t = NOW - 600 + n / 4
         sparks.add(t, {"cuda:0": 77 if t == NOW - 200.25 else 50 if t < NOW - 1 else 11})
@@ -137,7 +139,7 @@ def test_the_line_keeps_its_peaks_and_its_window_and_ends_now() -> None:
 
 
 def test_a_line_that_is_asked_for_at_each_tick_is_the_same() -> None:
-    asked, once = Sparks(), Sparks()
+    asked, once = Sparkline(), Sparkline()
     for n in range(4 * 400):
         for sparks in (asked, once):
             sparks.add(NOW - 400 + n / 4, {"cuda:0": n * 7919 % 1000})
@@ -148,7 +150,7 @@ def test_a_line_that_is_asked_for_at_each_tick_is_the_same() -> None:
 
 @pytest.mark.parametrize("since", range(30, 290, 17))
 def test_the_highest_point_is_kept_however_old(since: int) -> None:
-    sparks = Sparks()
+    sparks = Sparkline()
     for n in range(4 * 600):
         t = NOW - 600 + n / 4
         sparks.add(t, {"cuda:0": 77 if t == NOW - since else 50})
@@ -176,7 +178,7 @@ def test_a_device_that_is_gone_leaves_its_share_to_the_others() -> None:
 
 
 def test_marks_are_few_and_of_the_window() -> None:
-    sparks = Sparks()
+    sparks = Sparkline()
     for n in range(30):
         sparks.mark(NOW - 600 + 20 * n, f"In[{n}]" if n < 29 else "x" * 10_000)
 

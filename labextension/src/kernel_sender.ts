@@ -9,19 +9,19 @@ export const COMM = 'nbguard';
 export type Channel = 'control' | 'shell';
 
 /** What is sent to a kernel, over a connection of our own. Nothing is while that is not connected. */
-export class Wire {
+export class KernelSender {
   /** `channel` says which channel to use now. */
   constructor(connection: Kernel.IKernelConnection, channel: () => Channel) {
-    this._connection = connection;
-    this._channel = channel;
+    this.connection = connection;
+    this.channel = channel;
   }
 
   get isConnected(): boolean {
-    return !this._connection.isDisposed && this._connection.connectionStatus === 'connected';
+    return !this.connection.isDisposed && this.connection.connectionStatus === 'connected';
   }
 
   get isIdle(): boolean {
-    return this.isConnected && this._connection.status === 'idle';
+    return this.isConnected && this.connection.status === 'idle';
   }
 
   /** Send a request to the hub. Its answer, if any, comes over iopub. */
@@ -29,10 +29,10 @@ export class Wire {
     const message = KernelMessage.createMessage<KernelMessage.ICommMsgMsg<'shell'>>({
       msgType: 'comm_msg',
       channel: 'shell',
-      session: this._connection.clientId,
+      session: this.connection.clientId,
       content: { comm_id: COMM, data: request }
     });
-    this._post(message, false)?.dispose();
+    this.post(message, false)?.dispose();
   }
 
   /**
@@ -43,10 +43,10 @@ export class Wire {
     const message = KernelMessage.createMessage<KernelMessage.ICommInfoRequestMsg>({
       msgType: 'comm_info_request',
       channel: 'shell',
-      session: this._connection.clientId,
+      session: this.connection.clientId,
       content: { target_name: COMM }
     });
-    const asked = this._post(message, true);
+    const asked = this.post(message, true);
     if (!asked) {
       throw new Error('not connected');
     }
@@ -58,7 +58,7 @@ export class Wire {
   async load(): Promise<string> {
     const code = '%load_ext nbguard';
     try {
-      const run = this._connection.requestExecute({ code, store_history: false, stop_on_error: false, allow_stdin: false });
+      const run = this.connection.requestExecute({ code, store_history: false, stop_on_error: false, allow_stdin: false });
       const { content } = await run.done;
       return content.status === 'error' ? `${content.ename}: ${content.evalue}` : '';
     } catch {
@@ -66,17 +66,17 @@ export class Wire {
     }
   }
 
-  private _post(message: KernelMessage.IShellMessage, expectReply: boolean): Kernel.IShellFuture | Kernel.IControlFuture | null {
+  private post(message: KernelMessage.IShellMessage, expectReply: boolean): Kernel.IShellFuture | Kernel.IControlFuture | null {
     if (!this.isConnected) {
       return null;
     }
-    if (this._channel() === 'shell') {
-      return this._connection.sendShellMessage(message, expectReply);
+    if (this.channel() === 'shell') {
+      return this.connection.sendShellMessage(message, expectReply);
     }
     const onControl = { ...message, channel: 'control' } as unknown as KernelMessage.IControlMessage;
-    return this._connection.sendControlMessage(onControl, expectReply);
+    return this.connection.sendControlMessage(onControl, expectReply);
   }
 
-  private readonly _connection: Kernel.IKernelConnection;
-  private readonly _channel: () => Channel;
+  private readonly connection: Kernel.IKernelConnection;
+  private readonly channel: () => Channel;
 }

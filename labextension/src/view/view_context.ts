@@ -1,11 +1,11 @@
 /** What every section of the view works with. */
 
 import type { Connection } from './connection';
-import type { Errands } from './errands';
+import type { Operations } from './operations';
 import type { Trans } from './words';
 
-export interface Desk {
+export interface ViewContext {
   readonly trans: Trans;
   readonly connection: Connection;
-  readonly errands: Errands;
+  readonly operations: Operations;
 }

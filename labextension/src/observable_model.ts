@@ -1,37 +1,38 @@
-import type { Answer, HostState, Model, Request } from './view/protocol';
+import type { HostState, Model } from './view/host';
+import type { Answer, Request } from './view/protocol';
 
 type Name = 'tick' | 'heap' | 'host';
 type Act = (message: Answer) => void;
 
 /** What a view is drawn from, and who wants to know when it changes. */
-export abstract class Facts implements Model {
+export abstract class ObservableModel implements Model {
   constructor(host: HostState) {
-    this._values = { tick: {}, heap: {}, host };
+    this.values = { tick: {}, heap: {}, host };
   }
 
   abstract send(message: Request): void;
 
   get(name: Name): unknown {
-    return this._values[name];
+    return this.values[name];
   }
 
   on(event: string, act: Act): void {
-    const acts = this._acts.get(event) ?? new Set<Act>();
-    this._acts.set(event, acts.add(act));
+    const acts = this.acts.get(event) ?? new Set<Act>();
+    this.acts.set(event, acts.add(act));
   }
 
   off(event: string, act: (...args: never[]) => void): void {
-    this._acts.get(event)?.delete(act as Act);
+    this.acts.get(event)?.delete(act as Act);
   }
 
   protected set(name: Name, value: unknown): void {
-    this._values[name] = value;
+    this.values[name] = value;
     this.emit(`change:${name}`);
   }
 
   /** Call whoever listens to `event`; those who leave meanwhile are not called any more. */
   protected emit(event: string, ...message: [] | [Answer]): void {
-    const acts = this._acts.get(event);
+    const acts = this.acts.get(event);
     for (const act of [...(acts ?? [])]) {
       if (acts?.has(act)) {
         act(...(message as [Answer]));
@@ -39,12 +40,12 @@ export abstract class Facts implements Model {
     }
   }
 
-  private readonly _values: Record<Name, unknown>;
-  private readonly _acts = new Map<string, Set<Act>>();
+  private readonly values: Record<Name, unknown>;
+  private readonly acts = new Map<string, Set<Act>>();
 }
 
 /** What a view is drawn from where there is no kernel. */
-export class NoKernel extends Facts {
+export class NoKernel extends ObservableModel {
   constructor() {
     super({ kind: 'no_kernel' });
   }

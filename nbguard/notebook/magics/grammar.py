@@ -1,0 +1,181 @@
+"""The grammar of a magic with words: `%gpumem map --request 2GiB`. Each word has options of its own, and help of its own.
+
+A grammar is a table; its parsers are built when the magic is first used, as loading nbguard is to cost nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from IPython.core.error import UsageError
+
+from nbguard.notebook.magics.command_line import add_common, asks_for_help, parser, split
+
+if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+_HELP = re.compile(r"\s*%(?P<magic>\w+)\s+(?P<word>\w+)\s*\?{1,2}\s*")
+_INDENT = " " * 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """One word of a magic, with the arguments behind it."""
+
+    usage: str  # the word and its arguments, for the overview: `why NAME`
+    help: str  # its purpose, in a line
+    advice: str  # the next step after a mistake: `give one name, as in  %gpumem why learn`
+    add: Callable[[MagicArgumentParser], None] = lambda _: None  # adds its arguments to a parser
+
+
+class Grammar:
+    """A magic's words; `plain` are the arguments of the magic without one."""
+
+    def __init__(self, magic: str, plain: Word, words: Mapping[str, Word]) -> None:
+        self.magic = magic
+        self._plain = plain
+        self._words = words
+
+    def parse(self, line: str) -> argparse.Namespace | None:
+        """Return the parsed line, its `word` (None: none) among the options; None if it asked for help, which is shown.
+
+        Raises:
+            UsageError: the line cannot be read; one line says why, and what to do next.
+        """
+        texts = self._word_first(split(line))
+        word = texts[0] if texts and texts[0] in self._words else None
+        if asks_for_help(texts):
+            sys.stdout.write(f"{self.overview()}\n" if word is None else self._of_word(word).format_help())
+            return None
+        for text in texts:
+            if goes_with := self._goes_with(word, text.partition("=")[0]):
+                raise UsageError(f"{self.magic}: {goes_with}")
+        try:
+            options, unknown = self._parser.parse_known_args(texts)
+        except UsageError as error:
+            if word is None and texts and not texts[0].startswith("-"):
+                raise UsageError(
+                    f"{self.magic}: unknown word {texts[0]!r}: say one of {', '.join(self._words)} "
+                    f"({self.magic}? shows what there is)"
+                ) from None
+            raise UsageError(self._mistake(word, str(error))) from None
+        if unknown:
+            raise UsageError(self._mistake(word, f"unrecognized arguments: {' '.join(unknown)}"))
+        return options
+
+    def misused(self, word: str, message: str = "") -> NoReturn:
+        """Raise UsageError about a word, with its advice."""
+        raise UsageError(self._mistake(word, message))
+
+    def overview(self) -> str:
+        """Return the words, a line for each: what `%gpumem --help` shows, and `%gpumem?` below the docstring."""
+        width = max(len(word.usage) for word in self._words.values()) + 2
+        indent = len(_INDENT) + width
+        lines = [
+            textwrap.fill(word.help, 110, initial_indent=_INDENT + word.usage.ljust(width), subsequent_indent=" " * indent)
+            for word in self._words.values()
+        ]
+        first = next(iter(self._words))
+        return "\n".join(
+            [
+                f"{self.magic} {self._plain.usage}".rstrip(),
+                f"{_INDENT}{self._plain.help}",
+                "",
+                f"Words ({self.magic} {first}? or {self.magic} {first} --help shows the options of one):",
+                *lines,
+                "",
+                "Each also takes --json (the result as JSON, bytes as integers) and -o NAME (put the result into a variable).",
+            ]
+        )
+
+    @cached_property
+    def _parser(self) -> MagicArgumentParser:
+        """Return the parser of the magic, with one for each word."""
+        main = parser(self.magic, self._plain.help)
+        self._plain.add(main)
+        words = main.add_subparsers(dest="word", metavar="WORD")
+        for name, word in self._words.items():
+            options = words.add_parser(
+                name, prog=f"{self.magic} {name}", description=word.help, formatter_class=main.formatter_class
+            )
+            add_common(options)
+            word.add(options)
+        return main
+
+    def _of_word(self, word: str) -> MagicArgumentParser:
+        parsers: dict[str, MagicArgumentParser] = self._subparsers.choices  # type: ignore[assignment]
+        return parsers[word]
+
+    @property
+    def _subparsers(self) -> argparse.Action:
+        return next(action for action in self._parser._actions if action.dest == "word")
+
+    def _word_first(self, texts: list[str]) -> list[str]:
+        """Return the line with its word in front: options may stand before it, too."""
+        place = 0
+        while place < len(texts) and texts[place].startswith("-"):
+            place += 1 + (self._takes_value(texts[place]) and "=" not in texts[place])
+        return texts if place >= len(texts) else [texts[place], *texts[:place], *texts[place + 1 :]]
+
+    def _takes_value(self, option: str) -> bool:
+        actions = self._actions(option)
+        return bool(actions) and actions[0][1].nargs != 0
+
+    def _actions(self, option: str) -> list[tuple[str, argparse.Action]]:
+        """Return (word, action) of each word that has an option; "" is the magic without a word."""
+        parsers = {"": self._parser, **{word: self._of_word(word) for word in self._words}}
+        return [
+            (word, one._option_string_actions[option]) for word, one in parsers.items() if option in one._option_string_actions
+        ]
+
+    def _goes_with(self, word: str | None, option: str) -> str:
+        """Return the words that an option goes with, if it is not one of `word`; empty if it is, or goes with none."""
+        having = {name: action for name, action in self._actions(option) if name}
+        if not option.startswith("--") or not having or (word or "") in dict(self._actions(option)):
+            return ""
+        first, action = next(iter(having.items()))
+        example = f"{self.magic} {first} {option} {action.metavar or ''}".rstrip()
+        return f"{option} goes with {' and '.join(having)}, as in  {example}"
+
+    def _mistake(self, word: str | None, message: str) -> str:
+        if word is None:
+            return f"{self.magic}: {message} ({self.magic}? shows what there is)"
+        parts = [f"{self.magic} {word}", *filter(None, [message, self._words[word].advice])]
+        return f"{': '.join(parts)} ({self.magic} {word}? shows its options)"
+
+
+def with_words(grammar: Grammar) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that shows a magic's words in its help (`%gpumem?`)."""
+
+    def decorate(magic: Callable[..., Any]) -> Callable[..., Any]:
+        magic.__doc__ = f"{(magic.__doc__ or '').rstrip()}\n\n{textwrap.indent(grammar.overview(), ' ' * 8)}\n"
+        return magic
+
+    return decorate
+
+
+def help_of_word(*grammars: Grammar) -> Callable[[list[str]], list[str]]:
+    """Return an IPython input transformer that reads `%gpumem map?` as `%gpumem map --help`.
+
+    IPython itself would look for help on `map`. Only a cell with nothing else in it is changed.
+    """
+    words = {grammar.magic.removeprefix("%"): frozenset(grammar._words) for grammar in grammars}
+
+    def as_help(lines: list[str]) -> list[str]:
+        match = _HELP.fullmatch("".join(lines)) if len(lines) <= _FEW else None
+        if match is None or match["word"] not in words.get(match["magic"], ()):
+            return lines
+        return [f"%{match['magic']} {match['word']} --help\n"]
+
+    return as_help
+
+
+_FEW = 10
+"""Lines of a cell that may be blank around its one; a longer one is nothing but code."""

@@ -1,0 +1,91 @@
+"""Messages from the hub to the views. Each is an object on the wire, with its `op` beside its fields.
+
+These are tuples because they are light to import: the hub is there in every kernel, also where nobody looks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nbguard.sidebar.builtins import to_builtins
+
+if TYPE_CHECKING:
+    from nbguard.sidebar.protocol.state import MemoryState, OutcomeView, PlanView, Tick, WhyView
+
+
+class Acknowledged(NamedTuple):
+    """The request has arrived."""
+
+    rid: str
+
+
+class Queued(NamedTuple):
+    """The request waits."""
+
+    rid: str
+    why: str  # the reason, in words
+
+
+class Explained(NamedTuple):
+    """The answer to `why`."""
+
+    rid: str
+    why: WhyView
+
+
+class Planned(NamedTuple):
+    """The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to."""
+
+    rid: str
+    plan: PlanView
+
+
+class Done(NamedTuple):
+    """The answer to `apply`."""
+
+    rid: str
+    outcome: OutcomeView
+
+
+class Refused(NamedTuple):
+    """The request is not done."""
+
+    rid: str
+    why: str  # the reason, in words
+
+
+class TickSent(NamedTuple):
+    """The counters, to every view."""
+
+    tick: Tick
+
+
+class StateSent(NamedTuple):
+    """The result of a scan, to every view or to one that has an older."""
+
+    heap: MemoryState
+
+
+class Closed(NamedTuple):
+    """Nothing more comes: nbguard was unloaded, or switched off."""
+
+
+Answer = Acknowledged | Queued | Explained | Planned | Done | Refused
+Broadcast = TickSent | StateSent | Closed
+
+ANSWERS: dict[str, type[Answer]] = {
+    "ack": Acknowledged,
+    "queued": Queued,
+    "why": Explained,
+    "plan": Planned,
+    "done": Done,
+    "refused": Refused,
+}
+BROADCASTS: dict[str, type[Broadcast]] = {"tick": TickSent, "heap": StateSent, "closed": Closed}
+
+_OPS: dict[type, str] = {kind: op for table in (ANSWERS, BROADCASTS) for op, kind in table.items()}
+
+
+def message_of(answer: Answer | Broadcast) -> dict[str, Any]:
+    """Return a message as it goes over the wire."""
+    return {"op": _OPS[type(answer)], **{name: to_builtins(field) for name, field in answer._asdict().items()}}
