@@ -11,7 +11,7 @@ from typing import Any
 from nbguard.cells.cell_end import CellEnd
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.distributed.rank import place
+from nbguard.profiler.distributed.rank import current_rank
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.profile import FitProfile
 
@@ -82,7 +82,7 @@ def show(report: FitReport) -> None:
     """Show a report where the user looks: in the notebook, or else as text. Of several ranks, rank 0 shows all."""
     from nbguard.notebook.bundle import mimebundle
 
-    at = place()
+    at = current_rank()
     if at is not None and at.rank:
         return
     bundle = mimebundle(report)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.report import FitReport, MemoryReport
-from nbguard.profiler.analysis.time.phase_log import Marks
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.analysis.time.trace import trace_events
 from nbguard.profiler.files import check_path, write_json
 from nbguard.profiler.options import FitOptions
@@ -28,7 +28,7 @@ class Outputs:
         self._sinks = [open_sink(spec) for spec in options.logs]
         self.failed: list[str] = []
 
-    def write(self, report: FitReport, marks: Marks) -> Iterator[str]:
+    def write(self, report: FitReport, marks: PhaseLog) -> Iterator[str]:
         """Write everything and yield where, in words; what could not be written is in `failed`."""
         for place, act in self._acts(report, marks):
             try:
@@ -38,7 +38,7 @@ class Outputs:
             else:
                 yield place
 
-    def _acts(self, report: FitReport, marks: Marks) -> Iterator[tuple[str, Callable[[], object]]]:
+    def _acts(self, report: FitReport, marks: PhaseLog) -> Iterator[tuple[str, Callable[[], object]]]:
         """Yield each place to write to, and what writes there."""
         if self._trace is not None:
             yield str(self._trace), partial(_write_trace, self._trace, report, marks)
@@ -48,7 +48,7 @@ class Outputs:
             yield sink.place, partial(sink.write, report)
 
 
-def _write_trace(path: Path, report: FitReport, marks: Marks) -> None:
+def _write_trace(path: Path, report: FitReport, marks: PhaseLog) -> None:
     points = report.memory.points if isinstance(report.memory, MemoryReport) else ()
     write_json(path, trace_events(marks, points, report.title))
 

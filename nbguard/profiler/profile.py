@@ -9,9 +9,9 @@ from typing import Any
 from nbguard.errors import NbguardError, StoppedAtNaN
 from nbguard.profiler.analysis.compare import compare
 from nbguard.profiler.analysis.report import Comparison, Ending, FitReport
-from nbguard.profiler.analysis.run_record import FitRun
-from nbguard.profiler.instruments.instruments import Watch
-from nbguard.profiler.instruments.memory.counters import Meter
+from nbguard.profiler.analysis.run_record import RunRecord
+from nbguard.profiler.instruments.instruments import Instruments
+from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.outputs import Outputs
 from nbguard.profiler.record.recorder import Recorder
@@ -29,11 +29,11 @@ class FitProfile:
         meter: who counts memory, if not torch or malloc: a simulated device.
     """
 
-    def __init__(self, options: FitOptions | None = None, meter: Meter | None = None) -> None:
+    def __init__(self, options: FitOptions | None = None, counter: MemoryCounter | None = None) -> None:
         self._options = options or FitOptions()
-        self._meter = meter
+        self._counter = counter
         self._outputs: Outputs | None = None
-        self._watch: Watch | None = None
+        self._instruments: Instruments | None = None
         self._report: FitReport | None = None
 
     @property
@@ -63,19 +63,19 @@ class FitProfile:
         except ImportError:
             raise NbguardError("PyTorch is not installed here: there is no fit to profile") from None
         self._outputs = Outputs(self._options)
-        watch = Watch(self._options, Recorder(), self._meter)
+        watch = Instruments(self._options, Recorder(), self._counter)
         try:
             watch.start()
         except BaseException:  # an interrupt: nothing of ours stays up
             watch.stop()
             raise
-        _running, self._watch = self, watch
+        _running, self._instruments = self, watch
 
     def joins(self, learner: Any, ended: Callable[[BaseException | None], None]) -> None:
         """Say that a fit of a Learner goes on already; `ended` is called once, with what it raised or None."""
-        if self._watch is not None:
-            self._watch.recorder.watch("fit ends", ended)
-            self._watch.fastai.joins(learner)
+        if self._instruments is not None:
+            self._instruments.recorder.subscribe("fit ends", ended)
+            self._instruments.fastai.joins(learner)
 
     def finish(self, error: BaseException | None = None, title: str = "", key: str = "") -> FitReport:
         """Take everything down and return the report.
@@ -86,9 +86,9 @@ class FitProfile:
             key: by which runs of the same code are known, to compare this one with the last.
         """
         global _running
-        if self._watch is None or self._outputs is None:
+        if self._instruments is None or self._outputs is None:
             return self.report
-        watch, self._watch = self._watch, None
+        watch, self._instruments = self._instruments, None
         _running = None
         marks = watch.stop()
         making = Making(watch, marks, self._options)
@@ -99,7 +99,7 @@ class FitProfile:
         self._report = replace(report, files=files, notes=(*report.notes, *self._outputs.failed))
         return self._report
 
-    def _compared(self, report: FitReport, run: FitRun, key: str) -> FitReport:
+    def _compared(self, report: FitReport, run: RunRecord, key: str) -> FitReport:
         """Return the report with what has changed since the last run of the same code, if asked for; keep this one."""
         before = last(key) if self._options.compare else None
         keep(key, run)

@@ -11,7 +11,7 @@ from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.loader.fetches import training_loader
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory.growth import growth_finding
-from nbguard.profiler.analysis.remedies import remedies, seen
+from nbguard.profiler.analysis.remedies import remedies, remedy_context
 from nbguard.profiler.analysis.report import (
     Ending,
     FitFinding,
@@ -23,16 +23,16 @@ from nbguard.profiler.analysis.report import (
     Setting,
     Timing,
 )
-from nbguard.profiler.analysis.run_record import FitRun, fit_run
+from nbguard.profiler.analysis.run_record import RunRecord, run_record
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import divide
 from nbguard.profiler.analysis.time.callbacks import slow_callbacks
 from nbguard.profiler.analysis.time.gpu import GpuFacts
-from nbguard.profiler.analysis.time.phase_log import Marks
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.analysis.time.timing import steady_batches, timing_of
-from nbguard.profiler.instruments.instruments import Watch
+from nbguard.profiler.instruments.instruments import Instruments
 from nbguard.profiler.instruments.loader.loader_facts import usable_cores
-from nbguard.profiler.instruments.memory.counters import CudaMeter
+from nbguard.profiler.instruments.memory.counters import CudaCounter
 from nbguard.profiler.instruments.memory.retained_graphs import graphs_left
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.record.overhead import overhead_of
@@ -41,7 +41,7 @@ from nbguard.profiler.record.overhead import overhead_of
 class Making:
     """Makes the report of one fit, once everything around it has been taken down."""
 
-    def __init__(self, watch: Watch, marks: Marks, options: FitOptions) -> None:
+    def __init__(self, watch: Instruments, marks: PhaseLog, options: FitOptions) -> None:
         self._watch = watch
         self._marks = marks
         self._options = options
@@ -49,7 +49,7 @@ class Making:
         memory = watch.memory.report()
         self._memory = memory if isinstance(memory, MemoryReport) else None
         self._unknown_memory = memory if isinstance(memory, Unavailable) else None
-        self._has_gpu = self._memory is not None and self._memory.source == CudaMeter.source
+        self._has_gpu = self._memory is not None and self._memory.source == CudaCounter.source
         self._loaders = watch.loaders.report()
         self._switches = watch.switches.facts()
         timing = timing_of(self._batches)
@@ -65,7 +65,7 @@ class Making:
         findings = tuple(self._findings())
         ranks = self._ranks(ending, error)
         advice = (*findings, *loader.advice, *(ranks.findings if ranks else ()))
-        facts = seen(watch.optimizers.facts(), watch.amp.facts(), self._switches, memory)
+        facts = remedy_context(watch.optimizers.facts(), watch.amp.facts(), self._switches, memory)
         return FitReport(
             title=" · ".join(filter(None, (title, watch.subject.words))),
             ending=ending,
@@ -83,10 +83,10 @@ class Making:
             missed=watch.subject.missed,
         )
 
-    def run(self, report: FitReport) -> FitRun:
+    def run(self, report: FitReport) -> RunRecord:
         """Return what is kept of this fit to compare a later one with."""
         steady = steady_batches(self._batches)
-        return fit_run(
+        return run_record(
             report.title,
             report.timing.batches,
             [batch.step for batch in steady],

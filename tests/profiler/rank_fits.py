@@ -28,7 +28,7 @@ import torch.distributed as dist
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.report import RankRow
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import Marks
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.distributed.liveness import job_folder, pulse_of
 from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.record.fastai_loop import FastaiLoop
@@ -44,9 +44,9 @@ ASLEEP = ("hangs", "alone")  # fits in which nobody works for long
 Fit = Callable[[int], None]
 
 
-def medians(marks: Marks) -> dict[str, int]:
+def medians(marks: PhaseLog) -> dict[str, int]:
     """Return the median time per batch of each phase, and of all as "step": the batches but the first two."""
-    starts = [turn.at for turn in marks.turns if turn.kind == "batch"]
+    starts = [boundary.at for boundary in marks.boundaries if boundary.kind == "batch"]
     batches: list[dict[str, int]] = []
     for low, high in pairwise(starts[2:]):
         times: dict[str, int] = dict.fromkeys(("step", *phases.STEP_PHASES), 0)

@@ -279,9 +279,9 @@ def test_training_is_the_same_with_and_without() -> None:
 def test_batches_that_were_profiled_are_told_apart() -> None:
     with watched() as watch:
         fit(torch_loader(Rows(), 0))
-    turns = watch._recorder.stop().turns
-    assert sum(turn.kind == "disturbed" for turn in turns) == watch.report()[0].fetch.profiled == 3
-    assert sum(turn.kind == "batch" for turn in turns) == BATCHES + 1
+    boundaries = watch._recorder.stop().boundaries
+    assert sum(boundary.kind == "disturbed" for boundary in boundaries) == watch.report()[0].fetch.profiled == 3
+    assert sum(boundary.kind == "batch" for boundary in boundaries) == BATCHES + 1
 
 
 def test_a_dataset_is_never_asked_for_more() -> None:

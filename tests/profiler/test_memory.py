@@ -19,8 +19,8 @@ from nbguard.profiler.analysis.memory.growth import growth_finding
 from nbguard.profiler.analysis.report import Growth, MemoryReport
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory import growth as growth_watch
-from nbguard.profiler.instruments.memory.counters import Level, SimulatedMeter
-from nbguard.profiler.instruments.memory.levels import MOST_POINTS, History
+from nbguard.profiler.instruments.memory.counters import Level, SimulatedCounter
+from nbguard.profiler.instruments.memory.levels import MOST_POINTS, LevelHistory
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
@@ -328,7 +328,7 @@ def test_points_are_in_order_and_phases_are_named() -> None:
 
 
 def test_points_are_thinned_out_evenly() -> None:
-    history = History(Level(0))
+    history = LevelHistory(Level(0))
     for batch in range(3000):
         history.begin_batch()
         for _ in range(5):
@@ -359,7 +359,7 @@ def test_a_loop_without_a_loader_is_divided_by_its_steps() -> None:
 
 def test_a_simulated_device_counts_for_itself() -> None:
     with nbguard.simulate("1GiB") as sim:
-        found = memory_of(lambda: train(12), meter=SimulatedMeter(sim))
+        found = memory_of(lambda: train(12), counter=SimulatedCounter(sim))
         peak, allocated = sim.max_memory_allocated(), sim.memory_allocated()
 
     assert (found.source, found.capacity) == ("simulated device", 1024 * MiB)

@@ -218,7 +218,7 @@ class RankReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RunChange:
     """One figure now and in the run before; `is_significant` is None where too few batches say anything."""
 
     name: str
@@ -235,7 +235,7 @@ class Comparison:
     """This run against an earlier one."""
 
     sentence: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[RunChange, ...] = ()
     notes: tuple[str, ...] = ()
 
 

@@ -23,7 +23,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitRun:
+class RunRecord:
     """One fit that has ended. `steps`: whole batches of the steady state, nanoseconds; `settings`: what it ran with."""
 
     title: str
@@ -34,17 +34,17 @@ class FitRun:
     settings: tuple[Setting, ...] = ()  # e.g. batch size, workers, device, torch
 
 
-def fit_run(
+def run_record(
     title: str,
     batches: int,
     steps: Sequence[int],
     phases: Mapping[str, Sequence[int]],
     peak: int | None = None,
     settings: Iterable[Setting] = (),
-) -> FitRun:
+) -> RunRecord:
     """Return what is kept of a fit with these `steps` and `phases`: nanoseconds of each batch of the steady state."""
     samples = (Samples(phase, thinned(values, PHASE_LIMIT)) for phase, values in phases.items())
-    return FitRun(
+    return RunRecord(
         title=title, batches=batches, steps=thinned(steps), phases=tuple(samples), peak=peak, settings=tuple(settings)
     )
 

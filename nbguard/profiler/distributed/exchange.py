@@ -16,7 +16,7 @@ from typing import Any
 _EVERY = 0.05  # seconds between two looks into the store
 
 
-class Mail:
+class RankExchange:
     """Carries texts from ranks to rank 0, for one fit. All ranks number their fits alike."""
 
     def __init__(self, folder: Path | None, fit: int) -> None:

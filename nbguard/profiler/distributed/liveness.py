@@ -25,7 +25,7 @@ _NO_PHASE = -1
 _NAME = "nbguard-ranks"
 
 
-class Heartbeat:
+class RankLiveness:
     """The sign of life of this process, in a file that goes with `close`."""
 
     def __init__(self, folder: Path, rank: int, fit: int) -> None:

@@ -16,7 +16,7 @@ _NAMES = ("OMP_NUM_THREADS",)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Rank:
     """Which of how many ranks this process is."""
 
     rank: int
@@ -28,17 +28,17 @@ class Place:
         return os.environ.get("LOCAL_WORLD_SIZE") == str(self.world)
 
 
-def place() -> Place | None:
+def current_rank() -> Rank | None:
     """Return which rank this is by the process group or, where there is none, by its launcher; None if it is the only one."""
     torch: Any = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        found = Place(distributed.get_rank(), distributed.get_world_size())
+        found = Rank(distributed.get_rank(), distributed.get_world_size())
     else:
         rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         if not (rank.isdecimal() and world.isdecimal()):
             return None
-        found = Place(int(rank), int(world))
+        found = Rank(int(rank), int(world))
     return found if found.world > 1 else None
 
 

@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nbguard.profiler.analysis.distributed.ranks import Pulse, Told, from_text, rank_report, to_text
+from nbguard.profiler.analysis.distributed.ranks import Pulse, RankMessage, from_text, rank_report, to_text
 from nbguard.profiler.analysis.report import RankReport, RankRow
-from nbguard.profiler.distributed.exchange import Mail
-from nbguard.profiler.distributed.liveness import Heartbeat, forget, job_folder, leave, pulse_of
-from nbguard.profiler.distributed.rank import Place, environment, place
-from nbguard.profiler.distributed.watchdog import Vigil
+from nbguard.profiler.distributed.exchange import RankExchange
+from nbguard.profiler.distributed.liveness import RankLiveness, forget, job_folder, leave, pulse_of
+from nbguard.profiler.distributed.rank import Rank, current_rank, environment
+from nbguard.profiler.distributed.watchdog import RankWatchdog
 from nbguard.profiler.record.recorder import Recorder
 
 _EVERY = 0.02  # seconds between two looks for what others have told
@@ -37,11 +37,11 @@ class RankWatch:
     def __init__(self, limit: float = 10.0, patience: float = 60.0) -> None:
         self._limit = limit
         self._patience = patience
-        self._place: Place | None = None
+        self._place: Rank | None = None
         self._fit = 0
         self._folder: Path | None = None
-        self._heart: Heartbeat | None = None
-        self._vigil: Vigil | None = None
+        self._heart: RankLiveness | None = None
+        self._vigil: RankWatchdog | None = None
         self._recorder: Recorder | None = None
         self._batch = 0
 
@@ -53,7 +53,7 @@ class RankWatch:
     def start(self, recorder: Recorder) -> None:
         """Show signs of life from the first batch on, if this is a rank by then: a process group may be made in the cell."""
         self._recorder = recorder
-        recorder.watch("loader", self._loads)
+        recorder.subscribe("loader", self._loads)
 
     def stop(self) -> None:
         """Let go of the log. The signs of life and the vigil stay until `gather`: others may still be at work."""
@@ -71,7 +71,7 @@ class RankWatch:
         if self._place is None:
             return None
         row = replace(row, rank=self._place.rank, host=socket.gethostname(), pid=os.getpid())
-        told = Told(row, tuple(environment()))
+        told = RankMessage(row, tuple(environment()))
         try:
             if self.speaks:
                 return self._report(self._place, told)
@@ -96,34 +96,34 @@ class RankWatch:
         """Find out which rank this is, once it is one, and begin to show signs of life."""
         if self._place is not None:
             return
-        self._place = place()
+        self._place = current_rank()
         if self._place is None:
             return
         self._fit = next(_fits)
         with suppress(OSError):  # without a folder there is the store
             self._folder = job_folder()
-            self._heart = Heartbeat(self._folder, self._place.rank, self._fit)
+            self._heart = RankLiveness(self._folder, self._place.rank, self._fit)
             if self._recorder is not None:
-                self._recorder.watch("batch", self._begins, each=True)
-                self._recorder.watch("phase", self._ended, each=True)
+                self._recorder.subscribe("batch", self._begins, each=True)
+                self._recorder.subscribe("phase", self._ended, each=True)
                 self._keep_vigil(self._place)
 
-    def _keep_vigil(self, at: Place) -> None:
+    def _keep_vigil(self, at: Rank) -> None:
         """Have rank 0 of a program watch over all ranks of its host."""
         if at.rank == 0 and "ipykernel" not in sys.modules and hasattr(select, "poll"):
-            self._vigil = Vigil(lambda: self._pulses(range(at.world), {}), self._patience)
+            self._vigil = RankWatchdog(lambda: self._pulses(range(at.world), {}), self._patience)
 
     def _pulse(self, rank: int) -> Pulse | None:
         return None if self._folder is None else pulse_of(self._folder, rank, self._fit)
 
-    def _send(self, at: Place, told: Told) -> None:
+    def _send(self, at: Rank, told: RankMessage) -> None:
         first = self._pulse(0)
         is_listening = first is not None and first.is_alive
         if is_listening or self._folder is None or not at.is_all_here:
-            Mail(self._folder, self._fit).send(at.rank, to_text(told), _TO_SEND, is_read_here=is_listening)
+            RankExchange(self._folder, self._fit).send(at.rank, to_text(told), _TO_SEND, is_read_here=is_listening)
 
-    def _report(self, at: Place, told: Told) -> RankReport:
-        mail, others = Mail(self._folder, self._fit), range(1, at.world)
+    def _report(self, at: Rank, told: RankMessage) -> RankReport:
+        mail, others = RankExchange(self._folder, self._fit), range(1, at.world)
         letters: dict[int, str] = {}
         mail.listen(others)
         start = time.monotonic()
@@ -146,14 +146,14 @@ class RankWatch:
         """Return the signs of life of the ranks that have not told yet."""
         return {rank: pulse for rank in others if rank not in letters and (pulse := self._pulse(rank))}
 
-    def _may_come(self, at: Place, pulses: dict[int, Pulse], letters: dict[int, str], waited: float) -> bool:
+    def _may_come(self, at: Rank, pulses: dict[int, Pulse], letters: dict[int, str], waited: float) -> bool:
         """Say whether it is worth waiting: somebody is alive, or has left no sign and may be on another host."""
         if any(pulse.is_alive for pulse in pulses.values()):
             return True
         is_unseen = len(letters) + len(pulses) < at.world - 1
         return is_unseen and (waited < _GRACE or self._folder is None or not at.is_all_here)
 
-    def _leave(self, at: Place) -> None:
+    def _leave(self, at: Rank) -> None:
         if self._vigil is not None:
             self._vigil.stop()
         with suppress(OSError):

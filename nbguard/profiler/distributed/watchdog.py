@@ -19,7 +19,7 @@ _EVERY = 1000  # milliseconds between two looks where nothing happens
 _log = logging.getLogger("nbguard")
 
 
-class Vigil:
+class RankWatchdog:
     """Watches the ranks of this host in a thread. `pulses` gives their signs of life; `patience` is in seconds."""
 
     def __init__(self, pulses: Callable[[], Mapping[int, Pulse]], patience: float) -> None:

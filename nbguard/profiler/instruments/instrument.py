@@ -7,7 +7,7 @@ from typing import Protocol
 from nbguard.profiler.record.recorder import Recorder
 
 
-class Part(Protocol):
+class Instrument(Protocol):
     """Watches one thing during a fit. Its report is asked for after `stop`, by a method of its own."""
 
     def start(self, recorder: Recorder) -> None:

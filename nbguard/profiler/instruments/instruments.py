@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from nbguard.profiler.analysis.time.phase_log import Marks
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.instruments.health.amp import AmpWatch
 from nbguard.profiler.instruments.health.gpu import GpuWatch
 from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
 from nbguard.profiler.instruments.health.switches import SwitchWatch
 from nbguard.profiler.instruments.health.syncs import SyncWatch
-from nbguard.profiler.instruments.instrument import Part
+from nbguard.profiler.instruments.instrument import Instrument
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
-from nbguard.profiler.instruments.memory.counters import Meter
+from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
 from nbguard.profiler.instruments.subject import Subject
@@ -21,10 +21,10 @@ from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
 
-class Watch:
+class Instruments:
     """The parts around one fit. Those that have seen it are asked by `nbguard.profiler.report_builder`."""
 
-    def __init__(self, options: FitOptions, recorder: Recorder, meter: Meter | None = None) -> None:
+    def __init__(self, options: FitOptions, recorder: Recorder, counter: MemoryCounter | None = None) -> None:
         self.recorder = recorder
         self.failed: list[str] = []
         self.loop = TorchLoop(recorder)
@@ -32,14 +32,14 @@ class Watch:
         self.subject = Subject()
         self.loaders = LoaderWatch()
         self.gpu = GpuWatch()
-        self.memory = MemoryWatch(options.memory, meter)
+        self.memory = MemoryWatch(options.memory, counter)
         self.amp = AmpWatch()
         self.optimizers = OptimizerWatch()
         self.syncs = SyncWatch()
         self.switches = SwitchWatch()
         self.ranks = RankWatch()
         self.finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
-        self._parts: tuple[Part, ...] = (
+        self._parts: tuple[Instrument, ...] = (
             self.subject,
             self.loaders,
             self.gpu,
@@ -59,7 +59,7 @@ class Watch:
         for front in (self.loop, self.fastai):
             self._try("start", front)
 
-    def stop(self) -> Marks:
+    def stop(self) -> PhaseLog:
         """Take everything down and return the log."""
         marks = self.recorder.stop()
         for each in (self.fastai, self.loop, *reversed(self._parts)):

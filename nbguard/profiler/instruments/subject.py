@@ -21,9 +21,9 @@ class Subject:
 
     def start(self, recorder: Recorder) -> None:
         """Listen for models that are called and Learners that are fitted."""
-        recorder.watch("model", self._model)
-        recorder.watch("learner", self._learner)
-        recorder.watch("loader", self._loader)
+        recorder.subscribe("model", self._model)
+        recorder.subscribe("learner", self._learner)
+        recorder.subscribe("loader", self._loader)
 
     def stop(self) -> None:
         """Nothing was put up."""

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Given(tuple[Any, ...]):
+class CallArguments(tuple[Any, ...]):
     """All values that a call was given, in a row like those of any other call; the last ones by `names`."""
 
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
+    def of(cls, args: tuple[Any, ...], named: Mapping[str, Any]) -> CallArguments:
         """Return the values of a call, positional ones first."""
         found = cls((*args, *named.values()))
         found.names = tuple(named)
@@ -21,4 +21,4 @@ class Given(tuple[Any, ...]):
 
 def names_of(args: Any) -> tuple[str, ...]:
     """Return the names of the last arguments of a call; none where all are positional."""
-    return args.names if type(args) is Given else ()
+    return args.names if type(args) is CallArguments else ()

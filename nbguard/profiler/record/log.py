@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import get_args
 
-from nbguard.profiler.analysis.time.phase_log import Marks, Turn, TurnKind
+from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 
 _LOOSE = 8192
 """Numbers that may be in the list before they are packed."""
 _PAIR = struct.calcsize("=hq")
-_KINDS: tuple[TurnKind, ...] = get_args(TurnKind)
-_TURNS = {kind: ~number for number, kind in enumerate(_KINDS)}
+_KINDS: tuple[BoundaryKind, ...] = get_args(BoundaryKind)
+_CODES = {kind: ~number for number, kind in enumerate(_KINDS)}
 
 
 class Log:
@@ -29,9 +29,9 @@ class Log:
         self._before = 0  # entries that are packed
         self.mark = _marker(self._loose, clock)
 
-    def turn(self, kind: TurnKind, loop: int) -> None:
+    def boundary(self, kind: BoundaryKind, loop: int) -> None:
         """Say that something divides the log here."""
-        self._loose.extend((_TURNS[kind], loop))
+        self._loose.extend((_CODES[kind], loop))
 
     def pack(self) -> None:
         """Make little of what is there, if that has become much."""
@@ -49,23 +49,23 @@ class Log:
         for numbers in chain(map(_unpacked, self._packed), (self._loose,)):
             yield from zip(numbers[::2], numbers[1::2], strict=True)
 
-    def turns(self, most: int | None = None) -> Iterator[Turn]:
+    def boundaries(self, most: int | None = None) -> Iterator[Boundary]:
         """Yield the turns, or those among so many of the first entries."""
         marks = 0
         for code, loop in islice(self._entries(), most):
             if code < 0:
-                yield Turn(marks, _KINDS[~code], loop)
+                yield Boundary(marks, _KINDS[~code], loop)
             else:
                 marks += 1
 
-    def marks(self, start: int, labels: tuple[str, ...]) -> Marks:
+    def marks(self, start: int, labels: tuple[str, ...]) -> PhaseLog:
         """Return the whole log, which began at `start`; `labels` are the phases by their codes."""
         codes, times = array("H"), array("q")
         for code, time in self._entries():
             if code >= 0:
                 codes.append(code)
                 times.append(time)
-        return Marks(start=start, codes=codes, times=times, labels=labels, turns=tuple(self.turns()))
+        return PhaseLog(start=start, codes=codes, times=times, labels=labels, boundaries=tuple(self.boundaries()))
 
 
 def _pack(numbers: Sequence[int]) -> bytes:

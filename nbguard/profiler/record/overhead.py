@@ -8,7 +8,7 @@ from time import perf_counter_ns
 
 from nbguard.profiler.analysis.report import Overhead, Timing
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import Marks
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
@@ -17,7 +17,7 @@ _FILL = 1 << 22
 _ROUNDS = 40
 
 
-def overhead_of(marks: Marks, timing: Timing) -> Overhead:
+def overhead_of(marks: PhaseLog, timing: Timing) -> Overhead:
     """Return what marks have cost, with the calls that patched functions only pass on, and what the parts have."""
     watching = sum(row.total for row in timing.rows if row.phase == phases.OWN)
     per_mark, count = cost_of_a_mark(), len(marks.codes)

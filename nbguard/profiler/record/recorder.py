@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import Marks, Turn, TurnKind
+from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 from nbguard.profiler.record.log import Log
 
 Event = Literal[
@@ -56,7 +56,7 @@ _ALL = 32
 _EVERY = 7
 """Of the first batches all are looked at, then each seventh: no usual interval of a loop is a multiple of it."""
 _OFF = -1
-Watchers = dict[str, tuple[Callable[..., None], ...]]
+Subscribers = dict[str, tuple[Callable[..., None], ...]]
 _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
@@ -97,9 +97,9 @@ class Recorder:
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
         self._log = Log(clock)
         self.mark = self._log.mark
-        self._watchers: Watchers = dict.fromkeys(get_args(Event), ())
-        self._each: Watchers = dict.fromkeys(get_args(Event), ())  # told in any batch
-        self.told = self._watchers
+        self._sampled: Subscribers = dict.fromkeys(get_args(Event), ())
+        self._always: Subscribers = dict.fromkeys(get_args(Event), ())  # told in any batch
+        self.subscribers = self._sampled
         self.looks = True  # whether everybody is told of what goes on now
         self._all = _ALL  # up to here every batch is looked at
         self._trained_at = 0
@@ -125,8 +125,8 @@ class Recorder:
     def ended(self, code: int) -> None:
         """Mark the end of one of `phases.STEP_PHASES`, and tell of it."""
         self.mark(code)
-        if self.told["phase"]:
-            self.tell("phase", code)
+        if self.subscribers["phase"]:
+            self.emit("phase", code)
 
     def enter(self, code: int) -> int:
         """Begin a phase inside the one that goes on now, and return that one: it goes on afterwards."""
@@ -135,64 +135,64 @@ class Recorder:
         self.current = code
         return before
 
-    def turn(self, kind: TurnKind, loop: int = 0) -> None:
+    def boundary(self, kind: BoundaryKind, loop: int = 0) -> None:
         """Say that a batch, a loop or a fit begins or ends here: a loss or a step, since the last mark."""
         if kind == "loss":
             self.trained += self._trained_at != self.batches
             self._trained_at = self.batches
         elif kind in ("batch", "end"):
             self.mark(self.current)
-        self._log.turn(kind, loop)
+        self._log.boundary(kind, loop)
 
     def begin_batch(self, loop: int) -> None:
         """Say that an iterator is about to be asked for a batch. Who looked at the one before is told, too: that ends here."""
         self.batches += 1
         self.loop = loop
         self._log.pack()
-        self.turn("batch", loop)
+        self.boundary("batch", loop)
         is_sampled = self.batches <= self._all or self.batches % _EVERY == 0
         if is_sampled:
-            self.told = self._watchers
-        self.tell("batch", self.batches)
+            self.subscribers = self._sampled
+        self.emit("batch", self.batches)
         if not is_sampled:
-            self.told = self._each
+            self.subscribers = self._always
         self.looks = is_sampled
 
     def end_of(self, loop: int) -> None:
         """Say that the iterator had no such batch left."""
         self.batches -= 1
-        self.turn("end", loop)
-        self.told, self.looks = self._watchers, True  # what follows may be a loop without a loader
-        self.tell("end")
+        self.boundary("end", loop)
+        self.subscribers, self.looks = self._sampled, True  # what follows may be a loop without a loader
+        self.emit("end")
 
     def look_at(self, batches: int) -> None:
         """Have the next batches looked at, all of them."""
         self._all = max(self._all, self.batches + batches)
 
-    def watch(self, event: Event, act: Callable[..., None], *, each: bool = False) -> None:
+    def subscribe(self, event: Event, act: Callable[..., None], *, each: bool = False) -> None:
         """Have `act` called at an event, once even if asked for twice; what it takes is nbguard's own time.
 
         `each`: in every batch, not only in those that are looked at. One that raises is called no more, and the fit goes on.
         Only `StopFit` ends the fit. What is patched takes no note of what `act` does.
         """
-        for watchers in (self._watchers, self._each)[: 1 + (each or event in _RARE)]:
-            if act not in watchers[event]:
-                watchers[event] = (*watchers[event], act)
+        for subscribers in (self._sampled, self._always)[: 1 + (each or event in _RARE)]:
+            if act not in subscribers[event]:
+                subscribers[event] = (*subscribers[event], act)
 
-    def unwatch(self, event: Event, act: Callable[..., None]) -> None:
+    def unsubscribe(self, event: Event, act: Callable[..., None]) -> None:
         """Have `act` called no more: an event for which nobody watches costs next to nothing."""
-        for watchers in (self._watchers, self._each):
-            watchers[event] = tuple(each for each in watchers[event] if each != act)
+        for subscribers in (self._sampled, self._always):
+            subscribers[event] = tuple(each for each in subscribers[event] if each != act)
 
-    def tell(self, event: Event, *facts: Any) -> None:
+    def emit(self, event: Event, *facts: Any) -> None:
         """Tell those who watch for an event."""
-        watchers = self.told[event]
-        if not watchers:
+        subscribers = self.subscribers[event]
+        if not subscribers:
             return
         self.mark(self.current)
         thread, self.thread = self.thread, _OFF
         try:
-            for act in watchers:
+            for act in subscribers:
                 if self._has_ended:  # a part may end the recording: a monitor, with its fit
                     break
                 try:
@@ -209,23 +209,23 @@ class Recorder:
     def _drop(self, event: Event, act: Callable[..., None], error: Exception) -> None:
         """Tell the part of nothing any more: half of what happens would make a wrong finding of it."""
         part = getattr(act, "__self__", act)
-        for watchers in (self._watchers, self._each):
-            for name, acts in watchers.items():
-                watchers[name] = tuple(each for each in acts if getattr(each, "__self__", each) is not part)
+        for subscribers in (self._sampled, self._always):
+            for name, acts in subscribers.items():
+                subscribers[name] = tuple(each for each in acts if getattr(each, "__self__", each) is not part)
         self.failed.append(f"{type(part).__name__} failed at {event!r} and was switched off ({type(error).__name__}: {error})")
 
-    def stop(self) -> Marks:
+    def stop(self) -> PhaseLog:
         """End the recording and return the log. Patched functions that are still called pass the call on from here."""
         if not self._has_ended:
             self.mark(self._own if self.thread == _OFF else self.current)
             self._has_ended, self.thread = True, _OFF
-            self._watchers = self._each = self.told = dict.fromkeys(self._watchers, ())
+            self._sampled = self._always = self.subscribers = dict.fromkeys(self._sampled, ())
             self.looks = False
         return self._log.marks(self._start, tuple(self._labels))
 
-    def turns(self, most: int) -> Iterator[Turn]:
+    def boundaries(self, most: int) -> Iterator[Boundary]:
         """Yield the turns among so many of the log's first entries."""
-        return self._log.turns(most)
+        return self._log.boundaries(most)
 
     def __len__(self) -> int:
         """Return how many entries the log has: marks and turns."""

@@ -16,7 +16,7 @@ _PERIOD = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RankMessage:
     """What one rank has told at the end of its fit."""
 
     row: RankRow
@@ -35,21 +35,21 @@ class Pulse:
     is_alive: bool
 
 
-def to_text(told: Told) -> str:
+def to_text(told: RankMessage) -> str:
     """Return what a rank tells as text."""
     return json.dumps(asdict(told))
 
 
-def from_text(text: str) -> Told | None:
+def from_text(text: str) -> RankMessage | None:
     """Return what a rank has told; None if that cannot be read, as from another version."""
     try:
         data = json.loads(text)
-        return Told(RankRow(**data["row"]), tuple(Setting(**setting) for setting in data["environment"]))
+        return RankMessage(RankRow(**data["row"]), tuple(Setting(**setting) for setting in data["environment"]))
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def rank_report(world: int, told: Sequence[Told], pulses: Mapping[int, Pulse], waited: int, host: str) -> RankReport:
+def rank_report(world: int, told: Sequence[RankMessage], pulses: Mapping[int, Pulse], waited: int, host: str) -> RankReport:
     """Return the report of `world` ranks. `pulses`: of those that have not told; `waited`: for them, in nanoseconds."""
     heard = {each.row.rank: each for each in told}
     rows, findings = [], []
@@ -103,7 +103,7 @@ def _next(phase: str) -> str:
     return "; next comes the backward pass, in which ranks wait for each other" if before_backward else ""
 
 
-def _mismatches(told: Sequence[Told]) -> Iterator[FitFinding]:
+def _mismatches(told: Sequence[RankMessage]) -> Iterator[FitFinding]:
     """Yield the settings that are not the same on all ranks."""
     found = {each.row.rank: {setting.name: setting.value for setting in each.environment} for each in told}
     for name in sorted({name for settings in found.values() for name in settings}):

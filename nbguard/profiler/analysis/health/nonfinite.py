@@ -14,7 +14,7 @@ before: a parameter is not finite. `gradient`: the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BatchPosition:
     """Where in the fit: a batch of an epoch, both from 1. Without a loader the epoch is 0 and backward passes are counted."""
 
     batch: int
@@ -50,7 +50,7 @@ class NotFinite:
 
     of: Literal["loss", "gradient"]
     value: Literal["NaN", "infinite"]
-    place: Place
+    place: BatchPosition
     origin: Origin
     has_stopped: bool = False
     is_search: bool = False  # fastai's learning rate finder goes so far on purpose

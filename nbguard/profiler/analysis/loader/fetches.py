@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbguard.profiler.analysis.loader.slowest import Step
+from nbguard.profiler.analysis.loader.slowest import FetchStep
 from nbguard.units import format_time
 
 
@@ -19,7 +19,7 @@ class FetchFacts:
     p95: int | None = None
     profiled: int = 0  # fetches
     profiled_time: int = 0
-    steps: tuple[Step, ...] = ()
+    steps: tuple[FetchStep, ...] = ()
     note: str = ""  # why something is not known
 
 
@@ -47,7 +47,7 @@ class LoaderFacts:
 class SlowStep:
     """The function that fetching spends most in, in nanoseconds as without the profile."""
 
-    step: Step
+    step: FetchStep
     per_call: int
     calls: float  # per batch
     per_batch: int

@@ -19,7 +19,7 @@ _LOADING = (phases.WAIT, phases.TO_DEVICE, phases.TRANSFORMS)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AllocationEvent:
     """A block of `nbytes` was allocated at `site`; or, if `nbytes` is 0, the one of that number was freed."""
 
     block: int
@@ -28,7 +28,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PhaseEnd:
     """After so many events `phase` ended, and the device's own counter said `level` bytes. The first opens the batch."""
 
     position: int
@@ -48,7 +48,7 @@ class RecordedBatch:
 
 
 def read_batch(
-    events: Sequence[Event], marks: Sequence[Mark], names: Mapping[int, str], stock: Stock, start: int
+    events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd], names: Mapping[int, str], stock: Stock, start: int
 ) -> RecordedBatch:
     """Return what a recorded batch says.
 
@@ -60,7 +60,7 @@ def read_batch(
         start: what was allocated before the fit.
     """
     peak, at, phase, by_phase = _peaks(events, marks)
-    living: dict[int, tuple[Event, int]] = {}
+    living: dict[int, tuple[AllocationEvent, int]] = {}
     for position, event in enumerate(events[:at]):
         if event.nbytes:
             living[event.block] = event, position
@@ -104,7 +104,7 @@ def with_batch(report: MemoryReport, batch: RecordedBatch) -> MemoryReport:
     )
 
 
-def _peaks(events: Sequence[Event], marks: Sequence[Mark]) -> tuple[int, int, str, dict[str, int]]:
+def _peaks(events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd]) -> tuple[int, int, str, dict[str, int]]:
     """Return (the peak, the number of events until then, its phase, the peak of each phase)."""
     sizes = {event.block: event.nbytes for event in events if event.nbytes}
     peak, at, where = marks[0].level, marks[0].position, marks[0].phase
@@ -126,12 +126,12 @@ def _peaks(events: Sequence[Event], marks: Sequence[Mark]) -> tuple[int, int, st
 class _Kinds:
     """Tells the category of a block: by its name, or by the phase in which it was allocated and whether it outlived that."""
 
-    def __init__(self, events: Sequence[Event], marks: Sequence[Mark], names: Mapping[int, str]) -> None:
+    def __init__(self, events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd], names: Mapping[int, str]) -> None:
         self._marks = marks
         self._names = names
         self._ends = {event.block: position for position, event in enumerate(events) if not event.nbytes}
 
-    def of(self, event: Event, position: int) -> str:
+    def of(self, event: AllocationEvent, position: int) -> str:
         """Return the category of a block that was allocated by the event at `position`."""
         if event.block in self._names:
             return self._names[event.block]

@@ -6,23 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-TurnKind = Literal["batch", "end", "loss", "step", "fit", "disturbed"]
+BoundaryKind = Literal["batch", "end", "loss", "step", "fit", "disturbed"]
 """`batch`: an iterator over a loader was asked for its next batch. `end`: it had none left. `loss`: there is a loss to train
 on. `step`: an optimizer has stepped. `fit`: a Learner's fit has begun. `disturbed`: in this batch nbguard looked closer: its
 times tell nothing of the fit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Boundary:
     """Something that divides the log: it happened after the first `at` marks. `loop` numbers iterators, or Learners."""
 
     at: int
-    kind: TurnKind
+    kind: BoundaryKind
     loop: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
+class PhaseLog:
     """What went on between `times[i - 1]` (`start` for the first) and `times[i]` was `labels[codes[i]]`, a phase.
 
     Times are nanoseconds of `time.perf_counter_ns`.
@@ -32,7 +32,7 @@ class Marks:
     codes: Sequence[int]
     times: Sequence[int]
     labels: tuple[str, ...]
-    turns: tuple[Turn, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
 
     @property
     def end(self) -> int:

@@ -42,7 +42,7 @@ class GpuWatch:
     def start(self, recorder: Recorder) -> None:
         """Watch for the first batch that goes to a CUDA device."""
         self._recorder = recorder
-        recorder.watch("model", self._on_model)
+        recorder.subscribe("model", self._on_model)
 
     def stop(self) -> None:
         """Read what the GPU comes to within a second; the rest is left."""
@@ -79,10 +79,10 @@ class GpuWatch:
         self._device = _gpu_of(module, args)
         if self._device is not None:
             self._why_not = ""
-            self._recorder.unwatch("model", self._on_model)
-            self._recorder.watch("forward", self._on_forward, each=True)
-            self._recorder.watch("batch", self._on_batch, each=True)
-            self._recorder.watch("phase", self._on_phase, each=True)
+            self._recorder.unsubscribe("model", self._on_model)
+            self._recorder.subscribe("forward", self._on_forward, each=True)
+            self._recorder.subscribe("batch", self._on_batch, each=True)
+            self._recorder.subscribe("phase", self._on_phase, each=True)
             self._nvml = NvmlReader().__enter__()
 
     def _on_forward(self, _module: Any, _args: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts
 from nbguard.profiler.instruments.health.parameter_groups import Group, groups_of, torchs
-from nbguard.profiler.instruments.nonfinite.async_scalars import Late
+from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.kinds import name_of
@@ -64,12 +64,12 @@ class OptimizerWatch:
 
         self._torch: Any = torch
         self._recorder = recorder
-        self._late = Late(torch)
+        self._late = AsyncScalars(torch)
         self._patches.put(torch.nn.Module, "zero_grad", self._clear_model)
-        recorder.watch("model", lambda module, _: self._models.add(module))
-        recorder.watch("loss", self._loss)
-        recorder.watch("step", self._step)
-        recorder.watch("zero_grad", self._zero_grad)
+        recorder.subscribe("model", lambda module, _: self._models.add(module))
+        recorder.subscribe("loss", self._loss)
+        recorder.subscribe("step", self._step)
+        recorder.subscribe("zero_grad", self._zero_grad)
 
     def stop(self) -> None:
         """Take the patch out, and write down by name what was seen."""

@@ -56,10 +56,10 @@ class SyncWatch:
         self._bodies = Bodies(recorder, self._closed)
         self._libraries = (*library_paths(), _folder("torch"), "<frozen")
         self._torchs = _folder("torch")
-        recorder.watch("loader", self._find_drivers)
+        recorder.subscribe("loader", self._find_drivers)
         self._on_host = tuple(map(_folder, _COUNTING))
         self._scaling = _folder("torch.amp")
-        recorder.watch("model", self._look_for_device)
+        recorder.subscribe("model", self._look_for_device)
         for name in (*_READS, *_SHAPED_BY_VALUES, _TO):
             self._patches.put(torch.Tensor, name, self._counted(name))
         for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):

@@ -25,7 +25,7 @@ class Level:
     peak_reserved: int | None = None
 
 
-class Meter(Protocol):
+class MemoryCounter(Protocol):
     """Reads the counters of one device.
 
     `tensors_on` is where torch says that the tensors are which are counted; storages take a multiple of `rounding` bytes.
@@ -44,7 +44,7 @@ class Meter(Protocol):
         """Return the counters now. Changes nothing."""
 
 
-class CudaMeter:
+class CudaCounter:
     """PyTorch's own counters of a GPU in use. Read as torch nests them: flattened they cost several times as much."""
 
     source = "torch.cuda"
@@ -71,7 +71,7 @@ class CudaMeter:
         return Level(allocated["current"], reserved["current"], allocated["peak"], reserved["peak"])
 
 
-class Simulation(Protocol):
+class SimulatedStats(Protocol):
     """What `nbguard.simulate` returns, as far as it counts."""
 
     def memory_stats(self) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class Simulation(Protocol):
         """Return (free, size) of the device in bytes."""
 
 
-class SimulatedMeter:
+class SimulatedCounter:
     """The counters of a simulated device."""
 
     device = DEVICE
@@ -89,7 +89,7 @@ class SimulatedMeter:
     source = "simulated device"
     rounding = BLOCK
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: SimulatedStats) -> None:
         self._simulation = simulation
 
     @property
@@ -105,7 +105,7 @@ class SimulatedMeter:
         return Level(allocated, reserved, peak, peak_reserved)
 
 
-class HeapMeter:
+class HeapCounter:
     """What malloc has handed out to the whole process: tensors of the CPU, and all else. It keeps no peak.
 
     Batches from a loader's workers lie in shared memory instead, and do not count.
@@ -124,15 +124,15 @@ class HeapMeter:
         return Level(self._in_use())
 
 
-def heap() -> list[Meter]:
+def heap() -> list[MemoryCounter]:
     """Return the meter of this process's malloc, if that tells how much is in use."""
     in_use = heap_reader()
-    return [] if in_use is None else [HeapMeter(in_use)]
+    return [] if in_use is None else [HeapCounter(in_use)]
 
 
-def open_gpus() -> list[Meter]:
+def open_gpus() -> list[MemoryCounter]:
     """Return a meter for each GPU, if CUDA is in use: it is never initialised by asking."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []
-    return [CudaMeter(index) for index in range(torch.cuda.device_count())]
+    return [CudaCounter(index) for index in range(torch.cuda.device_count())]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, Sample, growth_per_batch, growth_per_epoch
-from nbguard.profiler.analysis.memory.holders import Grown, Holdings, grown, holdings_of
+from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes
 from nbguard.profiler.analysis.report import Growth
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.roots.frames import frame_locals, running_frames
@@ -32,7 +32,7 @@ class GrowthWatch:
         self._seen = 0
         self._asked_at = WARM_UP + ENOUGH
         self._left_by_us = 0  # bytes that our looks have left allocated
-        self._first: Holdings | None = None
+        self._first: HolderSizes | None = None
         self._looked_at = 0
         self._seconds = 0.0
         self._grown: Grown | None = None
@@ -65,12 +65,12 @@ class GrowthWatch:
     def _may_look(self) -> bool:
         return self.looks < 2 and (self._seconds < _TOO_SLOW or self._recorder.elapsed > _LONG * 1e9)
 
-    def _held(self) -> Holdings:
+    def _held(self) -> HolderSizes:
         """Look at the process once, from within the fit: what a function's variables hold is there only now."""
         self.looks += 1
-        self._recorder.turn("disturbed")
+        self._recorder.boundary("disturbed")
         start, before = time.thread_time(), self._read()
-        found = holdings_of(scan(Notebook.current()).facts.graph, _variables())
+        found = holder_sizes(scan(Notebook.current()).facts.graph, _variables())
         self._seconds = time.thread_time() - start
         self._left_by_us += self._read() - before
         return found

@@ -47,7 +47,7 @@ class Pace:
         return batch <= _FIRST[inside] or self._clock() >= self._next[inside]
 
 
-class History:
+class LevelHistory:
     """Points, thinned out by half whenever they are too many, and peaks by phase."""
 
     def __init__(self, start: Level) -> None:

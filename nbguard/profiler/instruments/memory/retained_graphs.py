@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nbguard.profiler.analysis.memory.growth import ENOUGH, kept_graphs
-from nbguard.profiler.analysis.memory.holders import holdings_of, keepers
+from nbguard.profiler.analysis.memory.holders import holder_sizes, keepers
 from nbguard.profiler.analysis.report import FitFinding
 from nbguard.scan.scan import Notebook, scan
 
@@ -17,6 +17,6 @@ def graphs_left(batches: int) -> Iterator[FitFinding]:
         return
     graph = scan(Notebook.current()).facts.graph
     names = tuple(root for root in graph.roots if root.kind == "name")
-    found = holdings_of(replace(graph, roots=names), {})
+    found = holder_sizes(replace(graph, roots=names), {})
     for name, count in keepers(found, max(ENOUGH, batches // 2)):
         yield kept_graphs(name, count, batches)

@@ -11,9 +11,9 @@ from nbguard.profiler.analysis.memory.recorded_batch import with_batch
 from nbguard.profiler.analysis.report import MemoryReport
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory.categories import Stocktaker
-from nbguard.profiler.instruments.memory.counters import Level, Meter
+from nbguard.profiler.instruments.memory.counters import Level, MemoryCounter
 from nbguard.profiler.instruments.memory.growth import GrowthWatch
-from nbguard.profiler.instruments.memory.levels import History, Pace
+from nbguard.profiler.instruments.memory.levels import LevelHistory, Pace
 from nbguard.profiler.instruments.memory.two_batches import DeepWatch
 from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.scan.heap.attributes import attribute_of
@@ -25,18 +25,18 @@ _NEAR = 0.98
 """Share of the peak that must have been seen in a phase to say that the peak fell there."""
 
 
-class Course:
+class MemoryTimeline:
     """Reads the counters at boundaries of batches and, in some, after their phases; takes stock once per epoch."""
 
-    def __init__(self, recorder: Recorder, meter: Meter, start: Level, *, deep: bool) -> None:
+    def __init__(self, recorder: Recorder, counter: MemoryCounter, start: Level, *, deep: bool) -> None:
         self._recorder = recorder
-        self._meter = meter
+        self._counter = counter
         self._start = start
         self._pace = Pace(recorder.clock)
-        self._history = History(start)
-        self._growth = GrowthWatch(recorder, lambda: meter.read().allocated)
-        self._stocktaker = Stocktaker(meter.tensors_on, meter.rounding)
-        self._deep = DeepWatch(recorder, meter, start.allocated) if deep else None
+        self._history = LevelHistory(start)
+        self._growth = GrowthWatch(recorder, lambda: counter.read().allocated)
+        self._stocktaker = Stocktaker(counter.tensors_on, counter.rounding)
+        self._deep = DeepWatch(recorder, counter, start.allocated) if deep else None
         self._stock: Stock | None = None
         self._is_due = True  # that stock is taken
         self._learner: weakref.ref[Any] | None = None
@@ -51,15 +51,15 @@ class Course:
         self._after_loss: int | None = None
         self._high, self._high_phase = 0, ""
 
-    def watch(self) -> None:
+    def subscribe(self) -> None:
         """Be told of what happens from now on."""
-        watch = self._recorder.watch
-        watch("batch", self._batch)
-        watch("end", self._pass_ends)
-        watch("loss", self._loss)
-        watch("step", self.step)
-        watch("learner", self.learner)
-        watch("fit ends", self._growth.end)
+        subscribe = self._recorder.subscribe
+        subscribe("batch", self._batch)
+        subscribe("end", self._pass_ends)
+        subscribe("loss", self._loss)
+        subscribe("step", self.step)
+        subscribe("learner", self.learner)
+        subscribe("fit ends", self._growth.end)
         self._listen()
 
     def _listen(self) -> None:
@@ -70,7 +70,7 @@ class Course:
         self._hears = wants
         acts: tuple[tuple[Event, Callable[..., None]], ...] = (("phase", self._phase), ("forward", self._forward))
         for is_wanted, (event, act) in zip(wants, acts, strict=True):
-            (self._recorder.watch if is_wanted else self._recorder.unwatch)(event, act)
+            (self._recorder.subscribe if is_wanted else self._recorder.unsubscribe)(event, act)
 
     # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Course:
     # --- what becomes of it -----------------------------------------------------------------------------------------------
 
     def _read(self, phase: str) -> Level:
-        level = self._meter.read()
+        level = self._counter.read()
         high = self._history.add(self._recorder.elapsed, phase, self._boundaries, level, follows=self._is_followed)
         if high > self._high:
             self._high, self._high_phase = high, phase
@@ -186,19 +186,19 @@ class Course:
         """Read the counters a last time and return what the fit took."""
         self._close()
         self._growth.end()
-        end, start, history = self._meter.read(), self._start, self._history
+        end, start, history = self._counter.read(), self._start, self._history
         is_counted = end.peak is not None and start.peak is not None and end.peak > start.peak
         peak = end.peak if is_counted and end.peak is not None else max(history.highest, end.allocated)
         reserved = [point.reserved for point in history.points if point.reserved is not None]
         is_told = end.peak_reserved is not None and start.peak_reserved is not None and end.peak_reserved > start.peak_reserved
         growth = self._growth.report()
         report = MemoryReport(
-            device=self._meter.device,
-            source=self._meter.source,
+            device=self._counter.device,
+            source=self._counter.source,
             peak=peak,
             start=start.allocated,
             end=end.allocated,
-            capacity=self._meter.capacity,
+            capacity=self._counter.capacity,
             peak_reserved=end.peak_reserved if is_told else max(reserved, default=None),
             peak_phase=history.highest_phase if history.highest >= _NEAR * peak else "",
             phases=history.peaks(peak, is_counted=is_counted),

@@ -9,7 +9,7 @@ from typing import Any
 Then = Callable[[tuple[float, ...]], None]
 
 
-class Late:
+class AsyncScalars:
     """Hands on the values of small tensors: at once those in host memory, the others once `poll` finds them arrived.
 
     With `waits` it waits for each: a synchronisation.

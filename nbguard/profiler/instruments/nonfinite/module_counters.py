@@ -18,7 +18,7 @@ class _Model:
         self.is_settled = False  # which numbers change is known, and `before` has those only
 
 
-class Tallies:
+class ModuleCounters:
     """Finds the integers that change from one call to the next; from then on it notes just those, mostly none."""
 
     def __init__(self) -> None:

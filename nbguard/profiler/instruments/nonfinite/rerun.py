@@ -23,7 +23,7 @@ class NotPossibleError(Exception):
 
 
 @dataclass(slots=True)
-class Call:
+class ForwardCall:
     """A call of a model, held weakly: nothing of a batch lives longer because of it, unless it was asked for by `keeps`."""
 
     module: weakref.ref[Any]
@@ -32,7 +32,7 @@ class Call:
     names: tuple[str, ...] = ()  # of the last arguments, if these are given by name
 
     @classmethod
-    def of(cls, torch: Any, module: Any, args: Any, device: str, *, keeps: bool = False) -> Call:
+    def of(cls, torch: Any, module: Any, args: Any, device: str, *, keeps: bool = False) -> ForwardCall:
         """Note a call that is about to begin, on a device of this type. `keeps`: its arguments are there until `release`."""
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         return cls(weakref.ref(module), tuple(args) if keeps else _weak_all(args), (device, dtype), names_of(args))
@@ -92,7 +92,7 @@ def device_type(torch: Any, args: Any) -> str:
 
 
 def rerun(
-    torch: Any, module: Any, call: Call, args: Any, hook: Callable[..., None], prepare: Callable[[], None] = lambda: None
+    torch: Any, module: Any, call: ForwardCall, args: Any, hook: Callable[..., None], prepare: Callable[[], None] = lambda: None
 ) -> Any:
     """Run a forward pass again with `hook(module, args, named, output)` after each submodule, and return its output.
 
