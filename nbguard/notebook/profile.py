@@ -49,8 +49,8 @@ class profile_fit:  # noqa: N801 - used like a function
 
     Args:
         show: show the report at the end.
-        options: those of `FitOptions`: `memory`, `tune_workers`, `stop_on_nan`, `compare` (all bool), `trace` and `json`
-            (files to write), `logs` (where to log, e.g. `("csv:fits.csv",)`).
+        options: those of `FitOptions`: `memory`, `tune_workers`, `stop_on_nan`, `compare` (all bool), `trace`, `json` and
+            `save` (files to write), `logs` (e.g. `("csv:fits.csv",)`).
     """
 
     def __init__(self, *, show: bool = True, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Files that a profile writes: the whole file or none, and a clear word where that cannot be."""
+"""The files of a profile: written as a whole or not at all, and read with a clear message where that fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, ProfileFileError
+from nbguard.profiler.analysis.observations import FitObservations
 
 
 def check_path(path: str | Path) -> Path:
@@ -21,6 +22,22 @@ def check_path(path: str | Path) -> Path:
     if not os.access(found.parent, os.W_OK) or (found.exists() and not os.access(found, os.W_OK)):
         raise NbguardError(f"cannot write {found}: no permission; name another file")
     return found
+
+
+def read_observations(path: str | Path) -> FitObservations:
+    """Return the observations that a profile has saved.
+
+    Raises:
+        ProfileFileError: there is no such file, or it is no saved profile of this version.
+    """
+    try:
+        return FitObservations.from_json(Path(path).expanduser().read_bytes())
+    except FileNotFoundError:
+        raise ProfileFileError(f"cannot read {path}: there is no such file") from None
+    except OSError as error:
+        raise ProfileFileError(f"cannot read {path}: {error.strerror}") from None
+    except ProfileFileError as error:
+        raise ProfileFileError(f"cannot read {path}: {error}") from None
 
 
 def write_json(path: str | Path, data: Any) -> Path:

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.report import RankRow
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import PhaseLog
@@ -81,7 +82,7 @@ def watched(fit: Fit, rank: int, folder: Path, name: str) -> None:
     watch.stop()
     figures = medians(marks)
     started = time.monotonic()
-    report = watch.gather(
+    seen = watch.exchange(
         RankRow(
             rank=-1,
             host="",
@@ -95,8 +96,9 @@ def watched(fit: Fit, rank: int, folder: Path, name: str) -> None:
         )
     )
     (folder / f"{name}-{rank}.seconds").write_text(str(time.monotonic() - started))
-    assert (report is None) == (rank != 0)
-    if report is not None:
+    assert (seen is None) == (rank != 0)
+    if seen is not None:
+        report = rank_report(seen)
         (folder / f"{name}.json").write_text(json.dumps(asdict(report)))
 
 

@@ -16,10 +16,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import nbguard
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.memory.growth import growth_finding
+from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations, memory_report
 from nbguard.profiler.analysis.report import Growth, MemoryReport
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory import growth as growth_watch
-from nbguard.profiler.instruments.memory.counters import Level, SimulatedCounter
+from nbguard.profiler.instruments.memory.counters import SimulatedCounter
 from nbguard.profiler.instruments.memory.levels import MOST_POINTS, LevelHistory
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.record.recorder import Recorder
@@ -48,7 +49,8 @@ def watch(fit: Callable[[], Any], **settings: Any) -> MemoryReport | Unavailable
     gc.collect()  # what earlier tests have left must not go in the middle of this fit
     with recording(part):
         fit()
-    return part.report()
+    found = part.observe()
+    return found if isinstance(found, Unavailable) else memory_report(found)
 
 
 def memory_of(fit: Callable[[], Any], **settings: Any) -> MemoryReport:
@@ -441,9 +443,9 @@ def test_a_fit_that_fails_while_it_is_recorded_leaves_nothing_behind() -> None:
 
     assert is_recording
     assert not _get_current_dispatch_mode_stack()
-    found = part.report()
-    assert isinstance(found, MemoryReport)
-    assert "ended before a second training batch" in found.notes[0]
+    found = part.observe()
+    assert isinstance(found, MemoryObservations)
+    assert "ended before a second training batch" in memory_report(found).notes[0]
 
 
 def test_a_compiled_model_is_not_recorded() -> None:

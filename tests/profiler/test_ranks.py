@@ -186,10 +186,10 @@ def test_a_program_of_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
-    assert RankWatch().gather(RankRow(rank=0, host="", pid=0, state="complete")) is None
+    assert RankWatch().exchange(RankRow(rank=0, host="", pid=0, state="complete")) is None
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert RankWatch().gather(RankRow(rank=0, host="", pid=0, state="complete")) is None
+    assert RankWatch().exchange(RankRow(rank=0, host="", pid=0, state="complete")) is None
 
 
 def test_a_beat_costs_next_to_nothing(tmp_path: Path) -> None:

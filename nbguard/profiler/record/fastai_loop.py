@@ -81,6 +81,10 @@ class FastaiLoop:
         """Take the marks out."""
         self._patches.restore()
 
+    def observe(self) -> tuple[str, ...]:
+        """Return the phases of callbacks without which fastai does not train."""
+        return tuple(sorted(self.callbacks.of_fastai))
+
     def _one_batch(self, original: Function) -> Function:
         recorder, loop = self._recorder, self._loop
         zero = recorder.code(phases.ZERO_GRAD)

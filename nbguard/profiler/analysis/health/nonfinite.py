@@ -58,11 +58,11 @@ class NotFinite:
 
 @dataclass(frozen=True, slots=True)
 class FiniteFacts:
-    """What was looked at: losses, and steps before which all gradients were."""
+    """The values that were checked, and the first one that was NaN or infinite."""
 
-    losses: int
-    gradients: int
-    first: NotFinite | None = None
+    losses: int = 0  # losses that were checked
+    gradients: int = 0  # optimizer steps before which all gradients were checked
+    first: NotFinite | None = None  # None: all were finite
 
 
 def nan_findings(facts: FiniteFacts) -> tuple[FitFinding, ...]:

@@ -36,6 +36,15 @@ class GpuMark:
     gpu: int
 
 
+@dataclass(frozen=True, slots=True)
+class GpuObservations:
+    """Everything that was read of a GPU's work during a fit."""
+
+    marks: tuple[GpuMark, ...] = ()  # in the order in which the GPU came to them
+    used: tuple[float, ...] = ()  # the driver's readings: shares 0…1 of its last moments in which some kernel ran (NVML)
+    why_not: str = ""  # the reason why there are no marks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
     """What the GPU did in the steady state. Shares from 0 to 1, None where too little was seen.

@@ -84,8 +84,8 @@ class AmpWatch:
         self._patches.restore()
         self._late.poll()
 
-    def facts(self) -> AmpFacts:
-        """Return what was seen."""
+    def observe(self) -> AmpFacts:
+        """Return the dtypes and the scales that were seen."""
         return AmpFacts(tuple(self._batches.items()), tuple(scaler.facts() for scaler in self._scalers))
 
     def _forward(self, _module: Any, _args: Any) -> None:

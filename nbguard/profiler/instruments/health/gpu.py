@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.gpu import GpuFacts, GpuMark, gpu_facts
+from nbguard.profiler.analysis.time.gpu import GpuMark, GpuObservations
 from nbguard.profiler.instruments.memory.categories import device_of
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.nvml import NvmlReader
@@ -56,9 +56,9 @@ class GpuWatch:
             self._last = self._device = None
             self._close_driver()
 
-    def report(self) -> GpuFacts:
-        """Return what the GPU did."""
-        return gpu_facts(self._marks, self._used, self._why_not)
+    def observe(self) -> GpuObservations:
+        """Return the events that the GPU has come to, and the driver's readings."""
+        return GpuObservations(tuple(self._marks), tuple(self._used), self._why_not)
 
     def _on_batch(self, number: int) -> None:
         self._record(phases.OTHER)

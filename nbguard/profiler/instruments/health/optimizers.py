@@ -82,8 +82,8 @@ class OptimizerWatch:
         self._looked_at.clear()
         self._models.clear()
 
-    def facts(self) -> OptimizersFacts:
-        """Return what was seen; to be asked for after `stop`."""
+    def observe(self) -> OptimizersFacts:
+        """Return the observations; to be called after `stop`."""
         return self._facts or OptimizersFacts()
 
     def _of(self, optimizer: Any) -> _Optimizer:

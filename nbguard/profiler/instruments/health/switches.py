@@ -101,8 +101,8 @@ class SwitchWatch:
         """Read the switches now if no model was called."""
         self._facts = self._facts or self._read()
 
-    def facts(self) -> SwitchFacts:
-        """Return what was seen; to be asked for after `stop`."""
+    def observe(self) -> SwitchFacts:
+        """Return the observations; to be called after `stop`."""
         found = self._facts or SwitchFacts()
         return replace(
             found,

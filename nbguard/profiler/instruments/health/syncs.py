@@ -75,8 +75,8 @@ class SyncWatch:
         self._drivers.clear()
         self._copied = None
 
-    def facts(self) -> SyncFacts:
-        """Return what was seen; to be asked for after `stop`."""
+    def observe(self) -> SyncFacts:
+        """Return the observations; to be called after `stop`."""
         return self._facts or SyncFacts()
 
     def _counted(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -41,7 +41,7 @@ class _Watched:
         """Return what is known of its fetches."""
         return together([self.past, self.timer.part(), *(part for board in self.boards for part in board.read())])
 
-    def report(self) -> LoaderFacts:
+    def facts_of_use(self) -> LoaderFacts:
         """Return all that is known of it."""
         fetch = facts_of(self.part())
         note = self.note or fetch.note
@@ -96,9 +96,9 @@ class LoaderWatch:
             for board in watched.boards:
                 board.close()
 
-    def report(self) -> tuple[LoaderFacts, ...]:
+    def observe(self) -> tuple[LoaderFacts, ...]:
         """Return the loaders that were asked for batches."""
-        return tuple(watched.report() for watched in self._watched if watched.iterators)
+        return tuple(watched.facts_of_use() for watched in self._watched if watched.iterators)
 
     def loader(self) -> Any | None:
         """Return the loader of the training batches itself: torch's or fastai's; None if it is gone, or there was none."""

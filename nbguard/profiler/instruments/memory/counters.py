@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nbguard.memory.simulated import DEVICE
+from nbguard.profiler.analysis.memory.memory_report import CUDA, Level
 from nbguard.scan.devices.counters import heap_reader
 from nbguard.scan.devices.cuda import memory_fraction
 
 BLOCK = 512
 """Bytes to which CUDA's allocator rounds up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """The counters at one moment, in bytes. The peaks are those since the start of the process, or since somebody's reset."""
-
-    allocated: int
-    reserved: int | None = None
-    peak: int | None = None
-    peak_reserved: int | None = None
 
 
 class MemoryCounter(Protocol):
@@ -47,7 +37,7 @@ class MemoryCounter(Protocol):
 class CudaCounter:
     """PyTorch's own counters of a GPU in use. Read as torch nests them: flattened they cost several times as much."""
 
-    source = "torch.cuda"
+    source = CUDA
     rounding = BLOCK
 
     def __init__(self, index: int) -> None:

@@ -6,9 +6,8 @@ import inspect
 import time
 from collections.abc import Callable
 
-from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, Sample, growth_per_batch, growth_per_epoch
+from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, Sample, growth_per_batch
 from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes
-from nbguard.profiler.analysis.report import Growth
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.roots.frames import frame_locals, running_frames
 from nbguard.scan.scan import Notebook, scan
@@ -75,23 +74,9 @@ class GrowthWatch:
         self._left_by_us += self._read() - before
         return found
 
-    def report(self) -> Growth | None:
-        """Return by how much memory has grown, if it has, and who holds it."""
-        per_batch, per_epoch = growth_per_batch(self._samples), growth_per_epoch(self._samples)
-        if per_batch is None and per_epoch is None:
-            return None
-        batches = self._samples[-1].batch - WARM_UP
-        epochs = len({sample.epoch for sample in self._samples})
-        who = self._grown or Grown("")
-        return Growth(
-            per_batch=per_batch or 0,
-            batches=batches,
-            holder=who.holder,
-            held=who.held,
-            per_epoch=per_epoch,
-            epochs=epochs,
-            is_sum=who.is_sum,
-        )
+    def observe(self) -> tuple[tuple[Sample, ...], Grown | None]:
+        """Return the samples, and the holder that grew between the two looks."""
+        return tuple(self._samples), self._grown
 
 
 def _variables() -> dict[int, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from nbguard.profiler.analysis.memory.memory_report import Level
 from nbguard.profiler.analysis.report import MemoryPoint, PhasePeak
-from nbguard.profiler.instruments.memory.counters import Level
 
 MOST_POINTS = 2000
 _FIRST = 24, 4
@@ -102,6 +102,7 @@ class LevelHistory:
         """Return the points that are kept, oldest first."""
         return tuple(point for group in self._groups for point in group)
 
-    def peaks(self, peak: int, *, is_counted: bool) -> tuple[PhasePeak, ...]:
-        """Return the highest level of each phase that was followed; only the one in which the peak itself fell is exact."""
-        return tuple(PhasePeak(phase, most, is_counted and most == peak) for phase, most in self._peaks.items())
+    @property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """Return the highest level of each phase that was followed."""
+        return tuple(PhasePeak(phase, most) for phase, most in self._peaks.items())

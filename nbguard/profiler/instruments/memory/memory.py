@@ -6,9 +6,9 @@ import weakref
 from typing import Any
 
 from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.report import MemoryReport
+from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations
 from nbguard.profiler.instruments.memory.categories import device_of
-from nbguard.profiler.instruments.memory.counters import Level, MemoryCounter, heap, open_gpus
+from nbguard.profiler.instruments.memory.counters import MemoryCounter, heap, open_gpus
 from nbguard.profiler.instruments.memory.timeline import MemoryTimeline
 from nbguard.profiler.record.recorder import Recorder
 
@@ -30,7 +30,7 @@ class MemoryWatch:
         self._recorder: Recorder | None = None
         self._timeline: MemoryTimeline | None = None
         self._last_learner: weakref.ref[Any] | None = None
-        self._result: MemoryReport | Unavailable = _NOTHING
+        self._result: MemoryObservations | Unavailable = _NOTHING
 
     def start(self, recorder: Recorder) -> None:
         """Read what there is, and wait for the first module."""
@@ -48,12 +48,12 @@ class MemoryWatch:
             return
         try:
             timeline.stop()
-            self._result = timeline.report()
+            self._result = timeline.observe()
         except RuntimeError as error:  # after a device-side assert CUDA answers nothing
             self._result = Unavailable("memory", f"the counters could not be read at the end ({error})".partition("\n")[0])
 
-    def report(self) -> MemoryReport | Unavailable:
-        """Return what the fit took of memory, after `stop`."""
+    def observe(self) -> MemoryObservations | Unavailable:
+        """Return the counters and samples that were read, after `stop`; or the reason why there are none."""
         return self._result
 
     def _learner(self, learner: Any) -> None:

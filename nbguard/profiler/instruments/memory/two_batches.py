@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from nbguard.profiler.analysis.memory.categories import Stock
+from nbguard.profiler.analysis.memory.memory_report import Level
 from nbguard.profiler.analysis.memory.recorded_batch import PhaseEnd, RecordedBatch, read_batch
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory.allocation_recording import recorder_for
 from nbguard.profiler.instruments.memory.categories import Addresses
-from nbguard.profiler.instruments.memory.counters import Level, MemoryCounter
+from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.record.recorder import Recorder
 
 _STEADY = 3

@@ -71,8 +71,8 @@ class FiniteWatch:
         self._counters = ModuleCounters()
         self._learner = None
 
-    def facts(self) -> FiniteFacts:
-        """Return what was looked at, and the first value that was not finite."""
+    def observe(self) -> FiniteFacts:
+        """Return how much was looked at, and the first value that was not finite."""
         return FiniteFacts(self._losses, self._gradients, self._first or self._searched)
 
     def _begin(self, learner: Any) -> None:
