@@ -1,4 +1,4 @@
-"""What has changed from one run to the next, and whether the batches of two runs can show it."""
+"""The changes from one run to the next, and whether the batches of two runs can show them."""
 
 from __future__ import annotations
 

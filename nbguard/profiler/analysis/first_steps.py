@@ -1,4 +1,4 @@
-"""What to do first: the few sentences that the report begins with."""
+"""The few sentences with which the report begins: what to do first."""
 
 from __future__ import annotations
 

@@ -47,20 +47,20 @@ class FitObservations:
     """One profile as its instruments saw it. Times are nanoseconds, sizes are bytes; no object of the user's is in it."""
 
     title: str = ""  # of the cell, e.g. "In[7]"; "" in a script
-    ending: Ending = "complete"
+    ending: Ending = "complete"  # the way in which the fit ended
     error: str = ""  # the type of the exception that ended the fit, e.g. "KeyboardInterrupt"; "" if none did
     log: PhaseLog  # the phases of the fit, with the boundaries of its batches
     mark_cost: int = 0  # nanoseconds that one entry of the log costs the fit, measured after it
     cores: int = 1  # CPU cores that the process may use, by its affinity and control group
-    subject: SubjectFacts = field(default_factory=SubjectFacts)
+    subject: SubjectFacts = field(default_factory=SubjectFacts)  # the names of what was trained
     loaders: tuple[LoaderFacts, ...] = ()  # those that were asked for batches
-    gpu: GpuObservations = field(default_factory=GpuObservations)
-    memory: MemoryObservations | Unavailable
-    amp: AmpFacts = field(default_factory=AmpFacts)
-    optimizers: OptimizersFacts = field(default_factory=OptimizersFacts)
-    syncs: SyncFacts = field(default_factory=SyncFacts)
-    switches: SwitchFacts = field(default_factory=SwitchFacts)
-    finite: FiniteFacts = field(default_factory=FiniteFacts)
+    gpu: GpuObservations = field(default_factory=GpuObservations)  # events in the GPU's stream
+    memory: MemoryObservations | Unavailable  # counters and samples; Unavailable: the reason why there are none
+    amp: AmpFacts = field(default_factory=AmpFacts)  # dtypes of autocast, and scales of GradScalers
+    optimizers: OptimizersFacts = field(default_factory=OptimizersFacts)  # their steps and gradients
+    syncs: SyncFacts = field(default_factory=SyncFacts)  # lines that read values of tensors
+    switches: SwitchFacts = field(default_factory=SwitchFacts)  # of torch and the environment
+    finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
     library_callbacks: tuple[str, ...] = ()  # phases of callbacks without which fastai does not train
     has_other_threads: bool = False  # another thread asked a loader for batches
     mistakes: tuple[str, ...] = ()  # instruments of ours that failed, in words for the user

@@ -1,4 +1,4 @@
-"""What could be changed to need less memory or time: only where the fit gives a reason, and never with a guessed figure."""
+"""Changes that would save memory or time: only where the fit gives a reason, and never with a guessed figure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyContext:
-    """What speaks for one remedy or another. Bytes are None where nobody counted them."""
+    """The observations that speak for one remedy or another. Bytes are None where nobody counted them."""
 
-    has_device: bool
-    peak: int | None = None
-    capacity: int | None = None
-    gradients: int = 0
-    activations: int | None = None
-    clears_in_place: bool = False
-    is_fastai: bool = False
+    has_device: bool  # CUDA was in use
+    peak: int | None = None  # bytes of memory
+    capacity: int | None = None  # bytes of the device
+    gradients: int = 0  # bytes of gradients that are cleared in place
+    activations: int | None = None  # bytes at the peak
+    clears_in_place: bool = False  # gradients are filled with zeros and stay
+    is_fastai: bool = False  # by fastai's own optimizer
     dtype: str = "float32"  # of the training batches' forward passes
-    batch_size: int | None = None
-    convolves: bool = False
-    is_channels_last: bool = False
+    batch_size: int | None = None  # of the first input of the first training batch
+    convolves: bool = False  # the model has two-dimensional convolutions
+    is_channels_last: bool = False  # and their weights are laid out so
 
     @property
     def is_tight(self) -> bool:
@@ -41,7 +41,7 @@ class RemedyContext:
 def remedy_context(
     optimizers: OptimizersFacts, amp: AmpFacts, switches: SwitchFacts, memory: MemoryReport | None = None
 ) -> RemedyContext:
-    """Return what the parts of a profile say together."""
+    """Return the observations of several instruments together."""
     in_place = [each for each in optimizers.optimizers if each.is_fastai or each.cleared_in_place]
     categories = {} if memory is None else {category.name: category.nbytes for category in memory.categories}
     dtypes = [dtype for dtype in ("float16", "bfloat16") if amp.in_dtype(dtype)]
@@ -61,7 +61,7 @@ def remedy_context(
 
 
 def remedies(facts: RemedyContext) -> tuple[Remedy, ...]:
-    """Return what fits what was seen, what is measured first."""
+    """Return the remedies that fit a fit, measured ones first."""
     if not facts.has_device and not facts.is_tight:
         return ()
     found = [*_set_to_none(facts), *_precision(facts), *_layout(facts)]

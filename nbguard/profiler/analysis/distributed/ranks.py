@@ -1,4 +1,4 @@
-"""What the ranks of a distributed fit tell together: who waits for whom, what differs, who died and who hangs."""
+"""The ranks of a distributed fit together: stragglers, differences, ranks that died and ranks that hang."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class RankMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """What a rank of this host last did: `phase` was the last it ended in its batch, "" none yet; `age` nanoseconds ago."""
+    """The last sign of life of a rank of this host."""
 
-    rank: int
-    pid: int
+    rank: int  # its number
+    pid: int  # of its process
     batch: int  # of the recording, training or validation, from 1; 0: none yet
-    phase: str
-    age: int
-    is_alive: bool
+    phase: str  # that it ended last in this batch; "": none yet
+    age: int  # nanoseconds since then
+    is_alive: bool  # whether its process is
 
 
 def to_text(message: RankMessage) -> str:

@@ -1,4 +1,4 @@
-"""Whether a fit is healthy: the findings of all parts that look at it, the worst first."""
+"""The health of a fit: the findings of all instruments that look at it, the worst first."""
 
 from __future__ import annotations
 

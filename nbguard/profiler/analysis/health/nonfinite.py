@@ -15,10 +15,10 @@ before: a parameter is not finite. `gradient`: the backward pass."""
 
 @dataclass(frozen=True, slots=True)
 class BatchPosition:
-    """Where in the fit: a batch of an epoch, both from 1. Without a loader the epoch is 0 and backward passes are counted."""
+    """A batch in the fit, by its numbers from 1."""
 
-    batch: int
-    epoch: int = 0
+    batch: int  # of the epoch; without a loader: backward passes
+    epoch: int = 0  # 0: there is no loader
 
     @property
     def words(self) -> str:
@@ -28,13 +28,13 @@ class BatchPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What made the first value that is not finite. `name` is a module's, or a parameter's, in the model `root`."""
+    """The origin of the first value that is not finite."""
 
-    kind: Kind
-    name: str = ""
-    type: str = ""
-    root: str = ""
-    note: str = ""  # of an unknown one: why it is not known
+    kind: Kind  # the kind of code that made it
+    name: str = ""  # of the module or parameter in the model; "": not known
+    type: str = ""  # of the module, e.g. "Linear", or "parameter"
+    root: str = ""  # type of the model
+    note: str = ""  # the reason why an "unknown" one is not known
 
     @property
     def layer(self) -> str:
@@ -48,12 +48,12 @@ class Origin:
 class NotFinite:
     """The first value that was not finite: of a loss, or of a gradient."""
 
-    of: Literal["loss", "gradient"]
-    value: Literal["NaN", "infinite"]
-    place: BatchPosition
-    origin: Origin
-    has_stopped: bool = False
-    is_search: bool = False  # fastai's learning rate finder goes so far on purpose
+    of: Literal["loss", "gradient"]  # kind of value
+    value: Literal["NaN", "infinite"]  # NaN, or an infinity
+    place: BatchPosition  # the batch
+    origin: Origin  # the code that made it
+    has_stopped: bool = False  # `--stop-on-nan` ended the fit there
+    is_search: bool = False  # met by fastai's learning rate finder, which goes so far on purpose
 
 
 @dataclass(frozen=True, slots=True)

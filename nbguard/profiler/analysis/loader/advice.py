@@ -1,4 +1,4 @@
-"""What to change in a fit's loaders, each with the figure that speaks for it. A healthy fit gets no advice."""
+"""Advice on the loaders of a fit, each with the figure that speaks for it. A healthy fit gets none."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _NOTICED = 10**9  # ns in all: less is not worth a thought
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderContext:
-    """All that the advice is taken from. `medians`: of the steady state's phases; `cores`: that the process may use."""
+    """Everything that advice on the loaders is taken from. Times in nanoseconds."""
 
-    timing: Timing
-    step: int
-    medians: Mapping[str, int]
-    loaders: tuple[LoaderFacts, ...]
-    cores: int
-    on_accelerator: bool
-    is_waiting: bool
+    timing: Timing  # of the whole fit
+    step: int  # median of a batch in the steady state
+    medians: Mapping[str, int]  # of its phases, by name
+    loaders: tuple[LoaderFacts, ...]  # of training and validation
+    cores: int  # that the process may use
+    on_accelerator: bool  # whether the model is on one
+    is_waiting: bool  # whether the fit is bound by its data
 
     @property
     def wait(self) -> int:

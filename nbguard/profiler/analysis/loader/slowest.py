@@ -1,4 +1,4 @@
-"""Which function a fetch of a batch spends its time in, from a profile's call graph."""
+"""The functions in which a fetch of a batch spends its time, from the call graph of a profile."""
 
 from __future__ import annotations
 
@@ -32,15 +32,12 @@ _CLASS_SPEAKS = frozenset({"encodes", "forward", "__call__", "transform"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFunction:
-    """A function of a profile. `name` is qualified where Python says so; a file of "" means that it is written in C.
+    """A function in a profile of fetches."""
 
-    In what is reported `file` is as it is shown: `In[3]`, `train.py`.
-    """
-
-    name: str
-    file: str
-    line: int
-    is_users: bool
+    name: str  # qualified with its class, from Python 3.11 on
+    file: str  # path; in a report as shown: "In[3]", "train.py"; "": written in C
+    line: int  # at which its code begins
+    is_users: bool  # not of an installed library
     inner: str = field(default="", compare=False)  # the user's, below it, where nearly all its time goes: `a` → `b`
 
     @property
@@ -70,30 +67,30 @@ class FetchFunction:
 class FetchCall:
     """All calls from one function to another: how many, their nanoseconds, and those spent in the callee itself."""
 
-    callee: int
-    count: int
-    time: int
-    own: int
+    callee: int  # number of the function that is called
+    count: int  # calls
+    time: int  # nanoseconds in it and below it
+    own: int  # nanoseconds in the callee itself
 
 
 @dataclass(frozen=True, slots=True)
 class FetchProfile:
     """The call graph of some fetches. By function: its calls, how often it was called, and its own nanoseconds."""
 
-    functions: tuple[FetchFunction, ...]
-    calls: Mapping[int, tuple[FetchCall, ...]]
-    counts: tuple[int, ...]
-    own: tuple[int, ...]
+    functions: tuple[FetchFunction, ...]  # by number
+    calls: Mapping[int, tuple[FetchCall, ...]]  # from each function, by its number
+    counts: tuple[int, ...]  # times that each was called
+    own: tuple[int, ...]  # nanoseconds in each itself
 
 
 @dataclass(frozen=True, slots=True)
 class FetchStep:
     """A function that fetching leads to: how often it was called in all, and the nanoseconds in it and below it."""
 
-    function: FetchFunction
-    kind: StepKind
-    calls: int
-    time: int
+    function: FetchFunction  # the function
+    kind: StepKind  # its part in making a batch
+    calls: int  # in all profiled fetches
+    time: int  # nanoseconds in it and below it
 
     @property
     def name(self) -> str:
@@ -112,7 +109,7 @@ class _Search:
         self.found[number] = (before[0], before[1] + count, before[2] + time)
 
     def walk(self, number: int) -> int:
-        """Look for steps below a function that leads to them; return the time of what is written in C below it."""
+        """Look for steps below a function that leads to them; return the time of C code below it."""
         profile, function = self.profile, self.profile.functions[number]
         self.seen.add(number)
         inside = 0

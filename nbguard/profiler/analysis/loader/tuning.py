@@ -1,4 +1,4 @@
-"""How many workers a loader needs: what to try, when to stop, and what the measurements say."""
+"""The number of workers that a loader needs: candidates, the end of the trials, and their result."""
 
 from __future__ import annotations
 

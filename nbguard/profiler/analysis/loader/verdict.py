@@ -1,4 +1,4 @@
-"""Whether a fit waits for its data, for the copy to the device, for Python or for nothing: from its steady state."""
+"""The verdict on a fit: bound by its data, by the copy to the device, by Python or by computing, from its steady state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that grows from batch to batch: whether it does, by how much, and what is to be said of it. Pure."""
+"""Memory that grows from batch to batch: detection, rate, and the finding in words. Pure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _slopes(samples: Sequence[Sample]) -> list[float]:
 
 
 def growth_finding(growth: Growth) -> FitFinding:
-    """Return what is to be said of memory that grows."""
+    """Return the finding on memory that grows."""
     per, nbytes = ("batch", growth.per_batch) if growth.per_batch else ("epoch", growth.per_epoch)
     rate = f"{format_bytes(nbytes)} per {per}"
     where, is_graph = growth.holder.removesuffix(GRAPH), growth.holder.endswith(GRAPH)

@@ -1,4 +1,4 @@
-"""Who held what at two looks from within a fit, and which holder has grown. Pure: graphs of references in."""
+"""Holders of memory at two looks from within a fit, and the one that has grown. Pure: graphs of references in."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GRAPH = " → graph"
 
 @dataclass(frozen=True, slots=True)
 class HolderSizes:
-    """What one look found at each place: bytes of tensors, and nodes of autograd graphs."""
+    """The sizes that one look found at each place: bytes of tensors, and nodes of autograd graphs."""
 
-    nbytes: Mapping[HolderPath, int]
-    nodes: Mapping[HolderPath, int]
+    nbytes: Mapping[HolderPath, int]  # by place
+    nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
 
 
 def holder_sizes(graph: Graph, names: Mapping[int, str]) -> HolderSizes:
-    """Return what is held where. Each storage counts where the user would look first: names, globals, outer functions.
+    """Return the sizes by place. Each storage counts where the user would look first: names, globals, outer functions.
 
     Args:
         graph: of one look.
@@ -100,15 +100,12 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """The holder that grew most between two looks: in words, by how much, and what it holds now.
+    """The holder that grew most between two looks, in bytes."""
 
-    `is_sum`: it is one tensor, whose graph grows.
-    """
-
-    holder: str
-    nbytes: int = 0
-    held: int = 0
-    is_sum: bool = False
+    holder: str  # the way to it as one would write it
+    nbytes: int = 0  # by which it grew between the two looks
+    held: int = 0  # bytes that it held at the second
+    is_sum: bool = False  # it is one tensor, whose graph grows
 
 
 _MAIN_PART = 0.7
@@ -116,7 +113,7 @@ _MAIN_PART = 0.7
 
 
 def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
-    """Return the holder that grew most: the place below which the growth divides; None if nothing grew.
+    """Return the holder that grew most: the place below which growth divides; None without growth.
 
     Bytes of tensors decide, unless they are less than half of what is `expected`: a graph that has lost its tensors in the
     backward pass is made of nodes only.
@@ -136,7 +133,7 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
 
 
 def _of_list(at: HolderPath) -> HolderPath:
-    """Return the list of a place inside the graph of one of its tensors: what is new is often met on the way of that one."""
+    """Return the list of a place inside the graph of one of its tensors: new tensors are often met on the way of that one."""
     end = at.index(GRAPH) if GRAPH in at else 0
     return at[: end - 1] if end > 1 and re.fullmatch(_ITEM, at[end - 1]) else at
 

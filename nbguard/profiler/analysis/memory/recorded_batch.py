@@ -22,29 +22,29 @@ _LOADING = (phases.WAIT, phases.TO_DEVICE, phases.TRANSFORMS)
 class AllocationEvent:
     """A block of `nbytes` was allocated at `site`; or, if `nbytes` is 0, the one of that number was freed."""
 
-    block: int
-    nbytes: int = 0
-    site: str = ""
+    block: int  # number of the block
+    nbytes: int = 0  # 0: it was freed
+    site: str = ""  # the line that allocated it, e.g. "In[3], line 5"
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseEnd:
     """After so many events `phase` ended, and the device's own counter said `level` bytes. The first opens the batch."""
 
-    position: int
-    phase: str
-    level: int
+    position: int  # events before it
+    phase: str  # that ended
+    level: int  # bytes allocated then, by the device's own counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedBatch:
-    """What was allocated at most, by phase, and at the peak: by category (they add up to `peak`), and by line."""
+    """The peak of a recorded batch, in bytes: by phase, by category and by line."""
 
-    peak: int
-    phase: str
-    phases: Mapping[str, int]
-    categories: tuple[Category, ...]
-    stacks: tuple[StackPeak, ...]
+    peak: int  # the most that was allocated at once
+    phase: str  # in which it fell
+    phases: Mapping[str, int]  # the peak of each phase
+    categories: tuple[Category, ...]  # of the bytes at the peak; they add up to it
+    stacks: tuple[StackPeak, ...]  # lines that allocated them, the largest first
 
 
 def read_batch(

@@ -20,11 +20,11 @@ class Batch:
     """One batch: nanoseconds by phase."""
 
     loop: int  # number of the pass over a loader, from 1; 0: a loop without a loader
-    start: int
-    times: dict[str, int]
-    is_complete: bool = True
-    is_disturbed: bool = False
-    has_loss: bool = False
+    start: int  # nanoseconds, by the clock of the log
+    times: dict[str, int]  # nanoseconds by phase
+    is_complete: bool = True  # False: the loop was left, or an error ended it
+    is_disturbed: bool = False  # nbguard looked closer: its times tell nothing of the fit
+    has_loss: bool = False  # there was a loss to train on
 
     @property
     def is_training(self) -> bool:
@@ -41,8 +41,8 @@ class Batch:
 class Batches:
     """All batches in the order in which they began, and the nanoseconds by phase that belong to none."""
 
-    batches: tuple[Batch, ...]
-    outside: dict[str, int]
+    batches: tuple[Batch, ...]  # in the order in which they began
+    outside: dict[str, int]  # nanoseconds by phase that belong to no batch
     start: int  # when the log began, by the clock of the marks
     wall: int  # nanoseconds: all of it
     fits: int = 0  # of Learners
@@ -52,12 +52,12 @@ class Batches:
 class _Open:
     """A batch that goes on. `later` is what came after a loop inside it: it belongs to it only if its loop goes on."""
 
-    start: int
-    times: Counter[str] = field(default_factory=Counter)
-    later: Counter[str] = field(default_factory=Counter)
-    is_disturbed: bool = False
-    has_loss: bool = False
-    was_left: bool = False
+    start: int  # nanoseconds, by the clock of the log
+    times: Counter[str] = field(default_factory=Counter)  # nanoseconds by phase
+    later: Counter[str] = field(default_factory=Counter)  # the same, after a loop inside it has ended
+    is_disturbed: bool = False  # nbguard looked closer in it
+    has_loss: bool = False  # there was a loss in it
+    was_left: bool = False  # a loop inside it has ended, and its own loop has not gone on yet
 
     def add(self, phase: str, nanoseconds: int) -> None:
         (self.later if self.was_left else self.times)[phase] += nanoseconds
@@ -74,10 +74,10 @@ class _Loop:
 
     number: int  # of the iterator
     key: int  # of the pass
-    batch: _Open
-    done: int = 0
+    batch: _Open  # that goes on
+    done: int = 0  # batches that are over
     is_ahead: bool = False  # it is asked one batch ahead, as accelerate does: the last comes after its end
-    has_ended: bool = False
+    has_ended: bool = False  # its iterator had no batch left
 
 
 class _Divider:

@@ -114,7 +114,7 @@ def _loops(marks: PhaseLog, kept: int, end: int) -> Iterator[_Event]:
 
 
 def _bounded(within: list[_Loop], boundary: Boundary, at: int) -> Iterator[_Event]:
-    """Yield what is over with a turn of the innermost of the loops `within`, or of one that begins."""
+    """Yield the spans that end at a boundary of the innermost of the loops `within`, or of one that begins."""
     if not within or within[-1].number != boundary.loop:
         within += [_Loop(boundary.loop, at)] if boundary.kind == "batch" else []
     elif boundary.kind == "batch":
@@ -124,7 +124,7 @@ def _bounded(within: list[_Loop], boundary: Boundary, at: int) -> Iterator[_Even
 
 
 def _memory(points: Sequence[MemoryPoint]) -> Iterator[_Event]:
-    """Yield the counters as graphs, each its own: what is allocated is part of what is reserved, and not beside it."""
+    """Yield the counters as graphs, one for each counter: allocated memory is part of reserved memory, and not beside it."""
     for name in ("allocated", "reserved"):
         for point in points:
             nbytes = getattr(point, name)
