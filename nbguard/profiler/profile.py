@@ -24,7 +24,7 @@ _running: FitProfile | None = None
 
 
 class FitProfile:
-    """A profile of what runs between `start` and `finish`, on the thread that starts it.
+    """A profile of the code that runs between `start` and `finish`, on the thread that starts it.
 
     Args:
         options: what to do beyond the usual.

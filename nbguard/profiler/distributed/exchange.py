@@ -1,4 +1,4 @@
-"""What ranks tell rank 0 at their end: through the store of the process group, and on one host through a folder, too.
+"""Messages of ranks to rank 0 at their end: through the store of the process group, and on one host through a folder, too.
 
 Never a collective: a rank that hangs in one takes nobody else with it. The store is spoken to in a thread of its own, since
 it answers no more once its host is gone.
@@ -48,7 +48,7 @@ class RankExchange:
         return found
 
     def close(self, ranks: Collection[int]) -> None:
-        """Stop looking, and take the letters of these ranks out of the folder."""
+        """Stop looking, and take the messages of these ranks out of the folder."""
         self._is_over.set()
         if self._folder is not None:
             for rank in ranks:

@@ -18,8 +18,8 @@ from nbguard.profiler.analysis.distributed.ranks import Pulse
 from nbguard.profiler.analysis.time import phases
 from nbguard.scan.devices.processes import is_alive, process_of
 
-_HEAD = struct.Struct("<8sqdq")  # who: magic, pid, when the process started, number of the fit
-_BEAT = struct.Struct("<qqq")  # what: batch, code of a phase, nanoseconds of time.monotonic_ns
+_HEAD = struct.Struct("<8sqdq")  # process: magic, pid, when the process started, number of the fit
+_BEAT = struct.Struct("<qqq")  # state: batch, code of a phase, nanoseconds of time.monotonic_ns
 _MAGIC = b"nbguard1"
 _NO_PHASE = -1
 _NAME = "nbguard-ranks"

@@ -1,4 +1,4 @@
-"""Which rank this process is, and what should be the same on all of them."""
+"""The rank of this process, and the settings that should be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NAMES = ("OMP_NUM_THREADS",)
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which of how many ranks this process is."""
+    """One process of a distributed fit, by its number."""
 
-    rank: int
-    world: int
+    rank: int  # from 0
+    world: int  # number of ranks
 
     @property
     def is_all_here(self) -> bool:
@@ -29,7 +29,7 @@ class Rank:
 
 
 def current_rank() -> Rank | None:
-    """Return which rank this is by the process group or, where there is none, by its launcher; None if it is the only one."""
+    """Return the rank of this process, by the process group or else by its launcher; None if it is the only process."""
     torch: Any = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

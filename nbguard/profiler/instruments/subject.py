@@ -27,7 +27,7 @@ class Subject:
         recorder.subscribe("loader", self._loader)
 
     def stop(self) -> None:
-        """Nothing was put up."""
+        """Leave everything: nothing was patched."""
 
     def _learner(self, learner: Any) -> None:
         self._kind = "fastai fit"

@@ -1,4 +1,4 @@
-"""Where in a fit we are: in which batch of which loop, also where an evaluation runs inside of one."""
+"""The position in a fit: the batch and its loop, also where an evaluation runs inside of one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BY_HAND = 0
 
 
 def position_of(boundaries: Iterable[Boundary]) -> BatchPosition:
-    """Return where a fit is after these turns, in numbers."""
+    """Return the position of a fit after these boundaries."""
     open_: list[int] = []
     batches: Counter[int] = Counter()
     epochs: dict[int, int] = {}
@@ -61,7 +61,7 @@ class Bodies:
         recorder.subscribe("loss", self._loss)
 
     def end(self) -> None:
-        """Close what is still open: the recording has ended."""
+        """Close the batches that are still open: the recording has ended."""
         while self._open:
             self._close()
 

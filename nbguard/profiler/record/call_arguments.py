@@ -7,7 +7,7 @@ from typing import Any
 
 
 class CallArguments(tuple[Any, ...]):
-    """All values that a call was given, in a row like those of any other call; the last ones by `names`."""
+    """All arguments of a call in a row, as if positional; the last ones were given by `names`."""
 
     names: tuple[str, ...]
 

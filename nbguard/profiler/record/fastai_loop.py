@@ -25,7 +25,7 @@ _BEFORE = {
     "after_step": phases.STEP,
     "after_cancel_step": phases.STEP,
 }
-"""What fastai does just before it announces an event. The rest is its own: between callbacks, and around batches."""
+"""The phases that fastai runs just before it announces an event. The rest is its own: between callbacks, and around batches."""
 
 _INNER = frozenset(("batch", "backward", "step"))
 
@@ -223,10 +223,10 @@ class FastaiLoop:
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Tell once that a fit has ended; a profile that began inside the fit learns it from the events inside."""
+        """Emit once that a fit has ended; a profile that began inside the fit learns it from the events inside."""
         if self._is_fitting:
             self._is_fitting = False
-            self._loop.watch_modules()  # before the rest is told: a part may end the profile
+            self._loop.watch_modules()  # before the event: a subscriber may end the profile
             self._recorder.emit("fit ends", error)
 
 

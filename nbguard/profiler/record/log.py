@@ -1,4 +1,4 @@
-"""The log of a fit as it grows: two numbers for each mark and each turn, made into what the report is made of afterwards."""
+"""The log of a fit as it grows: two numbers for each mark and each boundary, made into a `PhaseLog` afterwards."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _CODES = {kind: ~number for number, kind in enumerate(_KINDS)}
 
 
 class Log:
-    """Marks and turns in their order. `mark(code)` says what has gone on since the mark before.
+    """Marks and boundaries in their order. `mark(code)` logs the phase that has gone on since the mark before.
 
     An array takes several times as long to take a number as a list, which is packed from time to time.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        self._loose: list[int] = []  # of a mark its code and time; of a turn its kind, below 0, and loop
-        self._packed: list[bytes] = []  # what came before
+        self._loose: list[int] = []  # of a mark its code and time; of a boundary its kind, below 0, and loop
+        self._packed: list[bytes] = []  # entries before those, packed
         self._before = 0  # entries that are packed
         self.mark = _marker(self._loose, clock)
 
     def boundary(self, kind: BoundaryKind, loop: int) -> None:
-        """Say that something divides the log here."""
+        """Log a boundary."""
         self._loose.extend((_CODES[kind], loop))
 
     def pack(self) -> None:
-        """Make little of what is there, if that has become much."""
+        """Pack the entries, if there are many."""
         if len(self._loose) > _LOOSE:
             packed, count = _pack(self._loose), len(self._loose) // 2
             self._loose.clear()  # first: an interrupt here costs some of the log, and leaves the rest in order
@@ -42,7 +42,7 @@ class Log:
             self._before += count
 
     def __len__(self) -> int:
-        """Return how many entries there are: marks and turns."""
+        """Return the number of entries: marks and boundaries."""
         return self._before + len(self._loose) // 2
 
     def _entries(self) -> Iterator[tuple[int, int]]:
@@ -50,7 +50,7 @@ class Log:
             yield from zip(numbers[::2], numbers[1::2], strict=True)
 
     def boundaries(self, most: int | None = None) -> Iterator[Boundary]:
-        """Yield the turns, or those among so many of the first entries."""
+        """Yield the boundaries, or those among so many of the first entries."""
         marks = 0
         for code, loop in islice(self._entries(), most):
             if code < 0:

@@ -1,4 +1,4 @@
-"""The log of a running fit, and who is told what.
+"""The log of a running fit, and its events for instruments.
 
 A mark says what went on since the mark before; so every nanosecond belongs to one phase, whatever is nested in what. Time
 in which nbguard itself looks is marked, too.
@@ -34,10 +34,10 @@ Event = Literal[
     "loader",
     "fit ends",
 ]
-"""What parts may be told of, on the thread of the fit:
+"""Events that instruments may subscribe to. They are emitted on the thread of the fit:
 
 - `batch(number)`: batch `number` of the recording, from 1, is about to be asked for (training or validation, of any loader)
-- `waited()`: it is there, or the loader has none left: then `end()` was told before
+- `waited()`: it is there, or the loader has none left: then `end()` was emitted before
 - `phase(code)`: a phase of `phases.STEP_PHASES` has just ended
 - `model(module, args)`: an outermost module is about to be called that is not the one called before, or that is the first
   since an iterator over a loader began; `forward` follows
@@ -45,13 +45,13 @@ Event = Literal[
 - `loss(tensor)`: the loss of a training batch is there, before the backward pass
 - `backward()`: the backward pass has ended: gradients are there
 - `step(optimizer)`: an optimizer is about to step; fastai's, too
-- `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None: not said
+- `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None: not given
 - `scale(scaler, given)`: a GradScaler has updated its scale, to a given one if `given`
-- `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with what it raised or None
+- `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with the exception that ended it or None
 - `loader(iterator)`: an iterator over a loader is asked for the first time
 """
 _RARE = frozenset(("end", "model", "scale", "learner", "loader", "fit ends"))
-"""Events that everybody is told of, in whatever batch."""
+"""Events that all subscribers receive, in every batch."""
 _ALL = 32
 _EVERY = 7
 """Of the first batches all are looked at, then each seventh: no usual interval of a loop is a multiple of it."""
@@ -71,7 +71,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class StopFit(Exception):  # noqa: N818 - no mistake: it is meant
-    """Raised by a part at an event, it ends the user's fit on purpose: `tell` raises `error` in the user's loop."""
+    """Ends the user's fit on purpose, raised by an instrument at an event: `emit` raises `error` in the user's loop."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -79,10 +79,10 @@ class StopFit(Exception):  # noqa: N818 - no mistake: it is meant
 
 
 class Recorder:
-    """Keeps the log of one thread: the one that makes it. Holds no object of the user's.
+    """Keeps the log of the thread that makes it, and calls subscribers at events. Holds no object of the user's.
 
-    `mark(code)` says what went on since the last mark. `current` is the number of the phase that goes on now. `told` has, by
-    event, who is told of it in this batch.
+    `mark(code)` logs the phase that has gone on since the last mark; `current` is the number of the phase that goes on now;
+    `subscribers` are those of this batch, by event.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -92,15 +92,15 @@ class Recorder:
         self.trained = 0  # batches of loaders in which there was a loss to train on
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: what goes on inside is its way to make a batch
-        self.loop = 0  # whose batch was asked for last, as turns number iterators
-        self.failed: list[str] = []  # parts that made a mistake and are off, in words
+        self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
+        self.failed: list[str] = []  # instruments that made a mistake and are off, in words
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
         self._log = Log(clock)
         self.mark = self._log.mark
         self._sampled: Subscribers = dict.fromkeys(get_args(Event), ())
-        self._always: Subscribers = dict.fromkeys(get_args(Event), ())  # told in any batch
+        self._always: Subscribers = dict.fromkeys(get_args(Event), ())  # in any batch
         self.subscribers = self._sampled
-        self.looks = True  # whether everybody is told of what goes on now
+        self.looks = True  # whether all subscribers receive the events of this batch
         self._all = _ALL  # up to here every batch is looked at
         self._trained_at = 0
         self._own = self._labels[phases.OWN]
@@ -123,7 +123,7 @@ class Recorder:
         return self.clock() - self._start
 
     def ended(self, code: int) -> None:
-        """Mark the end of one of `phases.STEP_PHASES`, and tell of it."""
+        """Mark the end of one of `phases.STEP_PHASES`, and emit it."""
         self.mark(code)
         if self.subscribers["phase"]:
             self.emit("phase", code)
@@ -136,7 +136,7 @@ class Recorder:
         return before
 
     def boundary(self, kind: BoundaryKind, loop: int = 0) -> None:
-        """Say that a batch, a loop or a fit begins or ends here: a loss or a step, since the last mark."""
+        """Log that a batch, a loop or a fit begins or ends here, or that there was a loss or a step since the last mark."""
         if kind == "loss":
             self.trained += self._trained_at != self.batches
             self._trained_at = self.batches
@@ -145,7 +145,7 @@ class Recorder:
         self._log.boundary(kind, loop)
 
     def begin_batch(self, loop: int) -> None:
-        """Say that an iterator is about to be asked for a batch. Who looked at the one before is told, too: that ends here."""
+        """Note that an iterator is about to be asked for a batch. Subscribers of the batch before hear of it: theirs ends."""
         self.batches += 1
         self.loop = loop
         self._log.pack()
@@ -159,7 +159,7 @@ class Recorder:
         self.looks = is_sampled
 
     def end_of(self, loop: int) -> None:
-        """Say that the iterator had no such batch left."""
+        """Note that the iterator had no such batch left."""
         self.batches -= 1
         self.boundary("end", loop)
         self.subscribers, self.looks = self._sampled, True  # what follows may be a loop without a loader
@@ -170,22 +170,22 @@ class Recorder:
         self._all = max(self._all, self.batches + batches)
 
     def subscribe(self, event: Event, act: Callable[..., None], *, each: bool = False) -> None:
-        """Have `act` called at an event, once even if asked for twice; what it takes is nbguard's own time.
+        """Have `act` called at an event, once even if asked for twice; its time is nbguard's own.
 
         `each`: in every batch, not only in those that are looked at. One that raises is called no more, and the fit goes on.
-        Only `StopFit` ends the fit. What is patched takes no note of what `act` does.
+        Only `StopFit` ends the fit. Patched functions log nothing of the calls that `act` makes.
         """
         for subscribers in (self._sampled, self._always)[: 1 + (each or event in _RARE)]:
             if act not in subscribers[event]:
                 subscribers[event] = (*subscribers[event], act)
 
     def unsubscribe(self, event: Event, act: Callable[..., None]) -> None:
-        """Have `act` called no more: an event for which nobody watches costs next to nothing."""
+        """Have `act` called no more: an event without subscribers costs next to nothing."""
         for subscribers in (self._sampled, self._always):
             subscribers[event] = tuple(each for each in subscribers[event] if each != act)
 
     def emit(self, event: Event, *facts: Any) -> None:
-        """Tell those who watch for an event."""
+        """Call the subscribers to an event."""
         subscribers = self.subscribers[event]
         if not subscribers:
             return
@@ -193,7 +193,7 @@ class Recorder:
         thread, self.thread = self.thread, _OFF
         try:
             for act in subscribers:
-                if self._has_ended:  # a part may end the recording: a monitor, with its fit
+                if self._has_ended:  # a subscriber may end the recording: a monitor, with its fit
                     break
                 try:
                     act(*facts)
@@ -207,7 +207,7 @@ class Recorder:
                 self.mark(self._own)
 
     def _drop(self, event: Event, act: Callable[..., None], error: Exception) -> None:
-        """Tell the part of nothing any more: half of what happens would make a wrong finding of it."""
+        """Call no method of an instrument that failed any more: half of the events would make a wrong finding."""
         part = getattr(act, "__self__", act)
         for subscribers in (self._sampled, self._always):
             for name, acts in subscribers.items():
@@ -224,9 +224,9 @@ class Recorder:
         return self._log.marks(self._start, tuple(self._labels))
 
     def boundaries(self, most: int) -> Iterator[Boundary]:
-        """Yield the turns among so many of the log's first entries."""
+        """Yield the boundaries among so many of the log's first entries."""
         return self._log.boundaries(most)
 
     def __len__(self) -> int:
-        """Return how many entries the log has: marks and turns."""
+        """Return the number of entries of the log: marks and boundaries."""
         return len(self._log)

@@ -1,4 +1,4 @@
-"""What a training loop calls, whoever wrote it: torch's loaders, modules, backward pass and optimizers, marked in the log."""
+"""The functions that every training loop calls: torch's loaders, modules, backward pass and optimizers, marked in the log."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TorchLoop:
         self._model = _nothing
 
     def watch_modules(self) -> None:
-        """Have calls of the outermost modules marked: those of any module pass here."""
+        """Have calls of the outermost modules marked: calls of all modules pass here."""
         import torch
 
         self._modules.put(torch.nn.Module, "__call__", self._module(torch))
@@ -77,7 +77,7 @@ class TorchLoop:
         self._modules.restore()
 
     def calls(self, module: Any, args: Any) -> None:
-        """Tell that the outermost module is about to be called."""
+        """Emit that the outermost module is about to be called."""
         if self._model() is not module:
             self._model = _reference(module)
             self._recorder.emit("model", module, args)
@@ -142,7 +142,7 @@ class TorchLoop:
         return __next__
 
     def _number_of(self, iterator: Any) -> int:
-        """Return the number of an iterator that is not the one asked before; tell of one that is asked for the first time."""
+        """Return the number of an iterator that is not the one asked before; emit one that is asked for the first time."""
         number = self._numbers.get(iterator)
         if number is None:
             self._numbers[iterator] = number = next(self._count)
@@ -231,7 +231,7 @@ class TorchLoop:
 def _reference(module: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(module)
-    except TypeError:  # whatever a Learner takes for its model: it is told at each call
+    except TypeError:  # whatever a Learner takes for its model: it is emitted at each call
         return _nothing
 
 

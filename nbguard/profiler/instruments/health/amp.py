@@ -20,7 +20,7 @@ _KEPT = 1000
 
 
 class _Scaler:
-    """What is known of one GradScaler."""
+    """The state of one GradScaler so far."""
 
     def __init__(self, scaler: Any) -> None:
         found = attributes_of(scaler) or {}

@@ -1,4 +1,4 @@
-"""Optimizers: what their steps find, and what clears the gradients afterwards."""
+"""Optimizers: gradients before their steps, and the calls that clear them afterwards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nbguard.scan.heap.kinds import name_of
 
 
 class _Optimizer:
-    """What is known of one optimizer."""
+    """The observations of one optimizer so far."""
 
     def __init__(self, optimizer: Any) -> None:
         self.of = weakref.ref(optimizer)
@@ -72,7 +72,7 @@ class OptimizerWatch:
         recorder.subscribe("zero_grad", self._zero_grad)
 
     def stop(self) -> None:
-        """Take the patch out, and write down by name what was seen."""
+        """Take the patch out, and write the observations down by name."""
         self._patches.restore()
         self._late.poll()
         names = {id(p): name for model in self._models for name, p in model.named_parameters()}

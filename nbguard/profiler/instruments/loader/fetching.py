@@ -1,4 +1,4 @@
-"""What fetches cost, in the fit's own process and in workers: a time per fetch, and a profile of a few.
+"""The cost of fetches, in the fit's own process and in workers: a time per fetch, and a profile of a few.
 
 Nothing is fetched for it. A worker process that is forked while a profile runs has inherited a piece of memory that it shares
 with the fit, and writes there what its fetches cost: no queue, nothing to wait for, and the fit reads it when it likes.
@@ -48,10 +48,10 @@ _SLOTS = 64  # workers of one iterator that can be heard
 
 
 class FetchTimer:
-    """What the fetches of one loader cost in this process. Holds no object of the user's."""
+    """Times the fetches of one loader in this process. Holds no object of the user's."""
 
     def __init__(self, before: FetchSamples | None = None) -> None:
-        """`before`: what is known of the loader's fetches already; there may be no need to profile more."""
+        """`before`: samples of the same loader's earlier fetches: there may be no need to profile more."""
         self.fetches = self.items = 0
         self.times: list[int] = []
         self.written = 0
@@ -125,7 +125,7 @@ class FetchTimer:
 
     @property
     def here(self) -> tuple[int, int]:
-        """Return how many fetches were profiled here, and their nanoseconds, as if all had taken what is usual."""
+        """Return the number of fetches profiled here, and their nanoseconds, as if all had taken the usual time."""
         count = len(self._durations)
         return count, count * median_low(self._durations) if count else 0
 
@@ -142,7 +142,7 @@ class FetchTimer:
         return tuple(sorted(usual, key=lambda step: -step.time))
 
     def part(self) -> FetchSamples:
-        """Return what is known from this process."""
+        """Return the samples of this process."""
         profiled, profiled_time = self.here
         return FetchSamples(
             fetches=self.fetches,
@@ -172,15 +172,15 @@ def _wait_for_others() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSamples:
-    """What one process says of its fetches: `times` of the latest that were not profiled, `steps` of those that were."""
+    """The fetches of one process, times in nanoseconds."""
 
-    fetches: int = 0
-    items: int = 0
-    times: tuple[int, ...] = ()
-    profiled: int = 0
-    profiled_time: int = 0
-    steps: tuple[FetchStep, ...] = ()
-    note: str = ""
+    fetches: int = 0  # batches made
+    items: int = 0  # items in them, where their number is known
+    times: tuple[int, ...] = ()  # of the latest fetches that were not profiled
+    profiled: int = 0  # fetches that were profiled
+    profiled_time: int = 0  # of these together
+    steps: tuple[FetchStep, ...] = ()  # functions in which they spent it
+    note: str = ""  # the reason why none was profiled
 
 
 def together(samples: Sequence[FetchSamples]) -> FetchSamples:
@@ -205,7 +205,7 @@ class WorkerBoard:
     """Memory that the workers of one iterator write to and the fit reads: a slot for each."""
 
     def __init__(self, workers: int, before: FetchSamples) -> None:
-        """`before`: what is known of the loader's fetches already."""
+        """`before`: samples of the loader's earlier fetches."""
         self.before = before
         self._slots = min(workers, _SLOTS)
         self._memory = mmap.mmap(-1, _SLOT * (self._slots + 1))
@@ -216,7 +216,7 @@ class WorkerBoard:
 
     @property
     def is_closed(self) -> bool:
-        """Say whether what is written is still read."""
+        """Say whether the fit has stopped reading."""
         return self._memory[0] == 1
 
     def has(self, worker: int) -> bool:
@@ -275,7 +275,7 @@ def _read(text: bytes) -> tuple[FetchStep, ...]:
 
 
 def facts_of(part: FetchSamples) -> FetchFacts:
-    """Return what is reported of a loader's fetches."""
+    """Return the facts on a loader's fetches for the report."""
     times = sorted(part.times) if len(part.times) > 2 else []
     median, p95 = (times[len(times) // 2], times[len(times) * 95 // 100]) if times else (None, None)
     return FetchFacts(

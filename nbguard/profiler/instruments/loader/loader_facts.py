@@ -1,4 +1,4 @@
-"""How a loader is set up, read from its iterator; and the CPU cores that there are for workers."""
+"""The settings of a loader, read from its iterator; and the CPU cores that there are for workers."""
 
 from __future__ import annotations
 

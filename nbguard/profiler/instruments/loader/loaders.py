@@ -25,7 +25,7 @@ _BOARDS = 8  # of one loader that are listened to: later ones make the earliest 
 
 
 class _Watched:
-    """One loader: what is known of it so far. The loader itself is held weakly."""
+    """The observations of one loader so far. The loader itself is held weakly."""
 
     def __init__(self, ref: weakref.ref[Any] | None) -> None:
         self.ref = ref
@@ -38,7 +38,7 @@ class _Watched:
         self.note = ""
 
     def part(self) -> FetchSamples:
-        """Return what is known of its fetches."""
+        """Return the samples of its fetches."""
         return together([self.past, self.timer.part(), *(part for board in self.boards for part in board.read())])
 
     def facts_of_use(self) -> LoaderFacts:

@@ -1,4 +1,4 @@
-"""How long a batch takes with other numbers of workers: measured on a copy of the loader, in a process of its own.
+"""The time of a batch with other numbers of workers, measured on a copy of the loader, in a process of its own.
 
 The process is forked after the fit: whatever the trials do to random generators, to the dataset or to its transforms, they do
 to the copy. It is ended with all that it has started, so that a dataset that hangs costs no more than its time limit.

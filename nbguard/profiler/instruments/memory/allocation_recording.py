@@ -19,7 +19,7 @@ _DEEPEST = 100
 
 
 class AllocationRecorder(Protocol):
-    """Records what is allocated and freed on one device."""
+    """Records the allocations of one device, and when they are freed."""
 
     def start(self) -> str:
         """Begin; return why that cannot be, in words, or an empty string."""

@@ -1,4 +1,4 @@
-"""Who counts a fit's memory: torch for a GPU, the model of a simulated device, malloc for tensors of the CPU."""
+"""Counters of memory: torch's for a GPU, a simulated device's, malloc's for tensors of the CPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CudaCounter:
 
 
 class SimulatedStats(Protocol):
-    """What `nbguard.simulate` returns, as far as it counts."""
+    """The result of `nbguard.simulate`, as far as its counters go."""
 
     def memory_stats(self) -> Mapping[str, Any]:
         """Return counters by the names of `torch.cuda.memory_stats()`."""
@@ -96,7 +96,7 @@ class SimulatedCounter:
 
 
 class HeapCounter:
-    """What malloc has handed out to the whole process: tensors of the CPU, and all else. It keeps no peak.
+    """The bytes that malloc has handed out to the whole process: tensors of the CPU, and all else. It keeps no peak.
 
     Batches from a loader's workers lie in shared memory instead, and do not count.
     """

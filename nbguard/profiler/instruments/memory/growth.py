@@ -1,4 +1,4 @@
-"""Watches whether memory grows from batch to batch, and if so looks twice who holds it."""
+"""Watches whether memory grows from batch to batch, and if so looks twice for its holder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_SAMPLES = 2048
 
 
 class GrowthWatch:
-    """Keeps samples of what is allocated after training batches. Holds no object of the user's."""
+    """Keeps samples of allocated memory after training batches. Holds no object of the user's."""
 
     def __init__(self, recorder: Recorder, read: Callable[[], int]) -> None:
         self.looks = 0
@@ -37,7 +37,7 @@ class GrowthWatch:
         self._grown: Grown | None = None
 
     def sample(self, batch: int, epoch: int, allocated: int) -> None:
-        """Note what is allocated at the boundary after training batch `batch`; look if it has grown all the time."""
+        """Note the bytes allocated at the boundary after training batch `batch`; look if it has grown all the time."""
         self._samples.append(Sample(batch, epoch, allocated - self._left_by_us))
         self._seen += 1
         if len(self._samples) > _MOST_SAMPLES:

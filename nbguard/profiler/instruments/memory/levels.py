@@ -1,4 +1,4 @@
-"""What the counters said in the course of a fit: points for a picture, and the highest level of each phase."""
+"""Levels of memory over a fit: points for a picture, and the highest level of each phase."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pace:
             self._next[place] = self._began + (spent + cost * readings - _HEAD_START[place]) / _SHARE
 
     def allows(self, batch: int, *, inside: bool) -> bool:
-        """Say whether the boundary before a batch may be read, or what is inside it, too."""
+        """Say whether the boundary before a batch may be read, or the inside of that batch, too."""
         return batch <= _FIRST[inside] or self._clock() >= self._next[inside]
 
 

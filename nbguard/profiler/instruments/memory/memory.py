@@ -1,4 +1,4 @@
-"""Memory as a part of a profile: chooses who counts, and hands the rest to the course of that device."""
+"""Memory as a part of a profile: chooses a counter, and leaves the rest to the timeline of its device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MemoryWatch:
 
     Args:
         deep: record two batches allocation by allocation.
-        meter: who counts, if not torch or malloc: `SimulatedCounter(sim)` while `nbguard.simulate` runs.
+        meter: of memory, if not torch's or malloc's: `SimulatedCounter(sim)` while `nbguard.simulate` runs.
     """
 
     def __init__(self, deep: bool = False, counter: MemoryCounter | None = None) -> None:
@@ -61,7 +61,7 @@ class MemoryWatch:
             self._last_learner = weakref.ref(learner)
 
     def _model(self, module: Any, inputs: Any) -> None:
-        self._begin(device_of(module, inputs))  # which is told of this call, too
+        self._begin(device_of(module, inputs))  # which receives this call, too
 
     def _step(self, optimizer: Any) -> None:
         timeline = self._begin("")
@@ -69,7 +69,7 @@ class MemoryWatch:
             timeline.step(optimizer)
 
     def _begin(self, device: str) -> MemoryTimeline | None:
-        """Choose who counts on `device` (empty: not known), and follow it."""
+        """Choose the counter of `device` (empty: not known), and follow it."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return None

@@ -1,4 +1,4 @@
-"""The course of a fit's memory on one device, told by the recorder's events."""
+"""The memory of a fit on one device over time, read at the recorder's events."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MemoryTimeline:
         self._high, self._high_phase = 0, ""
 
     def subscribe(self) -> None:
-        """Be told of what happens from now on."""
+        """Subscribe to the events of the fit from now on."""
         subscribe = self._recorder.subscribe
         subscribe("batch", self._batch)
         subscribe("end", self._pass_ends)
@@ -59,7 +59,7 @@ class MemoryTimeline:
         self._listen()
 
     def _listen(self) -> None:
-        """Be told of phases and of calls only where something is made of them."""
+        """Subscribe to phases and to calls only while they are needed."""
         wants = self._is_followed, self._is_followed or self._is_due
         if wants == self._hears:
             return

@@ -11,7 +11,7 @@ _Key = tuple[int, str]  # a module by its position, an attribute
 
 
 class _Model:
-    """What is known of one model."""
+    """The counters of one model."""
 
     def __init__(self, numbers: dict[_Key, int]) -> None:
         self.before = numbers

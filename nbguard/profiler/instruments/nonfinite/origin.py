@@ -1,4 +1,4 @@
-"""Where the first value that is not finite came from: looked for once, in the batch in which it was met."""
+"""The origin of the first value that is not finite, looked for once, in the batch in which it was met."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class _Search:
             self._found = self._origin("code", self._parent(module))
 
     def _clears(self, found: Origin, module: Any, given: Any) -> bool:
-        """Say whether a module with finite output is the one around what was found, or took in what is not finite."""
+        """Say whether a module with finite output is the one around the suspect, or got values that are not finite."""
         name = _written(self._names.get(id(module), ""))
         return f"{found.name}.".startswith(f"{name}." if name else "") or not self._are_finite(given)
 
