@@ -59,8 +59,8 @@ def _phases(now: RunRecord, before: RunRecord) -> Iterator[RunChange]:
     least = _SHARE * max(median(now.steps), median(before.steps))
     both = [(each.phase, each.values, former.get(each.phase, ())) for each in now.phases]
     changes = [_change(phase, values, others) for phase, values, others in both if values and others]
-    told = [change for change in changes if max(change.now, change.before) >= least]
-    yield from sorted(told, key=lambda change: -abs(change.now - change.before))
+    notable = [change for change in changes if max(change.now, change.before) >= least]
+    yield from sorted(notable, key=lambda change: -abs(change.now - change.before))
 
 
 def _sentence(now: RunRecord, before: RunRecord, changes: list[RunChange]) -> str:

@@ -40,12 +40,12 @@ class RankExchange:
 
     def read(self, ranks: Collection[int]) -> dict[int, str]:
         """Return what has come from these ranks until now."""
-        found = {rank: self._inbox[rank] for rank in ranks if rank in self._inbox}
+        texts = {rank: self._inbox[rank] for rank in ranks if rank in self._inbox}
         for rank in ranks:
-            if self._folder is not None and rank not in found:
+            if self._folder is not None and rank not in texts:
                 with suppress(OSError):
-                    found[rank] = self._path(self._folder, rank).read_text(encoding="utf-8")
-        return found
+                    texts[rank] = self._path(self._folder, rank).read_text(encoding="utf-8")
+        return texts
 
     def close(self, ranks: Collection[int]) -> None:
         """Stop looking, and take the messages of these ranks out of the folder."""

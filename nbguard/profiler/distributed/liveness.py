@@ -72,8 +72,8 @@ def job_folder() -> Path:
     """
     folder = Path(tempfile.gettempdir()) / f"{_prefix()}{_job()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o077)):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077)):
         raise PermissionError(f"{folder} is not this user's own")
     return folder
 

@@ -33,13 +33,13 @@ def current_rank() -> Rank | None:
     torch: Any = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        found = Rank(distributed.get_rank(), distributed.get_world_size())
+        process = Rank(distributed.get_rank(), distributed.get_world_size())
     else:
         rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         if not (rank.isdecimal() and world.isdecimal()):
             return None
-        found = Rank(int(rank), int(world))
-    return found if found.world > 1 else None
+        process = Rank(int(rank), int(world))
+    return process if process.world > 1 else None
 
 
 def environment() -> Iterator[Setting]:

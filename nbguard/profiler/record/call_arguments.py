@@ -14,9 +14,9 @@ class CallArguments(tuple[Any, ...]):
     @classmethod
     def of(cls, args: tuple[Any, ...], named: Mapping[str, Any]) -> CallArguments:
         """Return the values of a call, positional ones first."""
-        found = cls((*args, *named.values()))
-        found.names = tuple(named)
-        return found
+        arguments = cls((*args, *named.values()))
+        arguments.names = tuple(named)
+        return arguments
 
 
 def names_of(args: Any) -> tuple[str, ...]:

@@ -77,8 +77,8 @@ def _pack(numbers: Sequence[int]) -> bytes:
 def _unpacked(packed: bytes) -> Sequence[int]:
     """Return the pairs again, one number after the other."""
     count = len(packed) // _PAIR
-    found = struct.unpack(f"={count}h{count}q", packed)
-    return [number for pair in zip(found[:count], found[count:], strict=True) for number in pair]
+    numbers = struct.unpack(f"={count}h{count}q", packed)
+    return [number for pair in zip(numbers[:count], numbers[count:], strict=True) for number in pair]
 
 
 def _marker(numbers: list[int], clock: Callable[[], int]) -> Callable[[int], None]:

@@ -42,12 +42,12 @@ class OptimizersFacts:
 
 def optimizer_findings(facts: OptimizersFacts, *, is_scaled: bool = False) -> tuple[FitFinding, ...]:
     """Return what stands out. `is_scaled`: a GradScaler decides which steps are taken."""
-    found: list[FitFinding] = []
+    findings: list[FitFinding] = []
     for each in facts.optimizers:
-        found += [*_eps(each), *_piles_up(each, facts), *_in_place(each), *_without_gradients(each)]
+        findings += [*_eps(each), *_piles_up(each, facts), *_in_place(each), *_without_gradients(each)]
         if not is_scaled:
-            found += _never_steps(each, facts)
-    return tuple(found)
+            findings += _never_steps(each, facts)
+    return tuple(findings)
 
 
 def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:

@@ -51,14 +51,14 @@ class LoaderContext:
 
 def advice(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield what to change, the most rewarding first as far as it is measured."""
-    found = [*_crowded(context), *_restarted(context), *_first(context)]
+    findings = [*_crowded(context), *_restarted(context), *_first(context)]
     if context.loader is not None:
-        found += [
+        findings += [
             *_transform(context, context.loader),
             *_more_workers(context, context.loader),
             *_copying(context, context.loader),
         ]
-    yield from sorted(found, key=lambda each: -(each.time or 0))
+    yield from sorted(findings, key=lambda each: -(each.time or 0))
 
 
 def _finding(kind: str, what: str, evidence: str, change: str, time: int | None = None) -> FitFinding:

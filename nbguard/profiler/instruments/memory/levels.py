@@ -80,9 +80,9 @@ class LevelHistory:
         """
         self._group.append(MemoryPoint(at=at, phase=phase, batch=batch, allocated=level.allocated, reserved=level.reserved))
         self._points += self._group is self._groups[-1]
-        told = level.peak if level.peak is not None and self.last.peak is not None and level.peak > self.last.peak else 0
-        seen = max(level.allocated, self.last.allocated) if follows else level.allocated
-        highest = max(told, seen)
+        counted = level.peak if level.peak is not None and self.last.peak is not None and level.peak > self.last.peak else 0
+        read = max(level.allocated, self.last.allocated) if follows else level.allocated
+        highest = max(counted, read)
         if follows:
             self._peaks[phase] = max(self._peaks.get(phase, 0), highest)
         if highest > self.highest:

@@ -20,7 +20,7 @@ class MemoryWatch:
 
     Args:
         deep: record two batches allocation by allocation.
-        meter: of memory, if not torch's or malloc's: `SimulatedCounter(sim)` while `nbguard.simulate` runs.
+        counter: of memory, if not torch's or malloc's: `SimulatedCounter(sim)` while `nbguard.simulate` runs.
     """
 
     def __init__(self, deep: bool = False, counter: MemoryCounter | None = None) -> None:
@@ -75,11 +75,11 @@ class MemoryWatch:
             return None
         recorder.unsubscribe("model", self._model)
         recorder.unsubscribe("step", self._step)
-        found = self._choose(device)
-        if isinstance(found, Unavailable):
-            self._result = found
+        chosen = self._choose(device)
+        if isinstance(chosen, Unavailable):
+            self._result = chosen
             return None
-        self._timeline = timeline = MemoryTimeline(recorder, *found, deep=self._deep)
+        self._timeline = timeline = MemoryTimeline(recorder, *chosen, deep=self._deep)
         if self._last_learner is not None and (learner := self._last_learner()) is not None:
             timeline.learner(learner)
         timeline.subscribe()
@@ -88,13 +88,13 @@ class MemoryWatch:
     def _choose(self, device: str) -> tuple[MemoryCounter, Level] | Unavailable:
         kind = device.partition(":")[0]
         if self._given is not None or not device:
-            found = self._starts[:1]
+            chosen = self._starts[:1]
         else:
-            found = [each for each in self._starts if each[0].tensors_on == device]
-        if not found and (kind == "cuda" or not device):  # CUDA has come into use since the start
-            found = [(counter, Level(0, 0, 0, 0)) for counter in open_gpus() if device in ("", counter.device)][:1]
-        if found:
-            return found[0]
+            chosen = [each for each in self._starts if each[0].tensors_on == device]
+        if not chosen and (kind == "cuda" or not device):  # CUDA has come into use since the start
+            chosen = [(counter, Level(0, 0, 0, 0)) for counter in open_gpus() if device in ("", counter.device)][:1]
+        if chosen:
+            return chosen[0]
         if kind in ("", "cpu"):
             return Unavailable("memory", "this system's malloc does not tell how much is in use: CPU memory is not followed")
         return Unavailable("memory", f"nobody counts what is allocated on {kind} that nbguard knows how to ask")

@@ -118,9 +118,9 @@ def rerun(
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code runs no hooks
         try:
-            given = len(args) - len(call.names)
-            named = dict(zip(call.names, args[given:], strict=True))
-            return torch.func.functional_call(module, buffers, tuple(args[:given]), named)
+            positional = len(args) - len(call.names)
+            named = dict(zip(call.names, args[positional:], strict=True))
+            return torch.func.functional_call(module, buffers, tuple(args[:positional]), named)
         except Exception as error:
             raise NotPossibleError(f"a second forward pass failed ({name_of(type(error))})") from error
 
