@@ -168,7 +168,7 @@ class Session:
         self._profile = CellProfile(self._shell, FitProfile(options, self._counter()), ended, _say)
 
     def _counter(self) -> MemoryCounter | None:
-        """Return who counts memory where neither torch nor malloc is to: the simulated device, while it is on."""
+        """Return the memory counter of the simulated device while one is on; None: torch's or malloc's is used."""
         if self.simulation is None:
             return None
         from nbguard.profiler.instruments.memory.counters import SimulatedCounter
