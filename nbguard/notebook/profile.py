@@ -43,7 +43,7 @@ class CellProfile:
 
 
 class profile_fit:  # noqa: N801 - used like a function
-    """Profile what a `with` block does: `with nbguard.profile_fit() as profile: …`, then `profile.report`.
+    """Profile the code of a `with` block: `with nbguard.profile_fit() as profile: …`, then `profile.report`.
 
     The report is shown at the end, also after an error; then it is of what has been.
 
