@@ -25,19 +25,11 @@ ARGUMENTS_BY_POSITION = 7
 
 TWO_MEANINGS = frozenset(
     {
-        "Call",
-        "Case",
         "Facts",
-        "History",
-        "Holdings",
         "Job",
-        "Mark",
         "Part",
-        "Place",
-        "Recording",
         "Released",
         "Row",
-        "Simulation",
         "Step",
     }
 )
