@@ -28,9 +28,7 @@ TWO_MEANINGS = frozenset(
         "Facts",
         "Job",
         "Part",
-        "Released",
         "Row",
-        "Step",
     }
 )
 """Public class names that more than one module defines."""
