@@ -1,4 +1,4 @@
-"""The command line of recorded memory snapshots: `python -m nbguard replay FILE…` and `python -m nbguard whatif FILE…`."""
+"""The command line of recorded memory snapshots and saved profiles: `python -m nbguard replay|whatif|profile FILE…`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from nbguard.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from nbguard.allocator.snapshot.snapshot import Snapshot
+    from nbguard.profiler.analysis.observations import FitObservations
 
 _LARGE = 32 * 1024**2
 """Bytes of a file from which on reading it shows progress."""
@@ -24,8 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = 0
     for name in options.files:
         try:
-            snapshot = _load(name)
-            status = max(status, options.run(name, snapshot, options))
+            status = max(status, options.run(name, options.load(name), options))
         except NbguardError as error:
             print(f"nbguard: {error}", file=sys.stderr)
             status = 2
@@ -54,7 +54,23 @@ def _whatif(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
     return 0
 
 
-def _load(name: str) -> Snapshot:
+def _profile(_name: str, observations: FitObservations, options: argparse.Namespace) -> int:
+    from nbguard.profiler.analysis.fit_report import build_fit_report
+    from nbguard.profiler.render.fit import fit_text
+    from nbguard.render.payload import payload
+
+    report = build_fit_report(observations)
+    print(json.dumps(payload(report, "fitreport")) if options.json else fit_text(report), flush=True)
+    return 0
+
+
+def _load_profile(name: str) -> FitObservations:
+    from nbguard.profiler.files import read_observations
+
+    return read_observations(name)
+
+
+def _load_snapshot(name: str) -> Snapshot:
     from nbguard.allocator.snapshot.read import load_snapshot
 
     return load_snapshot(name, _show("read", _LARGE))
@@ -78,15 +94,21 @@ class _Progress:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nbguard", description="What nbguard says of recorded memory snapshots.")
+    parser = argparse.ArgumentParser(
+        prog="python -m nbguard", description="Reports on recorded memory snapshots and on saved profiles of fits."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     replay = commands.add_parser("replay", help="replay the recorded trace and say how much of it is reproduced")
-    replay.set_defaults(run=_replay)
+    replay.set_defaults(run=_replay, load=_load_snapshot)
     whatif = commands.add_parser("whatif", help="replay it under other settings of the allocator")
     whatif.add_argument(
         "--set", action="append", default=[], metavar="CONF", help="settings to try, as in PYTORCH_ALLOC_CONF; may be repeated"
     )
-    whatif.set_defaults(run=_whatif)
+    whatif.set_defaults(run=_whatif, load=_load_snapshot)
+    profile = commands.add_parser("profile", help="show the report of a fit again, from a profile saved with --save")
+    profile.add_argument("files", nargs="+", metavar="FILE", help="from `%%%%profile_fit --save FILE`")
+    profile.add_argument("--json", action="store_true", help="one JSON object per line; nanoseconds and bytes as integers")
+    profile.set_defaults(run=_profile, load=_load_profile)
     for command in (replay, whatif):
         command.add_argument("files", nargs="+", metavar="FILE", help="from torch.cuda.memory._dump_snapshot, or as JSON")
         command.add_argument("--json", action="store_true", help="one JSON object per line; bytes as integers")

@@ -43,6 +43,10 @@ class SnapshotError(NbguardError, ValueError):
     """A file is no memory snapshot that can be read; the message says what is wrong with it."""
 
 
+class ProfileFileError(NbguardError, ValueError):
+    """A file is no saved profile that can be read; the message says what is wrong with it."""
+
+
 class ModelError(NbguardError, ValueError):
     """The allocator model was asked for something that no program can do, such as freeing an address twice."""
 

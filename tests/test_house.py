@@ -25,20 +25,10 @@ ARGUMENTS_BY_POSITION = 7
 
 TWO_MEANINGS = frozenset(
     {
-        "Call",
-        "Case",
         "Facts",
-        "History",
-        "Holdings",
         "Job",
-        "Mark",
         "Part",
-        "Place",
-        "Recording",
-        "Released",
         "Row",
-        "Simulation",
-        "Step",
     }
 )
 """Public class names that more than one module defines."""

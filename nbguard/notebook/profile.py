@@ -11,7 +11,7 @@ from typing import Any
 from nbguard.cells.cell_end import CellEnd
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.distributed.rank import place
+from nbguard.profiler.distributed.rank import current_rank
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.profile import FitProfile
 
@@ -43,14 +43,14 @@ class CellProfile:
 
 
 class profile_fit:  # noqa: N801 - used like a function
-    """Profile what a `with` block does: `with nbguard.profile_fit() as profile: …`, then `profile.report`.
+    """Profile the code of a `with` block: `with nbguard.profile_fit() as profile: …`, then `profile.report`.
 
     The report is shown at the end, also after an error; then it is of what has been.
 
     Args:
         show: show the report at the end.
-        options: those of `FitOptions`: `memory`, `tune_workers`, `stop_on_nan`, `compare` (all bool), `trace` and `json`
-            (files to write), `logs` (where to log, e.g. `("csv:fits.csv",)`).
+        options: those of `FitOptions`: `memory`, `tune_workers`, `stop_on_nan`, `compare` (all bool), `trace`, `json` and
+            `save` (files to write), `logs` (e.g. `("csv:fits.csv",)`).
     """
 
     def __init__(self, *, show: bool = True, **options: Any) -> None:
@@ -82,7 +82,7 @@ def show(report: FitReport) -> None:
     """Show a report where the user looks: in the notebook, or else as text. Of several ranks, rank 0 shows all."""
     from nbguard.notebook.bundle import mimebundle
 
-    at = place()
+    at = current_rank()
     if at is not None and at.rank:
         return
     bundle = mimebundle(report)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nbguard.notebook.profile import CellProfile
     from nbguard.out_of_memory.card import OomCard
     from nbguard.profiler.analysis.report import FitReport
-    from nbguard.profiler.instruments.memory.counters import Meter
+    from nbguard.profiler.instruments.memory.counters import MemoryCounter
     from nbguard.profiler.options import FitOptions
     from nbguard.reports.cell_ledger import CellRecord, History
     from nbguard.reports.report import Report
@@ -165,15 +165,15 @@ class Session:
             keep(report)
             show(report)
 
-        self._profile = CellProfile(self._shell, FitProfile(options, self._meter()), ended, _say)
+        self._profile = CellProfile(self._shell, FitProfile(options, self._counter()), ended, _say)
 
-    def _meter(self) -> Meter | None:
-        """Return who counts memory where neither torch nor malloc is to: the simulated device, while it is on."""
+    def _counter(self) -> MemoryCounter | None:
+        """Return the memory counter of the simulated device while one is on; None: torch's or malloc's is used."""
         if self.simulation is None:
             return None
-        from nbguard.profiler.instruments.memory.counters import SimulatedMeter
+        from nbguard.profiler.instruments.memory.counters import SimulatedCounter
 
-        return SimulatedMeter(self.simulation)
+        return SimulatedCounter(self.simulation)
 
     def stop_profiling(self) -> None:
         """Take a profile that still runs down, without a report."""

@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep the state of every generator that is there: Python's, numpy's, torch's, and those of CUDA if it is in use."""
+    """Keep the state of every generator: Python's, numpy's, torch's, and CUDA's if it is in use."""
     numpy: Any = sys.modules.get("numpy")
     torch: Any = sys.modules.get("torch")
     before = random.getstate(), numpy and numpy.random.get_state(), torch and torch.get_rng_state()

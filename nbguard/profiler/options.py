@@ -1,4 +1,4 @@
-"""What a profile does beyond the usual."""
+"""The options of a profile."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ class FitOptions:
     """The options of `%%profile_fit`."""
 
     memory: bool = False  # record two batches allocation by allocation, for the stacks behind the peak
-    tune_workers: bool = False
-    stop_on_nan: bool = False
+    tune_workers: bool = False  # after the fit, time its loader alone with other numbers of workers
+    stop_on_nan: bool = False  # stop the fit before a NaN or infinite loss reaches the parameters
     compare: bool = False  # with the last run of the same cell
-    trace: str = ""  # files to write
-    json: str = ""
+    trace: str = ""  # file for the phases, in the format of Perfetto and Chrome; "": none
+    json: str = ""  # file for the report
+    save: str = ""  # file for the observations, from which `python -m nbguard profile FILE` makes the report again
     logs: tuple[str, ...] = ()  # e.g. "csv:FILE", "tensorboard:DIR"

@@ -1,4 +1,4 @@
-"""What a profile writes besides showing its report: asked before the fit whether it can, written after it."""
+"""The files and logs of a profile: checked before the fit, which may take hours, and written after it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from nbguard.errors import NbguardError
+from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.report import FitReport, MemoryReport
-from nbguard.profiler.analysis.time.phase_log import Marks
 from nbguard.profiler.analysis.time.trace import trace_events
-from nbguard.profiler.files import check_path, write_json
+from nbguard.profiler.files import check_path, write_json, write_text
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.sinks import open_sink
 
@@ -25,12 +25,13 @@ class Outputs:
     def __init__(self, options: FitOptions) -> None:
         self._trace = check_path(options.trace) if options.trace else None
         self._json = check_path(options.json) if options.json else None
+        self._save = check_path(options.save) if options.save else None
         self._sinks = [open_sink(spec) for spec in options.logs]
         self.failed: list[str] = []
 
-    def write(self, report: FitReport, marks: Marks) -> Iterator[str]:
+    def write(self, report: FitReport, observations: FitObservations) -> Iterator[str]:
         """Write everything and yield where, in words; what could not be written is in `failed`."""
-        for place, act in self._acts(report, marks):
+        for place, act in self._acts(report, observations):
             try:
                 act()
             except NbguardError as error:
@@ -38,19 +39,25 @@ class Outputs:
             else:
                 yield place
 
-    def _acts(self, report: FitReport, marks: Marks) -> Iterator[tuple[str, Callable[[], object]]]:
+    def _acts(self, report: FitReport, observations: FitObservations) -> Iterator[tuple[str, Callable[[], object]]]:
         """Yield each place to write to, and what writes there."""
         if self._trace is not None:
-            yield str(self._trace), partial(_write_trace, self._trace, report, marks)
+            yield str(self._trace), partial(_write_trace, self._trace, report, observations)
         if self._json is not None:
             yield str(self._json), partial(_write_json, self._json, report)
+        if self._save is not None:
+            yield str(self._save), partial(_write_observations, self._save, observations)
         for sink in self._sinks:
             yield sink.place, partial(sink.write, report)
 
 
-def _write_trace(path: Path, report: FitReport, marks: Marks) -> None:
+def _write_trace(path: Path, report: FitReport, observations: FitObservations) -> None:
     points = report.memory.points if isinstance(report.memory, MemoryReport) else ()
-    write_json(path, trace_events(marks, points, report.title))
+    write_json(path, trace_events(observations.log, points, report.title))
+
+
+def _write_observations(path: Path, observations: FitObservations) -> None:
+    write_text(path, observations.to_json())
 
 
 def _write_json(path: Path, report: FitReport) -> None:

@@ -7,33 +7,36 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.errors import NbguardError, StoppedAtNaN
-from nbguard.profiler.analysis.compare import compare
-from nbguard.profiler.analysis.report import Comparison, Ending, FitReport
-from nbguard.profiler.analysis.run_record import FitRun
-from nbguard.profiler.instruments.instruments import Watch
-from nbguard.profiler.instruments.memory.counters import Meter
+from nbguard.profiler import run_history
+from nbguard.profiler.analysis.fit_report import FitAnalysis
+from nbguard.profiler.analysis.loader.tuning import WorkerTuning
+from nbguard.profiler.analysis.observations import FitObservations
+from nbguard.profiler.analysis.report import Ending, FitReport, Timing
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.instruments.instruments import Instruments
+from nbguard.profiler.instruments.memory.counters import MemoryCounter
+from nbguard.profiler.instruments.memory.retained_graphs import kept_graphs
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.outputs import Outputs
 from nbguard.profiler.record.recorder import Recorder
-from nbguard.profiler.report_builder import Making
-from nbguard.profiler.run_history import keep, last
 
 _running: FitProfile | None = None
 
 
 class FitProfile:
-    """A profile of what runs between `start` and `finish`, on the thread that starts it.
+    """A profile of the code that runs between `start` and `finish`, on the thread that starts it.
 
     Args:
         options: what to do beyond the usual.
-        meter: who counts memory, if not torch or malloc: a simulated device.
+        counter: of memory, if not torch's or malloc's: that of a simulated device.
     """
 
-    def __init__(self, options: FitOptions | None = None, meter: Meter | None = None) -> None:
+    def __init__(self, options: FitOptions | None = None, counter: MemoryCounter | None = None) -> None:
         self._options = options or FitOptions()
-        self._meter = meter
+        self._counter = counter
         self._outputs: Outputs | None = None
-        self._watch: Watch | None = None
+        self._instruments: Instruments | None = None
+        self._observations: FitObservations | None = None
         self._report: FitReport | None = None
 
     @property
@@ -42,6 +45,13 @@ class FitProfile:
         if self._report is None:
             raise NbguardError("the profile has not ended yet: its report is there after the `with` block")
         return self._report
+
+    @property
+    def observations(self) -> FitObservations:
+        """Return everything that the instruments saw: the report follows from it. NbguardError while the profile runs."""
+        if self._observations is None:
+            raise NbguardError("the profile has not ended yet: its observations are there after the `with` block")
+        return self._observations
 
     @staticmethod
     def is_any_running() -> bool:
@@ -63,54 +73,73 @@ class FitProfile:
         except ImportError:
             raise NbguardError("PyTorch is not installed here: there is no fit to profile") from None
         self._outputs = Outputs(self._options)
-        watch = Watch(self._options, Recorder(), self._meter)
+        instruments = Instruments(self._options, Recorder(), self._counter)
         try:
-            watch.start()
+            instruments.start()
         except BaseException:  # an interrupt: nothing of ours stays up
-            watch.stop()
+            instruments.stop()
             raise
-        _running, self._watch = self, watch
+        _running, self._instruments = self, instruments
 
     def joins(self, learner: Any, ended: Callable[[BaseException | None], None]) -> None:
-        """Say that a fit of a Learner goes on already; `ended` is called once, with what it raised or None."""
-        if self._watch is not None:
-            self._watch.recorder.watch("fit ends", ended)
-            self._watch.fastai.joins(learner)
+        """Say that a fit of a Learner goes on already; `ended` is called once, with the exception that ended it or None."""
+        if self._instruments is not None:
+            self._instruments.recorder.subscribe("fit ends", ended)
+            self._instruments.fastai.joins(learner)
 
     def finish(self, error: BaseException | None = None, title: str = "", key: str = "") -> FitReport:
         """Take everything down and return the report.
 
         Args:
-            error: what the fit ended with.
-            title: what the report begins with, e.g. `In[7]`.
-            key: by which runs of the same code are known, to compare this one with the last.
+            error: the exception that the fit ended with.
+            title: the beginning of the report, e.g. `In[7]`.
+            key: text by which runs of the same code are known, to compare this one with the last.
         """
         global _running
-        if self._watch is None or self._outputs is None:
+        if self._instruments is None or self._outputs is None:
             return self.report
-        watch, self._watch = self._watch, None
+        instruments, self._instruments = self._instruments, None
         _running = None
-        marks = watch.stop()
-        making = Making(watch, marks, self._options)
-        report = making.report(ending_of(error), "" if error is None else type(error).__name__, title)
-        if report.timing.batches:
-            report = self._compared(report, making.run(report), key)
-        files = tuple(self._outputs.write(report, marks)) if watch.ranks.speaks else ()
-        self._report = replace(report, files=files, notes=(*report.notes, *self._outputs.failed))
+        log = instruments.stop()
+        error_name = "" if error is None else type(error).__name__
+        observations = instruments.observe(log, title=title, ending=ending_of(error), error=error_name)
+        analysis = self._observe_more(FitAnalysis(observations), instruments, key)
+        if analysis.timing.batches:
+            run_history.keep(key, analysis.run_record)
+        self._observations = analysis.observations
+        written = self._outputs.write(analysis.report, self._observations) if instruments.ranks.speaks else ()
+        files = tuple(written)
+        self._report = replace(analysis.report, files=files, notes=(*analysis.report.notes, *self._outputs.failed))
         return self._report
 
-    def _compared(self, report: FitReport, run: FitRun, key: str) -> FitReport:
-        """Return the report with what has changed since the last run of the same code, if asked for; keep this one."""
-        before = last(key) if self._options.compare else None
-        keep(key, run)
-        if not self._options.compare:
-            return report
-        found = Comparison("there is no earlier run to compare with") if before is None else compare(run, before)
-        return replace(report, comparison=found)
+    def _observe_more(self, analysis: FitAnalysis, instruments: Instruments, key: str) -> FitAnalysis:
+        """Return the analysis with the observations that are worth making, or can be made, only once it is known."""
+        options = self._options
+        if options.tune_workers:
+            tuning = _tune(instruments, analysis.timing)
+            analysis = analysis.with_more(replace(analysis.observations, tuning=tuning))
+        if analysis.may_keep_graphs:
+            analysis = analysis.with_more(replace(analysis.observations, kept_graphs=kept_graphs()))
+        if options.compare:
+            before = run_history.last(key)
+            analysis = analysis.with_more(replace(analysis.observations, is_compared=True, before=before))
+        ranks = instruments.ranks.exchange(analysis.rank_row)
+        return analysis if ranks is None else analysis.with_more(replace(analysis.observations, ranks=ranks))
+
+
+def _tune(instruments: Instruments, timing: Timing) -> WorkerTuning:
+    """Time the training loader with other numbers of workers."""
+    from nbguard.profiler.instruments.loader.tune import tune
+
+    step, wait = timing.step or 0, timing.medians.get(phases.WAIT, 0)
+    try:
+        return tune(instruments.loaders.loader(), step - wait)
+    except KeyboardInterrupt:
+        return WorkerTuning(sentence="the trials were interrupted")
 
 
 def ending_of(error: BaseException | None) -> Ending:
-    """Return how a fit has ended, by what it raised."""
+    """Return how a fit has ended, by the exception that ended it."""
     if error is None:
         return "complete"
     if isinstance(error, KeyboardInterrupt):

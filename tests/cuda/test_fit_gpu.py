@@ -13,6 +13,7 @@ Run = Callable[..., str]
 FIT = """
 import json, sys, torch
 from torch import nn
+from nbguard.profiler.analysis.time.gpu import gpu_facts
 from nbguard.profiler.instruments.health.gpu import GpuWatch
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
@@ -46,7 +47,8 @@ for x, in loader:
     opt.zero_grad(); net(x).sum().backward(); opt.step()
 started = recorder.clock()
 loop.stop(); watch.stop(); marks = recorder.stop()
-facts = watch.report()
+seen = watch.observe()
+facts = gpu_facts(seen.marks, seen.used, seen.why_not)
 print(json.dumps(dict(
     marks=len(watch._marks), phases=dict(facts.phases), busy=facts.busy, used=facts.used, note=facts.note, waits=waits,
     took=(recorder.clock() - started) / 1e9, failed=recorder.failed, initialised=torch.cuda.is_initialized(),

@@ -31,10 +31,10 @@ watch = FiniteWatch()
 with recording(watch):
     for loss in (1.0, 2.0, math.nan, 3.0):
         batch(loss)
-        assert watch.facts().losses == 0
+        assert watch.observe().losses == 0
     fake.fake_cuda_complete_events()
     batch(4.0)
-    found = watch.facts()
+    found = watch.observe()
     assert found.losses == 4, found
     assert (found.first.value, found.first.place.batch, found.first.origin.kind) == ("NaN", 3, "unknown"), found
 """,
@@ -55,7 +55,7 @@ except StoppedAtNaN as error:
     assert "the loss is infinite in backward pass 2" in str(error), error
 else:
     raise AssertionError("not stopped")
-assert watch.facts().losses == 2
+assert watch.observe().losses == 2
 """
     )
 
@@ -74,12 +74,12 @@ with recording(watch):
         exec(compile("torch.cuda.synchronize()", "waits.py", "exec"))
         exec(compile("torch.ones(1, device='cuda').to('cpu').numpy()", "comes.py", "exec"))
         exec(compile("torch.ones(1).to('cuda').to(torch.float64).to('cpu', non_blocking=True)", "goes.py", "exec"))
-sites = {site.where: site for site in watch.facts().sites}
+sites = {site.where: site for site in watch.observe().sites}
 assert sorted(sites) == ["comes.py:1", "train.py:1", "waits.py:1"], sites
 assert all(site.calls == site.batches == 4 and site.waited > 0 for site in sites.values()), sites
-found = sync_findings(watch.facts(), step=1)
+found = sync_findings(watch.observe(), step=1)
 assert [each.severity for each in found] == ["advice"] * 3 and found[0].time > 0, found
-assert [each.severity for each in sync_findings(watch.facts(), step=10**12)] == ["note"] * 3
+assert [each.severity for each in sync_findings(watch.observe(), step=10**12)] == ["note"] * 3
 """
     )
 
@@ -96,11 +96,11 @@ with recording(*parts):
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        assert finite.facts().gradients == 0 or finite.facts().first is None
+        assert finite.observe().gradients == 0 or finite.observe().first is None
         optimizer.zero_grad()
-(scaler,) = amp.facts().scalers
+(scaler,) = amp.observe().scalers
 assert scaler.updates == 4, scaler
-(one,) = optimizers.facts().optimizers
+(one,) = optimizers.observe().optimizers
 assert (one.steps, one.cleared) == (4, 4), one
 """
     )
@@ -116,11 +116,11 @@ learn = Learner(DataLoaders(items, items, device="cuda"), nn.Linear(4, 1), loss_
 parts = finite, amp, syncs = FiniteWatch(), AmpWatch(), SyncWatch()
 with recording(*parts), learn.no_bar(), learn.no_logging():
     learn.fit(2)
-facts = amp.facts()
+facts = amp.observe()
 assert facts.batches == (("float16", 16),), facts
 assert [(s.updates, s.initial, s.is_static) for s in facts.scalers] == [(16, 65536.0, False)], facts
-assert finite.facts().gradients == 0  # the scaler sees to those
-found = {site.own: site.batches for site in syncs.facts().sites}
-assert found == {"Recorder": 16, "GradScaler": 16}, syncs.facts()
+assert finite.observe().gradients == 0  # the scaler sees to those
+found = {site.own: site.batches for site in syncs.observe().sites}
+assert found == {"Recorder": 16, "GradScaler": 16}, syncs.observe()
 """
     )

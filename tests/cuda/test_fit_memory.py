@@ -16,6 +16,8 @@ pytestmark = pytest.mark.fakecuda
 _PRELUDE = """
 import dataclasses, json, torch
 from torch import nn
+from nbguard.memory.facts import Unavailable
+from nbguard.profiler.analysis.memory.memory_report import memory_report
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
@@ -54,7 +56,8 @@ def watch(fit, **settings):
         loop.stop()
         recorder.stop()
     assert not recorder.failed, recorder.failed
-    return part.report()
+    found = part.observe()
+    return found if isinstance(found, Unavailable) else memory_report(found)
 
 def show(report, **more):
     print(json.dumps(dataclasses.asdict(report) | more))
@@ -185,7 +188,7 @@ part = []
 class Watch(MemoryWatch):
     def stop(self):
         super().stop()
-        part.append(self.report())
+        part.append(memory_report(self.observe()))
 MemoryWatch = Watch
 kept = []
 try:

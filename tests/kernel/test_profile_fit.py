@@ -6,9 +6,11 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
+from nbguard.cli import main
 from tests.kernels import Kernel
 
 PRELUDE = """
@@ -190,3 +192,17 @@ def test_help_names_every_option(notebook: Kernel) -> None:
 
     for option in ("--memory", "--tune-workers", "--stop-on-nan"):
         assert option in text
+
+
+def test_a_saved_profile_is_shown_again_on_the_command_line(
+    notebook: Kernel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "my fit.json"
+    cell = notebook.run(f"%%profile_fit --save '{path}'\nwith learn.no_logging(): learn.fit(2)").ok()
+
+    assert main(["profile", str(path)]) == 0
+
+    shown = cell.bundles[-1]["text/plain"]
+    again = capsys.readouterr().out
+    assert again.startswith("In[")
+    assert [line for line in shown.splitlines() if "written" not in line] == again.splitlines()

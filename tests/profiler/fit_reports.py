@@ -7,7 +7,6 @@ from dataclasses import replace
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.report import (
     Category,
-    Change,
     Comparison,
     EpochRow,
     FitFinding,
@@ -21,6 +20,7 @@ from nbguard.profiler.analysis.report import (
     RankReport,
     RankRow,
     Remedy,
+    RunChange,
     Setting,
     StackPeak,
     TimeRow,
@@ -257,11 +257,11 @@ def rich() -> FitReport:
     comparison = Comparison(
         "a step takes 12.3 % less than in the run before, and more memory",
         (
-            Change(name="step", unit="ns", before=90_500 * US, now=79_410 * US, is_significant=True, low=0.85, high=0.91),
-            Change(
+            RunChange(name="step", unit="ns", before=90_500 * US, now=79_410 * US, is_significant=True, low=0.85, high=0.91),
+            RunChange(
                 name="wait for data", unit="ns", before=48_800 * US, now=48_210 * US, is_significant=False, low=0.97, high=1.01
             ),
-            Change(name="peak", unit="bytes", before=8 * GiB, now=peak),
+            RunChange(name="peak", unit="bytes", before=8 * GiB, now=peak),
         ),
         ("num_workers was 2 and is 2",),
     )

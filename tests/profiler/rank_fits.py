@@ -26,9 +26,10 @@ import torch
 import torch.distributed as dist
 
 from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.report import RankRow
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import Marks
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.distributed.liveness import job_folder, pulse_of
 from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.record.fastai_loop import FastaiLoop
@@ -44,9 +45,9 @@ ASLEEP = ("hangs", "alone")  # fits in which nobody works for long
 Fit = Callable[[int], None]
 
 
-def medians(marks: Marks) -> dict[str, int]:
+def medians(marks: PhaseLog) -> dict[str, int]:
     """Return the median time per batch of each phase, and of all as "step": the batches but the first two."""
-    starts = [turn.at for turn in marks.turns if turn.kind == "batch"]
+    starts = [boundary.at for boundary in marks.boundaries if boundary.kind == "batch"]
     batches: list[dict[str, int]] = []
     for low, high in pairwise(starts[2:]):
         times: dict[str, int] = dict.fromkeys(("step", *phases.STEP_PHASES), 0)
@@ -81,7 +82,7 @@ def watched(fit: Fit, rank: int, folder: Path, name: str) -> None:
     watch.stop()
     figures = medians(marks)
     started = time.monotonic()
-    report = watch.gather(
+    seen = watch.exchange(
         RankRow(
             rank=-1,
             host="",
@@ -95,8 +96,9 @@ def watched(fit: Fit, rank: int, folder: Path, name: str) -> None:
         )
     )
     (folder / f"{name}-{rank}.seconds").write_text(str(time.monotonic() - started))
-    assert (report is None) == (rank != 0)
-    if report is not None:
+    assert (seen is None) == (rank != 0)
+    if seen is not None:
+        report = rank_report(seen)
         (folder / f"{name}.json").write_text(json.dumps(asdict(report)))
 
 

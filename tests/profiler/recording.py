@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from nbguard.profiler.instruments.instrument import Part
+from nbguard.profiler.instruments.instrument import Instrument
 from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
 
 @contextmanager
-def recording(*parts: Part) -> Iterator[Recorder]:
+def recording(*parts: Instrument) -> Iterator[Recorder]:
     """Record what runs inside. No part may make a mistake."""
     recorder = Recorder()
     loop = TorchLoop(recorder)

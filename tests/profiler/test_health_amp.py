@@ -34,7 +34,7 @@ def train(
                 scaler.update(given)
     assert "update" in vars(torch.amp.GradScaler)
     assert not hasattr(torch.amp.GradScaler.update, "__wrapped__")
-    return watch.facts()
+    return watch.observe()
 
 
 def severities(facts: AmpFacts) -> list[str]:

@@ -68,7 +68,7 @@ def train(model: nn.Module, loader: DataLoader[Any], epochs: int = 1, loss: Call
 
 
 def first_of(watch: FiniteWatch) -> NotFinite:
-    first = watch.facts().first
+    first = watch.observe().first
     assert first is not None
     return first
 
@@ -81,7 +81,7 @@ def test_a_layer_that_returns_infinity_is_named_with_its_batch() -> None:
     first = first_of(watch)
     assert (first.place.batch, first.place.epoch) == (3, 2)
     assert (first.origin.kind, first.origin.name, first.origin.type) == ("layer", "2.inner", "Faulty")
-    (found,) = nan_findings(watch.facts())
+    (found,) = nan_findings(watch.observe())
     assert (found.kind, found.severity) == ("nan", "problem")
     assert "batch 3 of epoch 2" in found.what
     assert "`2.inner` (Faulty)" in found.evidence
@@ -289,7 +289,7 @@ def test_a_plain_loop_stops_before_the_step() -> None:
 
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert first_of(watch).has_stopped
-    assert "stopped" in nan_findings(watch.facts())[0].what
+    assert "stopped" in nan_findings(watch.observe())[0].what
 
 
 def test_a_fastai_fit_stops_as_if_cancelled() -> None:
@@ -321,7 +321,7 @@ def test_a_learning_rate_search_that_diverges_is_no_problem() -> None:
     with recording(watch), learner.no_bar(), learner.no_logging():
         learner.lr_find(num_it=40, show_plot=False)
 
-    (found,) = nan_findings(watch.facts())
+    (found,) = nan_findings(watch.observe())
     assert found.severity == "note"
 
 
@@ -336,7 +336,7 @@ def test_a_fit_after_a_search_that_diverged_is_looked_at() -> None:
         model[1].at, model[2].calls = 0, 0
         learner.fit(1)
 
-    (found,) = nan_findings(watch.facts())
+    (found,) = nan_findings(watch.observe())
     assert (found.severity, first_of(watch).place.batch, first_of(watch).origin.name) == ("problem", 31, "2")
 
 
@@ -345,9 +345,9 @@ def test_a_finite_fit_has_no_finding_and_every_loss_was_seen() -> None:
     with recording(watch):
         train(net(), data(), epochs=3)
 
-    assert nan_findings(watch.facts()) == ()
-    assert watch.facts().losses == 18
-    assert watch.facts().gradients >= 1
+    assert nan_findings(watch.observe()) == ()
+    assert watch.observe().losses == 18
+    assert watch.observe().gradients >= 1
 
 
 def test_a_compiled_model_is_searched_like_any_other() -> None:

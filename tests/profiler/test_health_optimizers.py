@@ -28,7 +28,7 @@ def findings(
             loss.backward()
             if step:
                 optimizer.step()
-    return list(optimizer_findings(watch.facts())), watch.facts()
+    return list(optimizer_findings(watch.observe())), watch.observe()
 
 
 def by_zero_grad(optimizer: Any, model: nn.Module) -> None:
@@ -62,8 +62,8 @@ def test_gradients_of_embeddings_may_be_sparse() -> None:
             words(torch.arange(3)).mean().backward()
             optimizer.step()
 
-    assert optimizer_findings(watch.facts()) == ()
-    assert watch.facts().optimizers[0].steps == 4
+    assert optimizer_findings(watch.observe()) == ()
+    assert watch.observe().optimizers[0].steps == 4
 
 
 def test_eps_of_fastais_own_optimizers_is_seen() -> None:
@@ -78,9 +78,9 @@ def test_eps_of_fastais_own_optimizers_is_seen() -> None:
     learner.opt_func = lambda params, lr: Adam(params, lr=lr, eps=1e-8)
     with recording(watch), learner.no_bar(), learner.no_logging():
         learner.fit(1, 0.0)
-    (one,) = watch.facts().optimizers
+    (one,) = watch.observe().optimizers
     assert (one.is_fastai, one.steps, one.cleared, one.gradient_bytes) == (True, 4, 4, 10)
-    assert [f.kind for f in optimizer_findings(watch.facts())] == ["eps"]
+    assert [f.kind for f in optimizer_findings(watch.observe())] == ["eps"]
 
 
 def test_gradients_that_nothing_clears_pile_up() -> None:
@@ -114,7 +114,7 @@ def test_cleared_in_place_by_hand_before_the_loss_is_right() -> None:
             by_hand_in_place(optimizer, model)
             model(torch.ones(2, 4)).mean().backward()
             optimizer.step()
-    assert optimizer_findings(watch.facts()) == ()
+    assert optimizer_findings(watch.observe()) == ()
 
 
 def test_zero_grad_in_place_says_what_stays() -> None:
@@ -159,4 +159,4 @@ def test_a_closure_clears_and_computes_inside_the_step() -> None:
     with recording(watch):
         for _ in range(5):
             optimizer.step(closure)
-    assert optimizer_findings(watch.facts()) == ()
+    assert optimizer_findings(watch.observe()) == ()

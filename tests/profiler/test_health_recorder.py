@@ -24,11 +24,11 @@ def test_a_part_ends_the_fit_by_stop_fit_only() -> None:
         raise StopFit(KeyError("enough"))
 
     recorder = Recorder()
-    recorder.watch("loss", mistake)
-    recorder.watch("backward", stop)
-    recorder.tell("loss", None)
+    recorder.subscribe("loss", mistake)
+    recorder.subscribe("backward", stop)
+    recorder.emit("loss", None)
     with pytest.raises(KeyError, match="enough"):
-        recorder.tell("backward")
+        recorder.emit("backward")
     assert len(recorder.failed) == 1
     assert recorder.stop().labels[recorder.stop().codes[-2]] == "nbguard itself"
 
@@ -47,10 +47,10 @@ def test_a_part_that_fails_is_told_of_nothing_more() -> None:
             self.losses += 1
 
     part, recorder = Part(), Recorder()
-    recorder.watch("loss", part.loss, each=True)
-    recorder.watch("step", part.step)
+    recorder.subscribe("loss", part.loss, each=True)
+    recorder.subscribe("step", part.step)
     for event in ("loss", "step", "loss"):
-        recorder.tell(event, None)
+        recorder.emit(event, None)
 
     assert part.losses == 1
     assert recorder.failed[0].startswith("Part failed at 'step' and was switched off")
@@ -59,12 +59,12 @@ def test_a_part_that_fails_is_told_of_nothing_more() -> None:
 def test_a_part_that_ends_the_recording_ends_it() -> None:
     """As FitMonitor does, with its fit: what is patched passes calls on from there."""
     recorder = Recorder()
-    recorder.watch("fit ends", lambda _: recorder.stop())
-    recorder.watch("fit ends", lambda _: pytest.fail("told after the end"))
+    recorder.subscribe("fit ends", lambda _: recorder.stop())
+    recorder.subscribe("fit ends", lambda _: pytest.fail("told after the end"))
 
-    recorder.tell("fit ends", None)
+    recorder.emit("fit ends", None)
     marks = len(recorder)
-    recorder.tell("fit ends", None)
+    recorder.emit("fit ends", None)
 
     assert recorder.thread != threading.get_ident()
     assert len(recorder) == marks
@@ -73,8 +73,8 @@ def test_a_part_that_ends_the_recording_ends_it() -> None:
 def test_what_a_part_does_is_not_taken_for_the_users() -> None:
     model, seen = nn.Linear(2, 1), []
     with recording() as recorder:
-        recorder.watch("forward", lambda module, _: (seen.append(module), model(torch.ones(2)).sum().backward()))
-        recorder.watch("loss", lambda _: seen.append("loss"))
+        recorder.subscribe("forward", lambda module, _: (seen.append(module), model(torch.ones(2)).sum().backward()))
+        recorder.subscribe("loss", lambda _: seen.append("loss"))
         model(torch.ones(2))
     assert seen == [model]
 
@@ -97,7 +97,7 @@ def test_mixed_precision_ends_its_autocast_when_a_part_stops_the_fit() -> None:
     fronts = [loop, FastaiLoop(recorder, loop)]
     for front in fronts:
         front.start()
-    recorder.watch("loss", stop)
+    recorder.subscribe("loss", stop)
     with learner.no_bar(), learner.no_logging():
         learner.fit(1)
     for front in fronts:
@@ -108,11 +108,11 @@ def test_mixed_precision_ends_its_autocast_when_a_part_stops_the_fit() -> None:
 def test_who_need_not_see_each_batch_sees_the_first_ones_and_then_each_seventh() -> None:
     recorder = Recorder()
     some, every = [], []
-    recorder.watch("step", some.append)
-    recorder.watch("step", every.append, each=True)
+    recorder.subscribe("step", some.append)
+    recorder.subscribe("step", every.append, each=True)
     for number in range(1, 61):
         recorder.begin_batch(1)
-        recorder.tell("step", number)
+        recorder.emit("step", number)
 
     assert some == [*range(1, 33), 35, 42, 49, 56]
     assert every == [*range(1, 61)]
@@ -121,28 +121,28 @@ def test_who_need_not_see_each_batch_sees_the_first_ones_and_then_each_seventh()
 def test_a_new_loader_and_what_follows_its_end_are_looked_at() -> None:
     recorder = Recorder()
     told: list[tuple[int, str]] = []
-    recorder.watch("step", lambda: told.append((recorder.batches, "step")))
-    recorder.watch("end", lambda: told.append((recorder.batches, "end")))
+    recorder.subscribe("step", lambda: told.append((recorder.batches, "step")))
+    recorder.subscribe("end", lambda: told.append((recorder.batches, "end")))
     for _ in range(36):
         recorder.begin_batch(1)
     recorder.look_at(2)
     for _ in range(3):
         recorder.begin_batch(2)
-        recorder.tell("step")
+        recorder.emit("step")
     recorder.begin_batch(2)
     recorder.end_of(2)
-    recorder.tell("step")
+    recorder.emit("step")
 
     assert told == [(37, "step"), (38, "step"), (39, "end"), (39, "step")]
 
 
 def test_who_listens_no_more_is_not_told() -> None:
     recorder, told = Recorder(), []
-    recorder.watch("step", told.append)
-    recorder.watch("step", told.append)
-    recorder.tell("step", 1)
-    recorder.unwatch("step", told.append)
-    recorder.tell("step", 2)
+    recorder.subscribe("step", told.append)
+    recorder.subscribe("step", told.append)
+    recorder.emit("step", 1)
+    recorder.unsubscribe("step", told.append)
+    recorder.emit("step", 2)
 
     assert told == [1]
 
@@ -174,16 +174,16 @@ def test_a_long_log_is_packed_and_is_the_same() -> None:
     for _ in range(5000):
         recorder.mark(recorder.code("forward"))
         recorder.begin_batch(7)
-        recorder.turn("loss")
+        recorder.boundary("loss")
     cut = len(recorder)
-    recorder.turn("step")
+    recorder.boundary("step")
     marks = recorder.stop()
 
     assert list(marks.times) == [tick << 33 for tick in range(1, 10_002)]
     assert [marks.labels[code] for code in marks.codes[:4]] == ["forward", "other code"] * 2
-    assert [(turn.at, turn.kind, turn.loop) for turn in marks.turns[-3:]] == [
+    assert [(boundary.at, boundary.kind, boundary.loop) for boundary in marks.boundaries[-3:]] == [
         (10_000, "batch", 7),
         (10_000, "loss", 0),
         (10_000, "step", 0),
     ]
-    assert tuple(recorder.turns(cut)) == marks.turns[:-1]
+    assert tuple(recorder.boundaries(cut)) == marks.boundaries[:-1]

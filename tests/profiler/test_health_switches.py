@@ -36,7 +36,7 @@ def findings(sizes: tuple[int, ...] = (8,), around: Any = nothing, **loader: Any
         for size in sizes * 2:
             for x in DataLoader([torch.ones(1, size, size)] * 5, batch_size=2, **loader):
                 model(x).mean().backward()
-    return list(switch_findings(watch.facts()))
+    return list(switch_findings(watch.observe()))
 
 
 def test_a_plain_loop_has_nothing_to_say() -> None:

@@ -52,7 +52,7 @@ def loop(watch: SyncWatch) -> None:
 
 
 def sites(watch: SyncWatch) -> list[SyncSite]:
-    return list(watch.facts().sites)
+    return list(watch.observe().sites)
 
 
 def test_a_line_that_reads_the_loss_is_named_with_its_count() -> None:
@@ -62,8 +62,8 @@ def test_a_line_that_reads_the_loss_is_named_with_its_count() -> None:
     (site,) = sites(watch)
     assert site.where == f"{HERE}:{line_of(loop, 'loss.item()')} in loop()"
     assert (site.methods, site.calls, site.batches, site.waited) == (("item",), 10, 10, None)
-    assert watch.facts().batches == 10
-    (found,) = sync_findings(watch.facts())
+    assert watch.observe().batches == 10
+    (found,) = sync_findings(watch.observe())
     assert (found.kind, found.severity, found.time) == ("sync", "note", None)
     assert "10 times in 10 training batches (1 per batch)" in found.evidence
 
@@ -106,7 +106,7 @@ def test_what_a_librarys_loop_reads_is_its_own() -> None:
         library["fit"](whole, loader(), torch.optim.SGD(whole.parameters(), 0.1))
 
     assert [site.own for site in sites(watch)] == ["forward"]
-    (found,) = sync_findings(watch.facts())
+    (found,) = sync_findings(watch.observe())
     assert found.change == "nothing: `forward` works that way"
 
 
@@ -163,7 +163,7 @@ def test_an_evaluation_inside_a_training_batch_is_not_counted_and_does_not_end_i
             after = model(x).mean().item()  # counted
     assert after is not None
     (site,) = sites(watch)
-    assert (site.calls, watch.facts().batches) == (6, 6)
+    assert (site.calls, watch.observe().batches) == (6, 6)
 
 
 def test_batches_that_no_loader_gives_are_counted_by_backward_passes() -> None:
@@ -176,7 +176,7 @@ def test_batches_that_no_loader_gives_are_counted_by_backward_passes() -> None:
             optimizer.step()
             loss.item()
     (site,) = sites(watch)
-    assert (site.calls, site.batches, watch.facts().batches) == (7, 7, 7)
+    assert (site.calls, site.batches, watch.observe().batches) == (7, 7, 7)
 
 
 def test_subclasses_and_modes_see_one_call() -> None:
@@ -234,8 +234,8 @@ def test_fastais_own_reads_are_a_note_with_the_callbacks_name() -> None:
     with recording(watch), learner.no_logging():
         learner.fit(2)
 
-    findings = sync_findings(watch.facts())
-    assert watch.facts().batches == 16
+    findings = sync_findings(watch.observe())
+    assert watch.observe().batches == 16
     assert {found.severity for found in findings} == {"note"}
     assert ["`Recorder`" in found.what for found in findings] == [True]
     assert "16 times in 16 training batches" in findings[0].evidence

@@ -211,7 +211,7 @@ def test_a_planted_cost_is_named_with_its_size(plant: str, workers: int) -> None
     taken[:] = [0.0] * len(taken)
     with watched() as watch:
         train(loader)
-    facts = training_loader(watch.report())
+    facts = training_loader(watch.observe())
 
     assert facts is not None
     assert facts.workers == workers
@@ -232,7 +232,7 @@ def test_the_setup_of_a_loader_is_read() -> None:
         fit(loader, epochs=2)
         for _ in DataLoader(Rows(n=4), batch_size=2):
             pass
-    training, other = watch.report()
+    training, other = watch.observe()
 
     assert training.dataset == "Rows"
     assert (training.workers, training.persistent, training.prefetch, training.batch_size) == (2, True, 3, BATCH)
@@ -247,7 +247,7 @@ def test_the_setup_of_a_loader_is_read() -> None:
 def test_a_fastai_loader_is_told_from_torchs() -> None:
     with watched() as watch:
         fit_fastai(lists(2))
-    training = training_loader(watch.report())
+    training = training_loader(watch.observe())
     assert training is not None
     assert (training.is_fastai, training.dataset, training.batch_size, training.workers) == (True, "Datasets", BATCH, 2)
     assert not training.is_iterable
@@ -279,9 +279,9 @@ def test_training_is_the_same_with_and_without() -> None:
 def test_batches_that_were_profiled_are_told_apart() -> None:
     with watched() as watch:
         fit(torch_loader(Rows(), 0))
-    turns = watch._recorder.stop().turns
-    assert sum(turn.kind == "disturbed" for turn in turns) == watch.report()[0].fetch.profiled == 3
-    assert sum(turn.kind == "batch" for turn in turns) == BATCHES + 1
+    boundaries = watch._recorder.stop().boundaries
+    assert sum(boundary.kind == "disturbed" for boundary in boundaries) == watch.observe()[0].fetch.profiled == 3
+    assert sum(boundary.kind == "batch" for boundary in boundaries) == BATCHES + 1
 
 
 def test_a_dataset_is_never_asked_for_more() -> None:
@@ -312,7 +312,7 @@ def test_everything_patched_goes_back_and_nothing_is_kept() -> None:
         assert [ref() for ref in gone] == [None, None]
     assert [vars(owner)[name] for owner, name in places] == before
     assert watch.loader() is None
-    assert watch.report()
+    assert watch.observe()
 
 
 def test_workers_of_before_and_of_spawn_are_not_known() -> None:
@@ -323,12 +323,12 @@ def test_workers_of_before_and_of_spawn_are_not_known() -> None:
         fit(early)
         assert pickle.loads(pickle.dumps(spawned.dataset)).tensors[0].shape == (16, 8)
         fit(spawned)
-    notes = [facts.fetch.note for facts in watch.report()]
+    notes = [facts.fetch.note for facts in watch.observe()]
     assert notes == [
         "not known: the workers were started before the profile",
         "not known: the workers were started with spawn",
     ]
-    assert [slowest(facts.fetch) for facts in watch.report()] == [None, None]
+    assert [slowest(facts.fetch) for facts in watch.observe()] == [None, None]
 
 
 def test_another_profiler_is_left_alone_and_counts_few_calls_of_ours() -> None:
@@ -342,7 +342,7 @@ def test_another_profiler_is_left_alone_and_counts_few_calls_of_ours() -> None:
     assert any(name == "fit" for _, _, name in stats)
     ours = sum(calls for (file, *_), (calls, *_) in stats.items() if file.endswith(("loader/fetching.py", "loader/loaders.py")))
     assert ours <= 12 * BATCHES + 60  # a fetch costs a handful of calls, those told of phases and batches included
-    (facts,) = watch.report()
+    (facts,) = watch.observe()
     assert facts.fetch.profiled == 0
     assert facts.fetch.fetches == BATCHES
 
@@ -372,4 +372,4 @@ def test_an_error_in_a_dataset_is_the_users_own() -> None:
         gc.collect()  # torch's iterators that wait for it would be ended by a worker, which takes five seconds
         with watched() as watch, pytest.raises(KeyError, match="mine"):
             fit(torch_loader(Rows(fail), workers))
-        assert watch.report()[0].fetch.fetches >= 1
+        assert watch.observe()[0].fetch.fetches >= 1

@@ -10,6 +10,7 @@ import fastai.data.load
 import fastai.learner
 import pytest
 import torch
+from fastai.basics import CrossEntropyLossFlat, DataLoaders, Learner
 from fastai.callback.core import Callback, CancelFitException
 from fastai.callback.schedule import fine_tune  # noqa: F401 - gives Learners their fit_one_cycle and fine_tune
 from fastai.torch_core import set_seed
@@ -333,8 +334,8 @@ def test_a_worker_is_no_part_of_the_fit() -> None:
             return 4
 
     with profile_fit(show=False) as profile:
-        assert profile._watch is not None
-        recorder = profile._watch.recorder
+        assert profile._instruments is not None
+        recorder = profile._instruments.recorder
         list(torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context="fork"))
 
     assert seen.value == 4
@@ -357,8 +358,8 @@ def test_an_interrupt_while_it_starts_leaves_nothing_up(monkeypatch: pytest.Monk
 
 def test_a_part_that_fails_is_named_and_the_fit_goes_on() -> None:
     with profile_fit(show=False) as profile:
-        assert profile._watch is not None
-        profile._watch.recorder.watch("step", lambda _: 1 / 0)
+        assert profile._instruments is not None
+        profile._instruments.recorder.subscribe("step", lambda _: 1 / 0)
         quiet_fit(learner())
 
     assert profile.report.timing.batches == 16
@@ -425,3 +426,46 @@ def test_the_monitor_leaves_a_fit_to_a_profile_around_it() -> None:
 
     assert monitor.report is None
     assert report.timing.batches == 16
+
+
+class WithoutTargets(torch.utils.data.Dataset[Any]):
+    """Samples of inputs only."""
+
+    def __len__(self) -> int:
+        return 160
+
+    def __getitem__(self, index: int) -> Any:
+        return (torch.randn(6),)
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_a_fit_whose_batches_have_no_targets_runs_as_without(around: bool) -> None:
+    data = torch.utils.data.DataLoader(WithoutTargets(), batch_size=16)
+    learn = Learner(DataLoaders(data, data), model(), loss_func=CrossEntropyLossFlat())
+    monitor = FitMonitor(show=False)
+
+    if around:
+        report = profiled(quiet_fit, learn, 1)
+    else:
+        quiet_fit(learn, 1, cbs=monitor)
+        assert monitor.report is not None
+        report = monitor.report
+
+    assert (report.ending, report.error, report.notes) == ("complete", "", ())
+    assert report.timing.batches == 0  # without a loss nothing was trained
+
+
+def test_a_batch_without_targets_between_others_does_not_count_the_loss_of_the_one_before() -> None:
+    class Drops(Callback):
+        def before_batch(self) -> None:
+            if self.training and self.iter == 3:
+                self.learn.yb = ()
+
+    report = profiled(quiet_fit, learner(Drops()), 1)
+
+    assert report.ending == "complete"
+    with profile_fit(show=False) as profile:
+        quiet_fit(learner(Drops()), 1)
+        assert profile._instruments is not None
+        boundaries = list(profile._instruments.recorder.boundaries(10**9))
+    assert sum(boundary.kind == "loss" for boundary in boundaries) == 7

@@ -16,11 +16,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import nbguard
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.memory.growth import growth_finding
+from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations, memory_report
 from nbguard.profiler.analysis.report import Growth, MemoryReport
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory import growth as growth_watch
-from nbguard.profiler.instruments.memory.counters import Level, SimulatedMeter
-from nbguard.profiler.instruments.memory.levels import MOST_POINTS, History
+from nbguard.profiler.instruments.memory.counters import SimulatedCounter
+from nbguard.profiler.instruments.memory.levels import MOST_POINTS, LevelHistory
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
@@ -48,7 +49,8 @@ def watch(fit: Callable[[], Any], **settings: Any) -> MemoryReport | Unavailable
     gc.collect()  # what earlier tests have left must not go in the middle of this fit
     with recording(part):
         fit()
-    return part.report()
+    found = part.observe()
+    return found if isinstance(found, Unavailable) else memory_report(found)
 
 
 def memory_of(fit: Callable[[], Any], **settings: Any) -> MemoryReport:
@@ -328,7 +330,7 @@ def test_points_are_in_order_and_phases_are_named() -> None:
 
 
 def test_points_are_thinned_out_evenly() -> None:
-    history = History(Level(0))
+    history = LevelHistory(Level(0))
     for batch in range(3000):
         history.begin_batch()
         for _ in range(5):
@@ -359,7 +361,7 @@ def test_a_loop_without_a_loader_is_divided_by_its_steps() -> None:
 
 def test_a_simulated_device_counts_for_itself() -> None:
     with nbguard.simulate("1GiB") as sim:
-        found = memory_of(lambda: train(12), meter=SimulatedMeter(sim))
+        found = memory_of(lambda: train(12), counter=SimulatedCounter(sim))
         peak, allocated = sim.max_memory_allocated(), sim.memory_allocated()
 
     assert (found.source, found.capacity) == ("simulated device", 1024 * MiB)
@@ -441,9 +443,9 @@ def test_a_fit_that_fails_while_it_is_recorded_leaves_nothing_behind() -> None:
 
     assert is_recording
     assert not _get_current_dispatch_mode_stack()
-    found = part.report()
-    assert isinstance(found, MemoryReport)
-    assert "ended before a second training batch" in found.notes[0]
+    found = part.observe()
+    assert isinstance(found, MemoryObservations)
+    assert "ended before a second training batch" in memory_report(found).notes[0]
 
 
 def test_a_compiled_model_is_not_recorded() -> None:

@@ -138,11 +138,11 @@ def test_tuning_workers_leaves_no_trace() -> None:
 
 
 def test_a_simulated_device_counts_the_memory_of_a_fit() -> None:
-    from nbguard.profiler.instruments.memory.counters import SimulatedMeter
+    from nbguard.profiler.instruments.memory.counters import SimulatedCounter
 
     net = model()
     with nbguard.simulate("1GiB") as simulation:
-        profile = FitProfile(meter=SimulatedMeter(simulation))
+        profile = FitProfile(counter=SimulatedCounter(simulation))
         profile.start()
         optimizer = torch.optim.Adam(net.parameters())
         for x, y in torch.utils.data.DataLoader(items(), batch_size=8):

@@ -186,18 +186,18 @@ def test_a_program_of_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
-    assert RankWatch().gather(RankRow(rank=0, host="", pid=0, state="complete")) is None
+    assert RankWatch().exchange(RankRow(rank=0, host="", pid=0, state="complete")) is None
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert RankWatch().gather(RankRow(rank=0, host="", pid=0, state="complete")) is None
+    assert RankWatch().exchange(RankRow(rank=0, host="", pid=0, state="complete")) is None
 
 
 def test_a_beat_costs_next_to_nothing(tmp_path: Path) -> None:
     import time
 
-    from nbguard.profiler.distributed.liveness import Heartbeat, pulse_of
+    from nbguard.profiler.distributed.liveness import RankLiveness, pulse_of
 
-    heart = Heartbeat(tmp_path, 3, 1)
+    heart = RankLiveness(tmp_path, 3, 1)
     start = time.perf_counter_ns()
     for batch in range(10_000):
         heart.beat(batch, 4)
@@ -220,7 +220,7 @@ def test_what_killed_jobs_have_left_is_swept(tmp_path: Path, monkeypatch: pytest
     dead.wait()
     monkeypatch.setenv("MASTER_PORT", "1")
     left = heartbeat.job_folder()
-    heart = heartbeat.Heartbeat(left, 0, 1)
+    heart = heartbeat.RankLiveness(left, 0, 1)
     path = next(left.iterdir())
     monkeypatch.setenv("MASTER_PORT", "2")
     mine = heartbeat.job_folder()

@@ -143,7 +143,7 @@ def test_tensorboard_has_scalars_by_epoch_and_the_text(unchanged: None) -> None:
 
     assert [event.value for event in events.Scalars(STEP)] == [pytest.approx(0.012)]
     assert [(event.step, event.value) for event in events.Scalars(EPOCH)] == [(0, 0.5), (1, pytest.approx(0.4))]
-    (text,) = events.Tensors("nbguard/reports/text_summary")
+    (text,) = events.Tensors("nbguard/report/text_summary")
     assert text.tensor_proto.string_val[0].decode() == summary(_report())
 
 

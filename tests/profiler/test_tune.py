@@ -18,7 +18,7 @@ import torch
 from fastai.data.core import TfmdDL, Transform
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from nbguard.profiler.analysis.loader.tuning import candidates, choose, is_enough
+from nbguard.profiler.analysis.loader.tuning import WorkerTuning, candidates, choose, is_enough
 from nbguard.profiler.analysis.report import WorkerTrial
 from nbguard.profiler.instruments.loader.tune import tune
 
@@ -80,15 +80,15 @@ def test_two_workers_are_found_and_nothing_is_changed(kind: str) -> None:
     dataset = loader.dataset
     inner = dataset.asked, repr(dataset.rng.bit_generator.state)
 
-    trials, best, sentence = tune(loader, 12 * MS, seconds=SHORT, cores=2)
+    tuned = tune(loader, 12 * MS, seconds=SHORT, cores=2)
 
-    figures = by_workers(trials)
+    figures = by_workers(tuned.trials)
     assert [*figures] == [0, 1, 2]
     assert figures[0] >= 16 * MS  # four items of 4 ms
     assert figures[2] < 0.75 * figures[0]
-    assert best == 2
-    assert sentence.startswith("2 workers: a batch every ")
-    assert "with 0" in sentence
+    assert tuned.best == 2
+    assert tuned.sentence.startswith("2 workers: a batch every ")
+    assert "with 0" in tuned.sentence
     assert (dataset.asked, repr(dataset.rng.bit_generator.state)) == inner
     assert (loader.generator.get_state().tolist() if kind == "torch" else loader.rng.getstate()) == own
     assert states() == before
@@ -107,8 +107,8 @@ def test_what_the_copy_does_is_as_the_loader_itself() -> None:
         seen[1 + worker] += 1
 
     loader = DataLoader(Rows(0.001), batch_size=5, collate_fn=collate, worker_init_fn=started, num_workers=1)
-    trials, _, _ = tune(loader, MS // 1000, seconds=SHORT, cores=2)
-    assert [*by_workers(trials)] == [0, 1, 2]
+    tuned = tune(loader, MS // 1000, seconds=SHORT, cores=2)
+    assert [*by_workers(tuned.trials)] == [0, 1, 2]
     assert seen[0] == 5
     assert seen[1]
     assert seen[2]
@@ -123,10 +123,10 @@ def test_a_dataset_that_hangs_is_given_up_and_its_workers_are_gone(tmp_path: Pat
             return super().__getitem__(i)
 
     begin = time.monotonic()
-    trials, best, sentence = tune(DataLoader(Hangs(), batch_size=4), MS, seconds=0.05, cores=2)
+    tuned = tune(DataLoader(Hangs(), batch_size=4), MS, seconds=0.05, cores=2)
     assert time.monotonic() - begin < 60
-    assert ([*by_workers(trials)], best) == ([0], 0)
-    assert "stopped with 1 worker: no figure in" in sentence
+    assert ([*by_workers(tuned.trials)], tuned.best) == ([0], 0)
+    assert "stopped with 1 worker: no figure in" in tuned.sentence
     (pid,) = [int(file.name) for file in tmp_path.iterdir()]
     deadline = time.monotonic() + 10
     while is_running(pid) and time.monotonic() < deadline:
@@ -146,10 +146,8 @@ def test_an_error_of_the_dataset_is_told() -> None:
         def __getitem__(self, i: int) -> torch.Tensor:
             raise KeyError("mine")
 
-    assert tune(DataLoader(Fails()), MS, seconds=SHORT) == (
-        (),
-        None,
-        "nothing was measured; stopped with no worker: KeyError: 'mine'",
+    assert tune(DataLoader(Fails()), MS, seconds=SHORT) == WorkerTuning(
+        sentence="nothing was measured; stopped with no worker: KeyError: 'mine'"
     )
 
 
@@ -164,16 +162,16 @@ def test_what_cannot_be_shared_with_a_fork_is_refused(tmp_path: Path) -> None:
     def refusal(**what: Any) -> str:
         rows = Rows()
         vars(rows).update(what)
-        trials, best, sentence = tune(DataLoader(rows), MS, seconds=SHORT)
-        assert (trials, best) == ((), None)
-        return sentence
+        tuned = tune(DataLoader(rows), MS, seconds=SHORT)
+        assert (tuned.trials, tuned.best) == ((), None)
+        return tuned.sentence
 
     assert "an open SQLite connection" in refusal(db=sqlite3.connect(":memory:"))
     assert "an open HDF5 file (File): worker processes must open their own" in refusal(parts={"h5": [H5File()]})
     with tmp_path.joinpath("rows").open("w") as file:
         assert "an open file" in refusal(inner=Rows, file=file)
-    assert tune(DataLoader(Stream()), MS)[2] == "not tuned: its dataset is a stream, which trials could use up"
-    assert tune(None, MS)[2].startswith("not tuned: the loader of the training batches is gone")
+    assert tune(DataLoader(Stream()), MS).sentence == "not tuned: its dataset is a stream, which trials could use up"
+    assert tune(None, MS).sentence.startswith("not tuned: the loader of the training batches is gone")
 
 
 def trials_of(*figures: tuple[int, float]) -> list[WorkerTrial]:

@@ -25,6 +25,9 @@ _OPTIONS.add_argument("--compare", choices=["last"], help="last: against the las
 _OPTIONS.add_argument("--trace", metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome")
 _OPTIONS.add_argument("--json", metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers")
 _OPTIONS.add_argument(
+    "--save", metavar="FILE", default="", help="save the profile; `python -m nbguard profile FILE` shows its report again"
+)
+_OPTIONS.add_argument(
     "--log",
     action="append",
     metavar="LOG",
@@ -81,6 +84,7 @@ class ProfileFitMagics(Magics):
             compare=options.compare is not None,
             trace=_unquoted(options.trace),
             json=_unquoted(options.json),
+            save=_unquoted(options.save),
             logs=tuple(map(_unquoted, options.log)),
         )
         guarded(_NAME, session_of(self.shell).profile, chosen, lambda report: keep(self.shell, options, report))

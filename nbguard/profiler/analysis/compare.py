@@ -1,12 +1,12 @@
-"""What has changed from one run to the next, and whether the batches of two runs can show it."""
+"""The changes from one run to the next, and whether the batches of two runs can show them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nbguard.profiler.analysis.report import Change, Comparison
-from nbguard.profiler.analysis.run_record import FitRun
+from nbguard.profiler.analysis.report import Comparison, RunChange
+from nbguard.profiler.analysis.run_record import RunRecord
 from nbguard.profiler.analysis.time.bootstrap import ENOUGH, median, ratio_interval, says_something
 from nbguard.units import format_bytes, format_time
 
@@ -21,19 +21,19 @@ _SHARE = 0.01
 _ONE_RUN_EACH = "One run each: what else the machine did meanwhile shows as a difference, too."
 
 
-def compare(now: FitRun, before: FitRun) -> Comparison:
+def compare(now: RunRecord, before: RunRecord) -> Comparison:
     """Return what has changed since the run `before`, the step first."""
-    changes: list[Change] = []
+    changes: list[RunChange] = []
     if now.steps and before.steps:
         changes = [_change(STEP, now.steps, before.steps), *_phases(now, before)]
     if now.peak is not None and before.peak is not None:
-        changes.append(Change(name=PEAK, unit="bytes", before=before.peak, now=now.peak))
+        changes.append(RunChange(name=PEAK, unit="bytes", before=before.peak, now=now.peak))
     if now.batches != before.batches:
-        changes.append(Change(name=BATCHES, unit="batches", before=before.batches, now=now.batches))
+        changes.append(RunChange(name=BATCHES, unit="batches", before=before.batches, now=now.batches))
     return Comparison(_sentence(now, before, changes), tuple(changes), tuple(_notes(now, before)))
 
 
-def words(change: Change) -> str:
+def words(change: RunChange) -> str:
     """Return a change in words, e.g. 'step 12.4 ms → 8.10 ms (−35 %, 95 % interval −37 … −32 %)'."""
     before, now = (_value(change, value) for value in (change.before, change.now))
     if not change.before:
@@ -44,8 +44,8 @@ def words(change: Change) -> str:
     return f"{change.name} {before} → {now} ({share})"
 
 
-def _change(name: str, now: tuple[int, ...], before: tuple[int, ...]) -> Change:
-    change = Change(name=name, unit="ns", before=median(before), now=median(now))
+def _change(name: str, now: tuple[int, ...], before: tuple[int, ...]) -> RunChange:
+    change = RunChange(name=name, unit="ns", before=median(before), now=median(now))
     interval = ratio_interval(now, before)
     if interval is None:
         return change
@@ -53,17 +53,17 @@ def _change(name: str, now: tuple[int, ...], before: tuple[int, ...]) -> Change:
     return replace(change, is_significant=not low <= 1 <= high, low=low, high=high)
 
 
-def _phases(now: FitRun, before: FitRun) -> Iterator[Change]:
+def _phases(now: RunRecord, before: RunRecord) -> Iterator[RunChange]:
     """Yield the phases that both runs have and that take a part of the step worth naming, the largest difference first."""
     former = {samples.phase: samples.values for samples in before.phases}
     least = _SHARE * max(median(now.steps), median(before.steps))
     both = [(each.phase, each.values, former.get(each.phase, ())) for each in now.phases]
     changes = [_change(phase, values, others) for phase, values, others in both if values and others]
-    told = [change for change in changes if max(change.now, change.before) >= least]
-    yield from sorted(told, key=lambda change: -abs(change.now - change.before))
+    notable = [change for change in changes if max(change.now, change.before) >= least]
+    yield from sorted(notable, key=lambda change: -abs(change.now - change.before))
 
 
-def _sentence(now: FitRun, before: FitRun, changes: list[Change]) -> str:
+def _sentence(now: RunRecord, before: RunRecord, changes: list[RunChange]) -> str:
     if not changes or changes[0].name != STEP:
         return "No step of both runs is known, so there is nothing to compare: a run needs batches after its warm-up"
     step, fewest = changes[0], min(len(now.steps), len(before.steps))
@@ -76,7 +76,7 @@ def _sentence(now: FitRun, before: FitRun, changes: list[Change]) -> str:
     return words(step)
 
 
-def _notes(now: FitRun, before: FitRun) -> Iterator[str]:
+def _notes(now: RunRecord, before: RunRecord) -> Iterator[str]:
     """Yield what else differs between the runs, and how far the comparison goes."""
     if before.title != now.title:
         yield f"Compared with: {before.title}"
@@ -92,7 +92,7 @@ def _notes(now: FitRun, before: FitRun) -> Iterator[str]:
         yield _ONE_RUN_EACH
 
 
-def _value(change: Change, value: int) -> str:
+def _value(change: RunChange, value: int) -> str:
     if change.unit == "ns":
         return format_time(value)
     return format_bytes(value) if change.unit == "bytes" else str(value)

@@ -15,13 +15,13 @@ _NS = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One number: what it is, of which phase ("": of the whole fit), in which pass over a loader (None: in all)."""
+    """One number for a log of experiments."""
 
-    name: str
-    value: float
-    unit: Unit = ""
-    of: str = ""
-    epoch: int | None = None
+    name: str  # e.g. "step_median"
+    value: float  # in `unit`
+    unit: Unit = ""  # "": a count
+    of: str = ""  # the phase, or kind of epoch; "": of the whole fit
+    epoch: int | None = None  # number of the pass over a loader; None: of all
 
     @property
     def key(self) -> str:
@@ -35,7 +35,7 @@ class Figure:
 
 
 def figures(report: FitReport) -> tuple[Figure, ...]:
-    """Return all figures that are known; what is not known is left out, never 0."""
+    """Return all figures that are known; an unknown one is left out, never 0."""
     return (*_whole(report), *_phases(report), *_memory(report), *_epochs(report))
 
 

@@ -1,4 +1,4 @@
-"""What to do first: the few sentences that the report begins with."""
+"""The few sentences with which the report begins: what to do first."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ _WORTH = 0.02
 def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable[FitFinding]) -> tuple[str, ...]:
     """Return what to do first, problems before what would save the most time; one sentence where nothing stands out."""
     ordered = sorted(findings, key=_urgency)
-    found = [_sentence(each, timing.step or 0) for each in ordered if each.severity == "problem" or _is_worth_it(each, timing)]
-    if not found and not timing.batches:
-        found.append("nothing was trained here: no backward pass and no optimizer step were seen on this thread")
-    elif not found and loader is not None:
-        found.append(loader.sentence if loader.bound in _WAITS else f"nothing stands out: {loader.sentence}")
-    return tuple(found[:_MOST])
+    sentences = [
+        _sentence(each, timing.step or 0) for each in ordered if each.severity == "problem" or _is_worth_it(each, timing)
+    ]
+    if not sentences and not timing.batches:
+        sentences.append("nothing was trained here: no backward pass and no optimizer step were seen on this thread")
+    elif not sentences and loader is not None:
+        sentences.append(loader.sentence if loader.bound in _WAITS else f"nothing stands out: {loader.sentence}")
+    return tuple(sentences[:_MOST])
 
 
 def _urgency(finding: FitFinding) -> tuple[int, int]:

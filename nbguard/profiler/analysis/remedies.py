@@ -1,4 +1,4 @@
-"""What could be changed to need less memory or time: only where the fit gives a reason, and never with a guessed figure."""
+"""Changes that would save memory or time: only where the fit gives a reason, and never with a guessed figure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What speaks for one remedy or another. Bytes are None where nobody counted them."""
+class RemedyContext:
+    """The observations that speak for one remedy or another. Bytes are None where nobody counted them."""
 
-    has_device: bool
-    peak: int | None = None
-    capacity: int | None = None
-    gradients: int = 0
-    activations: int | None = None
-    clears_in_place: bool = False
-    is_fastai: bool = False
+    has_device: bool  # CUDA was in use
+    peak: int | None = None  # bytes of memory
+    capacity: int | None = None  # bytes of the device
+    gradients: int = 0  # bytes of gradients that are cleared in place
+    activations: int | None = None  # bytes at the peak
+    clears_in_place: bool = False  # gradients are filled with zeros and stay
+    is_fastai: bool = False  # by fastai's own optimizer
     dtype: str = "float32"  # of the training batches' forward passes
-    batch_size: int | None = None
-    convolves: bool = False
-    is_channels_last: bool = False
+    batch_size: int | None = None  # of the first input of the first training batch
+    convolves: bool = False  # the model has two-dimensional convolutions
+    is_channels_last: bool = False  # and their weights are laid out so
 
     @property
     def is_tight(self) -> bool:
@@ -38,12 +38,14 @@ class Seen:
         return self.peak is not None and self.capacity is not None and self.peak >= _TIGHT * self.capacity
 
 
-def seen(optimizers: OptimizersFacts, amp: AmpFacts, switches: SwitchFacts, memory: MemoryReport | None = None) -> Seen:
-    """Return what the parts of a profile say together."""
+def remedy_context(
+    optimizers: OptimizersFacts, amp: AmpFacts, switches: SwitchFacts, memory: MemoryReport | None = None
+) -> RemedyContext:
+    """Return the observations of several instruments together."""
     in_place = [each for each in optimizers.optimizers if each.is_fastai or each.cleared_in_place]
     categories = {} if memory is None else {category.name: category.nbytes for category in memory.categories}
     dtypes = [dtype for dtype in ("float16", "bfloat16") if amp.in_dtype(dtype)]
-    return Seen(
+    return RemedyContext(
         has_device=switches.has_device,
         peak=None if memory is None else memory.peak,
         capacity=None if memory is None else memory.capacity,
@@ -58,8 +60,8 @@ def seen(optimizers: OptimizersFacts, amp: AmpFacts, switches: SwitchFacts, memo
     )
 
 
-def remedies(facts: Seen) -> tuple[Remedy, ...]:
-    """Return what fits what was seen, what is measured first."""
+def remedies(facts: RemedyContext) -> tuple[Remedy, ...]:
+    """Return the remedies that fit a fit, measured ones first."""
     if not facts.has_device and not facts.is_tight:
         return ()
     found = [*_set_to_none(facts), *_precision(facts), *_layout(facts)]
@@ -68,7 +70,7 @@ def remedies(facts: Seen) -> tuple[Remedy, ...]:
     return tuple(sorted(found, key=lambda remedy: not remedy.measured))
 
 
-def _set_to_none(facts: Seen) -> Iterator[Remedy]:
+def _set_to_none(facts: RemedyContext) -> Iterator[Remedy]:
     if facts.clears_in_place and facts.gradients >= MiB:
         held = format_bytes(facts.gradients)
         change = "`learn.model.zero_grad(set_to_none=True)` in `after_step` of a callback: fastai's own fills them with zeros"
@@ -81,7 +83,7 @@ def _set_to_none(facts: Seen) -> Iterator[Remedy]:
         )
 
 
-def _precision(facts: Seen) -> Iterator[Remedy]:
+def _precision(facts: RemedyContext) -> Iterator[Remedy]:
     if facts.has_device and facts.dtype == "float32":
         half = "" if facts.activations is None else f", up to half of the {format_bytes(facts.activations)} of activations"
         change = "`learn.to_fp16()`, or `torch.autocast('cuda', dtype=torch.bfloat16)` around model and loss"
@@ -93,7 +95,7 @@ def _precision(facts: Seen) -> Iterator[Remedy]:
         )
 
 
-def _layout(facts: Seen) -> Iterator[Remedy]:
+def _layout(facts: RemedyContext) -> Iterator[Remedy]:
     if facts.has_device and facts.convolves and not facts.is_channels_last and facts.dtype != "float32":
         change = "`model.to(memory_format=torch.channels_last)`, and the same for the inputs"
         yield Remedy(
@@ -101,7 +103,7 @@ def _layout(facts: Seen) -> Iterator[Remedy]:
         )
 
 
-def _batch(facts: Seen) -> Iterator[Remedy]:
+def _batch(facts: RemedyContext) -> Iterator[Remedy]:
     size, activations = facts.batch_size, facts.activations
     if size is None or size < 2:
         return
@@ -115,7 +117,7 @@ def _batch(facts: Seen) -> Iterator[Remedy]:
     )
 
 
-def _checkpointing(facts: Seen) -> Iterator[Remedy]:
+def _checkpointing(facts: RemedyContext) -> Iterator[Remedy]:
     held = "" if facts.activations is None else f" of {format_bytes(facts.activations)}"
     change = "`torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)` around the largest blocks"
     yield Remedy(

@@ -1,4 +1,4 @@
-"""What a profile says: every figure of the report, in nanoseconds and bytes. Renderers and exporters read nothing else."""
+"""The report of a profile: every figure that is shown, in nanoseconds and bytes. Renderers and exporters read nothing else."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Bound = Literal["data", "transfer", "compute", "Python", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRow:
-    """One phase: all its time, and per training batch of the steady state the median and the 95th percentile."""
+    """One phase: its whole time, and its time per batch of the steady state. In nanoseconds of the host's clock."""
 
-    phase: str
-    group: Group
-    total: int
-    median: int | None = None
-    p95: int | None = None
+    phase: str  # in the words of `phases`, e.g. "forward"
+    group: Group  # where in the fit
+    total: int  # sum over the fit
+    median: int | None = None  # of a batch; None: not in training batches
+    p95: int | None = None  # 95th percentile of a batch; None likewise
     gpu: int | None = None  # median of the GPU's own time, where CUDA events were recorded
 
 
@@ -29,26 +29,26 @@ class TimeRow:
 class EpochRow:
     """One pass over a loader: training, or validation if `is_training` is False."""
 
-    number: int
-    is_training: bool
-    batches: int
-    total: int
-    wait: int
+    number: int  # from 1, training and validation counted apart
+    is_training: bool  # False: no backward pass was seen in it
+    batches: int  # that the loader gave
+    total: int  # nanoseconds of its batches, without nbguard itself
+    wait: int  # nanoseconds of these spent waiting for data
     start: int | None = None  # nanoseconds from the start of the recording
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Where the time went. The totals of `rows` add up to `wall`."""
+    """The time of a fit by phase. The totals of `rows` add up to `wall`. Times in nanoseconds."""
 
-    wall: int
-    rows: tuple[TimeRow, ...]
+    wall: int  # from start to finish of the profile
+    rows: tuple[TimeRow, ...]  # training batches first, then validation, then around them
     batches: int  # training batches, warm-up and the unfinished one included
     warm_up: int  # of these, left out of medians and percentiles
     first: int | None = None  # the first batch, with what it starts
     step: int | None = None  # median of a whole batch in the steady state
-    step_p95: int | None = None
-    epochs: tuple[EpochRow, ...] = ()
+    step_p95: int | None = None  # its 95th percentile
+    epochs: tuple[EpochRow, ...] = ()  # in the order in which they began
     fits: int = 0  # of Learners
     busy: float | None = None  # share of the steady state in which the GPU worked, 0…1; None: not known
     busy_note: str = ""  # how it is known, or why it is not; empty where there was no GPU to be busy
@@ -63,21 +63,21 @@ class Timing:
 class WorkerTrial:
     """One candidate of `--tune-workers`: how long a batch of the loader alone takes with it."""
 
-    workers: int
-    per_batch: int
+    workers: int  # number of worker processes
+    per_batch: int  # nanoseconds
     first: int  # nanoseconds until the first batch: the start of the workers
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderVerdict:
-    """What the fit waits for, with the figure that says so and the gain to expect."""
+    """The verdict on the loader: what bounds the fit, the figure that says so, and the gain to expect."""
 
-    bound: Bound
-    sentence: str
+    bound: Bound  # what a batch of the steady state mostly waits for
+    sentence: str  # the verdict in words, with its figure
     gain: int | None = None  # nanoseconds per batch that go if it is fixed; None: nothing to gain, or not known
-    advice: tuple[FitFinding, ...] = ()
-    trials: tuple[WorkerTrial, ...] = ()
+    advice: tuple[FitFinding, ...] = ()  # the most rewarding first
+    trials: tuple[WorkerTrial, ...] = ()  # of `--tune-workers`
     best: int | None = None  # the number of workers that the trials speak for
     tuning: str = ""  # what the trials say in a sentence, or why there are none
 
@@ -92,10 +92,10 @@ class FitFinding:
     """One thing that stands out: what, the evidence with its figure, and the line to change. Code stands between backticks."""
 
     kind: str  # e.g. "graph", "nan", "eps", "sync", "workers", "transform", "callback"
-    severity: Severity
-    what: str
-    evidence: str
-    change: str
+    severity: Severity  # the gravest come first in a report
+    what: str  # the finding in a sentence
+    evidence: str  # the figures behind it
+    change: str  # the line to change, or "nothing"
     time: int | None = None  # nanoseconds per batch that it costs
     nbytes: int | None = None  # bytes per batch by which it grows, or that it holds
 
@@ -104,23 +104,23 @@ class FitFinding:
 class Remedy:
     """One thing that could be changed, with its effect: measured, or `measured=False` and words that say so."""
 
-    name: str
-    effect: str
-    measured: bool
-    change: str
-    time: int | None = None
-    nbytes: int | None = None
+    name: str  # e.g. "mixed precision"
+    effect: str  # in words, with the figure if it was measured
+    measured: bool  # False: `effect` says that it is not
+    change: str  # the line to write
+    time: int | None = None  # nanoseconds per batch that it saves; None: not known
+    nbytes: int | None = None  # bytes that it saves; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPoint:
-    """The counters at a moment of the fit, in bytes."""
+    """The counters at one moment of the fit, in bytes."""
 
     at: int  # nanoseconds from the start
     phase: str  # the phase that has just ended
-    batch: int
-    allocated: int
-    reserved: int | None = None
+    batch: int  # number of the batch, from 1, as boundaries of batches were counted
+    allocated: int  # in tensors; of host memory: in use, by malloc
+    reserved: int | None = None  # by PyTorch's allocator; None: not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,13 @@ class Category:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """Memory that grows: bytes per batch in the steady state, and who holds what grew, as far as it is known."""
+    """Memory that grows in the steady state, and its holder as far as it is known."""
 
-    per_batch: int
-    batches: int
-    holder: str = ""
-    held: int = 0
-    per_epoch: int | None = None
+    per_batch: int  # bytes; 0: only the growth per epoch is known
+    batches: int  # training batches in which it was watched
+    holder: str = ""  # the way to it as one would write it, e.g. "losses → graph"; "": not known
+    held: int = 0  # bytes that the holder had at the last look
+    per_epoch: int | None = None  # bytes; None: none, or too few epochs
     epochs: int = 1  # training epochs in which it was watched
     is_sum: bool = False  # the holder is one tensor, whose graph grows
 
@@ -164,22 +164,22 @@ class StackPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """What the fit took of a device's memory. The categories add up to `peak`."""
+    """The memory of a fit on one device, in bytes. The categories add up to `peak`."""
 
-    device: str
-    source: str  # who counts: "torch.cuda", "simulated device", "heap of the process"
-    peak: int
-    start: int
-    end: int
-    capacity: int | None = None
-    peak_reserved: int | None = None
-    peak_phase: str = ""
-    phases: tuple[PhasePeak, ...] = ()
-    categories: tuple[Category, ...] = ()
-    points: tuple[MemoryPoint, ...] = ()
-    growth: Growth | None = None
-    stacks: tuple[StackPeak, ...] = ()
-    notes: tuple[str, ...] = ()
+    device: str  # as torch writes it, e.g. "cuda:0"
+    source: str  # of the figures: "torch.cuda", "simulated device", "heap of the process"
+    peak: int  # the most that was allocated at once
+    start: int  # allocated when the profile began
+    end: int  # allocated when the fit had ended
+    capacity: int | None = None  # of the device, as far as PyTorch may use it; None: no limit
+    peak_reserved: int | None = None  # the most that PyTorch had reserved; None: not counted
+    peak_phase: str = ""  # in which the peak fell; "": not known
+    phases: tuple[PhasePeak, ...] = ()  # in the order in which they were first seen
+    categories: tuple[Category, ...] = ()  # of the bytes at the peak
+    points: tuple[MemoryPoint, ...] = ()  # over time, thinned
+    growth: Growth | None = None  # None: memory did not grow
+    stacks: tuple[StackPeak, ...] = ()  # lines of code behind the peak; from `--memory`
+    notes: tuple[str, ...] = ()  # limits of these figures, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,53 +195,53 @@ class Setting:
 class RankRow:
     """One rank of a distributed fit. `state` says how it ended, or what it last did."""
 
-    rank: int
-    host: str
-    pid: int
-    state: str
-    batches: int = 0
-    step: int | None = None
-    wait: int | None = None
-    backward: int | None = None
-    peak: int | None = None
-    device: str = ""
+    rank: int  # its number, from 0
+    host: str  # name of its machine
+    pid: int  # of its process
+    state: str  # how it ended, or what it last did
+    batches: int = 0  # training batches
+    step: int | None = None  # nanoseconds, median of a whole batch; None: too few
+    wait: int | None = None  # nanoseconds of a batch waiting for data
+    backward: int | None = None  # nanoseconds of a batch in the backward pass
+    peak: int | None = None  # bytes of memory; None: not counted
+    device: str = ""  # as torch writes it; "": not known
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
     """All ranks, and what differs between them."""
 
-    world: int
-    rows: tuple[RankRow, ...]
+    world: int  # number of ranks
+    rows: tuple[RankRow, ...]  # by rank
     findings: tuple[FitFinding, ...] = ()
-    note: str = ""
+    note: str = ""  # ranks that did not report, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class RunChange:
     """One figure now and in the run before; `is_significant` is None where too few batches say anything."""
 
-    name: str
-    unit: Literal["ns", "bytes", "batches"]
-    before: int
-    now: int
-    is_significant: bool | None = None
+    name: str  # of a phase, or "step", "peak memory", "batches"
+    unit: Literal["ns", "bytes", "batches"]  # of `before` and `now`
+    before: int  # in the earlier run
+    now: int  # in this run
+    is_significant: bool | None = None  # None: too few batches to tell
     low: float | None = None  # of the ratio now / before, 95 % of resampled medians
-    high: float | None = None
+    high: float | None = None  # its upper end
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """This run against an earlier one."""
 
-    sentence: str
-    changes: tuple[Change, ...] = ()
-    notes: tuple[str, ...] = ()
+    sentence: str  # the result in words
+    changes: tuple[RunChange, ...] = ()  # the step first, then phases by the size of the difference
+    notes: tuple[str, ...] = ()  # what else differs between the runs
 
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What the profile itself has cost, by its own measurement."""
+    """The cost of the profile itself, by its own measurement."""
 
     per_mark: int  # nanoseconds
     marks: int
@@ -259,19 +259,19 @@ class FitReport:
     """The whole report."""
 
     title: str  # e.g. "In[7] · fastai fit · resnet34"
-    ending: Ending
-    timing: Timing
-    overhead: Overhead
+    ending: Ending  # the way in which the fit ended
+    timing: Timing  # the time by phase
+    overhead: Overhead  # the cost of the profile
     first: tuple[str, ...] = ()  # what to do first, most rewarding first, in a sentence each
     error: str = ""  # of a partial report, e.g. "KeyboardInterrupt"
-    loader: LoaderVerdict | None = None
-    memory: MemoryReport | Unavailable | None = None
-    findings: tuple[FitFinding, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
-    settings: tuple[Setting, ...] = ()
-    ranks: RankReport | None = None
-    comparison: Comparison | None = None
-    notes: tuple[str, ...] = ()
+    loader: LoaderVerdict | None = None  # None: only in reports made by hand
+    memory: MemoryReport | Unavailable | None = None  # Unavailable: it could not be followed
+    findings: tuple[FitFinding, ...] = ()  # the gravest first, as far as they are of one kind
+    remedies: tuple[Remedy, ...] = ()  # changes that would save memory or time
+    settings: tuple[Setting, ...] = ()  # switches of torch and the environment, as in the first training batch
+    ranks: RankReport | None = None  # of a distributed fit, on rank 0
+    comparison: Comparison | None = None  # with an earlier run, where that was asked for
+    notes: tuple[str, ...] = ()  # limits of the profile and mistakes of nbguard, in words
     files: tuple[str, ...] = ()  # written by --trace, --json and --log
     missed: int = 0  # batches that were over when the profile began
 

@@ -1,4 +1,4 @@
-"""What is kept of a fit, to compare a later one with: samples of its steady state, thinned, and a few figures."""
+"""The record of a fit for a comparison with a later one: samples of its steady state, thinned, and a few figures."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ PHASE_LIMIT = 250
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """How long one phase took in the batches of the steady state, in their order: nanoseconds."""
+    """The times of one phase in the batches of the steady state, in their order."""
 
-    phase: str
-    values: tuple[int, ...]
+    phase: str  # its name
+    values: tuple[int, ...]  # nanoseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitRun:
-    """One fit that has ended. `steps`: whole batches of the steady state, nanoseconds; `settings`: what it ran with."""
+class RunRecord:
+    """One fit that has ended."""
 
-    title: str
-    batches: int
-    steps: tuple[int, ...]
-    phases: tuple[Samples, ...] = ()
+    title: str  # of its report
+    batches: int  # training batches
+    steps: tuple[int, ...]  # nanoseconds of whole batches of the steady state, thinned
+    phases: tuple[Samples, ...] = ()  # times of each phase
     peak: int | None = None  # bytes
     settings: tuple[Setting, ...] = ()  # e.g. batch size, workers, device, torch
 
 
-def fit_run(
+def run_record(
     title: str,
     batches: int,
     steps: Sequence[int],
     phases: Mapping[str, Sequence[int]],
     peak: int | None = None,
     settings: Iterable[Setting] = (),
-) -> FitRun:
-    """Return what is kept of a fit with these `steps` and `phases`: nanoseconds of each batch of the steady state."""
+) -> RunRecord:
+    """Return the record of a fit with these `steps` and `phases`: nanoseconds of each batch of the steady state."""
     samples = (Samples(phase, thinned(values, PHASE_LIMIT)) for phase, values in phases.items())
-    return FitRun(
+    return RunRecord(
         title=title, batches=batches, steps=thinned(steps), phases=tuple(samples), peak=peak, settings=tuple(settings)
     )
 

@@ -1,4 +1,4 @@
-"""What ranks tell rank 0 at their end: through the store of the process group, and on one host through a folder, too.
+"""Messages of ranks to rank 0 at their end: through the store of the process group, and on one host through a folder, too.
 
 Never a collective: a rank that hangs in one takes nobody else with it. The store is spoken to in a thread of its own, since
 it answers no more once its host is gone.
@@ -16,7 +16,7 @@ from typing import Any
 _EVERY = 0.05  # seconds between two looks into the store
 
 
-class Mail:
+class RankExchange:
     """Carries texts from ranks to rank 0, for one fit. All ranks number their fits alike."""
 
     def __init__(self, folder: Path | None, fit: int) -> None:
@@ -40,15 +40,15 @@ class Mail:
 
     def read(self, ranks: Collection[int]) -> dict[int, str]:
         """Return what has come from these ranks until now."""
-        found = {rank: self._inbox[rank] for rank in ranks if rank in self._inbox}
+        texts = {rank: self._inbox[rank] for rank in ranks if rank in self._inbox}
         for rank in ranks:
-            if self._folder is not None and rank not in found:
+            if self._folder is not None and rank not in texts:
                 with suppress(OSError):
-                    found[rank] = self._path(self._folder, rank).read_text(encoding="utf-8")
-        return found
+                    texts[rank] = self._path(self._folder, rank).read_text(encoding="utf-8")
+        return texts
 
     def close(self, ranks: Collection[int]) -> None:
-        """Stop looking, and take the letters of these ranks out of the folder."""
+        """Stop looking, and take the messages of these ranks out of the folder."""
         self._is_over.set()
         if self._folder is not None:
             for rank in ranks:

@@ -18,14 +18,14 @@ from nbguard.profiler.analysis.distributed.ranks import Pulse
 from nbguard.profiler.analysis.time import phases
 from nbguard.scan.devices.processes import is_alive, process_of
 
-_HEAD = struct.Struct("<8sqdq")  # who: magic, pid, when the process started, number of the fit
-_BEAT = struct.Struct("<qqq")  # what: batch, code of a phase, nanoseconds of time.monotonic_ns
+_HEAD = struct.Struct("<8sqdq")  # process: magic, pid, when the process started, number of the fit
+_BEAT = struct.Struct("<qqq")  # state: batch, code of a phase, nanoseconds of time.monotonic_ns
 _MAGIC = b"nbguard1"
 _NO_PHASE = -1
 _NAME = "nbguard-ranks"
 
 
-class Heartbeat:
+class RankLiveness:
     """The sign of life of this process, in a file that goes with `close`."""
 
     def __init__(self, folder: Path, rank: int, fit: int) -> None:
@@ -72,8 +72,8 @@ def job_folder() -> Path:
     """
     folder = Path(tempfile.gettempdir()) / f"{_prefix()}{_job()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and (found.st_uid != os.getuid() or found.st_mode & 0o077)):
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or (hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077)):
         raise PermissionError(f"{folder} is not this user's own")
     return folder
 

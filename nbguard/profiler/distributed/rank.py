@@ -1,4 +1,4 @@
-"""Which rank this process is, and what should be the same on all of them."""
+"""The rank of this process, and the settings that should be the same on all ranks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NAMES = ("OMP_NUM_THREADS",)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Which of how many ranks this process is."""
+class Rank:
+    """One process of a distributed fit, by its number."""
 
-    rank: int
-    world: int
+    rank: int  # from 0
+    world: int  # number of ranks
 
     @property
     def is_all_here(self) -> bool:
@@ -28,18 +28,18 @@ class Place:
         return os.environ.get("LOCAL_WORLD_SIZE") == str(self.world)
 
 
-def place() -> Place | None:
-    """Return which rank this is by the process group or, where there is none, by its launcher; None if it is the only one."""
+def current_rank() -> Rank | None:
+    """Return the rank of this process, by the process group or else by its launcher; None if it is the only process."""
     torch: Any = sys.modules.get("torch")
     distributed = getattr(torch, "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        found = Place(distributed.get_rank(), distributed.get_world_size())
+        process = Rank(distributed.get_rank(), distributed.get_world_size())
     else:
         rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         if not (rank.isdecimal() and world.isdecimal()):
             return None
-        found = Place(int(rank), int(world))
-    return found if found.world > 1 else None
+        process = Rank(int(rank), int(world))
+    return process if process.world > 1 else None
 
 
 def environment() -> Iterator[Setting]:

@@ -1,4 +1,4 @@
-"""A word in the program's log at the moment another rank dies, or none comes further: then a report may never be made.
+"""A warning in the program's log when another rank dies, or none makes progress: then a report may never be made.
 
 A launcher ends all ranks within a tenth of a second of the first death, and a collective may wait for the dead one for ever.
 """
@@ -19,7 +19,7 @@ _EVERY = 1000  # milliseconds between two looks where nothing happens
 _log = logging.getLogger("nbguard")
 
 
-class Vigil:
+class RankWatchdog:
     """Watches the ranks of this host in a thread. `pulses` gives their signs of life; `patience` is in seconds."""
 
     def __init__(self, pulses: Callable[[], Mapping[int, Pulse]], patience: float) -> None:
@@ -29,7 +29,7 @@ class Vigil:
         self._is_stuck = False
         self._is_over = False
         self._ends, self._end = os.pipe()
-        self._thread = threading.Thread(target=self._run, name="nbguard-vigil", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="nbguard-watchdog", daemon=True)
         self._thread.start()
 
     def fit_has_ended(self) -> None:

@@ -1,17 +1,22 @@
-"""What a profile is made of: parts that watch one thing each."""
+"""The parts of a profile: instruments that watch one thing each."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from nbguard.profiler.record.recorder import Recorder
 
+Observed = TypeVar("Observed", covariant=True)
 
-class Part(Protocol):
-    """Watches one thing during a fit. Its report is asked for after `stop`, by a method of its own."""
+
+class Instrument(Protocol[Observed]):
+    """Watches one thing during a fit, and returns what it saw as a part of `FitObservations`: frozen, without live objects."""
 
     def start(self, recorder: Recorder) -> None:
-        """Put up what it needs, on the thread of the fit. What it raises switches it off, not the fit."""
+        """Put up what it needs, on the thread of the fit. An exception switches it off, not the fit."""
 
     def stop(self) -> None:
         """Take everything down again; called once, however the fit has ended, and before anything is shown."""
+
+    def observe(self) -> Observed:
+        """Return what it saw; called after `stop`."""

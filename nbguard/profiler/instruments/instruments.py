@@ -1,74 +1,127 @@
-"""All that a profile puts around a fit, by what it watches."""
+"""All instruments that a profile puts around a fit."""
 
 from __future__ import annotations
 
-from nbguard.profiler.analysis.time.phase_log import Marks
+from typing import Any, TypeVar
+
+from nbguard.memory.facts import Unavailable
+from nbguard.profiler.analysis.health.amp import AmpFacts
+from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
+from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
+from nbguard.profiler.analysis.health.switches import SwitchFacts
+from nbguard.profiler.analysis.health.syncs import SyncFacts
+from nbguard.profiler.analysis.observations import FitObservations, SubjectFacts
+from nbguard.profiler.analysis.report import Ending
+from nbguard.profiler.analysis.time.gpu import GpuObservations
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.instruments.health.amp import AmpWatch
 from nbguard.profiler.instruments.health.gpu import GpuWatch
 from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
 from nbguard.profiler.instruments.health.switches import SwitchWatch
 from nbguard.profiler.instruments.health.syncs import SyncWatch
-from nbguard.profiler.instruments.instrument import Part
+from nbguard.profiler.instruments.instrument import Instrument
+from nbguard.profiler.instruments.loader.loader_facts import usable_cores
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
-from nbguard.profiler.instruments.memory.counters import Meter
+from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
 from nbguard.profiler.instruments.subject import Subject
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.record.fastai_loop import FastaiLoop
+from nbguard.profiler.record.overhead import cost_of_a_mark
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
+_T = TypeVar("_T")
 
-class Watch:
-    """The parts around one fit. Those that have seen it are asked by `nbguard.profiler.report_builder`."""
 
-    def __init__(self, options: FitOptions, recorder: Recorder, meter: Meter | None = None) -> None:
+class Instruments:
+    """The instruments around one fit, and the patches that write its log."""
+
+    def __init__(self, options: FitOptions, recorder: Recorder, counter: MemoryCounter | None = None) -> None:
         self.recorder = recorder
-        self.failed: list[str] = []
         self.loop = TorchLoop(recorder)
         self.fastai = FastaiLoop(recorder, self.loop)
-        self.subject = Subject()
         self.loaders = LoaderWatch()
-        self.gpu = GpuWatch()
-        self.memory = MemoryWatch(options.memory, meter)
-        self.amp = AmpWatch()
-        self.optimizers = OptimizerWatch()
-        self.syncs = SyncWatch()
-        self.switches = SwitchWatch()
         self.ranks = RankWatch()
-        self.finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
-        self._parts: tuple[Part, ...] = (
-            self.subject,
+        self._subject = Subject()
+        self._gpu = GpuWatch()
+        self._memory = MemoryWatch(options.memory, counter)
+        self._amp = AmpWatch()
+        self._optimizers = OptimizerWatch()
+        self._syncs = SyncWatch()
+        self._switches = SwitchWatch()
+        self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
+        self._mistakes: list[str] = []
+        self._instruments: tuple[Instrument[Any], ...] = (
+            self._subject,
             self.loaders,
-            self.gpu,
-            self.memory,
-            self.amp,
-            self.optimizers,
-            self.syncs,
-            self.switches,
+            self._gpu,
+            self._memory,
+            self._amp,
+            self._optimizers,
+            self._syncs,
+            self._switches,
             self.ranks,
-            self.finite,  # last: at an event it may end the fit
+            self._finite,  # last: at an event it may end the fit
         )
 
     def start(self) -> None:
         """Put everything around what runs from here on."""
-        for part in self._parts:
-            self._try("start", part, self.recorder)
+        for instrument in self._instruments:
+            self._try("start", instrument, self.recorder)
         for front in (self.loop, self.fastai):
             self._try("start", front)
 
-    def stop(self) -> Marks:
+    def stop(self) -> PhaseLog:
         """Take everything down and return the log."""
-        marks = self.recorder.stop()
-        for each in (self.fastai, self.loop, *reversed(self._parts)):
-            self._try("stop", each)
-        return marks
+        log = self.recorder.stop()
+        for part in (self.fastai, self.loop, *reversed(self._instruments)):
+            self._try("stop", part)
+        return log
 
-    def _try(self, what: str, part: object, *args: object) -> None:
-        """Have a part start or stop; one that fails is named in the report and costs the fit nothing."""
+    def observe(self, log: PhaseLog, *, title: str, ending: Ending, error: str) -> FitObservations:
+        """Return what all instruments saw of a fit that ended in this way; called after `stop`.
+
+        The messages of other ranks are not in it yet: they are exchanged once this rank's own fit is analysed.
+        """
+        return FitObservations(
+            title=title,
+            ending=ending,
+            error=error,
+            log=log,
+            mark_cost=cost_of_a_mark(),
+            cores=usable_cores(),
+            subject=self._ask(self._subject, SubjectFacts()),
+            loaders=self._ask(self.loaders, ()),
+            gpu=self._ask(self._gpu, GpuObservations()),
+            memory=self._ask(self._memory, Unavailable("memory", "it could not be followed")),
+            amp=self._ask(self._amp, AmpFacts()),
+            optimizers=self._ask(self._optimizers, OptimizersFacts()),
+            syncs=self._ask(self._syncs, SyncFacts()),
+            switches=self._ask(self._switches, SwitchFacts()),
+            finite=self._ask(self._finite, FiniteFacts()),
+            library_callbacks=self.fastai.observe(),
+            has_other_threads=self.recorder.elsewhere,
+            mistakes=(*self._mistakes, *self.recorder.failed),  # last: an instrument that fails here is among them
+        )
+
+    def _ask(self, instrument: Instrument[_T], otherwise: _T) -> _T:
+        """Return what an instrument saw; of one that fails, `otherwise`."""
         try:
-            getattr(part, what)(*args)
+            return instrument.observe()
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the rest of the report
+            self._note_mistake(instrument, "observe", error)
+            return otherwise
+
+    def _try(self, action: str, part: object, *arguments: object) -> None:
+        """Start or stop a part; one that fails is named in the report and costs the fit nothing."""
+        try:
+            getattr(part, action)(*arguments)
         except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
-            self.failed.append(f"{type(part).__name__} could not {what} ({type(error).__name__}: {error}): please report it")
+            self._note_mistake(part, action, error)
+
+    def _note_mistake(self, part: object, action: str, error: Exception) -> None:
+        name = type(part).__name__
+        self._mistakes.append(f"{name} could not {action} ({type(error).__name__}: {error}): please report it")

@@ -1,14 +1,15 @@
-"""What is trained, in a few words for the title; and whether its beginning was missed."""
+"""The subject of a fit: the names of its models, and whether its beginning was missed."""
 
 from __future__ import annotations
 
 import types
 from typing import Any
 
+from nbguard.profiler.analysis.observations import SubjectFacts
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of
 
-_MOST = 3
+_MOST = 3  # names of models that are shown
 
 
 class Subject:
@@ -17,16 +18,16 @@ class Subject:
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
         self._kind = "PyTorch loop"
-        self.missed = 0  # batches that loops had given before the profile began
+        self._missed = 0  # batches that loops had given before the profile began
 
     def start(self, recorder: Recorder) -> None:
         """Listen for models that are called and Learners that are fitted."""
-        recorder.watch("model", self._model)
-        recorder.watch("learner", self._learner)
-        recorder.watch("loader", self._loader)
+        recorder.subscribe("model", self._model)
+        recorder.subscribe("learner", self._learner)
+        recorder.subscribe("loader", self._loader)
 
     def stop(self) -> None:
-        """Nothing was put up."""
+        """Leave everything: nothing was patched."""
 
     def _learner(self, learner: Any) -> None:
         self._kind = "fastai fit"
@@ -35,14 +36,13 @@ class Subject:
             self._names[arch.__name__] = None
 
     def _loader(self, iterator: Any) -> None:
-        given = attribute_of(iterator, "_num_yielded")
-        self.missed += given if type(given) is int else 0
+        count = attribute_of(iterator, "_num_yielded")
+        self._missed += count if type(count) is int else 0
 
     def _model(self, module: Any, _: Any) -> None:
         if len(self._names) < _MOST:
             self._names[type(module).__name__] = None
 
-    @property
-    def words(self) -> str:
-        """Return e.g. `fastai fit · resnet34`."""
-        return " · ".join((self._kind, *tuple(self._names)[:_MOST])) if self._names else ""
+    def observe(self) -> SubjectFacts:
+        """Return the names of the models, and how many batches were missed."""
+        return SubjectFacts(self._kind, tuple(self._names)[:_MOST], self._missed)

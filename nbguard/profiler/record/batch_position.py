@@ -1,4 +1,4 @@
-"""Where in a fit we are: in which batch of which loop, also where an evaluation runs inside of one."""
+"""The position in a fit: the batch and its loop, also where an evaluation runs inside of one."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nbguard.profiler.analysis.health.nonfinite import Place
-from nbguard.profiler.analysis.time.phase_log import Turn
+from nbguard.profiler.analysis.health.nonfinite import BatchPosition
+from nbguard.profiler.analysis.time.phase_log import Boundary
 from nbguard.profiler.record.recorder import Recorder
 
 _BY_HAND = 0
 """The loop of batches that no loader gives: there, each backward pass begins one."""
 
 
-def place_of(turns: Iterable[Turn]) -> Place:
-    """Return where a fit is after these turns, in numbers."""
+def position_of(boundaries: Iterable[Boundary]) -> BatchPosition:
+    """Return the position of a fit after these boundaries."""
     open_: list[int] = []
     batches: Counter[int] = Counter()
     epochs: dict[int, int] = {}
-    for turn in turns:
-        if turn.kind == "batch":
-            del open_[open_.index(turn.loop) if turn.loop in open_ else len(open_) :]  # and loops inside that were left
-            open_.append(turn.loop)
-            batches[turn.loop] += 1
-        elif turn.kind == "end" and open_:
+    for boundary in boundaries:
+        if boundary.kind == "batch":
+            del open_[open_.index(boundary.loop) if boundary.loop in open_ else len(open_) :]  # and loops inside that were left
+            open_.append(boundary.loop)
+            batches[boundary.loop] += 1
+        elif boundary.kind == "end" and open_:
             batches[open_.pop()] -= 1
-        elif turn.kind == "fit":
+        elif boundary.kind == "fit":
             epochs.clear()
-        elif turn.kind == "loss":
+        elif boundary.kind == "loss":
             loop = open_[-1] if open_ else _BY_HAND
             epochs.setdefault(loop, len(epochs) + 1)
             batches[_BY_HAND] += loop == _BY_HAND
     loop = open_[-1] if open_ else _BY_HAND
-    return Place(batches[loop], epochs.get(loop, 0) if loop != _BY_HAND else 0)
+    return BatchPosition(batches[loop], epochs.get(loop, 0) if loop != _BY_HAND else 0)
 
 
 class Body:
@@ -56,12 +56,12 @@ class Bodies:
         self._recorder = weakref.proxy(recorder)
         self._closed = closed
         self._open: list[Body] = []
-        recorder.watch("batch", self._ask)
-        recorder.watch("end", self._none_left)
-        recorder.watch("loss", self._loss)
+        recorder.subscribe("batch", self._ask)
+        recorder.subscribe("end", self._none_left)
+        recorder.subscribe("loss", self._loss)
 
     def end(self) -> None:
-        """Close what is still open: the recording has ended."""
+        """Close the batches that are still open: the recording has ended."""
         while self._open:
             self._close()
 

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 
-class Given(tuple[Any, ...]):
-    """All values that a call was given, in a row like those of any other call; the last ones by `names`."""
+class CallArguments(tuple[Any, ...]):
+    """All arguments of a call in a row, as if positional; the last ones were given by `names`."""
 
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
+    def of(cls, args: tuple[Any, ...], named: Mapping[str, Any]) -> CallArguments:
         """Return the values of a call, positional ones first."""
-        found = cls((*args, *named.values()))
-        found.names = tuple(named)
-        return found
+        arguments = cls((*args, *named.values()))
+        arguments.names = tuple(named)
+        return arguments
 
 
 def names_of(args: Any) -> tuple[str, ...]:
     """Return the names of the last arguments of a call; none where all are positional."""
-    return args.names if type(args) is Given else ()
+    return args.names if type(args) is CallArguments else ()

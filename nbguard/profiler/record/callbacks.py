@@ -25,7 +25,7 @@ class CallbackTimes:
     """
 
     def __init__(self, recorder: Recorder, patches: Patches, fails: Callable[[BaseException], None]) -> None:
-        """`fails` is told what a callback raises before the fit: a profile that began there sees no more of the fit."""
+        """`fails` gets the exception of a callback before the fit: a profile that began there sees no more of the fit."""
         self.of_fastai: set[str] = set()  # phases of callbacks without which it does not train
         self._recorder = recorder
         self._patches = patches

@@ -25,7 +25,7 @@ _BEFORE = {
     "after_step": phases.STEP,
     "after_cancel_step": phases.STEP,
 }
-"""What fastai does just before it announces an event. The rest is its own: between callbacks, and around batches."""
+"""The phases that fastai runs just before it announces an event. The rest is its own: between callbacks, and around batches."""
 
 _INNER = frozenset(("batch", "backward", "step"))
 
@@ -46,13 +46,13 @@ class FastaiLoop:
         """Put the marks in; if fastai is not imported yet, once a loader is asked after it has been."""
         self._put_in()
         if not self._is_in:
-            self._recorder.watch("loader", self._late)
+            self._recorder.subscribe("loader", self._late)
 
     def _late(self, _: Any) -> None:
         """Put the marks in if fastai has been imported since; the fit that asks its first loader then goes on already."""
         self._put_in()
         if self._is_in:
-            self._recorder.unwatch("loader", self._late)
+            self._recorder.unsubscribe("loader", self._late)
             learner = _fitting()
             if learner is not None:
                 self.joins(learner)
@@ -80,6 +80,10 @@ class FastaiLoop:
     def stop(self) -> None:
         """Take the marks out."""
         self._patches.restore()
+
+    def observe(self) -> tuple[str, ...]:
+        """Return the phases of callbacks without which fastai does not train."""
+        return tuple(sorted(self.callbacks.of_fastai))
 
     def _one_batch(self, original: Function) -> Function:
         recorder, loop = self._recorder, self._loop
@@ -125,8 +129,8 @@ class FastaiLoop:
                 return
             code, act = known.get(event, nothing)
             mark(code)
-            if code != other and recorder.told["phase"]:
-                recorder.tell("phase", code)
+            if code != other and recorder.subscribers["phase"]:
+                recorder.emit("phase", code)
             if act is None:
                 original(learner, event)
             elif act is ends:
@@ -152,18 +156,25 @@ class FastaiLoop:
             self._end(None)
 
     def _has_loss(self, learner: Any) -> None:
-        self._recorder.turn("loss")
-        self._recorder.tell("loss", learner.loss_grad)
+        """Note the loss of a training batch. fastai announces one for a batch without targets, too, and has none then."""
+        try:
+            targets, loss = learner.yb, learner.loss_grad
+        except AttributeError:
+            return
+        if type(targets) in (tuple, list) and not targets:  # the loss is that of an earlier batch
+            return
+        self._recorder.boundary("loss")
+        self._recorder.emit("loss", loss)
 
     def _has_gradients(self, _: Any) -> None:
-        self._recorder.tell("backward")
+        self._recorder.emit("backward")
 
     def _steps(self, learner: Any) -> None:
-        self._recorder.tell("step", learner.opt)
+        self._recorder.emit("step", learner.opt)
 
     def _has_stepped(self, learner: Any) -> None:
-        self._recorder.turn("step")
-        self._recorder.tell("zero_grad", learner.opt, None)
+        self._recorder.boundary("step")
+        self._recorder.emit("zero_grad", learner.opt, None)
 
     def _add_cb(self, original: Function) -> Function:
         def add_cb(learner: Any, callback: Any) -> Any:
@@ -203,8 +214,8 @@ class FastaiLoop:
         self._fits += 1
         self._is_fitting = True
         self._loop.leave_modules()
-        self._recorder.turn("fit", self._fits)
-        self._recorder.tell("learner", learner)
+        self._recorder.boundary("fit", self._fits)
+        self._recorder.emit("learner", learner)
 
     def _fails(self, error: BaseException) -> None:
         """End the fit with an error that leaves it: after a cancellation `after_fit` is still to come."""
@@ -212,11 +223,11 @@ class FastaiLoop:
             self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        """Tell once that a fit has ended; a profile that began inside the fit learns it from the events inside."""
+        """Emit once that a fit has ended; a profile that began inside the fit learns it from the events inside."""
         if self._is_fitting:
             self._is_fitting = False
-            self._loop.watch_modules()  # before the rest is told: a part may end the profile
-            self._recorder.tell("fit ends", error)
+            self._loop.watch_modules()  # before the event: a subscriber may end the profile
+            self._recorder.emit("fit ends", error)
 
 
 def _fitting() -> Any | None:

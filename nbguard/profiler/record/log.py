@@ -1,4 +1,4 @@
-"""The log of a fit as it grows: two numbers for each mark and each turn, made into what the report is made of afterwards."""
+"""The log of a fit as it grows: two numbers for each mark and each boundary, made into a `PhaseLog` afterwards."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from typing import get_args
 
-from nbguard.profiler.analysis.time.phase_log import Marks, Turn, TurnKind
+from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 
 _LOOSE = 8192
 """Numbers that may be in the list before they are packed."""
 _PAIR = struct.calcsize("=hq")
-_KINDS: tuple[TurnKind, ...] = get_args(TurnKind)
-_TURNS = {kind: ~number for number, kind in enumerate(_KINDS)}
+_KINDS: tuple[BoundaryKind, ...] = get_args(BoundaryKind)
+_CODES = {kind: ~number for number, kind in enumerate(_KINDS)}
 
 
 class Log:
-    """Marks and turns in their order. `mark(code)` says what has gone on since the mark before.
+    """Marks and boundaries in their order. `mark(code)` logs the phase that has gone on since the mark before.
 
     An array takes several times as long to take a number as a list, which is packed from time to time.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        self._loose: list[int] = []  # of a mark its code and time; of a turn its kind, below 0, and loop
-        self._packed: list[bytes] = []  # what came before
+        self._loose: list[int] = []  # of a mark its code and time; of a boundary its kind, below 0, and loop
+        self._packed: list[bytes] = []  # entries before those, packed
         self._before = 0  # entries that are packed
         self.mark = _marker(self._loose, clock)
 
-    def turn(self, kind: TurnKind, loop: int) -> None:
-        """Say that something divides the log here."""
-        self._loose.extend((_TURNS[kind], loop))
+    def boundary(self, kind: BoundaryKind, loop: int) -> None:
+        """Log a boundary."""
+        self._loose.extend((_CODES[kind], loop))
 
     def pack(self) -> None:
-        """Make little of what is there, if that has become much."""
+        """Pack the entries, if there are many."""
         if len(self._loose) > _LOOSE:
             packed, count = _pack(self._loose), len(self._loose) // 2
             self._loose.clear()  # first: an interrupt here costs some of the log, and leaves the rest in order
@@ -42,30 +42,30 @@ class Log:
             self._before += count
 
     def __len__(self) -> int:
-        """Return how many entries there are: marks and turns."""
+        """Return the number of entries: marks and boundaries."""
         return self._before + len(self._loose) // 2
 
     def _entries(self) -> Iterator[tuple[int, int]]:
         for numbers in chain(map(_unpacked, self._packed), (self._loose,)):
             yield from zip(numbers[::2], numbers[1::2], strict=True)
 
-    def turns(self, most: int | None = None) -> Iterator[Turn]:
-        """Yield the turns, or those among so many of the first entries."""
+    def boundaries(self, most: int | None = None) -> Iterator[Boundary]:
+        """Yield the boundaries, or those among so many of the first entries."""
         marks = 0
         for code, loop in islice(self._entries(), most):
             if code < 0:
-                yield Turn(marks, _KINDS[~code], loop)
+                yield Boundary(marks, _KINDS[~code], loop)
             else:
                 marks += 1
 
-    def marks(self, start: int, labels: tuple[str, ...]) -> Marks:
+    def marks(self, start: int, labels: tuple[str, ...]) -> PhaseLog:
         """Return the whole log, which began at `start`; `labels` are the phases by their codes."""
         codes, times = array("H"), array("q")
         for code, time in self._entries():
             if code >= 0:
                 codes.append(code)
                 times.append(time)
-        return Marks(start=start, codes=codes, times=times, labels=labels, turns=tuple(self.turns()))
+        return PhaseLog(start=start, codes=codes, times=times, labels=labels, boundaries=tuple(self.boundaries()))
 
 
 def _pack(numbers: Sequence[int]) -> bytes:
@@ -77,8 +77,8 @@ def _pack(numbers: Sequence[int]) -> bytes:
 def _unpacked(packed: bytes) -> Sequence[int]:
     """Return the pairs again, one number after the other."""
     count = len(packed) // _PAIR
-    found = struct.unpack(f"={count}h{count}q", packed)
-    return [number for pair in zip(found[:count], found[count:], strict=True) for number in pair]
+    numbers = struct.unpack(f"={count}h{count}q", packed)
+    return [number for pair in zip(numbers[:count], numbers[count:], strict=True) for number in pair]
 
 
 def _marker(numbers: list[int], clock: Callable[[], int]) -> Callable[[int], None]:

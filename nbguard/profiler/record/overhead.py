@@ -1,4 +1,4 @@
-"""What a profile costs a fit, measured where it would be unfair to count: in caches that are full of something else."""
+"""The cost of one entry of the log, measured as in a fit: in caches that are full of the user's data."""
 
 from __future__ import annotations
 
@@ -6,22 +6,13 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter_ns
 
-from nbguard.profiler.analysis.report import Overhead, Timing
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import Marks
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
 _FILL = 1 << 22
 """Bytes that are read to fill the caches, as a batch of the user's does between two marks."""
 _ROUNDS = 40
-
-
-def overhead_of(marks: Marks, timing: Timing) -> Overhead:
-    """Return what marks have cost, with the calls that patched functions only pass on, and what the parts have."""
-    watching = sum(row.total for row in timing.rows if row.phase == phases.OWN)
-    per_mark, count = cost_of_a_mark(), len(marks.codes)
-    return Overhead(per_mark, count, watching, (per_mark * count + watching) / max(timing.wall, 1))
 
 
 def cost_of_a_mark() -> int:

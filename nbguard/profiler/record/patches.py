@@ -29,10 +29,10 @@ class Patches:
 
     def put(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         """Replace `owner.name` by `around(owner.name)`; return False where the owner has no such function."""
-        found = getattr(owner, name, None)
-        if not callable(found):
+        original = getattr(owner, name, None)
+        if not callable(original):
             return False
-        after = wraps(found)(around(found))
+        after = wraps(original)(around(original))
         self._puts.append(_Put(owner, name, vars(owner).get(name, _ABSENT), after))
         setattr(owner, name, after)
         return True

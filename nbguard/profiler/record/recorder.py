@@ -1,4 +1,4 @@
-"""The log of a running fit, and who is told what.
+"""The log of a running fit, and its events for instruments.
 
 A mark says what went on since the mark before; so every nanosecond belongs to one phase, whatever is nested in what. Time
 in which nbguard itself looks is marked, too.
@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Literal, get_args
 
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import Marks, Turn, TurnKind
+from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 from nbguard.profiler.record.log import Log
 
 Event = Literal[
@@ -34,10 +34,10 @@ Event = Literal[
     "loader",
     "fit ends",
 ]
-"""What parts may be told of, on the thread of the fit:
+"""Events that instruments may subscribe to. They are emitted on the thread of the fit:
 
 - `batch(number)`: batch `number` of the recording, from 1, is about to be asked for (training or validation, of any loader)
-- `waited()`: it is there, or the loader has none left: then `end()` was told before
+- `waited()`: it is there, or the loader has none left: then `end()` was emitted before
 - `phase(code)`: a phase of `phases.STEP_PHASES` has just ended
 - `model(module, args)`: an outermost module is about to be called that is not the one called before, or that is the first
   since an iterator over a loader began; `forward` follows
@@ -45,18 +45,18 @@ Event = Literal[
 - `loss(tensor)`: the loss of a training batch is there, before the backward pass
 - `backward()`: the backward pass has ended: gradients are there
 - `step(optimizer)`: an optimizer is about to step; fastai's, too
-- `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None: not said
+- `zero_grad(optimizer, set_to_none)`: gradients are about to be cleared; None: not given
 - `scale(scaler, given)`: a GradScaler has updated its scale, to a given one if `given`
-- `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with what it raised or None
+- `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with the exception that ended it or None
 - `loader(iterator)`: an iterator over a loader is asked for the first time
 """
 _RARE = frozenset(("end", "model", "scale", "learner", "loader", "fit ends"))
-"""Events that everybody is told of, in whatever batch."""
+"""Events that all subscribers receive, in every batch."""
 _ALL = 32
 _EVERY = 7
 """Of the first batches all are looked at, then each seventh: no usual interval of a loop is a multiple of it."""
 _OFF = -1
-Watchers = dict[str, tuple[Callable[..., None], ...]]
+Subscribers = dict[str, tuple[Callable[..., None], ...]]
 _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
@@ -71,7 +71,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class StopFit(Exception):  # noqa: N818 - no mistake: it is meant
-    """Raised by a part at an event, it ends the user's fit on purpose: `tell` raises `error` in the user's loop."""
+    """Ends the user's fit on purpose, raised by an instrument at an event: `emit` raises `error` in the user's loop."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -79,10 +79,10 @@ class StopFit(Exception):  # noqa: N818 - no mistake: it is meant
 
 
 class Recorder:
-    """Keeps the log of one thread: the one that makes it. Holds no object of the user's.
+    """Keeps the log of the thread that makes it, and calls subscribers at events. Holds no object of the user's.
 
-    `mark(code)` says what went on since the last mark. `current` is the number of the phase that goes on now. `told` has, by
-    event, who is told of it in this batch.
+    `mark(code)` logs the phase that has gone on since the last mark; `current` is the number of the phase that goes on now;
+    `subscribers` are those of this batch, by event.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -92,15 +92,15 @@ class Recorder:
         self.trained = 0  # batches of loaders in which there was a loss to train on
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: what goes on inside is its way to make a batch
-        self.loop = 0  # whose batch was asked for last, as turns number iterators
-        self.failed: list[str] = []  # parts that made a mistake and are off, in words
+        self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
+        self.failed: list[str] = []  # instruments that made a mistake and are off, in words
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
         self._log = Log(clock)
         self.mark = self._log.mark
-        self._watchers: Watchers = dict.fromkeys(get_args(Event), ())
-        self._each: Watchers = dict.fromkeys(get_args(Event), ())  # told in any batch
-        self.told = self._watchers
-        self.looks = True  # whether everybody is told of what goes on now
+        self._sampled: Subscribers = dict.fromkeys(get_args(Event), ())
+        self._always: Subscribers = dict.fromkeys(get_args(Event), ())  # in any batch
+        self.subscribers = self._sampled
+        self.looks = True  # whether all subscribers receive the events of this batch
         self._all = _ALL  # up to here every batch is looked at
         self._trained_at = 0
         self._own = self._labels[phases.OWN]
@@ -123,10 +123,10 @@ class Recorder:
         return self.clock() - self._start
 
     def ended(self, code: int) -> None:
-        """Mark the end of one of `phases.STEP_PHASES`, and tell of it."""
+        """Mark the end of one of `phases.STEP_PHASES`, and emit it."""
         self.mark(code)
-        if self.told["phase"]:
-            self.tell("phase", code)
+        if self.subscribers["phase"]:
+            self.emit("phase", code)
 
     def enter(self, code: int) -> int:
         """Begin a phase inside the one that goes on now, and return that one: it goes on afterwards."""
@@ -135,65 +135,65 @@ class Recorder:
         self.current = code
         return before
 
-    def turn(self, kind: TurnKind, loop: int = 0) -> None:
-        """Say that a batch, a loop or a fit begins or ends here: a loss or a step, since the last mark."""
+    def boundary(self, kind: BoundaryKind, loop: int = 0) -> None:
+        """Log that a batch, a loop or a fit begins or ends here, or that there was a loss or a step since the last mark."""
         if kind == "loss":
             self.trained += self._trained_at != self.batches
             self._trained_at = self.batches
         elif kind in ("batch", "end"):
             self.mark(self.current)
-        self._log.turn(kind, loop)
+        self._log.boundary(kind, loop)
 
     def begin_batch(self, loop: int) -> None:
-        """Say that an iterator is about to be asked for a batch. Who looked at the one before is told, too: that ends here."""
+        """Note that an iterator is about to be asked for a batch. Subscribers of the batch before hear of it: theirs ends."""
         self.batches += 1
         self.loop = loop
         self._log.pack()
-        self.turn("batch", loop)
+        self.boundary("batch", loop)
         is_sampled = self.batches <= self._all or self.batches % _EVERY == 0
         if is_sampled:
-            self.told = self._watchers
-        self.tell("batch", self.batches)
+            self.subscribers = self._sampled
+        self.emit("batch", self.batches)
         if not is_sampled:
-            self.told = self._each
+            self.subscribers = self._always
         self.looks = is_sampled
 
     def end_of(self, loop: int) -> None:
-        """Say that the iterator had no such batch left."""
+        """Note that the iterator had no such batch left."""
         self.batches -= 1
-        self.turn("end", loop)
-        self.told, self.looks = self._watchers, True  # what follows may be a loop without a loader
-        self.tell("end")
+        self.boundary("end", loop)
+        self.subscribers, self.looks = self._sampled, True  # what follows may be a loop without a loader
+        self.emit("end")
 
     def look_at(self, batches: int) -> None:
         """Have the next batches looked at, all of them."""
         self._all = max(self._all, self.batches + batches)
 
-    def watch(self, event: Event, act: Callable[..., None], *, each: bool = False) -> None:
-        """Have `act` called at an event, once even if asked for twice; what it takes is nbguard's own time.
+    def subscribe(self, event: Event, act: Callable[..., None], *, each: bool = False) -> None:
+        """Have `act` called at an event, once even if asked for twice; its time is nbguard's own.
 
         `each`: in every batch, not only in those that are looked at. One that raises is called no more, and the fit goes on.
-        Only `StopFit` ends the fit. What is patched takes no note of what `act` does.
+        Only `StopFit` ends the fit. Patched functions log nothing of the calls that `act` makes.
         """
-        for watchers in (self._watchers, self._each)[: 1 + (each or event in _RARE)]:
-            if act not in watchers[event]:
-                watchers[event] = (*watchers[event], act)
+        for subscribers in (self._sampled, self._always)[: 1 + (each or event in _RARE)]:
+            if act not in subscribers[event]:
+                subscribers[event] = (*subscribers[event], act)
 
-    def unwatch(self, event: Event, act: Callable[..., None]) -> None:
-        """Have `act` called no more: an event for which nobody watches costs next to nothing."""
-        for watchers in (self._watchers, self._each):
-            watchers[event] = tuple(each for each in watchers[event] if each != act)
+    def unsubscribe(self, event: Event, act: Callable[..., None]) -> None:
+        """Have `act` called no more: an event without subscribers costs next to nothing."""
+        for subscribers in (self._sampled, self._always):
+            subscribers[event] = tuple(each for each in subscribers[event] if each != act)
 
-    def tell(self, event: Event, *facts: Any) -> None:
-        """Tell those who watch for an event."""
-        watchers = self.told[event]
-        if not watchers:
+    def emit(self, event: Event, *facts: Any) -> None:
+        """Call the subscribers to an event."""
+        subscribers = self.subscribers[event]
+        if not subscribers:
             return
         self.mark(self.current)
         thread, self.thread = self.thread, _OFF
         try:
-            for act in watchers:
-                if self._has_ended:  # a part may end the recording: a monitor, with its fit
+            for act in subscribers:
+                if self._has_ended:  # a subscriber may end the recording: a monitor, with its fit
                     break
                 try:
                     act(*facts)
@@ -207,26 +207,26 @@ class Recorder:
                 self.mark(self._own)
 
     def _drop(self, event: Event, act: Callable[..., None], error: Exception) -> None:
-        """Tell the part of nothing any more: half of what happens would make a wrong finding of it."""
+        """Call no method of an instrument that failed any more: half of the events would make a wrong finding."""
         part = getattr(act, "__self__", act)
-        for watchers in (self._watchers, self._each):
-            for name, acts in watchers.items():
-                watchers[name] = tuple(each for each in acts if getattr(each, "__self__", each) is not part)
+        for subscribers in (self._sampled, self._always):
+            for name, acts in subscribers.items():
+                subscribers[name] = tuple(each for each in acts if getattr(each, "__self__", each) is not part)
         self.failed.append(f"{type(part).__name__} failed at {event!r} and was switched off ({type(error).__name__}: {error})")
 
-    def stop(self) -> Marks:
+    def stop(self) -> PhaseLog:
         """End the recording and return the log. Patched functions that are still called pass the call on from here."""
         if not self._has_ended:
             self.mark(self._own if self.thread == _OFF else self.current)
             self._has_ended, self.thread = True, _OFF
-            self._watchers = self._each = self.told = dict.fromkeys(self._watchers, ())
+            self._sampled = self._always = self.subscribers = dict.fromkeys(self._sampled, ())
             self.looks = False
         return self._log.marks(self._start, tuple(self._labels))
 
-    def turns(self, most: int) -> Iterator[Turn]:
-        """Yield the turns among so many of the log's first entries."""
-        return self._log.turns(most)
+    def boundaries(self, most: int) -> Iterator[Boundary]:
+        """Yield the boundaries among so many of the log's first entries."""
+        return self._log.boundaries(most)
 
     def __len__(self) -> int:
-        """Return how many entries the log has: marks and turns."""
+        """Return the number of entries of the log: marks and boundaries."""
         return len(self._log)

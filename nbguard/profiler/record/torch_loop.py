@@ -1,4 +1,4 @@
-"""What a training loop calls, whoever wrote it: torch's loaders, modules, backward pass and optimizers, marked in the log."""
+"""The functions that every training loop calls: torch's loaders, modules, backward pass and optimizers, marked in the log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.record.call_arguments import Given
+from nbguard.profiler.record.call_arguments import CallArguments
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 
@@ -67,7 +67,7 @@ class TorchLoop:
         self._model = _nothing
 
     def watch_modules(self) -> None:
-        """Have calls of the outermost modules marked: those of any module pass here."""
+        """Have calls of the outermost modules marked: calls of all modules pass here."""
         import torch
 
         self._modules.put(torch.nn.Module, "__call__", self._module(torch))
@@ -77,11 +77,11 @@ class TorchLoop:
         self._modules.restore()
 
     def calls(self, module: Any, args: Any) -> None:
-        """Tell that the outermost module is about to be called."""
+        """Emit that the outermost module is about to be called."""
         if self._model() is not module:
             self._model = _reference(module)
-            self._recorder.tell("model", module, args)
-        self._recorder.tell("forward", module, args)
+            self._recorder.emit("model", module, args)
+        self._recorder.emit("forward", module, args)
 
     def timed(self, phase: str, after: str = "") -> Callable[[Function], Function]:
         """Return a patch that marks the time of a call as `phase`, outside modules and loaders only.
@@ -137,18 +137,18 @@ class TorchLoop:
                 recorder.loading -= 1
                 recorder.current = before
                 recorder.ended(wait)
-                recorder.tell("waited")
+                recorder.emit("waited")
 
         return __next__
 
     def _number_of(self, iterator: Any) -> int:
-        """Return the number of an iterator that is not the one asked before; tell of one that is asked for the first time."""
+        """Return the number of an iterator that is not the one asked before; emit one that is asked for the first time."""
         number = self._numbers.get(iterator)
         if number is None:
             self._numbers[iterator] = number = next(self._count)
             self._model = _nothing
             self._recorder.look_at(_FIRST)
-            self._recorder.tell("loader", iterator)
+            self._recorder.emit("loader", iterator)
         self._iterator, self._number = weakref.ref(iterator), number
         return number
 
@@ -165,7 +165,7 @@ class TorchLoop:
                     return original(module, *args, **kw)
                 code = loss if issubclass(type(module), losses) else forward
                 if code == forward:
-                    self.calls(module, Given.of(args, kw) if kw else args)
+                    self.calls(module, CallArguments.of(args, kw) if kw else args)
                 self.inside += 1
                 before = recorder.enter(code)
                 try:
@@ -186,15 +186,15 @@ class TorchLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread or self.in_learner:
                 return original(tensors, *args, **kw)
-            recorder.turn("loss")
-            recorder.tell("loss", tensors)
+            recorder.boundary("loss")
+            recorder.emit("loss", tensors)
             before = recorder.enter(code)
             try:
                 return original(tensors, *args, **kw)
             finally:
                 recorder.current = before
                 recorder.ended(code)
-                recorder.tell("backward")
+                recorder.emit("backward")
 
         return backward
 
@@ -205,7 +205,7 @@ class TorchLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread or self.in_learner:
                 return original(optimizer, *args, **kw)
-            recorder.tell("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
+            recorder.emit("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
             before = recorder.enter(code)
             try:
                 return original(optimizer, *args, **kw)
@@ -217,7 +217,7 @@ class TorchLoop:
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if get_ident() == self._recorder.thread and not self.in_learner:
-            self._recorder.tell("step", optimizer)
+            self._recorder.emit("step", optimizer)
             self._steps.append(self._recorder.enter(self._recorder.code(phases.STEP)))
 
     def _after_step(self, *_: Any) -> None:
@@ -225,13 +225,13 @@ class TorchLoop:
         if get_ident() == recorder.thread and self._steps and not self.in_learner:
             recorder.current = self._steps.pop()
             recorder.ended(recorder.code(phases.STEP))
-            recorder.turn("step")
+            recorder.boundary("step")
 
 
 def _reference(module: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(module)
-    except TypeError:  # whatever a Learner takes for its model: it is told at each call
+    except TypeError:  # whatever a Learner takes for its model: it is emitted at each call
         return _nothing
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from nbguard.profiler.analysis.report import (
     SEVERITIES,
-    Change,
     Comparison,
     FitFinding,
     LoaderVerdict,
@@ -15,6 +14,7 @@ from nbguard.profiler.analysis.report import (
     RankReport,
     RankRow,
     Remedy,
+    RunChange,
     Setting,
     WorkerTrial,
 )
@@ -138,7 +138,7 @@ def comparison_blocks(comparison: Comparison) -> Iterator[Block]:
         yield Listing("", comparison.notes)
 
 
-def _change(each: Change) -> tuple[str, str, str, str]:
+def _change(each: RunChange) -> tuple[str, str, str, str]:
     match each.unit:
         case "ns":
             before, now = format_time(each.before), format_time(each.now)

@@ -1,4 +1,4 @@
-"""What a log is to a profile, and what all of them need."""
+"""Logs of experiments: their protocol, and functions that all of them need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sink(Protocol):
 
 @contextmanager
 def own_random(name: str) -> Iterator[None]:
-    """Let a library draw names and numbers without those of the program changing; what it raises becomes one line."""
+    """Let a library draw random names and numbers without changing the program's own; its exceptions become one line."""
     try:
         with generators.kept():
             yield

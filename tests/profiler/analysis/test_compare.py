@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nbguard.profiler.analysis.compare import PEAK, compare, words
 from nbguard.profiler.analysis.report import Setting
-from nbguard.profiler.analysis.run_record import LIMIT, FitRun, fit_run, thinned
+from nbguard.profiler.analysis.run_record import LIMIT, RunRecord, run_record, thinned
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.bootstrap import ratio_interval, stretch
 
@@ -32,9 +32,9 @@ def _drifting(batches: int, seed: int, memory: float = 0.9) -> list[int]:
     return values
 
 
-def _run(step: float, batches: int = 60, seed: int = 1, **facts: object) -> FitRun:
+def _run(step: float, batches: int = 60, seed: int = 1, **facts: object) -> RunRecord:
     parts = {phases.FORWARD: _noisy(3e6, batches, seed + 50), phases.WAIT: _noisy(step - 3e6, batches, seed + 90)}
-    run = fit_run("In[1] · fastai fit", batches + 3, _noisy(step, batches, seed), parts, 100 * MIB)
+    run = run_record("In[1] · fastai fit", batches + 3, _noisy(step, batches, seed), parts, 100 * MIB)
     return replace(run, **facts)  # type: ignore[arg-type]
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from nbguard.profiler.analysis.health.amp import AmpFacts, ScalerFacts, amp_findings
 from nbguard.profiler.analysis.health.health import health
-from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, Kind, NotFinite, Origin, Place, nan_findings
+from nbguard.profiler.analysis.health.nonfinite import BatchPosition, FiniteFacts, Kind, NotFinite, Origin, nan_findings
 from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts, optimizer_findings
 from nbguard.profiler.analysis.health.switches import SwitchFacts, switch_findings
 from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite, sync_findings
-from nbguard.profiler.analysis.remedies import Seen, remedies, seen
+from nbguard.profiler.analysis.remedies import RemedyContext, remedies, remedy_context
 from nbguard.profiler.analysis.report import Category, FitFinding, MemoryReport
 from nbguard.units import GiB, MiB
 
@@ -28,7 +28,7 @@ def severities(found: tuple[FitFinding, ...]) -> list[str]:
 @pytest.mark.parametrize("has_stopped", [False, True])
 def test_each_origin_is_a_problem_with_a_change(kind: Kind, has_stopped: bool) -> None:
     origin = Origin(kind=kind, name="0.conv", type="Conv2d", root="ResNet", note="it is gone")
-    first = NotFinite(of="loss", value="NaN", place=Place(17, 2), origin=origin, has_stopped=has_stopped)
+    first = NotFinite(of="loss", value="NaN", place=BatchPosition(17, 2), origin=origin, has_stopped=has_stopped)
 
     (found,) = nan_findings(FiniteFacts(20, 3, first))
     assert found.severity == "problem"
@@ -80,7 +80,7 @@ def test_switches_are_advice_only_where_there_is_a_device() -> None:
 
 
 def test_findings_come_worst_first() -> None:
-    first = NotFinite(of="loss", value="NaN", place=Place(1), origin=Origin(kind="loss", root="Net"))
+    first = NotFinite(of="loss", value="NaN", place=BatchPosition(1), origin=Origin(kind="loss", root="Net"))
     site = SyncSite(where="a.py:1", own="", methods=("item",), calls=9, batches=9, waited=None)
     amp = AmpFacts((("bfloat16", 9),), (ScalerFacts(initial=1.0, growth=2.0, backoff=0.5, interval=2000, updates=9),))
 
@@ -89,11 +89,13 @@ def test_findings_come_worst_first() -> None:
 
 
 def test_a_small_fit_on_a_cpu_is_offered_nothing() -> None:
-    assert remedies(Seen(has_device=False, gradients=90 * MiB, clears_in_place=True, convolves=True, batch_size=64)) == ()
+    assert (
+        remedies(RemedyContext(has_device=False, gradients=90 * MiB, clears_in_place=True, convolves=True, batch_size=64)) == ()
+    )
 
 
 def test_remedies_fit_what_was_seen_and_say_what_is_not_measured() -> None:
-    tight = Seen(
+    tight = RemedyContext(
         has_device=True,
         peak=15 * GiB,
         capacity=16 * GiB,
@@ -129,8 +131,8 @@ def test_what_speaks_for_a_remedy_comes_from_all_parts() -> None:
     )
     amp = AmpFacts((("float32", 1), ("bfloat16", 8)))
 
-    found = seen(optimizers, amp, SwitchFacts(has_device=True, batch_size=8), memory)
-    assert found == Seen(
+    found = remedy_context(optimizers, amp, SwitchFacts(has_device=True, batch_size=8), memory)
+    assert found == RemedyContext(
         has_device=True,
         peak=15 * GiB,
         capacity=16 * GiB,

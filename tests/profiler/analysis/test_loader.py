@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbguard.profiler.analysis.loader.fetches import FetchFacts, LoaderFacts, slowest
-from nbguard.profiler.analysis.loader.slowest import Call, Function, Profile, Step, steps
+from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
@@ -198,7 +198,7 @@ def test_a_late_first_batch_is_told() -> None:
 
 
 def test_the_slowest_transform_is_named_with_its_cost() -> None:
-    function = Function(name="slow_transform", file="In[3]", line=4, is_users=True)
+    function = FetchFunction(name="slow_transform", file="In[3]", line=4, is_users=True)
     fetch = FetchFacts(
         fetches=50,
         items=800,
@@ -206,7 +206,7 @@ def test_the_slowest_transform_is_named_with_its_cost() -> None:
         p95=90 * MS,
         profiled=4,
         profiled_time=4 * 90 * MS,
-        steps=(Step(function, "transform", 64, 4 * 87 * MS),),
+        steps=(FetchStep(function, "transform", 64, 4 * 87 * MS),),
     )
     found = verdict(timing(100, wait=81), (loader(0, fetch=fetch),), 1, on_accelerator=False)
     finding = only(found.advice)
@@ -220,7 +220,7 @@ def test_the_slowest_transform_is_named_with_its_cost() -> None:
 
 
 def test_a_librarys_transform_is_named_where_the_whole_fit_notices_it() -> None:
-    function = Function(
+    function = FetchFunction(
         name="TabDataLoader.create_batch", file="/lib/site-packages/fastai/tabular/core.py", line=349, is_users=False
     )
     fetch = FetchFacts(
@@ -230,7 +230,7 @@ def test_a_librarys_transform_is_named_where_the_whole_fit_notices_it() -> None:
         p95=90 * MS,
         profiled=4,
         profiled_time=4 * 90 * MS,
-        steps=(Step(function, "transform", 64, 4 * 87 * MS),),
+        steps=(FetchStep(function, "transform", 64, 4 * 87 * MS),),
     )
 
     def told(batches: int) -> list[str]:
@@ -248,35 +248,37 @@ def test_what_was_not_profiled_has_no_slowest_step() -> None:
 
 # --- the call graph of a fetch ----------------------------------------------------------------------------------------------
 
-FETCH = Function(
+FETCH = FetchFunction(
     name="_MapDatasetFetcher.fetch", file="/lib/site-packages/torch/utils/data/_utils/fetch.py", line=50, is_users=False
 )
-SLEEP = Function(name="<built-in method time.sleep>", file="", line=0, is_users=False)
-GET = Function(name="Rows.__getitem__", file="/home/me/train.py", line=5, is_users=True)
-COMPOSE = Function(
+SLEEP = FetchFunction(name="<built-in method time.sleep>", file="", line=0, is_users=False)
+GET = FetchFunction(name="Rows.__getitem__", file="/home/me/train.py", line=5, is_users=True)
+COMPOSE = FetchFunction(
     name="Compose.__call__", file="/lib/site-packages/torchvision/transforms/transforms.py", line=95, is_users=False
 )
-SLOW = Function(name="f.<locals>.Slow.__call__", file="/home/me/train.py", line=20, is_users=True)
-QUICK = Function(name="quick", file="/home/me/train.py", line=30, is_users=True)
-RESIZE = Function(
+SLOW = FetchFunction(name="f.<locals>.Slow.__call__", file="/home/me/train.py", line=20, is_users=True)
+QUICK = FetchFunction(name="quick", file="/home/me/train.py", line=30, is_users=True)
+RESIZE = FetchFunction(
     name="Resize.forward", file="/lib/site-packages/torchvision/transforms/transforms.py", line=360, is_users=False
 )
-COLLATE = Function(
+COLLATE = FetchFunction(
     name="default_collate", file="/lib/site-packages/torch/utils/data/_utils/collate.py", line=340, is_users=False
 )
 
 
-def profile(functions: list[Function], calls: dict[int, list[tuple[int, int, float]]], own: dict[int, float]) -> Profile:
+def profile(
+    functions: list[FetchFunction], calls: dict[int, list[tuple[int, int, float]]], own: dict[int, float]
+) -> FetchProfile:
     made = {
-        caller: tuple(Call(callee, count, round(ms * MS), round(ms * MS)) for callee, count, ms in found)
+        caller: tuple(FetchCall(callee, count, round(ms * MS), round(ms * MS)) for callee, count, ms in found)
         for caller, found in calls.items()
     }
-    return Profile(
+    return FetchProfile(
         tuple(functions), made, (16,) * len(functions), tuple(round(own.get(i, 0) * MS) for i in range(len(functions)))
     )
 
 
-def named(found: tuple[Step, ...]) -> list[tuple[str, str, int, int]]:
+def named(found: tuple[FetchStep, ...]) -> list[tuple[str, str, int, int]]:
     return [(step.name, step.kind, step.calls, step.time // MS) for step in found]
 
 
@@ -293,7 +295,7 @@ def test_transforms_are_found_behind_what_only_leads_to_them() -> None:
 
 
 def test_where_nearly_all_the_time_of_a_users_function_goes_is_said() -> None:
-    compose = Function(name="Compose.__call__", file="/home/me/train.py", line=10, is_users=True)
+    compose = FetchFunction(name="Compose.__call__", file="/home/me/train.py", line=10, is_users=True)
     functions = [FETCH, GET, compose, SLOW, QUICK, SLEEP]
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 85), (4, 16, 6)], 3: [(5, 16, 85)]}
     (first, *_) = steps(profile(functions, calls, {5: 85}))
@@ -308,8 +310,10 @@ def test_where_nearly_all_the_time_of_a_users_function_goes_is_said() -> None:
 
 
 def test_what_a_library_does_for_an_item_is_reading_the_dataset() -> None:
-    access = Function(name="_LocIndexer.__getitem__", file="/lib/site-packages/pandas/core/indexing.py", line=7, is_users=False)
-    inner = Function(
+    access = FetchFunction(
+        name="_LocIndexer.__getitem__", file="/lib/site-packages/pandas/core/indexing.py", line=7, is_users=False
+    )
+    inner = FetchFunction(
         name="_LocIndexer._getitem_axis", file="/lib/site-packages/pandas/core/indexing.py", line=90, is_users=False
     )
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90)]}
@@ -323,7 +327,7 @@ def test_what_a_dataset_does_itself_is_its_own() -> None:
 
 
 def test_a_function_of_a_library_that_only_calls_the_users_is_not_named_for_it() -> None:
-    library = Function(name="apply_to", file="/lib/site-packages/mylib/core.py", line=3, is_users=False)
+    library = FetchFunction(name="apply_to", file="/lib/site-packages/mylib/core.py", line=3, is_users=False)
     functions = [FETCH, GET, library, SLOW, QUICK]
     calls = {0: [(1, 16, 100)], 1: [(2, 16, 95)], 2: [(3, 16, 90), (4, 16, 1)]}
     assert named(steps(profile(functions, calls, {})))[0] == ("Slow", "transform", 16, 90)

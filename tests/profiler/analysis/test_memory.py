@@ -13,8 +13,8 @@ from nbguard.memory.facts import Graph, Node, Root, StorageFact
 from nbguard.profiler.analysis.memory import categories as memory
 from nbguard.profiler.analysis.memory.categories import Shape, Stock, categories
 from nbguard.profiler.analysis.memory.growth import Sample, growth_finding, growth_per_batch, growth_per_epoch
-from nbguard.profiler.analysis.memory.holders import Grown, Holdings, grown, holdings_of
-from nbguard.profiler.analysis.memory.recorded_batch import Event, Mark, read_batch, with_batch
+from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes
+from nbguard.profiler.analysis.memory.recorded_batch import AllocationEvent, PhaseEnd, read_batch, with_batch
 from nbguard.profiler.analysis.report import Growth, MemoryReport, PhasePeak
 from nbguard.profiler.analysis.time import phases
 from nbguard.units import KiB, MiB
@@ -110,7 +110,7 @@ def _graph(losses: int, *, with_graph: bool) -> Graph:
 
 
 def test_the_holder_is_the_place_below_which_the_growth_divides() -> None:
-    looks = [holdings_of(_graph(count, with_graph=True), {1: "losses"}) for count in (15, 23)]
+    looks = [holder_sizes(_graph(count, with_graph=True), {1: "losses"}) for count in (15, 23)]
 
     found = grown(*looks, expected=8 * MiB)
 
@@ -118,14 +118,14 @@ def test_the_holder_is_the_place_below_which_the_growth_divides() -> None:
 
 
 def test_tensors_without_a_graph_are_not_said_to_have_one() -> None:
-    looks = [holdings_of(_graph(count, with_graph=False), {1: "kept"}) for count in (15, 23)]
+    looks = [holder_sizes(_graph(count, with_graph=False), {1: "kept"}) for count in (15, 23)]
 
     assert grown(*looks, expected=8 * KiB) == Grown("running train() → kept", 8 * KiB, 23 * KiB)
 
 
 def test_graphs_that_lost_their_tensors_are_told_by_their_nodes() -> None:
-    before = Holdings({("total",): 4, ("learn", ".model"): MiB}, {("total", " → graph"): 40})
-    after = Holdings({("total",): 4, ("learn", ".model"): MiB}, {("total", " → graph"): 90})
+    before = HolderSizes({("total",): 4, ("learn", ".model"): MiB}, {("total", " → graph"): 40})
+    after = HolderSizes({("total",): 4, ("learn", ".model"): MiB}, {("total", " → graph"): 90})
 
     assert grown(before, after, expected=50 * KiB) == Grown("total → graph", is_sum=True)
 
@@ -133,7 +133,7 @@ def test_graphs_that_lost_their_tensors_are_told_by_their_nodes() -> None:
 def test_what_all_graphs_share_does_not_hide_that_they_are_kept() -> None:
     """The parameters' gradients are met on the way of one graph: of another one at each look."""
     before, after = (
-        Holdings(
+        HolderSizes(
             {("losses", f"[{last}]", " → graph", ".grad"): MiB, **{("losses", f"[{at}]"): 4 for at in range(last + 1)}},
             {("losses", f"[{at}]", " → graph"): 7 for at in range(last + 1)},
         )
@@ -144,8 +144,10 @@ def test_what_all_graphs_share_does_not_hide_that_they_are_kept() -> None:
 
 
 def test_what_is_merely_replaced_has_not_grown() -> None:
-    before = Holdings({("learn", ".xb", "[0]"): 5 * MiB, ("kept", "[0]"): MiB}, {})
-    after = Holdings({("learn", ".xb", "[0]"): 5 * MiB, ("kept", "[0]"): MiB, ("kept", "[1]"): MiB, ("kept", "[2]"): MiB}, {})
+    before = HolderSizes({("learn", ".xb", "[0]"): 5 * MiB, ("kept", "[0]"): MiB}, {})
+    after = HolderSizes(
+        {("learn", ".xb", "[0]"): 5 * MiB, ("kept", "[0]"): MiB, ("kept", "[1]"): MiB, ("kept", "[2]"): MiB}, {}
+    )
 
     assert grown(before, after, expected=2 * MiB) == Grown("kept", 2 * MiB, 3 * MiB)
     assert grown(after, after, expected=2 * MiB) is None
@@ -160,8 +162,8 @@ def test_names_come_before_running_functions_and_outer_functions_before_inner() 
     )
     storages = (StorageFact("cpu", 64, 64),)
 
-    assert holdings_of(Graph(roots, nodes, storages), {}).nbytes == {("x",): 64}
-    assert holdings_of(Graph(roots[:2], nodes, storages), {1: "y"}).nbytes == {("running train()", " → y"): 64}
+    assert holder_sizes(Graph(roots, nodes, storages), {}).nbytes == {("x",): 64}
+    assert holder_sizes(Graph(roots[:2], nodes, storages), {1: "y"}).nbytes == {("running train()", " → y"): 64}
 
 
 def test_a_finding_names_the_line_to_change() -> None:
@@ -241,20 +243,20 @@ def test_what_has_grown_since_the_batch_that_was_followed_is_other() -> None:
 
 def test_a_recorded_batch_tells_the_peak_inside_a_phase_and_who_it_was() -> None:
     events = (
-        Event(1, 10, "a.py:1"),  # the batch before: still there
-        Event(2, 30, "load"),
-        Event(3, 500, "net.py:7"),  # within the forward pass: gone before its end
-        Event(4, 200, "net.py:8"),
-        Event(3),
-        Event(4),
-        Event(5, 100, "backward"),
-        Event(5),
+        AllocationEvent(1, 10, "a.py:1"),  # the batch before: still there
+        AllocationEvent(2, 30, "load"),
+        AllocationEvent(3, 500, "net.py:7"),  # within the forward pass: gone before its end
+        AllocationEvent(4, 200, "net.py:8"),
+        AllocationEvent(3),
+        AllocationEvent(4),
+        AllocationEvent(5, 100, "backward"),
+        AllocationEvent(5),
     )
     marks = (
-        Mark(1, phases.OTHER, 1010),
-        Mark(2, phases.WAIT, 1040),
-        Mark(5, phases.FORWARD, 1240),
-        Mark(8, phases.BACKWARD, 1040),
+        PhaseEnd(1, phases.OTHER, 1010),
+        PhaseEnd(2, phases.WAIT, 1040),
+        PhaseEnd(5, phases.FORWARD, 1240),
+        PhaseEnd(8, phases.BACKWARD, 1040),
     )
 
     found = read_batch(events, marks, {}, Stock(parameters=600), 250)
@@ -273,14 +275,14 @@ def test_a_recorded_batch_tells_the_peak_inside_a_phase_and_who_it_was() -> None
 @given(st.data())
 def test_a_recorded_batch_re_adds(data: st.DataObject) -> None:
     living: list[int] = []
-    events: list[Event] = []
+    events: list[AllocationEvent] = []
     for number in range(1, data.draw(st.integers(1, 40))):
         if living and data.draw(st.booleans()):
-            events.append(Event(living.pop(data.draw(st.integers(0, len(living) - 1)))))
-        events.append(Event(number, data.draw(st.integers(1, 1000)), data.draw(st.sampled_from(["", "a", "b"]))))
+            events.append(AllocationEvent(living.pop(data.draw(st.integers(0, len(living) - 1)))))
+        events.append(AllocationEvent(number, data.draw(st.integers(1, 1000)), data.draw(st.sampled_from(["", "a", "b"]))))
         living.append(number)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(events)), min_size=2, max_size=8)))
-    marks = [Mark(cut, data.draw(st.sampled_from(phases.ALL)), data.draw(st.integers(0, 5000))) for cut in cuts]
+    marks = [PhaseEnd(cut, data.draw(st.sampled_from(phases.ALL)), data.draw(st.integers(0, 5000))) for cut in cuts]
     stock = data.draw(_stocks(st.integers(0, 2000)))
 
     batch = read_batch(events, marks, {1: memory.PARAMETERS}, stock, data.draw(st.integers(0, 2000)))
@@ -296,7 +298,7 @@ def test_a_recorded_batch_re_adds(data: st.DataObject) -> None:
 
 def test_a_list_is_named_and_not_the_one_of_its_graphs_by_which_what_is_new_was_met() -> None:
     at = ("losses", "[22]", " → graph")
-    found = grown(Holdings({at: 1000}, {at: 9}), Holdings({at: 90_000}, {at: 900}), 80_000)
+    found = grown(HolderSizes({at: 1000}, {at: 9}), HolderSizes({at: 90_000}, {at: 900}), 80_000)
 
     assert found is not None
     assert (found.holder, found.is_sum) == ("losses → graph", False)

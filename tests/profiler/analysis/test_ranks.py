@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nbguard.profiler.analysis.distributed.ranks import Pulse, Told, from_text, rank_report, to_text
+from nbguard.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, rank_report, to_text
 from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
 from nbguard.profiler.analysis.time import phases
 
@@ -33,7 +33,8 @@ def _row(rank: int, **figures: object) -> RankRow:
 
 
 def _report(*rows: RankRow, pulses: tuple[Pulse, ...] = (), world: int = 4, waited: int = 10 * SECOND) -> RankReport:
-    return rank_report(world, [Told(row) for row in rows], {pulse.rank: pulse for pulse in pulses}, waited, "one")
+    messages = tuple(RankMessage(row) for row in rows)
+    return rank_report(RankObservations(world=world, host="one", messages=messages, pulses=pulses, waited=waited))
 
 
 def _pulse(**facts: object) -> Pulse:
@@ -88,13 +89,13 @@ def test_more_memory_is_named_with_how_much() -> None:
 
 
 def test_versions_that_differ_are_a_problem_and_a_variable_that_one_rank_lacks_is_named() -> None:
-    said = [
-        Told(_row(0), (Setting("torch version", "2.13.0"), Setting("NCCL_P2P_DISABLE", "1"))),
-        Told(_row(1), (Setting("torch version", "2.12.0"),)),
-        Told(_row(2), (Setting("torch version", "2.13.0"),)),
-    ]
+    said = (
+        RankMessage(_row(0), (Setting("torch version", "2.13.0"), Setting("NCCL_P2P_DISABLE", "1"))),
+        RankMessage(_row(1), (Setting("torch version", "2.12.0"),)),
+        RankMessage(_row(2), (Setting("torch version", "2.13.0"),)),
+    )
 
-    variable, version = rank_report(3, said, {}, 0, "one").findings
+    variable, version = rank_report(RankObservations(world=3, host="one", messages=said)).findings
 
     assert (version.severity, version.evidence) == ("problem", "rank 0, 2: 2.13.0; rank 1: 2.12.0")
     assert (variable.severity, variable.evidence) == ("advice", "rank 0: 1; rank 1, 2: not set")
@@ -135,7 +136,7 @@ def test_a_silent_rank_has_the_state_that_its_last_sign_of_life_tells(pulse: Pul
 
 
 def test_what_is_told_survives_the_way() -> None:
-    told = Told(_row(1), (Setting("NCCL_DEBUG", "INFO"),))
+    told = RankMessage(_row(1), (Setting("NCCL_DEBUG", "INFO"),))
 
     assert from_text(to_text(told)) == told
     assert from_text("{}") is None

@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import divide
-from nbguard.profiler.analysis.time.phase_log import Marks, Turn, TurnKind
+from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 from nbguard.profiler.analysis.time.timing import quantile, steady_batches, timing_of
 
-KINDS: tuple[TurnKind, ...] = ("batch", "end", "loss", "step", "fit", "disturbed")
+KINDS: tuple[BoundaryKind, ...] = ("batch", "end", "loss", "step", "fit", "disturbed")
 SHORT = {"w": phases.WAIT, "f": phases.FORWARD, "b": phases.BACKWARD, "s": phases.STEP, "o": phases.OTHER, "n": phases.OWN}
 
 
-def log(words: str) -> Marks:
+def log(words: str) -> PhaseLog:
     """Return a log: `w3` waits 3 ns, `>1` the next batch of loader 1, `/1` its end, `|` a step, `L` a loss, `!` disturbed."""
     labels = tuple(dict.fromkeys(SHORT.values()))
-    codes, times, turns, now = [], [], [], 100
+    codes, times, boundaries, now = [], [], [], 100
     for word in words.split():
         kind, rest = word[0], word[1:]
         if kind in SHORT:
@@ -25,9 +25,9 @@ def log(words: str) -> Marks:
             codes.append(labels.index(SHORT[kind]))
             times.append(now)
         else:
-            turn: TurnKind = {">": "batch", "/": "end", "|": "step", "!": "disturbed", "L": "loss"}[kind]  # type: ignore[assignment]
-            turns.append(Turn(len(codes), turn, int(rest or 0)))
-    return Marks(start=100, codes=codes, times=times, labels=labels, turns=tuple(turns))
+            boundary: BoundaryKind = {">": "batch", "/": "end", "|": "step", "!": "disturbed", "L": "loss"}[kind]  # type: ignore[assignment]
+            boundaries.append(Boundary(len(codes), boundary, int(rest or 0)))
+    return PhaseLog(start=100, codes=codes, times=times, labels=labels, boundaries=tuple(boundaries))
 
 
 def told(words: str) -> list[tuple[int, dict[str, int], bool]]:
@@ -168,15 +168,15 @@ def test_quantiles() -> None:
 )
 def test_every_nanosecond_is_somewhere_whatever_the_log(events: list[tuple[int | str, int]]) -> None:
     labels = tuple(SHORT.values())
-    codes, times, turns, now = [], [], [], 0
+    codes, times, boundaries, now = [], [], [], 0
     for kind, number in events:
         if isinstance(kind, int):
             now += number
             codes.append(kind)
             times.append(now)
         else:
-            turns.append(Turn(len(codes), kind, number))  # type: ignore[arg-type]
-    marks = Marks(start=0, codes=codes, times=times, labels=labels, turns=tuple(turns))
+            boundaries.append(Boundary(len(codes), kind, number))  # type: ignore[arg-type]
+    marks = PhaseLog(start=0, codes=codes, times=times, labels=labels, boundaries=tuple(boundaries))
 
     divided, timing = divide(marks), timing_of(divide(marks))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nbguard.profiler.analysis.report import MemoryPoint
 from nbguard.profiler.analysis.time import phases, trace
-from nbguard.profiler.analysis.time.phase_log import Marks
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.analysis.time.trace import trace_events
 from nbguard.profiler.record.recorder import Recorder
 
@@ -68,13 +68,13 @@ def _phase(recorder: Recorder, name: str) -> None:
 
 def _epoch(recorder: Recorder, loop: int, batches: int, *, steps: bool = True) -> None:
     for _ in range(batches):
-        recorder.turn("batch", loop)
+        recorder.boundary("batch", loop)
         _phase(recorder, phases.WAIT)
         _phase(recorder, phases.FORWARD)
         if steps:
-            recorder.turn("step")
-    recorder.turn("batch", loop)
-    recorder.turn("end", loop)
+            recorder.boundary("step")
+    recorder.boundary("batch", loop)
+    recorder.boundary("end", loop)
 
 
 def test_phases_are_end_to_end_and_as_long_as_the_recording() -> None:
@@ -115,11 +115,11 @@ def test_batches_are_inside_their_pass_and_the_asking_for_one_more_is_none() -> 
 
 def test_a_loop_inside_a_batch_of_another_is_nested_there() -> None:
     recorder = _recorder()
-    recorder.turn("batch", 1)
+    recorder.boundary("batch", 1)
     _epoch(recorder, 2, 2)
-    recorder.turn("disturbed")
-    recorder.turn("batch", 1)
-    recorder.turn("end", 1)
+    recorder.boundary("disturbed")
+    recorder.boundary("batch", 1)
+    recorder.boundary("end", 1)
 
     found = trace_events(recorder.stop())
 
@@ -133,8 +133,8 @@ def test_a_loop_inside_a_batch_of_another_is_nested_there() -> None:
 def test_loops_that_were_left_are_not_nested_in_one_another() -> None:
     recorder = _recorder()
     for loop in range(1, 101):
-        recorder.turn("batch", loop)
-        recorder.turn("batch", loop)
+        recorder.boundary("batch", loop)
+        recorder.boundary("batch", loop)
 
     found = trace_events(recorder.stop())
 
@@ -147,8 +147,8 @@ def test_loops_that_were_left_are_not_nested_in_one_another() -> None:
 def test_of_two_loops_in_turn_the_second_is_inside_the_batches_of_the_first() -> None:
     recorder = _recorder()
     for _ in range(5):
-        recorder.turn("batch", 1)
-        recorder.turn("batch", 2)
+        recorder.boundary("batch", 1)
+        recorder.boundary("batch", 2)
 
     found = trace_events(recorder.stop())
 
@@ -162,12 +162,12 @@ _Turns = st.lists(st.tuples(st.sampled_from(["batch", "batch", "batch", "end", "
 
 
 @given(_Turns, st.lists(st.integers(0, 5), max_size=5), st.integers(0, 30))
-def test_whatever_the_loops_do_the_events_are_nested_and_add_up(turns: list[Any], codes: list[int], most: int) -> None:
+def test_whatever_the_loops_do_the_events_are_nested_and_add_up(boundaries: list[Any], codes: list[int], most: int) -> None:
     recorder = _recorder()
-    for kind, loop in turns:
+    for kind, loop in boundaries:
         for code in codes:
             recorder.mark(code)
-        recorder.turn(kind, loop)
+        recorder.boundary(kind, loop)
     marks = recorder.stop()
 
     found = trace_events(marks)
@@ -217,7 +217,7 @@ def test_a_very_long_log_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nothing_recorded_is_an_empty_trace() -> None:
-    found = trace_events(Marks(start=5, codes=(), times=(), labels=()))
+    found = trace_events(PhaseLog(start=5, codes=(), times=(), labels=()))
 
     _check(found)
     assert {event["ph"] for event in found["traceEvents"]} == {"M"}

@@ -1,9 +1,9 @@
-"""What the ranks of a distributed fit tell together: who waits for whom, what differs, who died and who hangs."""
+"""The ranks of a distributed fit together: stragglers, differences, ranks that died and ranks that hang."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from nbguard.profiler.analysis.distributed.skew import skews
@@ -16,42 +16,55 @@ _PERIOD = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What one rank has told at the end of its fit."""
+class RankMessage:
+    """The message that a rank sends to rank 0 at the end of its fit."""
 
-    row: RankRow
-    environment: tuple[Setting, ...] = ()
+    row: RankRow  # its figures
+    environment: tuple[Setting, ...] = ()  # variables and versions that should be the same on all ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """What a rank of this host last did: `phase` was the last it ended in its batch, "" none yet; `age` nanoseconds ago."""
+    """The last sign of life of a rank of this host."""
 
-    rank: int
-    pid: int
+    rank: int  # its number
+    pid: int  # of its process
     batch: int  # of the recording, training or validation, from 1; 0: none yet
-    phase: str
-    age: int
-    is_alive: bool
+    phase: str  # that it ended last in this batch; "": none yet
+    age: int  # nanoseconds since then
+    is_alive: bool  # whether its process is
 
 
-def to_text(told: Told) -> str:
-    """Return what a rank tells as text."""
-    return json.dumps(asdict(told))
+def to_text(message: RankMessage) -> str:
+    """Return a message as text, to be sent."""
+    return json.dumps(asdict(message))
 
 
-def from_text(text: str) -> Told | None:
-    """Return what a rank has told; None if that cannot be read, as from another version."""
+def from_text(text: str) -> RankMessage | None:
+    """Return the message of a text; None if it cannot be read, as from another version."""
     try:
         data = json.loads(text)
-        return Told(RankRow(**data["row"]), tuple(Setting(**setting) for setting in data["environment"]))
+        return RankMessage(RankRow(**data["row"]), tuple(Setting(**setting) for setting in data["environment"]))
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def rank_report(world: int, told: Sequence[Told], pulses: Mapping[int, Pulse], waited: int, host: str) -> RankReport:
-    """Return the report of `world` ranks. `pulses`: of those that have not told; `waited`: for them, in nanoseconds."""
-    heard = {each.row.rank: each for each in told}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankObservations:
+    """Everything that rank 0 knows of all ranks at the end of a fit."""
+
+    world: int  # number of ranks
+    host: str  # name of rank 0's host
+    messages: tuple[RankMessage, ...]  # of the ranks that reported, rank 0 first
+    pulses: tuple[Pulse, ...] = ()  # signs of life of ranks of the same host that did not report
+    waited: int = 0  # nanoseconds that rank 0 waited for messages
+
+
+def rank_report(observed: RankObservations) -> RankReport:
+    """Return the report of all ranks."""
+    world, waited, host = observed.world, observed.waited, observed.host
+    heard = {each.row.rank: each for each in observed.messages}
+    pulses = {pulse.rank: pulse for pulse in observed.pulses}
     rows, findings = [], []
     for rank in range(world):
         if rank in heard:
@@ -60,7 +73,7 @@ def rank_report(world: int, told: Sequence[Told], pulses: Mapping[int, Pulse], w
         row, finding = _silent(rank, pulses.get(rank), waited, host)
         rows.append(row)
         findings.append(finding)
-    findings += [*skews(rows), *_mismatches(told)]
+    findings += [*skews(rows), *_mismatches(observed.messages)]
     note = "" if len(heard) == world else f"{world - len(heard)} of {world} ranks did not report; waited {format_time(waited)}."
     return RankReport(world, tuple(rows), tuple(findings), note)
 
@@ -103,9 +116,9 @@ def _next(phase: str) -> str:
     return "; next comes the backward pass, in which ranks wait for each other" if before_backward else ""
 
 
-def _mismatches(told: Sequence[Told]) -> Iterator[FitFinding]:
+def _mismatches(messages: Sequence[RankMessage]) -> Iterator[FitFinding]:
     """Yield the settings that are not the same on all ranks."""
-    found = {each.row.rank: {setting.name: setting.value for setting in each.environment} for each in told}
+    found = {each.row.rank: {setting.name: setting.value for setting in each.environment} for each in messages}
     for name in sorted({name for settings in found.values() for name in settings}):
         ranks: dict[str, list[int]] = {}
         for rank, settings in sorted(found.items()):

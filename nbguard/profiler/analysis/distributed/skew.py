@@ -1,4 +1,4 @@
-"""What ranks that have told their figures do not share evenly: time, memory, batches."""
+"""Uneven shares of ranks: of time, memory and batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def skews(rows: Sequence[RankRow]) -> Iterator[FitFinding]:
 
 
 def _straggler(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
-    """Yield that a rank needs longer by itself.
+    """Yield a finding on a rank that needs longer by itself.
 
     Whole steps are equally long where ranks wait for each other, which they do in the backward pass: it is shorter on the
     rank that is waited for. So it is told by the rest of the step, if the others do wait or the whole step is longer, too.
@@ -56,7 +56,7 @@ def _own(row: RankRow) -> int:
 
 
 def _memory(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
-    """Yield that a rank's peak is higher than the others'."""
+    """Yield a finding on a rank whose peak is higher than the others'."""
     peaks = [other.peak for other in others if other.peak]
     if not row.peak or not peaks:
         return
@@ -76,7 +76,7 @@ def _memory(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
 
 
 def _batches(rows: Sequence[RankRow]) -> Iterator[FitFinding]:
-    """Yield that ranks have run different numbers of batches."""
+    """Yield a finding on ranks that have run different numbers of batches."""
     if len({row.batches for row in rows}) > 1:
         evidence = ", ".join(f"rank {row.rank}: {row.batches}" for row in rows)
         change = "give every rank the same number: `DistributedSampler`, or `drop_last=True`"

@@ -16,14 +16,14 @@ _ENOUGH = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalerFacts:
-    """A GradScaler in use. Updates are numbered from 1; `scales` are (update, scale after it) wherever it changed."""
+    """A GradScaler in use. Updates are numbered from 1."""
 
-    initial: float
-    growth: float
-    backoff: float
-    interval: int
-    updates: int
-    scales: tuple[tuple[int, float], ...] = ()
+    initial: float  # scale before the first update
+    growth: float  # factor by which it grows
+    backoff: float  # factor by which it falls after a skipped step
+    interval: int  # updates without a skipped step before it grows
+    updates: int  # calls of `update`
+    scales: tuple[tuple[int, float], ...] = ()  # (update, scale after it) wherever it changed
     skipped: tuple[int, ...] = ()  # the updates at which the scale fell: that step was skipped
     is_static: bool = False  # the scale was given by hand: then what was skipped is not known
 
@@ -35,9 +35,9 @@ class ScalerFacts:
 
 @dataclass(frozen=True, slots=True)
 class AmpFacts:
-    """Training batches by the dtype in which autocast ran their forward pass (float32: without), and the scalers."""
+    """Mixed precision in training batches; float32 stands for none."""
 
-    batches: tuple[tuple[str, int], ...] = ()
+    batches: tuple[tuple[str, int], ...] = ()  # (dtype, batches) by the dtype of autocast in the forward pass
     scalers: tuple[ScalerFacts, ...] = ()  # those in use and enabled
 
     def in_dtype(self, dtype: str) -> int:

@@ -1,4 +1,4 @@
-"""Whether a fit is healthy: the findings of all parts that look at it, the worst first."""
+"""The health of a fit: the findings of all instruments that look at it, the worst first."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def health(
     step: int | None = None,
 ) -> tuple[FitFinding, ...]:
     """Return what stands out. `step`: the median of a batch in nanoseconds, to judge what waiting costs."""
-    found = [
+    findings = [
         *nan_findings(finite),
         *optimizer_findings(optimizers, is_scaled=bool(amp.scalers)),
         *amp_findings(amp),
         *switch_findings(switches),
         *sync_findings(syncs, step),
     ]
-    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

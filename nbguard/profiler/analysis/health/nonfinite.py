@@ -14,11 +14,11 @@ before: a parameter is not finite. `gradient`: the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where in the fit: a batch of an epoch, both from 1. Without a loader the epoch is 0 and backward passes are counted."""
+class BatchPosition:
+    """A batch in the fit, by its numbers from 1."""
 
-    batch: int
-    epoch: int = 0
+    batch: int  # of the epoch; without a loader: backward passes
+    epoch: int = 0  # 0: there is no loader
 
     @property
     def words(self) -> str:
@@ -28,13 +28,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What made the first value that is not finite. `name` is a module's, or a parameter's, in the model `root`."""
+    """The origin of the first value that is not finite."""
 
-    kind: Kind
-    name: str = ""
-    type: str = ""
-    root: str = ""
-    note: str = ""  # of an unknown one: why it is not known
+    kind: Kind  # the kind of code that made it
+    name: str = ""  # of the module or parameter in the model; "": not known
+    type: str = ""  # of the module, e.g. "Linear", or "parameter"
+    root: str = ""  # type of the model
+    note: str = ""  # the reason why an "unknown" one is not known
 
     @property
     def layer(self) -> str:
@@ -48,21 +48,21 @@ class Origin:
 class NotFinite:
     """The first value that was not finite: of a loss, or of a gradient."""
 
-    of: Literal["loss", "gradient"]
-    value: Literal["NaN", "infinite"]
-    place: Place
-    origin: Origin
-    has_stopped: bool = False
-    is_search: bool = False  # fastai's learning rate finder goes so far on purpose
+    of: Literal["loss", "gradient"]  # kind of value
+    value: Literal["NaN", "infinite"]  # NaN, or an infinity
+    place: BatchPosition  # the batch
+    origin: Origin  # the code that made it
+    has_stopped: bool = False  # `--stop-on-nan` ended the fit there
+    is_search: bool = False  # met by fastai's learning rate finder, which goes so far on purpose
 
 
 @dataclass(frozen=True, slots=True)
 class FiniteFacts:
-    """What was looked at: losses, and steps before which all gradients were."""
+    """The values that were checked, and the first one that was NaN or infinite."""
 
-    losses: int
-    gradients: int
-    first: NotFinite | None = None
+    losses: int = 0  # losses that were checked
+    gradients: int = 0  # optimizer steps before which all gradients were checked
+    first: NotFinite | None = None  # None: all were finite
 
 
 def nan_findings(facts: FiniteFacts) -> tuple[FitFinding, ...]:

@@ -1,4 +1,4 @@
-"""What is wrong with how an optimizer is used: pure, from what was seen at its steps."""
+"""Mistakes in the use of optimizers, found from observations at their steps. Pure."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _SHOWN = 3
 class OptimizerFacts:
     """One optimizer, as its steps and the calls that clear gradients have shown it in the batches that were looked at."""
 
-    name: str
-    steps: int = 0
+    name: str  # of its class
+    steps: int = 0  # in the batches that were looked at
     cleared: int = 0  # calls of `zero_grad`, or of a model's
     cleared_in_place: int = 0  # of these, with `set_to_none=False`
     gradient_bytes: int = 0  # at the last look before a step
@@ -27,8 +27,8 @@ class OptimizerFacts:
     piled: int = 0  # looks at which gradients of the step before were still there when the next backward pass began
     replaced: int = 0  # looks at which they were not
     without_gradients: tuple[str, ...] = ()  # parameters that never had one at any look
-    looks: int = 0
-    is_fastai: bool = False
+    looks: int = 0  # at its parameters, before steps 1, 2, 4, 8, …
+    is_fastai: bool = False  # fastai's own, not a wrapper of one of torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +36,18 @@ class OptimizersFacts:
     """All optimizers of a recording."""
 
     optimizers: tuple[OptimizerFacts, ...] = ()
-    backwards: int = 0
+    backwards: int = 0  # backward passes in the batches that were looked at
     clears_model: bool = False  # a model's own `zero_grad` was called: whose gradients went is then not known
 
 
 def optimizer_findings(facts: OptimizersFacts, *, is_scaled: bool = False) -> tuple[FitFinding, ...]:
     """Return what stands out. `is_scaled`: a GradScaler decides which steps are taken."""
-    found: list[FitFinding] = []
+    findings: list[FitFinding] = []
     for each in facts.optimizers:
-        found += [*_eps(each), *_piles_up(each, facts), *_in_place(each), *_without_gradients(each)]
+        findings += [*_eps(each), *_piles_up(each, facts), *_in_place(each), *_without_gradients(each)]
         if not is_scaled:
-            found += _never_steps(each, facts)
-    return tuple(found)
+            findings += _never_steps(each, facts)
+    return tuple(findings)
 
 
 def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:

@@ -15,12 +15,12 @@ _SHAPES = 3
 class SwitchFacts:
     """The switches as they were in the first training batch, and what of the fit they matter for."""
 
-    settings: tuple[Setting, ...] = ()
-    detects_anomalies: bool = False
-    blocks_launches: bool = False
-    benchmarks: bool = False
-    is_deterministic: bool = False
-    has_device: bool = False
+    settings: tuple[Setting, ...] = ()  # switches by name, for the table in the report
+    detects_anomalies: bool = False  # torch.autograd.set_detect_anomaly was on, at some time
+    blocks_launches: bool = False  # CUDA_LAUNCH_BLOCKING=1
+    benchmarks: bool = False  # torch.backends.cudnn.benchmark
+    is_deterministic: bool = False  # torch.use_deterministic_algorithms
+    has_device: bool = False  # CUDA was in use
     shapes: int = 0  # of inputs, batch size apart, while `benchmarks`; counted to a limit
     batch_size: int | None = None  # of the first input of the first training batch
     convolves: bool = False  # the model has two-dimensional convolutions

@@ -18,8 +18,8 @@ class SyncSite:
 
     where: str  # e.g. "In[5], line 8"
     own: str  # a callback of fastai's, `GradScaler`; empty: it is the user's line
-    methods: tuple[str, ...]
-    calls: int
+    methods: tuple[str, ...]  # that read there, e.g. "item", "__bool__"
+    calls: int  # in all batches that were looked at
     batches: int  # in how many batches
     waited: int | None  # nanoseconds in all; None: in host memory, where nothing waits
 
@@ -28,7 +28,7 @@ class SyncSite:
 class SyncFacts:
     """All such lines, and how many training batches were looked at."""
 
-    sites: tuple[SyncSite, ...] = ()
+    sites: tuple[SyncSite, ...] = ()  # by line
     batches: int = 0
 
 

@@ -1,4 +1,4 @@
-"""What to change in a fit's loaders, each with the figure that speaks for it. A healthy fit gets no advice."""
+"""Advice on the loaders of a fit, each with the figure that speaks for it. A healthy fit gets none."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _NOTICED = 10**9  # ns in all: less is not worth a thought
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """All that the advice is taken from. `medians`: of the steady state's phases; `cores`: that the process may use."""
+class LoaderContext:
+    """Everything that advice on the loaders is taken from. Times in nanoseconds."""
 
-    timing: Timing
-    step: int
-    medians: Mapping[str, int]
-    loaders: tuple[LoaderFacts, ...]
-    cores: int
-    on_accelerator: bool
-    is_waiting: bool
+    timing: Timing  # of the whole fit
+    step: int  # median of a batch in the steady state
+    medians: Mapping[str, int]  # of its phases, by name
+    loaders: tuple[LoaderFacts, ...]  # of training and validation
+    cores: int  # that the process may use
+    on_accelerator: bool  # whether the model is on one
+    is_waiting: bool  # whether the fit is bound by its data
 
     @property
     def wait(self) -> int:
@@ -49,25 +49,29 @@ class Case:
         return training_loader(self.loaders)
 
 
-def advice(case: Case) -> Iterator[FitFinding]:
+def advice(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield what to change, the most rewarding first as far as it is measured."""
-    found = [*_crowded(case), *_restarted(case), *_first(case)]
-    if case.loader is not None:
-        found += [*_transform(case, case.loader), *_more_workers(case, case.loader), *_copying(case, case.loader)]
-    yield from sorted(found, key=lambda each: -(each.time or 0))
+    findings = [*_crowded(context), *_restarted(context), *_first(context)]
+    if context.loader is not None:
+        findings += [
+            *_transform(context, context.loader),
+            *_more_workers(context, context.loader),
+            *_copying(context, context.loader),
+        ]
+    yield from sorted(findings, key=lambda each: -(each.time or 0))
 
 
 def _finding(kind: str, what: str, evidence: str, change: str, time: int | None = None) -> FitFinding:
     return FitFinding(kind=kind, severity="advice", what=what, evidence=evidence, change=change, time=time)
 
 
-def _transform(case: Case, loader: LoaderFacts) -> Iterator[FitFinding]:
+def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
     """Yield the function that a fetch spends most in, if the fit waits for it. What it costs is its share of a worker."""
     slow = slowest(loader.fetch)
-    if not case.is_waiting or slow is None or slow.per_batch < max(_LARGE * slow.fetch, _WORTH):
+    if not context.is_waiting or slow is None or slow.per_batch < max(_LARGE * slow.fetch, _WORTH):
         return
     function = slow.step.function
-    if not function.is_users and case.wait * case.timing.batches < _NOTICED:
+    if not function.is_users and context.wait * context.timing.batches < _NOTICED:
         return  # a library's is as it is: only a long fit may want another
     where = line_words(
         function.file.rpartition("/")[2] if not function.file.startswith("In[") else function.file, function.line, ""
@@ -80,51 +84,55 @@ def _transform(case: Case, loader: LoaderFacts) -> Iterator[FitFinding]:
         f"`{slow.step.name}` ({where}) is {what[slow.step.kind]}",
         f"{slow.evidence()}{spread}",
         f"make `{slow.step.name}` cheaper: do its work {where_else}",
-        min(case.wait, slow.per_batch // max(1, loader.workers)),
+        min(context.wait, slow.per_batch // max(1, loader.workers)),
     )
 
 
-def _more_workers(case: Case, loader: LoaderFacts) -> Iterator[FitFinding]:
+def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
     """Yield that workers would help: some, more, or the same ones with more batches ahead."""
-    if not case.is_waiting or case.wait < _WORTH or (loader.is_iterable and not loader.is_fastai):
+    if not context.is_waiting or context.wait < _WORTH or (loader.is_iterable and not loader.is_fastai):
         return
-    if loader.workers > case.cores:
+    if loader.workers > context.cores:
         return  # fewer of them come first
-    evidence = f"the fit waits {format_time(case.wait)} per batch; {case.cores} cores may be used"
+    evidence = f"the fit waits {format_time(context.wait)} per batch; {context.cores} cores may be used"
     fetch = loader.fetch.median
-    is_fast = fetch is not None and fetch < loader.workers * (case.step - case.wait)
-    if loader.workers == 0 and case.cores > 1 and case.do_workers_pay:
-        change = f"`num_workers={case.cores}`; `--tune-workers` measures which number is best"
-        yield _finding("workers", "batches are made in the fit's own process, one after the other", evidence, change, case.wait)
-    elif loader.workers and fetch is not None and 2 * fetch < case.wait:
+    is_fast = fetch is not None and fetch < loader.workers * (context.step - context.wait)
+    if loader.workers == 0 and context.cores > 1 and context.do_workers_pay:
+        change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
+        yield _finding(
+            "workers", "batches are made in the fit's own process, one after the other", evidence, change, context.wait
+        )
+    elif loader.workers and fetch is not None and 2 * fetch < context.wait:
         what = f"the fit waits longer for its {_workers(loader.workers)} than a batch takes to make"
         why = f"a batch takes a worker {format_time(fetch)}; the rest is handing it over and taking turns"
         change = "`num_workers=0` makes batches in the fit's own process; `--tune-workers` measures whether that is better"
-        yield _finding("workers", what, f"{why}; {evidence}", change, case.wait - fetch)
-    elif 0 < loader.workers < case.cores and not is_fast:
-        change = f"`num_workers={case.cores}`; `--tune-workers` measures which number is best"
-        yield _finding("workers", f"{_workers(loader.workers)} cannot keep up with the fit", evidence, change, case.wait)
+        yield _finding("workers", what, f"{why}; {evidence}", change, context.wait - fetch)
+    elif 0 < loader.workers < context.cores and not is_fast:
+        change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
+        yield _finding("workers", f"{_workers(loader.workers)} cannot keep up with the fit", evidence, change, context.wait)
     elif fetch is not None and is_fast:
         ahead = loader.prefetch or 2
         rate = f"a batch takes a worker {format_time(fetch)}, so {loader.workers} of them could keep up"
         change = f"`prefetch_factor={2 * ahead}` (it is {ahead}) evens out batches that take longer"
-        yield _finding("prefetch", "the fit waits though its workers are fast enough", f"{rate}; {evidence}", change, case.wait)
+        yield _finding(
+            "prefetch", "the fit waits though its workers are fast enough", f"{rate}; {evidence}", change, context.wait
+        )
 
 
-def _crowded(case: Case) -> Iterator[FitFinding]:
+def _crowded(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield workers that are more than the cores they could run on."""
-    many = max((each for each in case.loaders if each.workers > case.cores), key=lambda each: each.workers, default=None)
+    many = max((each for each in context.loaders if each.workers > context.cores), key=lambda each: each.workers, default=None)
     if many is not None:
-        cores = f"{case.cores} core{'s' if case.cores != 1 else ''}"
+        cores = f"{context.cores} core{'s' if context.cores != 1 else ''}"
         evidence = f"{_workers(many.workers)} on {cores}: they take turns, with each other and with the fit; each holds batches"
-        change = f"`num_workers={case.cores}`; `--tune-workers` measures which number is best"
+        change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
         yield _finding("workers", f"{_workers(many.workers)} share {cores}", evidence, change)
 
 
-def _restarted(case: Case) -> Iterator[FitFinding]:
+def _restarted(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield workers that are started anew for each epoch, where that takes a part of it."""
-    for loader in case.loaders:
-        epochs = [each for each in case.timing.epochs if each.is_training == loader.is_training and each.batches]
+    for loader in context.loaders:
+        epochs = [each for each in context.timing.epochs if each.is_training == loader.is_training and each.batches]
         if not loader.workers or loader.persistent or loader.iterators < 2 or not loader.start or not epochs:
             continue
         epoch = sum(each.total for each in epochs) // len(epochs)
@@ -139,12 +147,12 @@ def _restarted(case: Case) -> Iterator[FitFinding]:
             yield _finding("persistent_workers", what, evidence, change, round(cost / batches))
 
 
-def _copying(case: Case, loader: LoaderFacts) -> Iterator[FitFinding]:
+def _copying(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
     """Yield that batches are copied to the device in a way that the fit waits for."""
-    transfer = case.medians.get(phases.TO_DEVICE, 0)
-    if not case.on_accelerator or transfer <= _SMALL * case.step:
+    transfer = context.medians.get(phases.TO_DEVICE, 0)
+    if not context.on_accelerator or transfer <= _SMALL * context.step:
         return
-    evidence = f"bringing a batch to the device takes {format_time(transfer)} of {format_time(case.step)}"
+    evidence = f"bringing a batch to the device takes {format_time(transfer)} of {format_time(context.step)}"
     if not loader.pin_memory:
         how = "`pin_memory=True`, and `.to(device, non_blocking=True)`"
         yield _finding("pin_memory", "batches are copied from memory that is not page-locked", evidence, how, transfer)
@@ -157,12 +165,12 @@ def _copying(case: Case, loader: LoaderFacts) -> Iterator[FitFinding]:
         yield _finding("pin_memory", "the fit waits for batches to be copied", evidence, change, transfer)
 
 
-def _first(case: Case) -> Iterator[FitFinding]:
+def _first(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield a loader whose first batch is long in coming, where that is a part of the whole."""
-    loader, wall = case.loader, case.timing.wall
-    if loader is None or not loader.start or loader.start < max(_NOTICED, 10 * case.step, WAITING * wall):
+    loader, wall = context.loader, context.timing.wall
+    if loader is None or not loader.start or loader.start < max(_NOTICED, 10 * context.step, WAITING * wall):
         return
-    evidence = f"{format_time(loader.start)} until it was there, {format_time(case.step)} for a later one"
+    evidence = f"{format_time(loader.start)} until it was there, {format_time(context.step)} for a later one"
     why = f"start of {_workers(loader.workers)}" if loader.workers else "first access to the dataset"
     change = "keep what the dataset's `__init__` and its first `__getitem__` do small"
     if loader.workers:

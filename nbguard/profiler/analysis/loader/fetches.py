@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nbguard.profiler.analysis.loader.slowest import Step
+from nbguard.profiler.analysis.loader.slowest import FetchStep
 from nbguard.units import format_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFacts:
-    """What it takes to make a batch, wherever it is made. Nanoseconds; those of `steps` are of profiled fetches."""
+    """The cost of making a batch, in the fit's process or in workers. Times in nanoseconds."""
 
-    fetches: int = 0
+    fetches: int = 0  # calls of the dataset fetcher: batches made
     items: int = 0  # 0: not known
     median: int | None = None  # of fetches that were not profiled, if there were some
-    p95: int | None = None
+    p95: int | None = None  # their 95th percentile
     profiled: int = 0  # fetches
-    profiled_time: int = 0
-    steps: tuple[Step, ...] = ()
+    profiled_time: int = 0  # of these together
+    steps: tuple[FetchStep, ...] = ()  # functions in which profiled fetches spent their time, the most first
     note: str = ""  # why something is not known
 
 
@@ -28,29 +28,29 @@ class LoaderFacts:
     """One loader as it was used. None: not known."""
 
     dataset: str  # the name of its type
-    is_fastai: bool = False
-    is_iterable: bool = False
-    is_training: bool = False
-    workers: int = 0
-    batch_size: int | None = None
-    pin_memory: bool = False
-    persistent: bool = False
-    prefetch: int | None = None
-    in_order: bool | None = None
+    is_fastai: bool = False  # fastai's DataLoader, which torch iterates as a stream
+    is_iterable: bool = False  # the dataset is a stream (IterableDataset)
+    is_training: bool = False  # a backward pass followed its batches
+    workers: int = 0  # worker processes
+    batch_size: int | None = None  # as the loader was set up
+    pin_memory: bool = False  # batches are copied to page-locked memory
+    persistent: bool = False  # workers stay from epoch to epoch
+    prefetch: int | None = None  # batches that each worker makes ahead
+    in_order: bool | None = None  # batches come in the sampler's order
     start_method: str | None = None  # of worker processes
     iterators: int = 1  # over it
     start: int | None = None  # median nanoseconds from the start of an epoch's workers to its first batch
-    fetch: FetchFacts = FetchFacts()
+    fetch: FetchFacts = FetchFacts()  # the cost of its batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStep:
     """The function that fetching spends most in, in nanoseconds as without the profile."""
 
-    step: Step
-    per_call: int
+    step: FetchStep  # the function
+    per_call: int  # one call of it
     calls: float  # per batch
-    per_batch: int
+    per_batch: int  # all its calls
     fetch: int  # a whole batch
 
     def evidence(self) -> str:

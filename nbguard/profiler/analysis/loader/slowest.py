@@ -1,4 +1,4 @@
-"""Which function a fetch of a batch spends its time in, from a profile's call graph."""
+"""The functions in which a fetch of a batch spends its time, from the call graph of a profile."""
 
 from __future__ import annotations
 
@@ -31,16 +31,13 @@ _CLASS_SPEAKS = frozenset({"encodes", "forward", "__call__", "transform"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Function:
-    """A function of a profile. `name` is qualified where Python says so; a file of "" means that it is written in C.
+class FetchFunction:
+    """A function in a profile of fetches."""
 
-    In what is reported `file` is as it is shown: `In[3]`, `train.py`.
-    """
-
-    name: str
-    file: str
-    line: int
-    is_users: bool
+    name: str  # qualified with its class, from Python 3.11 on
+    file: str  # path; in a report as shown: "In[3]", "train.py"; "": written in C
+    line: int  # at which its code begins
+    is_users: bool  # not of an installed library
     inner: str = field(default="", compare=False)  # the user's, below it, where nearly all its time goes: `a` → `b`
 
     @property
@@ -67,33 +64,33 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FetchCall:
     """All calls from one function to another: how many, their nanoseconds, and those spent in the callee itself."""
 
-    callee: int
-    count: int
-    time: int
-    own: int
+    callee: int  # number of the function that is called
+    count: int  # calls
+    time: int  # nanoseconds in it and below it
+    own: int  # nanoseconds in the callee itself
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class FetchProfile:
     """The call graph of some fetches. By function: its calls, how often it was called, and its own nanoseconds."""
 
-    functions: tuple[Function, ...]
-    calls: Mapping[int, tuple[Call, ...]]
-    counts: tuple[int, ...]
-    own: tuple[int, ...]
+    functions: tuple[FetchFunction, ...]  # by number
+    calls: Mapping[int, tuple[FetchCall, ...]]  # from each function, by its number
+    counts: tuple[int, ...]  # times that each was called
+    own: tuple[int, ...]  # nanoseconds in each itself
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FetchStep:
     """A function that fetching leads to: how often it was called in all, and the nanoseconds in it and below it."""
 
-    function: Function
-    kind: StepKind
-    calls: int
-    time: int
+    function: FetchFunction  # the function
+    kind: StepKind  # its part in making a batch
+    calls: int  # in all profiled fetches
+    time: int  # nanoseconds in it and below it
 
     @property
     def name(self) -> str:
@@ -103,7 +100,7 @@ class Step:
 
 @dataclass(slots=True)
 class _Search:
-    profile: Profile
+    profile: FetchProfile
     found: dict[int, tuple[StepKind, int, int]] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
 
@@ -112,7 +109,7 @@ class _Search:
         self.found[number] = (before[0], before[1] + count, before[2] + time)
 
     def walk(self, number: int) -> int:
-        """Look for steps below a function that leads to them; return the time of what is written in C below it."""
+        """Look for steps below a function that leads to them; return the time of C code below it."""
         profile, function = self.profile, self.profile.functions[number]
         self.seen.add(number)
         inside = 0
@@ -133,7 +130,7 @@ class _Search:
         return 0
 
 
-def steps(profile: Profile) -> tuple[Step, ...]:
+def steps(profile: FetchProfile) -> tuple[FetchStep, ...]:
     """Return what fetching leads to first: transforms, collate functions, item accesses; the most time first."""
     search = _Search(profile)
     called = {call.callee for calls in profile.calls.values() for call in calls}
@@ -147,13 +144,13 @@ def steps(profile: Profile) -> tuple[Step, ...]:
             below = (call for call in _users_below(profile, number) if call.time <= time)  # more: it has other callers, too
             refined = max(below, key=lambda call: call.time, default=None)
         if refined is not None and 2 * refined.time >= time:
-            found.append(Step(profile.functions[refined.callee], kind, refined.count, refined.time))
+            found.append(FetchStep(profile.functions[refined.callee], kind, refined.count, refined.time))
         else:
-            found.append(Step(replace(function, inner=_inner(profile, number, time)), kind, count, time))
+            found.append(FetchStep(replace(function, inner=_inner(profile, number, time)), kind, count, time))
     return tuple(sorted(found, key=lambda step: (-step.time, step.function.file, step.function.line)))
 
 
-def _inner(profile: Profile, number: int, time: int) -> str:
+def _inner(profile: FetchProfile, number: int, time: int) -> str:
     """Return the way to where nearly all the time of a function goes, in functions of the user's: `Blur` of a `Compose`."""
     names: list[str] = []
     seen = {number}
@@ -167,7 +164,7 @@ def _inner(profile: Profile, number: int, time: int) -> str:
         seen.add(number)
 
 
-def _kind(caller: Function, callee: Function) -> StepKind:
+def _kind(caller: FetchFunction, callee: FetchFunction) -> StepKind:
     is_library = not caller.is_users and not callee.is_users
     if is_library and caller.short in _ACCESS and caller.file.rpartition("/")[0] == callee.file.rpartition("/")[0]:
         return "dataset"  # an item access, and what the same library does for it
@@ -175,7 +172,7 @@ def _kind(caller: Function, callee: Function) -> StepKind:
     return "collate" if is_fetch or "collate" in callee.short else "transform"
 
 
-def _users_below(profile: Profile, number: int) -> Iterator[Call]:
+def _users_below(profile: FetchProfile, number: int) -> Iterator[FetchCall]:
     """Yield the calls by which a library's function comes to functions of the user's."""
     todo, seen = [number], {number}
     while todo:

@@ -1,14 +1,24 @@
-"""How many workers a loader needs: what to try, when to stop, and what the measurements say."""
+"""The number of workers that a loader needs: candidates, the end of the trials, and their result."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nbguard.profiler.analysis.report import WorkerTrial
 from nbguard.units import format_time
 
 _ROOM = 0.9  # of the rest of a step: a loader that takes no longer is waited for by nobody
 _BETTER = 0.9  # of the best so far: what takes longer is no improvement
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTuning:
+    """The trials of other numbers of workers, made after the fit."""
+
+    trials: tuple[WorkerTrial, ...] = ()  # in the order in which they were made
+    best: int | None = None  # the number of workers that they speak for; None: none was made
+    sentence: str = ""  # the result in words, or the reason why there is none
 
 
 def candidates(current: int, cores: int) -> tuple[int, ...]:

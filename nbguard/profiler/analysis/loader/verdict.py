@@ -1,10 +1,10 @@
-"""Whether a fit waits for its data, for the copy to the device, for Python or for nothing: from its steady state."""
+"""The verdict on a fit: bound by its data, by the copy to the device, by Python or by computing, from its steady state."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nbguard.profiler.analysis.loader.advice import WAITING, Case, advice
+from nbguard.profiler.analysis.loader.advice import WAITING, LoaderContext, advice
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
 from nbguard.profiler.analysis.report import Bound, LoaderVerdict, Timing
 from nbguard.profiler.analysis.time import phases
@@ -30,7 +30,7 @@ def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accel
         )
     medians = timing.medians
     bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator)
-    case = Case(
+    context = LoaderContext(
         timing=timing,
         step=timing.step,
         medians=medians,
@@ -39,7 +39,7 @@ def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accel
         on_accelerator=on_accelerator,
         is_waiting=bound == "data",
     )
-    return LoaderVerdict(bound=bound, sentence=sentence, gain=gain, advice=tuple(advice(case)))
+    return LoaderVerdict(bound=bound, sentence=sentence, gain=gain, advice=tuple(advice(context)))
 
 
 def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool) -> tuple[Bound, int | None, str]:

@@ -1,4 +1,4 @@
-"""What the memory of a fit was at its peak: categories that re-add, from what was counted and what was found. Pure."""
+"""The memory of a fit at its peak by category, from counters and from sizes of tensors. Categories add up to the peak. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ORDER = (PARAMETERS, BUFFERS, GRADIENTS, STATE, INPUTS, ACTIVATIONS, TEMPORARIES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """Bytes of what stays from batch to batch. `kept_gradients`: those that are there before a forward pass, too."""
+    """Sizes of the tensors that stay from batch to batch, in bytes; each storage is counted once."""
 
-    parameters: int = 0
-    buffers: int = 0
-    gradients: int = 0
-    kept_gradients: int = 0
-    state: int = 0
-    inputs: int = 0
+    parameters: int = 0  # of the modules that were called
+    buffers: int = 0  # of the same modules
+    gradients: int = 0  # before an optimizer step
+    kept_gradients: int = 0  # of these, there before the forward pass, too
+    state: int = 0  # of the optimizer
+    inputs: int = 0  # arguments of the outermost module, and targets of a Learner
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def in_order(found: Iterable[Category]) -> tuple[Category, ...]:
 
 
 def _wanted(start: int, stock: Stock | None, shape: Shape | None, grown: int) -> Iterator[tuple[str, int]]:
-    """Yield (category, bytes), what is best known first: where they are more than the peak, the last get what is left."""
+    """Yield (category, bytes), the best known first: where they exceed the peak, the last get the rest."""
     if stock is None or shape is None:
         yield BEFORE, start
         return

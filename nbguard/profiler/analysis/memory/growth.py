@@ -1,13 +1,13 @@
-"""Memory that grows from batch to batch: whether it does, by how much, and what is to be said of it. Pure."""
+"""Memory that grows from batch to batch: detection, rate, and the finding in words. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import median
 
-from nbguard.profiler.analysis.memory.holders import GRAPH
+from nbguard.profiler.analysis.memory.holders import GRAPH, Grown
 from nbguard.profiler.analysis.report import FitFinding, Growth
 from nbguard.units import KiB, format_bytes
 
@@ -33,6 +33,14 @@ class Sample:
     batch: int
     epoch: int
     allocated: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGraphs:
+    """A name of the notebook that held tensors with autograd graphs of their own after the fit."""
+
+    name: str  # as the user would write it, e.g. "history" or "self → losses"
+    count: int  # tensors with a graph
 
 
 def growth_per_batch(samples: Sequence[Sample]) -> int | None:
@@ -67,6 +75,23 @@ def growth_per_epoch(samples: Sequence[Sample]) -> int | None:
     return round(found) if found >= _NOTICED_EPOCH and min(steps) >= found / 2 else None
 
 
+def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
+    """Return by how much memory grew, if it did; `grown` is the holder that grew between two looks, None if none is known."""
+    per_batch, per_epoch = growth_per_batch(samples), growth_per_epoch(samples)
+    if per_batch is None and per_epoch is None:
+        return None
+    holder = grown or Grown("")
+    return Growth(
+        per_batch=per_batch or 0,
+        batches=samples[-1].batch - WARM_UP,
+        holder=holder.holder,
+        held=holder.held,
+        per_epoch=per_epoch,
+        epochs=len({sample.epoch for sample in samples}),
+        is_sum=holder.is_sum,
+    )
+
+
 def _thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
     """Return at most `_MOST` samples. Of many, one of the middle of every few: a last batch that is smaller drops out."""
     if len(samples) < _ENOUGH_FOR_GROUPS:
@@ -82,7 +107,7 @@ def _slopes(samples: Sequence[Sample]) -> list[float]:
 
 
 def growth_finding(growth: Growth) -> FitFinding:
-    """Return what is to be said of memory that grows."""
+    """Return the finding on memory that grows."""
     per, nbytes = ("batch", growth.per_batch) if growth.per_batch else ("epoch", growth.per_epoch)
     rate = f"{format_bytes(nbytes)} per {per}"
     where, is_graph = growth.holder.removesuffix(GRAPH), growth.holder.endswith(GRAPH)
@@ -112,8 +137,13 @@ def growth_finding(growth: Growth) -> FitFinding:
     )
 
 
-def kept_graphs(name: str, count: int, batches: int) -> FitFinding:
-    """Return what is to be said of a container that holds the graphs of a fit's batches, small as they may be."""
+def graph_findings(kept: Iterable[KeptGraphs], batches: int) -> Iterator[FitFinding]:
+    """Yield a finding for each name that keeps the graphs of at least half of so many training batches, however small."""
+    least = max(ENOUGH, batches // 2)
+    yield from (_kept(each.name, each.count, batches) for each in kept if each.count >= least)
+
+
+def _kept(name: str, count: int, batches: int) -> FitFinding:
     what = f"`{name}` keeps {count} autograd graphs"
     evidence = f"{count} tensors with a graph of their own, {batches} training batches"
     return FitFinding(

@@ -1,4 +1,4 @@
-"""Who held what at two looks from within a fit, and which holder has grown. Pure: graphs of references in."""
+"""Holders of memory at two looks from within a fit, and the one that has grown. Pure: graphs of references in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 from nbguard.memory.facts import Graph, Root
 from nbguard.memory.graph import STALE_KINDS, shortest_paths
 
-Place = tuple[str, ...]
+HolderPath = tuple[str, ...]
 """The way from a root to a tensor as one would write it, step by step: ("losses", "[3]", " → graph")."""
 
 _ORDER = ("name", "module", "frame")
@@ -21,15 +21,15 @@ GRAPH = " → graph"
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
-    """What one look found at each place: bytes of tensors, and nodes of autograd graphs."""
+class HolderSizes:
+    """The sizes that one look found at each place: bytes of tensors, and nodes of autograd graphs."""
 
-    nbytes: Mapping[Place, int]
-    nodes: Mapping[Place, int]
+    nbytes: Mapping[HolderPath, int]  # by place
+    nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
 
 
-def holdings_of(graph: Graph, names: Mapping[int, str]) -> Holdings:
-    """Return what is held where. Each storage counts where the user would look first: names, globals, outer functions.
+def holder_sizes(graph: Graph, names: Mapping[int, str]) -> HolderSizes:
+    """Return the sizes by place. Each storage counts where the user would look first: names, globals, outer functions.
 
     Args:
         graph: of one look.
@@ -38,8 +38,8 @@ def holdings_of(graph: Graph, names: Mapping[int, str]) -> Holdings:
     holding = {node: fact.storages for node, fact in enumerate(graph.nodes) if fact.storages}
     left = {storage for storages in holding.values() for storage in storages}
     write = _Writer(graph, names)
-    nbytes: dict[Place, int] = {}
-    nodes: dict[Place, int] = {}
+    nbytes: dict[HolderPath, int] = {}
+    nodes: dict[HolderPath, int] = {}
     seen: set[int] = set()
     for root in _in_order(graph.roots):
         goals = {node for node, storages in holding.items() if not left.isdisjoint(storages)}
@@ -55,7 +55,7 @@ def holdings_of(graph: Graph, names: Mapping[int, str]) -> Holdings:
             if size:
                 graph_place = (*place, GRAPH)
                 nodes[graph_place] = size
-    return Holdings(nbytes, nodes)
+    return HolderSizes(nbytes, nodes)
 
 
 def _size_of_graph(graph: Graph, tensor: int, seen: set[int]) -> int:
@@ -85,7 +85,7 @@ class _Writer:
         self._names = names
         self._labels: dict[int, dict[int, str]] = {}
 
-    def place(self, root: Root, path: tuple[int, ...]) -> Place:
+    def place(self, root: Root, path: tuple[int, ...]) -> HolderPath:
         """Return the steps from `root` along the nodes of `path`; steps that nobody writes are left out."""
         steps = [root.label]
         if root.kind == "frame" and (name := self._names.get(self._graph.nodes[path[0]].ref)):
@@ -100,23 +100,20 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """The holder that grew most between two looks: in words, by how much, and what it holds now.
+    """The holder that grew most between two looks, in bytes."""
 
-    `is_sum`: it is one tensor, whose graph grows.
-    """
-
-    holder: str
-    nbytes: int = 0
-    held: int = 0
-    is_sum: bool = False
+    holder: str  # the way to it as one would write it
+    nbytes: int = 0  # by which it grew between the two looks
+    held: int = 0  # bytes that it held at the second
+    is_sum: bool = False  # it is one tensor, whose graph grows
 
 
 _MAIN_PART = 0.7
 """Share of a holder's growth that must lie in one part of it to name that part."""
 
 
-def grown(before: Holdings, after: Holdings, expected: int) -> Grown | None:
-    """Return the holder that grew most: the place below which the growth divides; None if nothing grew.
+def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
+    """Return the holder that grew most: the place below which growth divides; None without growth.
 
     Bytes of tensors decide, unless they are less than half of what is `expected`: a graph that has lost its tensors in the
     backward pass is made of nodes only.
@@ -135,19 +132,19 @@ def grown(before: Holdings, after: Holdings, expected: int) -> Grown | None:
     return Grown(words, nbytes, _total(after.nbytes, at), is_sum=GRAPH in at)
 
 
-def _of_list(at: Place) -> Place:
-    """Return the list of a place inside the graph of one of its tensors: what is new is often met on the way of that one."""
+def _of_list(at: HolderPath) -> HolderPath:
+    """Return the list of a place inside the graph of one of its tensors: new tensors are often met on the way of that one."""
     end = at.index(GRAPH) if GRAPH in at else 0
     return at[: end - 1] if end > 1 and re.fullmatch(_ITEM, at[end - 1]) else at
 
 
-def _where(before: Mapping[Place, int], after: Mapping[Place, int]) -> tuple[Place, int]:
+def _where(before: Mapping[HolderPath, int], after: Mapping[HolderPath, int]) -> tuple[HolderPath, int]:
     """Return the place whose size has grown most, as far down as one part of it grew, and by how much.
 
     A part that grew by more than the whole has got what another part has lost: what all share is met on the way of one.
     """
     delta = {place: after.get(place, 0) - before.get(place, 0) for place in {*before, *after}}
-    at: Place = ()
+    at: HolderPath = ()
     here = 0
     while inside := _below(delta, at):
         step, most = max(inside.items(), key=lambda each: each[1])
@@ -157,11 +154,11 @@ def _where(before: Mapping[Place, int], after: Mapping[Place, int]) -> tuple[Pla
     return at, here
 
 
-def _total(sizes: Mapping[Place, int], at: Place, through: str = "") -> int:
+def _total(sizes: Mapping[HolderPath, int], at: HolderPath, through: str = "") -> int:
     return sum(size for place, size in sizes.items() if place[: len(at)] == at and (not through or through in place))
 
 
-def _below(sizes: Mapping[Place, int], at: Place) -> dict[str, int]:
+def _below(sizes: Mapping[HolderPath, int], at: HolderPath) -> dict[str, int]:
     """Return the bytes of each next step from a place."""
     found: dict[str, int] = {}
     for place, nbytes in sizes.items():
@@ -170,9 +167,9 @@ def _below(sizes: Mapping[Place, int], at: Place) -> dict[str, int]:
     return found
 
 
-def keepers(found: Holdings, least: int) -> list[tuple[str, int]]:
+def keepers(found: HolderSizes, least: int) -> list[tuple[str, int]]:
     """Return the containers that hold at least `least` tensors with a graph of their own, and how many, the most first."""
-    counts: dict[Place, int] = {}
+    counts: dict[HolderPath, int] = {}
     for place in found.nodes:
         inside = place[:-1]
         while inside and inside[-1].startswith("["):

@@ -19,36 +19,36 @@ _LOADING = (phases.WAIT, phases.TO_DEVICE, phases.TRANSFORMS)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AllocationEvent:
     """A block of `nbytes` was allocated at `site`; or, if `nbytes` is 0, the one of that number was freed."""
 
-    block: int
-    nbytes: int = 0
-    site: str = ""
+    block: int  # number of the block
+    nbytes: int = 0  # 0: it was freed
+    site: str = ""  # the line that allocated it, e.g. "In[3], line 5"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PhaseEnd:
     """After so many events `phase` ended, and the device's own counter said `level` bytes. The first opens the batch."""
 
-    position: int
-    phase: str
-    level: int
+    position: int  # events before it
+    phase: str  # that ended
+    level: int  # bytes allocated then, by the device's own counter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedBatch:
-    """What was allocated at most, by phase, and at the peak: by category (they add up to `peak`), and by line."""
+    """The peak of a recorded batch, in bytes: by phase, by category and by line."""
 
-    peak: int
-    phase: str
-    phases: Mapping[str, int]
-    categories: tuple[Category, ...]
-    stacks: tuple[StackPeak, ...]
+    peak: int  # the most that was allocated at once
+    phase: str  # in which it fell
+    phases: Mapping[str, int]  # the peak of each phase
+    categories: tuple[Category, ...]  # of the bytes at the peak; they add up to it
+    stacks: tuple[StackPeak, ...]  # lines that allocated them, the largest first
 
 
 def read_batch(
-    events: Sequence[Event], marks: Sequence[Mark], names: Mapping[int, str], stock: Stock, start: int
+    events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd], names: Mapping[int, str], stock: Stock, start: int
 ) -> RecordedBatch:
     """Return what a recorded batch says.
 
@@ -60,7 +60,7 @@ def read_batch(
         start: what was allocated before the fit.
     """
     peak, at, phase, by_phase = _peaks(events, marks)
-    living: dict[int, tuple[Event, int]] = {}
+    living: dict[int, tuple[AllocationEvent, int]] = {}
     for position, event in enumerate(events[:at]):
         if event.nbytes:
             living[event.block] = event, position
@@ -104,7 +104,7 @@ def with_batch(report: MemoryReport, batch: RecordedBatch) -> MemoryReport:
     )
 
 
-def _peaks(events: Sequence[Event], marks: Sequence[Mark]) -> tuple[int, int, str, dict[str, int]]:
+def _peaks(events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd]) -> tuple[int, int, str, dict[str, int]]:
     """Return (the peak, the number of events until then, its phase, the peak of each phase)."""
     sizes = {event.block: event.nbytes for event in events if event.nbytes}
     peak, at, where = marks[0].level, marks[0].position, marks[0].phase
@@ -126,12 +126,12 @@ def _peaks(events: Sequence[Event], marks: Sequence[Mark]) -> tuple[int, int, st
 class _Kinds:
     """Tells the category of a block: by its name, or by the phase in which it was allocated and whether it outlived that."""
 
-    def __init__(self, events: Sequence[Event], marks: Sequence[Mark], names: Mapping[int, str]) -> None:
+    def __init__(self, events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd], names: Mapping[int, str]) -> None:
         self._marks = marks
         self._names = names
         self._ends = {event.block: position for position, event in enumerate(events) if not event.nbytes}
 
-    def of(self, event: Event, position: int) -> str:
+    def of(self, event: AllocationEvent, position: int) -> str:
         """Return the category of a block that was allocated by the event at `position`."""
         if event.block in self._names:
             return self._names[event.block]

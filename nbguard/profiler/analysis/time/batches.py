@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import Marks, Turn
+from nbguard.profiler.analysis.time.phase_log import Boundary, PhaseLog
 
 _WORK = {phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP}
 _STEPS = 0
@@ -20,11 +20,11 @@ class Batch:
     """One batch: nanoseconds by phase."""
 
     loop: int  # number of the pass over a loader, from 1; 0: a loop without a loader
-    start: int
-    times: dict[str, int]
-    is_complete: bool = True
-    is_disturbed: bool = False
-    has_loss: bool = False
+    start: int  # nanoseconds, by the clock of the log
+    times: dict[str, int]  # nanoseconds by phase
+    is_complete: bool = True  # False: the loop was left, or an error ended it
+    is_disturbed: bool = False  # nbguard looked closer: its times tell nothing of the fit
+    has_loss: bool = False  # there was a loss to train on
 
     @property
     def is_training(self) -> bool:
@@ -41,8 +41,8 @@ class Batch:
 class Batches:
     """All batches in the order in which they began, and the nanoseconds by phase that belong to none."""
 
-    batches: tuple[Batch, ...]
-    outside: dict[str, int]
+    batches: tuple[Batch, ...]  # in the order in which they began
+    outside: dict[str, int]  # nanoseconds by phase that belong to no batch
     start: int  # when the log began, by the clock of the marks
     wall: int  # nanoseconds: all of it
     fits: int = 0  # of Learners
@@ -52,12 +52,12 @@ class Batches:
 class _Open:
     """A batch that goes on. `later` is what came after a loop inside it: it belongs to it only if its loop goes on."""
 
-    start: int
-    times: Counter[str] = field(default_factory=Counter)
-    later: Counter[str] = field(default_factory=Counter)
-    is_disturbed: bool = False
-    has_loss: bool = False
-    was_left: bool = False
+    start: int  # nanoseconds, by the clock of the log
+    times: Counter[str] = field(default_factory=Counter)  # nanoseconds by phase
+    later: Counter[str] = field(default_factory=Counter)  # the same, after a loop inside it has ended
+    is_disturbed: bool = False  # nbguard looked closer in it
+    has_loss: bool = False  # there was a loss in it
+    was_left: bool = False  # a loop inside it has ended, and its own loop has not gone on yet
 
     def add(self, phase: str, nanoseconds: int) -> None:
         (self.later if self.was_left else self.times)[phase] += nanoseconds
@@ -74,16 +74,16 @@ class _Loop:
 
     number: int  # of the iterator
     key: int  # of the pass
-    batch: _Open
-    done: int = 0
+    batch: _Open  # that goes on
+    done: int = 0  # batches that are over
     is_ahead: bool = False  # it is asked one batch ahead, as accelerate does: the last comes after its end
-    has_ended: bool = False
+    has_ended: bool = False  # its iterator had no batch left
 
 
 class _Divider:
     """Goes through the log once. The innermost loop that goes on owns the time; a loop inside a batch interrupts it."""
 
-    def __init__(self, marks: Marks) -> None:
+    def __init__(self, marks: PhaseLog) -> None:
         self.found: list[Batch] = []
         self.outside: Counter[str] = Counter()
         self.fits = 0
@@ -91,22 +91,22 @@ class _Divider:
         self._beside: set[int] = set()  # iterators that are asked once for each batch of another: `zip(one, two)`
         self._loops = 0
         self._loose: _Open | None = None
-        self._steps = any(turn.kind == "step" for turn in marks.turns)
+        self._steps = any(boundary.kind == "step" for boundary in marks.boundaries)
         self._divide(marks)
 
-    def _divide(self, marks: Marks) -> None:
-        turns = iter(marks.turns)
-        turn = next(turns, None)
+    def _divide(self, marks: PhaseLog) -> None:
+        boundaries = iter(marks.boundaries)
+        boundary = next(boundaries, None)
         before = marks.start
         for at, (code, time) in enumerate(zip(marks.codes, marks.times, strict=True)):
-            while turn is not None and turn.at <= at:
-                self._turn(turn, before)
-                turn = next(turns, None)
+            while boundary is not None and boundary.at <= at:
+                self._boundary(boundary, before)
+                boundary = next(boundaries, None)
             self._add(marks.labels[code], before, time - before)
             before = time
-        for each in (turn, *turns):
+        for each in (boundary, *boundaries):
             if each is not None:
-                self._turn(each, before)
+                self._boundary(each, before)
         while self._open:
             loop = self._open.pop()
             self._close(loop, is_complete=loop.has_ended)
@@ -125,21 +125,27 @@ class _Divider:
             self._loose = self._loose or _Open(start=start)
             self._loose.times[phase] += nanoseconds
 
-    def _turn(self, turn: Turn, time: int) -> None:
-        if turn.kind == "batch":
-            self._next(turn.loop, time)
-        elif turn.kind == "end":
-            self._end(turn.loop)
-        elif turn.kind == "fit":
+    def _boundary(self, boundary: Boundary, time: int) -> None:
+        if boundary.kind == "batch":
+            self._next(boundary.loop, time)
+        elif boundary.kind == "end":
+            self._end(boundary.loop)
+        elif boundary.kind == "fit":
             self.fits += 1
-        elif turn.kind in ("disturbed", "loss"):
-            if turn.kind == "loss" and not self._steps and not self._open and self._loose is not None and self._loose.has_loss:
+        elif boundary.kind in ("disturbed", "loss"):
+            if (
+                boundary.kind == "loss"
+                and not self._steps
+                and not self._open
+                and self._loose is not None
+                and self._loose.has_loss
+            ):
                 self._keep(_STEPS, self._loose, is_complete=True)
                 self._loose = _Open(start=time)
             batch = self._open[-1].batch if self._open else self._loose
             if batch is not None:
-                batch.is_disturbed |= turn.kind == "disturbed"
-                batch.has_loss |= turn.kind == "loss"
+                batch.is_disturbed |= boundary.kind == "disturbed"
+                batch.has_loss |= boundary.kind == "loss"
         elif self._open and self._open[-1].has_ended:
             self._close(self._open.pop(), is_complete=True)
         elif not self._open and self._loose is not None:  # a step of a loop without a loader
@@ -219,7 +225,7 @@ class _Divider:
         )
 
 
-def divide(marks: Marks) -> Batches:
+def divide(marks: PhaseLog) -> Batches:
     """Return the batches of a log. Their times and those outside add up to its wall time."""
     divider = _Divider(marks)
     return Batches(

@@ -1,4 +1,4 @@
-"""How sure a ratio of two medians is: batches are drawn again in whole stretches, since neighbours are alike."""
+"""The interval of a ratio of two medians, by resampling batches in whole stretches, since neighbours are alike."""
 
 from __future__ import annotations
 

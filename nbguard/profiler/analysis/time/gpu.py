@@ -1,4 +1,4 @@
-"""How busy a GPU was in a fit, from events in its stream: when each was put there, and when the GPU came to it.
+"""The work of a GPU in a fit, from events in its stream: when each was put there, and when the GPU came to it.
 
 An event that the GPU comes to at once has found it with nothing left to do. One that it comes to late tells how far the GPU is
 behind the program. The two clocks are set against each other by the events that took least.
@@ -25,31 +25,36 @@ _WITHOUT_WORK = frozenset({phases.WAIT, phases.OTHER, phases.WORKERS})
 
 @dataclass(frozen=True, slots=True)
 class GpuMark:
-    """An event: at the end of `phase` in this batch. `host` and `gpu` in nanoseconds, each by its own clock.
+    """An event in the stream of the GPU, at the end of a phase."""
 
-    An empty phase: what went on before it was not followed.
-    """
+    batch: int  # number of the batch in the recording
+    phase: str  # that ended with the event; "": it was not followed
+    host: int  # nanoseconds when it was put into the stream, by the host's clock
+    gpu: int  # nanoseconds when the GPU came to it, by its own clock
 
-    batch: int
-    phase: str
-    host: int
-    gpu: int
+
+@dataclass(frozen=True, slots=True)
+class GpuObservations:
+    """Everything that was read of a GPU's work during a fit."""
+
+    marks: tuple[GpuMark, ...] = ()  # in the order in which the GPU came to them
+    used: tuple[float, ...] = ()  # the driver's readings: shares 0…1 of its last moments in which some kernel ran (NVML)
+    why_not: str = ""  # the reason why there are no marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """What the GPU did in the steady state. Shares from 0 to 1, None where too little was seen.
+    """The work of the GPU in the steady state. Shares of the time from 0 to 1, None where too little was seen.
 
-    `busy`: it was behind the program. `paced`: it worked on pieces as the program gave them, which did not fill the time.
-    `idle`: there was no work. These three add up to 1. `used`: what the driver says, on average.
+    `busy`, `paced` and `idle` add up to 1.
     """
 
     phases: tuple[tuple[str, int], ...] = ()  # median nanoseconds of a batch in which the GPU was at a phase's work, at most
-    busy: float | None = None
-    paced: float | None = None
-    idle: float | None = None
-    used: float | None = None
-    note: str = ""
+    busy: float | None = None  # the GPU was behind the program
+    paced: float | None = None  # it worked on pieces as the program gave them, which did not fill the time
+    idle: float | None = None  # there was no work
+    used: float | None = None  # mean of the driver's readings (NVML)
+    note: str = ""  # the way in which this is known, or the reason why it is not
 
 
 def lags(marks: Sequence[GpuMark]) -> list[int]:
@@ -84,7 +89,7 @@ def gpu_facts(marks: Sequence[GpuMark], used: Sequence[float] = (), why_not: str
 
 
 def _steady(marks: Sequence[GpuMark]) -> set[int]:
-    """Return the batches of the steady state: those of training, if there are any."""
+    """Return the numbers of the batches of the steady state: of training batches, if there are any."""
     training = {mark.batch for mark in marks if mark.phase in (phases.BACKWARD, phases.STEP)}
     return {number for number in training or {mark.batch for mark in marks} if number > _WARM_UP}
 

@@ -6,33 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-TurnKind = Literal["batch", "end", "loss", "step", "fit", "disturbed"]
+BoundaryKind = Literal["batch", "end", "loss", "step", "fit", "disturbed"]
 """`batch`: an iterator over a loader was asked for its next batch. `end`: it had none left. `loss`: there is a loss to train
 on. `step`: an optimizer has stepped. `fit`: a Learner's fit has begun. `disturbed`: in this batch nbguard looked closer: its
 times tell nothing of the fit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Something that divides the log: it happened after the first `at` marks. `loop` numbers iterators, or Learners."""
+class Boundary:
+    """An event that divides the log into batches and fits."""
 
-    at: int
-    kind: TurnKind
-    loop: int
+    at: int  # entries of the log before it
+    kind: BoundaryKind  # of event
+    loop: int  # number of the iterator, or for "fit" of the Learner's fit; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """What went on between `times[i - 1]` (`start` for the first) and `times[i]` was `labels[codes[i]]`, a phase.
+class PhaseLog:
+    """The phases of a recording, end to end: `labels[codes[i]]` lasted from `times[i - 1]` (`start` at first) to `times[i]`."""
 
-    Times are nanoseconds of `time.perf_counter_ns`.
-    """
-
-    start: int
-    codes: Sequence[int]
-    times: Sequence[int]
-    labels: tuple[str, ...]
-    turns: tuple[Turn, ...] = ()
+    start: int  # nanoseconds of time.perf_counter_ns
+    codes: Sequence[int]  # numbers of phases
+    times: Sequence[int]  # ends of these phases, nanoseconds of time.perf_counter_ns
+    labels: tuple[str, ...]  # names of the phases, by number
+    boundaries: tuple[Boundary, ...] = ()  # in their order
 
     @property
     def end(self) -> int:

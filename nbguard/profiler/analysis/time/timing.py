@@ -1,4 +1,4 @@
-"""Where the time of a fit went: totals that add up to its wall time, and what a batch of the steady state is made of."""
+"""The time of a fit: totals that add up to its wall time, and the phases of a batch in the steady state."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nbguard.profiler.analysis.report import MemoryPoint
-from nbguard.profiler.analysis.time.phase_log import Marks, Turn, TurnKind
+from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 
 MOST_MARKS = 400_000
 """Marks that are written, the first ones: more makes a file that a browser does not open."""
@@ -17,7 +17,7 @@ _PHASES, _BATCHES = 1, 2
 _Event = dict[str, Any]
 
 
-def trace_events(marks: Marks, points: Sequence[MemoryPoint] = (), title: str = "") -> dict[str, Any]:
+def trace_events(marks: PhaseLog, points: Sequence[MemoryPoint] = (), title: str = "") -> dict[str, Any]:
     """Return a trace in the format that is JSON for Chrome: times in microseconds from the start of the recording.
 
     Phases are one track, end to end; passes over loaders and their batches, nested as the loops are, another.
@@ -50,7 +50,7 @@ def _span(track: int, name: str, start: int, end: int, args: dict[str, Any] | No
     return {"ph": "X", "pid": _PROCESS, "tid": track, "name": name, "cat": "fit", **times, **({"args": args} if args else {})}
 
 
-def _phases(marks: Marks, kept: int) -> Iterator[_Event]:
+def _phases(marks: PhaseLog, kept: int) -> Iterator[_Event]:
     """Yield the phases, each run of marks of the same one as one event."""
     start = marks.start
     for number in range(kept):
@@ -69,7 +69,7 @@ class _Loop:
         self._batches = 1
         self._notes: dict[str, Any] = {}
 
-    def note(self, kind: TurnKind) -> None:
+    def note(self, kind: BoundaryKind) -> None:
         """Keep that an optimizer has stepped, or that nbguard has disturbed the batch."""
         if kind == "step":
             self._notes["optimizer steps"] = self._notes.get("optimizer steps", 0) + 1
@@ -92,39 +92,39 @@ class _Loop:
         return _span(_BATCHES, f"batch {self._batches}", self._batch_start, at, {"loop": self.number, **self._notes})
 
 
-def _loops(marks: Marks, kept: int, end: int) -> Iterator[_Event]:
+def _loops(marks: PhaseLog, kept: int, end: int) -> Iterator[_Event]:
     """Yield passes over loaders and their batches. One inside another's batch, or left for good, ends before that goes on."""
-    last = {turn.loop: place for place, turn in enumerate(marks.turns) if turn.kind in ("batch", "end")}
+    last = {boundary.loop: place for place, boundary in enumerate(marks.boundaries) if boundary.kind in ("batch", "end")}
     within: list[_Loop] = []  # outermost first
-    for place, turn in enumerate(marks.turns):
-        if turn.at > kept:
+    for place, boundary in enumerate(marks.boundaries):
+        if boundary.at > kept:
             break
-        at = (marks.times[turn.at - 1] if turn.at else marks.start) - marks.start
-        if turn.kind == "fit":
-            yield {"ph": "i", "s": "p", "pid": _PROCESS, "tid": _BATCHES, "name": f"fit {turn.loop}", "ts": at / 1000}
-        elif turn.kind in ("batch", "end"):
-            is_known = any(loop.number == turn.loop for loop in within)
-            while within and within[-1].number != turn.loop and (is_known or last[within[-1].number] < place):
+        at = (marks.times[boundary.at - 1] if boundary.at else marks.start) - marks.start
+        if boundary.kind == "fit":
+            yield {"ph": "i", "s": "p", "pid": _PROCESS, "tid": _BATCHES, "name": f"fit {boundary.loop}", "ts": at / 1000}
+        elif boundary.kind in ("batch", "end"):
+            is_known = any(loop.number == boundary.loop for loop in within)
+            while within and within[-1].number != boundary.loop and (is_known or last[within[-1].number] < place):
                 yield from within.pop().end(at, is_complete=False)
-            yield from _turned(within, turn, at)
+            yield from _bounded(within, boundary, at)
         elif within:
-            within[-1].note(turn.kind)
+            within[-1].note(boundary.kind)
     for loop in reversed(within):
         yield from loop.end(end, is_complete=False)
 
 
-def _turned(within: list[_Loop], turn: Turn, at: int) -> Iterator[_Event]:
-    """Yield what is over with a turn of the innermost of the loops `within`, or of one that begins."""
-    if not within or within[-1].number != turn.loop:
-        within += [_Loop(turn.loop, at)] if turn.kind == "batch" else []
-    elif turn.kind == "batch":
+def _bounded(within: list[_Loop], boundary: Boundary, at: int) -> Iterator[_Event]:
+    """Yield the spans that end at a boundary of the innermost of the loops `within`, or of one that begins."""
+    if not within or within[-1].number != boundary.loop:
+        within += [_Loop(boundary.loop, at)] if boundary.kind == "batch" else []
+    elif boundary.kind == "batch":
         yield within[-1].next_batch(at)
     else:
         yield from within.pop().end(at, is_complete=True)
 
 
 def _memory(points: Sequence[MemoryPoint]) -> Iterator[_Event]:
-    """Yield the counters as graphs, each its own: what is allocated is part of what is reserved, and not beside it."""
+    """Yield the counters as graphs, one for each counter: allocated memory is part of reserved memory, and not beside it."""
     for name in ("allocated", "reserved"):
         for point in points:
             nbytes = getattr(point, name)

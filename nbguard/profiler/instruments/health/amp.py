@@ -10,7 +10,7 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.profiler.analysis.health.amp import AmpFacts, ScalerFacts
-from nbguard.profiler.instruments.nonfinite.async_scalars import Late
+from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
@@ -20,7 +20,7 @@ _KEPT = 1000
 
 
 class _Scaler:
-    """What is known of one GradScaler."""
+    """The state of one GradScaler so far."""
 
     def __init__(self, scaler: Any) -> None:
         found = attributes_of(scaler) or {}
@@ -71,21 +71,21 @@ class AmpWatch:
 
         self._torch: Any = torch
         self._recorder = recorder
-        self._late = Late(torch)
+        self._late = AsyncScalars(torch)
         self._kinds = ["cpu", *([] if (found := _accelerator(torch)) is None else [found])]
         self._names = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
         self._patches.put(torch.amp.GradScaler, "update", self._update)
-        recorder.watch("forward", self._forward)
-        recorder.watch("loss", self._loss)
-        recorder.watch("scale", self._scale)
+        recorder.subscribe("forward", self._forward)
+        recorder.subscribe("loss", self._loss)
+        recorder.subscribe("scale", self._scale)
 
     def stop(self) -> None:
         """Take the patch out, and read what has arrived."""
         self._patches.restore()
         self._late.poll()
 
-    def facts(self) -> AmpFacts:
-        """Return what was seen."""
+    def observe(self) -> AmpFacts:
+        """Return the dtypes and the scales that were seen."""
         return AmpFacts(tuple(self._batches.items()), tuple(scaler.facts() for scaler in self._scalers))
 
     def _forward(self, _module: Any, _args: Any) -> None:
@@ -103,7 +103,7 @@ class AmpWatch:
         def update(scaler: Any, new_scale: Any = None) -> Any:
             result = original(scaler, new_scale)
             if get_ident() == recorder.thread:
-                recorder.tell("scale", scaler, new_scale is not None)
+                recorder.emit("scale", scaler, new_scale is not None)
             return result
 
         return update

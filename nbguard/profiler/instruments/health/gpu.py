@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.gpu import GpuFacts, GpuMark, gpu_facts
+from nbguard.profiler.analysis.time.gpu import GpuMark, GpuObservations
 from nbguard.profiler.instruments.memory.categories import device_of
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.nvml import NvmlReader
@@ -42,7 +42,7 @@ class GpuWatch:
     def start(self, recorder: Recorder) -> None:
         """Watch for the first batch that goes to a CUDA device."""
         self._recorder = recorder
-        recorder.watch("model", self._on_model)
+        recorder.subscribe("model", self._on_model)
 
     def stop(self) -> None:
         """Read what the GPU comes to within a second; the rest is left."""
@@ -56,9 +56,9 @@ class GpuWatch:
             self._last = self._device = None
             self._close_driver()
 
-    def report(self) -> GpuFacts:
-        """Return what the GPU did."""
-        return gpu_facts(self._marks, self._used, self._why_not)
+    def observe(self) -> GpuObservations:
+        """Return the events that the GPU has come to, and the driver's readings."""
+        return GpuObservations(tuple(self._marks), tuple(self._used), self._why_not)
 
     def _on_batch(self, number: int) -> None:
         self._record(phases.OTHER)
@@ -79,10 +79,10 @@ class GpuWatch:
         self._device = _gpu_of(module, args)
         if self._device is not None:
             self._why_not = ""
-            self._recorder.unwatch("model", self._on_model)
-            self._recorder.watch("forward", self._on_forward, each=True)
-            self._recorder.watch("batch", self._on_batch, each=True)
-            self._recorder.watch("phase", self._on_phase, each=True)
+            self._recorder.unsubscribe("model", self._on_model)
+            self._recorder.subscribe("forward", self._on_forward, each=True)
+            self._recorder.subscribe("batch", self._on_batch, each=True)
+            self._recorder.subscribe("phase", self._on_phase, each=True)
             self._nvml = NvmlReader().__enter__()
 
     def _on_forward(self, _module: Any, _args: Any) -> None:

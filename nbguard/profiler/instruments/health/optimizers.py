@@ -1,4 +1,4 @@
-"""Optimizers: what their steps find, and what clears the gradients afterwards."""
+"""Optimizers: gradients before their steps, and the calls that clear them afterwards."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts
 from nbguard.profiler.instruments.health.parameter_groups import Group, groups_of, torchs
-from nbguard.profiler.instruments.nonfinite.async_scalars import Late
+from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.kinds import name_of
 
 
 class _Optimizer:
-    """What is known of one optimizer."""
+    """The observations of one optimizer so far."""
 
     def __init__(self, optimizer: Any) -> None:
         self.of = weakref.ref(optimizer)
@@ -64,15 +64,15 @@ class OptimizerWatch:
 
         self._torch: Any = torch
         self._recorder = recorder
-        self._late = Late(torch)
+        self._late = AsyncScalars(torch)
         self._patches.put(torch.nn.Module, "zero_grad", self._clear_model)
-        recorder.watch("model", lambda module, _: self._models.add(module))
-        recorder.watch("loss", self._loss)
-        recorder.watch("step", self._step)
-        recorder.watch("zero_grad", self._zero_grad)
+        recorder.subscribe("model", lambda module, _: self._models.add(module))
+        recorder.subscribe("loss", self._loss)
+        recorder.subscribe("step", self._step)
+        recorder.subscribe("zero_grad", self._zero_grad)
 
     def stop(self) -> None:
-        """Take the patch out, and write down by name what was seen."""
+        """Take the patch out, and write the observations down by name."""
         self._patches.restore()
         self._late.poll()
         names = {id(p): name for model in self._models for name, p in model.named_parameters()}
@@ -82,8 +82,8 @@ class OptimizerWatch:
         self._looked_at.clear()
         self._models.clear()
 
-    def facts(self) -> OptimizersFacts:
-        """Return what was seen; to be asked for after `stop`."""
+    def observe(self) -> OptimizersFacts:
+        """Return the observations; to be called after `stop`."""
         return self._facts or OptimizersFacts()
 
     def _of(self, optimizer: Any) -> _Optimizer:

@@ -29,7 +29,7 @@ def torchs(optimizer: Any) -> Any | None:
 
 
 def groups_of(optimizer: Any) -> list[Group]:
-    """Return the groups of an optimizer; none of what is no optimizer that we know."""
+    """Return the groups of an optimizer; an empty list for an unknown kind of optimizer."""
     inner = torchs(optimizer)
     if inner is not None:
         return [Group(tuple(group["params"]), group) for group in inner.param_groups]

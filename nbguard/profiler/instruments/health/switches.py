@@ -93,16 +93,16 @@ class SwitchWatch:
 
         self._torch: Any = torch
         self._recorder = recorder
-        recorder.watch("model", self._model)
-        recorder.watch("loss", self._loss)
-        recorder.watch("loader", self._loader)
+        recorder.subscribe("model", self._model)
+        recorder.subscribe("loss", self._loss)
+        recorder.subscribe("loader", self._loader)
 
     def stop(self) -> None:
         """Read the switches now if no model was called."""
         self._facts = self._facts or self._read()
 
-    def facts(self) -> SwitchFacts:
-        """Return what was seen; to be asked for after `stop`."""
+    def observe(self) -> SwitchFacts:
+        """Return the observations; to be called after `stop`."""
         found = self._facts or SwitchFacts()
         return replace(
             found,
@@ -126,7 +126,7 @@ class SwitchWatch:
         )
 
     def _model(self, _module: Any, _args: Any) -> None:
-        self._recorder.watch("forward", self._forward)
+        self._recorder.subscribe("forward", self._forward)
 
     def _forward(self, module: Any, args: Any) -> None:
         torch = self._torch
@@ -135,7 +135,7 @@ class SwitchWatch:
         if self._facts is None:
             self._facts = replace(self._read(), **_images(torch, module, args))
         if not torch._C._get_cudnn_benchmark() or len(self._shapes) >= _LIMIT:
-            self._recorder.unwatch("forward", self._forward)
+            self._recorder.unsubscribe("forward", self._forward)
         else:
             self._shapes.add(tuple(arg.shape[1:] for arg in args if torch.Tensor in mro_of(type(arg))))
 

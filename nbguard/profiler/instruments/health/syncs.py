@@ -1,4 +1,4 @@
-"""Hidden synchronisations: what reads values of tensors during training batches, and how long it waits for the device."""
+"""Hidden synchronisations: lines that read values of tensors during training batches, and how long they wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.batch_position import Bodies, Body
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
-from nbguard.profiler.record.untraced import leave_untraced
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import mro_of
 from nbguard.scan.heap.referents import library_paths
@@ -56,10 +55,10 @@ class SyncWatch:
         self._bodies = Bodies(recorder, self._closed)
         self._libraries = (*library_paths(), _folder("torch"), "<frozen")
         self._torchs = _folder("torch")
-        recorder.watch("loader", self._find_drivers)
+        recorder.subscribe("loader", self._find_drivers)
         self._on_host = tuple(map(_folder, _COUNTING))
         self._scaling = _folder("torch.amp")
-        recorder.watch("model", self._look_for_device)
+        recorder.subscribe("model", self._look_for_device)
         for name in (*_READS, *_SHAPED_BY_VALUES, _TO):
             self._patches.put(torch.Tensor, name, self._counted(name))
         for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):
@@ -75,8 +74,8 @@ class SyncWatch:
         self._drivers.clear()
         self._copied = None
 
-    def facts(self) -> SyncFacts:
-        """Return what was seen; to be asked for after `stop`."""
+    def observe(self) -> SyncFacts:
+        """Return the observations; to be called after `stop`."""
         return self._facts or SyncFacts()
 
     def _counted(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -98,7 +97,7 @@ class SyncWatch:
                 self._note(body, name, took, args, kw, result, sys._getframe(1))
                 return result
 
-            leave_untraced(counted)
+            _leave_untraced(counted)
             return counted
 
         return around
@@ -142,7 +141,7 @@ class SyncWatch:
             seen[1] += took
 
     def _line(self, frame: FrameType) -> _Line | None:
-        """Return the first line outside of what is internal to torch and fastai; None for what never waits."""
+        """Return the first line outside of torch's and fastai's internals; None for reads that never wait."""
         code = frame.f_code
         internal = self._internal.get(code)
         if internal is False:
@@ -216,3 +215,16 @@ def _name(code: CodeType) -> str:
 
 def _folder(module: str) -> str:
     return str(Path(sys.modules[module].__file__ or "").parent) + "/"
+
+
+def _leave_untraced(function: Callable[..., Any]) -> None:
+    """Have torch.compile run a function, and all it calls, as it is: as torch marks its own. Imports nothing of it."""
+    import torch
+
+    eval_frame: Any = torch._C._dynamo.eval_frame
+    code = function.__code__
+    if hasattr(eval_frame, "set_code_exec_strategy"):
+        skip = eval_frame._FrameAction.SKIP
+        eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+    else:  # torch < 2.8 marks one function at a time
+        eval_frame.skip_code(code)

@@ -1,4 +1,4 @@
-"""What fetches cost, in the fit's own process and in workers: a time per fetch, and a profile of a few.
+"""The cost of fetches, in the fit's own process and in workers: a time per fetch, and a profile of a few.
 
 Nothing is fetched for it. A worker process that is forked while a profile runs has inherited a piece of memory that it shares
 with the fit, and writes there what its fetches cost: no queue, nothing to wait for, and the fit reads it when it likes.
@@ -19,7 +19,7 @@ from statistics import median_low
 from typing import Any
 
 from nbguard.profiler.analysis.loader.fetches import FetchFacts
-from nbguard.profiler.analysis.loader.slowest import Call, Function, Profile, Step, steps
+from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
 from nbguard.scan.heap.referents import library_paths
 
 Fetch = Callable[[Any, Any], Any]
@@ -47,18 +47,18 @@ _KEPT = 4096  # times of fetches of one loader
 _SLOTS = 64  # workers of one iterator that can be heard
 
 
-class Tally:
-    """What the fetches of one loader cost in this process. Holds no object of the user's."""
+class FetchTimer:
+    """Times the fetches of one loader in this process. Holds no object of the user's."""
 
-    def __init__(self, before: Part | None = None) -> None:
-        """`before`: what is known of the loader's fetches already; there may be no need to profile more."""
+    def __init__(self, before: FetchSamples | None = None) -> None:
+        """`before`: samples of the same loader's earlier fetches: there may be no need to profile more."""
         self.fetches = self.items = 0
         self.times: list[int] = []
         self.written = 0
         self.profiled, self.profiled_time = (before.profiled, before.profiled_time) if before else (0, 0)
         self._durations: list[int] = []  # of those profiled here
         self._raw: list[Sequence[Any]] = []  # what their profiles have counted, not read yet: that takes longer than a fetch
-        self._found: list[tuple[Step, ...]] = []  # where their time went
+        self._found: list[tuple[FetchStep, ...]] = []  # where their time went
         self.failed = ""
         self._mixed = 0  # profiles that had calls of other threads in them
         self._next = 0 if before and before.fetches else 1  # the first of all does what is done only once
@@ -125,11 +125,11 @@ class Tally:
 
     @property
     def here(self) -> tuple[int, int]:
-        """Return how many fetches were profiled here, and their nanoseconds, as if all had taken what is usual."""
+        """Return the number of fetches profiled here, and their nanoseconds, as if all had taken the usual time."""
         count = len(self._durations)
         return count, count * median_low(self._durations) if count else 0
 
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[FetchStep, ...]:
         """Return where the time of the profiled fetches went, each step as long as it usually is."""
         while self._raw:
             self._found.append(steps(_profile_of(self._raw.pop()))[:_STEPS])
@@ -138,13 +138,13 @@ class Tally:
         for function, kind in every.items():
             same = [next((step for step in found if step.function == function), None) for found in self._found]
             time = median_low([step.time if step else 0 for step in same])
-            usual.append(Step(function, kind, sum(step.calls for step in same if step), time * len(same)))
+            usual.append(FetchStep(function, kind, sum(step.calls for step in same if step), time * len(same)))
         return tuple(sorted(usual, key=lambda step: -step.time))
 
-    def part(self) -> Part:
-        """Return what is known from this process."""
+    def part(self) -> FetchSamples:
+        """Return the samples of this process."""
         profiled, profiled_time = self.here
-        return Part(
+        return FetchSamples(
             fetches=self.fetches,
             items=self.items,
             times=tuple(self.times),
@@ -171,41 +171,41 @@ def _wait_for_others() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one process says of its fetches: `times` of the latest that were not profiled, `steps` of those that were."""
+class FetchSamples:
+    """The fetches of one process, times in nanoseconds."""
 
-    fetches: int = 0
-    items: int = 0
-    times: tuple[int, ...] = ()
-    profiled: int = 0
-    profiled_time: int = 0
-    steps: tuple[Step, ...] = ()
-    note: str = ""
+    fetches: int = 0  # batches made
+    items: int = 0  # items in them, where their number is known
+    times: tuple[int, ...] = ()  # of the latest fetches that were not profiled
+    profiled: int = 0  # fetches that were profiled
+    profiled_time: int = 0  # of these together
+    steps: tuple[FetchStep, ...] = ()  # functions in which they spent it
+    note: str = ""  # the reason why none was profiled
 
 
-def together(parts: Sequence[Part]) -> Part:
+def together(samples: Sequence[FetchSamples]) -> FetchSamples:
     """Return several processes' parts as one."""
-    sums: dict[Function, list[Any]] = {}
-    for step in (step for part in parts for step in part.steps):
+    sums: dict[FetchFunction, list[Any]] = {}
+    for step in (step for part in samples for step in part.steps):
         found = sums.setdefault(step.function, [step.kind, 0, 0])
         found[1:] = found[1] + step.calls, found[2] + step.time
-    merged = (Step(function, *found) for function, found in sums.items())
-    return Part(
-        fetches=sum(part.fetches for part in parts),
-        items=sum(part.items for part in parts),
-        times=tuple(duration for part in parts for duration in part.times)[-_KEPT:],
-        profiled=sum(part.profiled for part in parts),
-        profiled_time=sum(part.profiled_time for part in parts),
+    merged = (FetchStep(function, *found) for function, found in sums.items())
+    return FetchSamples(
+        fetches=sum(part.fetches for part in samples),
+        items=sum(part.items for part in samples),
+        times=tuple(duration for part in samples for duration in part.times)[-_KEPT:],
+        profiled=sum(part.profiled for part in samples),
+        profiled_time=sum(part.profiled_time for part in samples),
         steps=tuple(sorted(merged, key=lambda step: -step.time)),
-        note=next((part.note for part in parts if part.note), ""),
+        note=next((part.note for part in samples if part.note), ""),
     )
 
 
-class Board:
+class WorkerBoard:
     """Memory that the workers of one iterator write to and the fit reads: a slot for each."""
 
-    def __init__(self, workers: int, before: Part) -> None:
-        """`before`: what is known of the loader's fetches already."""
+    def __init__(self, workers: int, before: FetchSamples) -> None:
+        """`before`: samples of the loader's earlier fetches."""
         self.before = before
         self._slots = min(workers, _SLOTS)
         self._memory = mmap.mmap(-1, _SLOT * (self._slots + 1))
@@ -216,34 +216,34 @@ class Board:
 
     @property
     def is_closed(self) -> bool:
-        """Say whether what is written is still read."""
+        """Say whether the fit has stopped reading."""
         return self._memory[0] == 1
 
     def has(self, worker: int) -> bool:
         """Say whether the worker has a slot."""
         return worker < self._slots
 
-    def write(self, worker: int, tally: Tally, found: Sequence[Step] = ()) -> None:
+    def write(self, worker: int, timer: FetchTimer, found: Sequence[FetchStep] = ()) -> None:
         """Write what a worker's fetches cost so far; called in the worker, after each of them."""
         memory, at = self._memory, _SLOT * (worker + 1)
-        if tally.written:
-            last = (tally.written - 1) % _RING
-            _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, tally.times[last])
+        if timer.written:
+            last = (timer.written - 1) % _RING
+            _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, timer.times[last])
         size = _HEADER.unpack_from(memory, at)[4]
         if found:
             text = _written(found)
             memory[at + _TEXT : at + _TEXT + len(text)] = text
             size = len(text)
-        _HEADER.pack_into(memory, at, tally.fetches, tally.items, *tally.here, size, tally.written)
+        _HEADER.pack_into(memory, at, timer.fetches, timer.items, *timer.here, size, timer.written)
 
-    def read(self) -> Iterator[Part]:
+    def read(self) -> Iterator[FetchSamples]:
         """Yield what each worker has written."""
         for slot in range(1, self._slots + 1):
             memory, at = self._memory, _SLOT * slot
             fetches, items, profiled, profiled_time, size, written = _HEADER.unpack_from(memory, at)
             places = range(at + _HEADER.size, at + _HEADER.size + min(written, _RING) * _NUMBER.size, _NUMBER.size)
             times = tuple(_NUMBER.unpack_from(memory, place)[0] for place in places)
-            yield Part(
+            yield FetchSamples(
                 fetches=fetches,
                 items=items,
                 times=times,
@@ -253,7 +253,7 @@ class Board:
             )
 
 
-def _written(found: Sequence[Step]) -> bytes:
+def _written(found: Sequence[FetchStep]) -> bytes:
     """Return steps as JSON: as many of them as a slot takes."""
     rows = [[*astuple(step.function), step.kind, step.calls, step.time] for step in found]
     while len(text := json.dumps(rows).encode()) > _SLOT - _TEXT:
@@ -264,17 +264,18 @@ def _written(found: Sequence[Step]) -> bytes:
 _FUNCTION = ("name", "file", "line", "is_users", "inner")
 
 
-def _read(text: bytes) -> tuple[Step, ...]:
+def _read(text: bytes) -> tuple[FetchStep, ...]:
     try:
         return tuple(
-            Step(Function(**dict(zip(_FUNCTION, row[:5], strict=True))), *row[5:]) for row in json.loads(text or b"[]")
+            FetchStep(FetchFunction(**dict(zip(_FUNCTION, row[:5], strict=True))), *row[5:])
+            for row in json.loads(text or b"[]")
         )
     except ValueError:  # the worker is writing it now
         return ()
 
 
-def facts_of(part: Part) -> FetchFacts:
-    """Return what is reported of a loader's fetches."""
+def facts_of(part: FetchSamples) -> FetchFacts:
+    """Return the facts on a loader's fetches for the report."""
     times = sorted(part.times) if len(part.times) > 2 else []
     median, p95 = (times[len(times) // 2], times[len(times) * 95 // 100]) if times else (None, None)
     return FetchFacts(
@@ -289,7 +290,7 @@ def facts_of(part: Part) -> FetchFacts:
     )
 
 
-def _profile_of(entries: Sequence[Any]) -> Profile:
+def _profile_of(entries: Sequence[Any]) -> FetchProfile:
     """Return the call graph of what `_lsprof` has counted."""
     libraries = (*library_paths(), "<frozen")
     numbers = {id(entry.code) if type(entry.code) is not str else entry.code: i for i, entry in enumerate(entries)}
@@ -299,16 +300,18 @@ def _profile_of(entries: Sequence[Any]) -> Profile:
         for sub in entry.calls or ():
             callee = numbers.get(id(sub.code) if type(sub.code) is not str else sub.code)
             if callee is not None:
-                found.append(Call(callee, sub.callcount, round(sub.totaltime * 1e9), round(sub.inlinetime * 1e9)))
+                found.append(FetchCall(callee, sub.callcount, round(sub.totaltime * 1e9), round(sub.inlinetime * 1e9)))
         calls[number] = tuple(found)
     functions = tuple(_function(entry.code, libraries) for entry in entries)
-    return Profile(functions, calls, tuple(e.callcount for e in entries), tuple(round(e.inlinetime * 1e9) for e in entries))
+    return FetchProfile(
+        functions, calls, tuple(e.callcount for e in entries), tuple(round(e.inlinetime * 1e9) for e in entries)
+    )
 
 
-def _function(code: Any, libraries: tuple[str, ...]) -> Function:
+def _function(code: Any, libraries: tuple[str, ...]) -> FetchFunction:
     if type(code) is str:
-        return Function(name=code, file="", line=0, is_users=False)
+        return FetchFunction(name=code, file="", line=0, is_users=False)
     name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 does not know it
-    return Function(
+    return FetchFunction(
         name=name, file=code.co_filename, line=code.co_firstlineno, is_users=not code.co_filename.startswith(libraries)
     )

@@ -1,4 +1,4 @@
-"""How a loader is set up, read from its iterator; and the CPU cores that there are for workers."""
+"""The settings of a loader, read from its iterator; and the CPU cores that there are for workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
-from nbguard.profiler.analysis.loader.slowest import Function, Step
+from nbguard.profiler.analysis.loader.slowest import FetchFunction, FetchStep
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.attributes import attribute_of
 
@@ -73,14 +73,14 @@ def _old_quota(folder: Path) -> float | None:
     return quota / period if quota > 0 else None
 
 
-def shown(step: Step) -> Step:
+def shown(step: FetchStep) -> FetchStep:
     """Return a step with its file as it is shown: a cell, or the file's name; and with its class, where Python did not say."""
     function = step.function
     place = Sites().place(function.file)
     return replace(step, function=replace(function, name=_qualified(function), file=place))
 
 
-def _qualified(function: Function) -> str:
+def _qualified(function: FetchFunction) -> str:
     """Return the name with its class. Python 3.10 does not tell it: there it is the class whose body the line is in."""
     if "." in function.name:
         return function.name

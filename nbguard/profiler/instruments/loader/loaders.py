@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
-from nbguard.profiler.instruments.loader.fetching import Board, Part, Tally, facts_of, together
+from nbguard.profiler.instruments.loader.fetching import FetchSamples, FetchTimer, WorkerBoard, facts_of, together
 from nbguard.profiler.instruments.loader.loader_facts import facts_of_iterator, shown
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
@@ -25,23 +25,23 @@ _BOARDS = 8  # of one loader that are listened to: later ones make the earliest 
 
 
 class _Watched:
-    """One loader: what is known of it so far. The loader itself is held weakly."""
+    """The observations of one loader so far. The loader itself is held weakly."""
 
     def __init__(self, ref: weakref.ref[Any] | None) -> None:
         self.ref = ref
         self.facts = LoaderFacts(dataset="")
-        self.tally = Tally()
-        self.boards: list[Board] = []
-        self.past = Part()
+        self.timer = FetchTimer()
+        self.boards: list[WorkerBoard] = []
+        self.past = FetchSamples()
         self.iterators = 0
         self.starts: list[int] = []
         self.note = ""
 
-    def part(self) -> Part:
-        """Return what is known of its fetches."""
-        return together([self.past, self.tally.part(), *(part for board in self.boards for part in board.read())])
+    def part(self) -> FetchSamples:
+        """Return the samples of its fetches."""
+        return together([self.past, self.timer.part(), *(part for board in self.boards for part in board.read())])
 
-    def report(self) -> LoaderFacts:
+    def facts_of_use(self) -> LoaderFacts:
         """Return all that is known of it."""
         fetch = facts_of(self.part())
         note = self.note or fetch.note
@@ -51,9 +51,9 @@ class _Watched:
         start = round(median(self.starts)) if self.starts else None
         return replace(self.facts, iterators=self.iterators, start=start, fetch=fetch)
 
-    def new_board(self, workers: int) -> Board:
+    def new_board(self, workers: int) -> WorkerBoard:
         """Return what the workers that are about to start write to."""
-        board = Board(workers, self.part())
+        board = WorkerBoard(workers, self.part())
         self.boards.append(board)
         if len(self.boards) > _BOARDS:
             oldest = self.boards.pop(0)
@@ -70,11 +70,11 @@ class LoaderWatch:
         self._pid = os.getpid()
         self._watched: list[_Watched] = []
         self._iterators: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
-        self._tallies: weakref.WeakKeyDictionary[Any, Tally] = weakref.WeakKeyDictionary()
-        self._current: tuple[Callable[[], Any], Tally | None] = (lambda: None), None  # a fetcher, which is asked often
+        self._counters: weakref.WeakKeyDictionary[Any, FetchTimer] = weakref.WeakKeyDictionary()
+        self._current: tuple[Callable[[], Any], FetchTimer | None] = (lambda: None), None  # a fetcher, which is asked often
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._board: Board | None = None  # that a process forked now writes to
-        self._mine: tuple[int, Tally] | None = None  # in a worker
+        self._board: WorkerBoard | None = None  # that a process forked now writes to
+        self._mine: tuple[int, FetchTimer] | None = None  # in a worker
         self._late: tuple[_Watched, int] | None = None  # waits for its first batch
         self._fresh: tuple[_Watched, int] | None = None  # has given one batch at most
 
@@ -87,7 +87,7 @@ class LoaderWatch:
         self._patches.put(dataloader._BaseDataLoaderIter, "__init__", self._init)
         for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             self._patches.put(fetcher, "fetch", self._fetch)
-        recorder.watch("loader", self._loader)
+        recorder.subscribe("loader", self._loader)
 
     def stop(self) -> None:
         """Take the clocks away; workers that go on take theirs away themselves."""
@@ -96,9 +96,9 @@ class LoaderWatch:
             for board in watched.boards:
                 board.close()
 
-    def report(self) -> tuple[LoaderFacts, ...]:
+    def observe(self) -> tuple[LoaderFacts, ...]:
         """Return the loaders that were asked for batches."""
-        return tuple(watched.report() for watched in self._watched if watched.iterators)
+        return tuple(watched.facts_of_use() for watched in self._watched if watched.iterators)
 
     def loader(self) -> Any | None:
         """Return the loader of the training batches itself: torch's or fastai's; None if it is gone, or there was none."""
@@ -155,22 +155,22 @@ class LoaderWatch:
             watched.note = f"not known: the workers were started with {watched.facts.start_method}"
         fetcher = attribute_of(iterator, "_dataset_fetcher")
         if fetcher is not None:
-            self._tallies[fetcher] = watched.tally
-            self._current = weakref.ref(fetcher), watched.tally
+            self._counters[fetcher] = watched.timer
+            self._current = weakref.ref(fetcher), watched.timer
         self._fresh = watched, self._recorder.batches
-        self._recorder.watch("batch", self._batch)
-        self._recorder.watch("backward", self._backward)
+        self._recorder.subscribe("batch", self._batch)
+        self._recorder.subscribe("backward", self._backward)
         begun = self._begun.get(iterator)
         if begun is not None:
             self._late = watched, begun
-            self._recorder.watch("waited", self._waited)
+            self._recorder.subscribe("waited", self._waited)
 
     def _waited(self) -> None:
         if self._late is not None:
             watched, begun = self._late
             watched.starts.append(self._recorder.clock() - begun)
         self._late = None
-        self._recorder.unwatch("waited", self._waited)
+        self._recorder.unsubscribe("waited", self._waited)
 
     def _batch(self, number: int) -> None:
         if self._fresh is not None and number > self._fresh[1] + 1:
@@ -185,8 +185,8 @@ class LoaderWatch:
     def _settle(self) -> None:
         """Listen no more: what the loader is for is known."""
         self._fresh = None
-        self._recorder.unwatch("batch", self._batch)
-        self._recorder.unwatch("backward", self._backward)
+        self._recorder.unsubscribe("batch", self._batch)
+        self._recorder.unsubscribe("backward", self._backward)
 
     # --- around fetches, in the fit's process and in workers ----------------------------------------------------------------
 
@@ -196,15 +196,15 @@ class LoaderWatch:
         def fetch(fetcher: Any, index: Any) -> Any:
             if get_ident() != recorder.thread:  # a worker's neither
                 return original(fetcher, index) if os.getpid() == self._pid else self._in_worker(original, fetcher, index)
-            known, tally = self._current
+            known, timer = self._current
             if known() is not fetcher:
-                tally = self._tallies.get(fetcher)
-                self._current = weakref.ref(fetcher), tally
-            if tally is None:
+                timer = self._counters.get(fetcher)
+                self._current = weakref.ref(fetcher), timer
+            if timer is None:
                 return original(fetcher, index)
-            batch, is_disturbed = tally.fetch(original, fetcher, index)
+            batch, is_disturbed = timer.fetch(original, fetcher, index)
             if is_disturbed:
-                recorder.turn("disturbed")
+                recorder.boundary("disturbed")
             return batch
 
         return fetch
@@ -217,11 +217,11 @@ class LoaderWatch:
             self._patches.restore()
             return original(fetcher, index)
         if self._mine is None:
-            self._mine = info.id, Tally(board.before)
-        number, tally = self._mine
-        batch, is_profiled = tally.fetch(original, fetcher, index)
+            self._mine = info.id, FetchTimer(board.before)
+        number, timer = self._mine
+        batch, is_profiled = timer.fetch(original, fetcher, index)
         try:
-            board.write(number, tally, tally.steps() if is_profiled else ())
+            board.write(number, timer, timer.steps() if is_profiled else ())
         except Exception:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
             self._patches.restore()
         return batch

@@ -31,7 +31,7 @@ _SHARED = {
 
 
 def reason_against(loader: Any | None) -> str:
-    """Return why a loader's workers cannot be tried without touching what is the user's; empty if they can."""
+    """Return why a loader's workers cannot be tried without touching the user's objects; empty if they can."""
     if loader is None:
         return "the loader of the training batches is gone, or was made before the profile"
     if sys.platform != "linux":

@@ -1,4 +1,4 @@
-"""How long a batch takes with other numbers of workers: measured on a copy of the loader, in a process of its own.
+"""The time of a batch with other numbers of workers, measured on a copy of the loader, in a process of its own.
 
 The process is forked after the fit: whatever the trials do to random generators, to the dataset or to its transforms, they do
 to the copy. It is ended with all that it has started, so that a dataset that hangs costs no more than its time limit.
@@ -17,14 +17,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from nbguard.profiler.analysis.loader.tuning import candidates, choose, is_enough, workers_words
+from nbguard.profiler.analysis.loader.tuning import WorkerTuning, candidates, choose, is_enough, workers_words
 from nbguard.profiler.analysis.report import WorkerTrial
 from nbguard.profiler.instruments.loader.loader_facts import usable_cores
 from nbguard.profiler.instruments.loader.trial import reason_against, serve
 from nbguard.scan.objects.loaders import worker_count
 from nbguard.units import format_bytes
-
-Tuning = tuple[tuple[WorkerTrial, ...], int | None, str]
 
 _ALL = 60  # seconds for all trials together
 _SHARED = "/dev/shm"  # noqa: S108 - where torch's workers put their batches
@@ -38,8 +36,8 @@ def tune(
     seconds: float = 1.5,
     cores: int | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Tuning:
-    """Return the trials, the number of workers that they speak for, and what they say in a sentence.
+) -> WorkerTuning:
+    """Return the trials, the number of workers that they speak for, and a sentence that says why.
 
     Args:
         loader: torch's or fastai's own; it is left as it is. None: it is gone.
@@ -50,13 +48,13 @@ def tune(
     """
     reason = reason_against(loader)
     if reason:
-        return (), None, f"not tuned: {reason}"
+        return WorkerTuning(sentence=f"not tuned: {reason}")
     current = worker_count(loader)
     trials: list[WorkerTrial] = []
     with _Process(loader, seconds, clock) as process:
         trouble = _climb(process, trials, candidates(current, cores or usable_cores()), current, step)
     best, sentence = choose(trials, current, step)
-    return tuple(trials), best, "; ".join(part for part in (sentence, trouble) if part)
+    return WorkerTuning(tuple(trials), best, "; ".join(part for part in (sentence, trouble) if part))
 
 
 def _climb(process: _Process, trials: list[WorkerTrial], to_try: tuple[int, ...], current: int, step: int) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from nbguard.cleanup.apply import allocator_history as record
-from nbguard.profiler.analysis.memory.recorded_batch import Event
+from nbguard.profiler.analysis.memory.recorded_batch import AllocationEvent
 from nbguard.profiler.instruments.memory.categories import Addresses
-from nbguard.profiler.instruments.memory.counters import BLOCK, CudaMeter, Meter
+from nbguard.profiler.instruments.memory.counters import BLOCK, CudaCounter, MemoryCounter
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.objects.compiled import has_compiled
 
@@ -18,8 +18,8 @@ _MOST_EVENTS = 500_000
 _DEEPEST = 100
 
 
-class Recording(Protocol):
-    """Records what is allocated and freed on one device."""
+class AllocationRecorder(Protocol):
+    """Records the allocations of one device, and when they are freed."""
 
     def start(self) -> str:
         """Begin; return why that cannot be, in words, or an empty string."""
@@ -30,21 +30,21 @@ class Recording(Protocol):
     def name(self, addresses: Addresses) -> None:
         """Note whose the storages are that live now."""
 
-    def stop(self) -> tuple[tuple[Event, ...], dict[int, str]] | None:
+    def stop(self) -> tuple[tuple[AllocationEvent, ...], dict[int, str]] | None:
         """End, and return the events and the categories of the blocks that were named; None if it is not complete."""
 
 
-def recording_of(meter: Meter) -> Recording:
+def recorder_for(counter: MemoryCounter) -> AllocationRecorder:
     """Return how the device of a meter is recorded."""
-    return HistoryRecording(meter.index) if isinstance(meter, CudaMeter) else OperationRecording(meter)
+    return HistoryRecorder(counter.index) if isinstance(counter, CudaCounter) else OperationRecorder(counter)
 
 
-class OperationRecording:
+class OperationRecorder:
     """Storages of CPU tensors, followed from operation to operation. Those older than the recording are not counted."""
 
-    def __init__(self, meter: Meter) -> None:
-        self._rounding = meter.rounding
-        self._events: list[Event] = []
+    def __init__(self, counter: MemoryCounter) -> None:
+        self._rounding = counter.rounding
+        self._events: list[AllocationEvent] = []
         self._names: dict[int, str] = {}
         self._sites: Sites | None = None
         self._blocks = 0
@@ -67,13 +67,13 @@ class OperationRecording:
             return 0
         self._blocks += 1
         size = -(-nbytes // self._rounding) * self._rounding
-        self._events.append(Event(self._blocks, size, self._sites.of(_stack(sys._getframe(1)))))
+        self._events.append(AllocationEvent(self._blocks, size, self._sites.of(_stack(sys._getframe(1)))))
         return self._blocks
 
     def died(self, token: int) -> None:
         """Note a death."""
         if token:
-            self._events.append(Event(token))
+            self._events.append(AllocationEvent(token))
 
     def position(self) -> int:
         """Return how many events there have been."""
@@ -85,7 +85,7 @@ class OperationRecording:
         places = self._mode.places()
         self._names = {places[address]: kind for address, (kind, _) in addresses.items() if places.get(address)}
 
-    def stop(self) -> tuple[tuple[Event, ...], dict[int, str]] | None:
+    def stop(self) -> tuple[tuple[AllocationEvent, ...], dict[int, str]] | None:
         """Leave the mode."""
         self._mode.leave()
         events, self._events, self._sites = tuple(self._events), [], None
@@ -102,7 +102,7 @@ def _stack(frame: types.FrameType | None) -> list[Mapping[str, Any]]:
     return found
 
 
-class HistoryRecording:
+class HistoryRecorder:
     """The history that PyTorch's own allocator keeps of one GPU, with Python's stacks."""
 
     def __init__(self, index: int) -> None:
@@ -131,7 +131,7 @@ class HistoryRecording:
         """Note whose the storages are at this point of the history."""
         self._named = self.position(), addresses
 
-    def stop(self) -> tuple[tuple[Event, ...], dict[int, str]] | None:
+    def stop(self) -> tuple[tuple[AllocationEvent, ...], dict[int, str]] | None:
         """Read the history and switch it off."""
         expected = self.position()
         try:
@@ -141,9 +141,9 @@ class HistoryRecording:
         found = self._events([entry for entry in trace if entry["action"] in ("alloc", "free_requested")])
         return found if len(found[0]) == expected else None
 
-    def _events(self, trace: Sequence[Mapping[str, Any]]) -> tuple[tuple[Event, ...], dict[int, str]]:
+    def _events(self, trace: Sequence[Mapping[str, Any]]) -> tuple[tuple[AllocationEvent, ...], dict[int, str]]:
         sites = Sites()
-        events: list[Event] = []
+        events: list[AllocationEvent] = []
         names: dict[int, str] = {}
         living: dict[int, int] = {}  # blocks by their address
         named_at, addresses = self._named
@@ -151,9 +151,9 @@ class HistoryRecording:
             if entry["action"] == "alloc":
                 living[entry["addr"]] = number
                 size = -(-entry["size"] // BLOCK) * BLOCK
-                events.append(Event(number, size, sites.of(entry.get("frames", ()))))
+                events.append(AllocationEvent(number, size, sites.of(entry.get("frames", ()))))
             else:
-                events.append(Event(living.pop(entry["addr"], -number)))  # one that is older has a number of its own
+                events.append(AllocationEvent(living.pop(entry["addr"], -number)))  # one that is older has a number of its own
             if number == named_at:
                 names = {living[address]: kind for address, (kind, _) in addresses.items() if address in living}
         return tuple(events), names

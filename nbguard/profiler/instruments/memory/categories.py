@@ -1,6 +1,6 @@
-"""What of the memory is whose: the storages of models, gradients, optimizers and inputs, each counted once.
+"""The category of each storage: of models, gradients, optimizers and inputs, each counted once.
 
-Goes by the dicts in which torch and fastai keep tensors, and holds none of what it finds.
+Goes by the dicts in which torch and fastai keep tensors, and holds none of these.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Who counts a fit's memory: torch for a GPU, the model of a simulated device, malloc for tensors of the CPU."""
+"""Counters of memory: torch's for a GPU, a simulated device's, malloc's for tensors of the CPU."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nbguard.memory.simulated import DEVICE
+from nbguard.profiler.analysis.memory.memory_report import CUDA, Level
 from nbguard.scan.devices.counters import heap_reader
 from nbguard.scan.devices.cuda import memory_fraction
 
@@ -15,17 +15,7 @@ BLOCK = 512
 """Bytes to which CUDA's allocator rounds up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """The counters at one moment, in bytes. The peaks are those since the start of the process, or since somebody's reset."""
-
-    allocated: int
-    reserved: int | None = None
-    peak: int | None = None
-    peak_reserved: int | None = None
-
-
-class Meter(Protocol):
+class MemoryCounter(Protocol):
     """Reads the counters of one device.
 
     `tensors_on` is where torch says that the tensors are which are counted; storages take a multiple of `rounding` bytes.
@@ -44,10 +34,10 @@ class Meter(Protocol):
         """Return the counters now. Changes nothing."""
 
 
-class CudaMeter:
+class CudaCounter:
     """PyTorch's own counters of a GPU in use. Read as torch nests them: flattened they cost several times as much."""
 
-    source = "torch.cuda"
+    source = CUDA
     rounding = BLOCK
 
     def __init__(self, index: int) -> None:
@@ -71,8 +61,8 @@ class CudaMeter:
         return Level(allocated["current"], reserved["current"], allocated["peak"], reserved["peak"])
 
 
-class Simulation(Protocol):
-    """What `nbguard.simulate` returns, as far as it counts."""
+class SimulatedStats(Protocol):
+    """The result of `nbguard.simulate`, as far as its counters go."""
 
     def memory_stats(self) -> Mapping[str, Any]:
         """Return counters by the names of `torch.cuda.memory_stats()`."""
@@ -81,7 +71,7 @@ class Simulation(Protocol):
         """Return (free, size) of the device in bytes."""
 
 
-class SimulatedMeter:
+class SimulatedCounter:
     """The counters of a simulated device."""
 
     device = DEVICE
@@ -89,7 +79,7 @@ class SimulatedMeter:
     source = "simulated device"
     rounding = BLOCK
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: SimulatedStats) -> None:
         self._simulation = simulation
 
     @property
@@ -105,8 +95,8 @@ class SimulatedMeter:
         return Level(allocated, reserved, peak, peak_reserved)
 
 
-class HeapMeter:
-    """What malloc has handed out to the whole process: tensors of the CPU, and all else. It keeps no peak.
+class HeapCounter:
+    """The bytes that malloc has handed out to the whole process: tensors of the CPU, and all else. It keeps no peak.
 
     Batches from a loader's workers lie in shared memory instead, and do not count.
     """
@@ -124,15 +114,15 @@ class HeapMeter:
         return Level(self._in_use())
 
 
-def heap() -> list[Meter]:
+def heap() -> list[MemoryCounter]:
     """Return the meter of this process's malloc, if that tells how much is in use."""
     in_use = heap_reader()
-    return [] if in_use is None else [HeapMeter(in_use)]
+    return [] if in_use is None else [HeapCounter(in_use)]
 
 
-def open_gpus() -> list[Meter]:
+def open_gpus() -> list[MemoryCounter]:
     """Return a meter for each GPU, if CUDA is in use: it is never initialised by asking."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []
-    return [CudaMeter(index) for index in range(torch.cuda.device_count())]
+    return [CudaCounter(index) for index in range(torch.cuda.device_count())]

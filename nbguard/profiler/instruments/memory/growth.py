@@ -1,4 +1,4 @@
-"""Watches whether memory grows from batch to batch, and if so looks twice who holds it."""
+"""Watches whether memory grows from batch to batch, and if so looks twice for its holder."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import inspect
 import time
 from collections.abc import Callable
 
-from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, Sample, growth_per_batch, growth_per_epoch
-from nbguard.profiler.analysis.memory.holders import Grown, Holdings, grown, holdings_of
-from nbguard.profiler.analysis.report import Growth
+from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, Sample, growth_per_batch
+from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.roots.frames import frame_locals, running_frames
 from nbguard.scan.scan import Notebook, scan
@@ -22,7 +21,7 @@ _MOST_SAMPLES = 2048
 
 
 class GrowthWatch:
-    """Keeps samples of what is allocated after training batches. Holds no object of the user's."""
+    """Keeps samples of allocated memory after training batches. Holds no object of the user's."""
 
     def __init__(self, recorder: Recorder, read: Callable[[], int]) -> None:
         self.looks = 0
@@ -32,13 +31,13 @@ class GrowthWatch:
         self._seen = 0
         self._asked_at = WARM_UP + ENOUGH
         self._left_by_us = 0  # bytes that our looks have left allocated
-        self._first: Holdings | None = None
+        self._first: HolderSizes | None = None
         self._looked_at = 0
         self._seconds = 0.0
         self._grown: Grown | None = None
 
     def sample(self, batch: int, epoch: int, allocated: int) -> None:
-        """Note what is allocated at the boundary after training batch `batch`; look if it has grown all the time."""
+        """Note the bytes allocated at the boundary after training batch `batch`; look if it has grown all the time."""
         self._samples.append(Sample(batch, epoch, allocated - self._left_by_us))
         self._seen += 1
         if len(self._samples) > _MOST_SAMPLES:
@@ -65,33 +64,19 @@ class GrowthWatch:
     def _may_look(self) -> bool:
         return self.looks < 2 and (self._seconds < _TOO_SLOW or self._recorder.elapsed > _LONG * 1e9)
 
-    def _held(self) -> Holdings:
+    def _held(self) -> HolderSizes:
         """Look at the process once, from within the fit: what a function's variables hold is there only now."""
         self.looks += 1
-        self._recorder.turn("disturbed")
+        self._recorder.boundary("disturbed")
         start, before = time.thread_time(), self._read()
-        found = holdings_of(scan(Notebook.current()).facts.graph, _variables())
+        found = holder_sizes(scan(Notebook.current()).facts.graph, _variables())
         self._seconds = time.thread_time() - start
         self._left_by_us += self._read() - before
         return found
 
-    def report(self) -> Growth | None:
-        """Return by how much memory has grown, if it has, and who holds it."""
-        per_batch, per_epoch = growth_per_batch(self._samples), growth_per_epoch(self._samples)
-        if per_batch is None and per_epoch is None:
-            return None
-        batches = self._samples[-1].batch - WARM_UP
-        epochs = len({sample.epoch for sample in self._samples})
-        who = self._grown or Grown("")
-        return Growth(
-            per_batch=per_batch or 0,
-            batches=batches,
-            holder=who.holder,
-            held=who.held,
-            per_epoch=per_epoch,
-            epochs=epochs,
-            is_sum=who.is_sum,
-        )
+    def observe(self) -> tuple[tuple[Sample, ...], Grown | None]:
+        """Return the samples, and the holder that grew between the two looks."""
+        return tuple(self._samples), self._grown
 
 
 def _variables() -> dict[int, str]:

@@ -1,12 +1,12 @@
-"""What the counters said in the course of a fit: points for a picture, and the highest level of each phase."""
+"""Levels of memory over a fit: points for a picture, and the highest level of each phase."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
+from nbguard.profiler.analysis.memory.memory_report import Level
 from nbguard.profiler.analysis.report import MemoryPoint, PhasePeak
-from nbguard.profiler.instruments.memory.counters import Level
 
 MOST_POINTS = 2000
 _FIRST = 24, 4
@@ -43,11 +43,11 @@ class Pace:
             self._next[place] = self._began + (spent + cost * readings - _HEAD_START[place]) / _SHARE
 
     def allows(self, batch: int, *, inside: bool) -> bool:
-        """Say whether the boundary before a batch may be read, or what is inside it, too."""
+        """Say whether the boundary before a batch may be read, or the inside of that batch, too."""
         return batch <= _FIRST[inside] or self._clock() >= self._next[inside]
 
 
-class History:
+class LevelHistory:
     """Points, thinned out by half whenever they are too many, and peaks by phase."""
 
     def __init__(self, start: Level) -> None:
@@ -80,9 +80,9 @@ class History:
         """
         self._group.append(MemoryPoint(at=at, phase=phase, batch=batch, allocated=level.allocated, reserved=level.reserved))
         self._points += self._group is self._groups[-1]
-        told = level.peak if level.peak is not None and self.last.peak is not None and level.peak > self.last.peak else 0
-        seen = max(level.allocated, self.last.allocated) if follows else level.allocated
-        highest = max(told, seen)
+        counted = level.peak if level.peak is not None and self.last.peak is not None and level.peak > self.last.peak else 0
+        read = max(level.allocated, self.last.allocated) if follows else level.allocated
+        highest = max(counted, read)
         if follows:
             self._peaks[phase] = max(self._peaks.get(phase, 0), highest)
         if highest > self.highest:
@@ -102,6 +102,7 @@ class History:
         """Return the points that are kept, oldest first."""
         return tuple(point for group in self._groups for point in group)
 
-    def peaks(self, peak: int, *, is_counted: bool) -> tuple[PhasePeak, ...]:
-        """Return the highest level of each phase that was followed; only the one in which the peak itself fell is exact."""
-        return tuple(PhasePeak(phase, most, is_counted and most == peak) for phase, most in self._peaks.items())
+    @property
+    def phases(self) -> tuple[PhasePeak, ...]:
+        """Return the highest level of each phase that was followed."""
+        return tuple(PhasePeak(phase, most) for phase, most in self._peaks.items())

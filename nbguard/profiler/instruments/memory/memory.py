@@ -1,4 +1,4 @@
-"""Memory as a part of a profile: chooses who counts, and hands the rest to the course of that device."""
+"""Memory as a part of a profile: chooses a counter, and leaves the rest to the timeline of its device."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import weakref
 from typing import Any
 
 from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.report import MemoryReport
+from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations
 from nbguard.profiler.instruments.memory.categories import device_of
-from nbguard.profiler.instruments.memory.counters import Level, Meter, heap, open_gpus
-from nbguard.profiler.instruments.memory.timeline import Course
+from nbguard.profiler.instruments.memory.counters import MemoryCounter, heap, open_gpus
+from nbguard.profiler.instruments.memory.timeline import MemoryTimeline
 from nbguard.profiler.record.recorder import Recorder
 
 _NOTHING = Unavailable("memory", "no module was called and no optimizer has stepped: there was no fit to follow")
@@ -20,81 +20,81 @@ class MemoryWatch:
 
     Args:
         deep: record two batches allocation by allocation.
-        meter: who counts, if not torch or malloc: `SimulatedMeter(sim)` while `nbguard.simulate` runs.
+        counter: of memory, if not torch's or malloc's: `SimulatedCounter(sim)` while `nbguard.simulate` runs.
     """
 
-    def __init__(self, deep: bool = False, meter: Meter | None = None) -> None:
+    def __init__(self, deep: bool = False, counter: MemoryCounter | None = None) -> None:
         self._deep = deep
-        self._given = meter
-        self._starts: list[tuple[Meter, Level]] = []
+        self._given = counter
+        self._starts: list[tuple[MemoryCounter, Level]] = []
         self._recorder: Recorder | None = None
-        self._course: Course | None = None
+        self._timeline: MemoryTimeline | None = None
         self._last_learner: weakref.ref[Any] | None = None
-        self._result: MemoryReport | Unavailable = _NOTHING
+        self._result: MemoryObservations | Unavailable = _NOTHING
 
     def start(self, recorder: Recorder) -> None:
         """Read what there is, and wait for the first module."""
-        meters = [*open_gpus(), *heap()] if self._given is None else [self._given]
-        self._starts = [(meter, meter.read()) for meter in meters]
+        counters = [*open_gpus(), *heap()] if self._given is None else [self._given]
+        self._starts = [(counter, counter.read()) for counter in counters]
         self._recorder = recorder
-        recorder.watch("learner", self._learner)
-        recorder.watch("model", self._model)
-        recorder.watch("step", self._step)
+        recorder.subscribe("learner", self._learner)
+        recorder.subscribe("model", self._model)
+        recorder.subscribe("step", self._step)
 
     def stop(self) -> None:
         """Read what there is at the end, and hold nothing any more."""
-        course, self._course, self._recorder = self._course, None, None
-        if course is None:
+        timeline, self._timeline, self._recorder = self._timeline, None, None
+        if timeline is None:
             return
         try:
-            course.stop()
-            self._result = course.report()
+            timeline.stop()
+            self._result = timeline.observe()
         except RuntimeError as error:  # after a device-side assert CUDA answers nothing
             self._result = Unavailable("memory", f"the counters could not be read at the end ({error})".partition("\n")[0])
 
-    def report(self) -> MemoryReport | Unavailable:
-        """Return what the fit took of memory, after `stop`."""
+    def observe(self) -> MemoryObservations | Unavailable:
+        """Return the counters and samples that were read, after `stop`; or the reason why there are none."""
         return self._result
 
     def _learner(self, learner: Any) -> None:
-        if self._course is None:
+        if self._timeline is None:
             self._last_learner = weakref.ref(learner)
 
     def _model(self, module: Any, inputs: Any) -> None:
-        self._begin(device_of(module, inputs))  # which is told of this call, too
+        self._begin(device_of(module, inputs))  # which receives this call, too
 
     def _step(self, optimizer: Any) -> None:
-        course = self._begin("")
-        if course is not None:
-            course.step(optimizer)
+        timeline = self._begin("")
+        if timeline is not None:
+            timeline.step(optimizer)
 
-    def _begin(self, device: str) -> Course | None:
-        """Choose who counts on `device` (empty: not known), and follow it."""
+    def _begin(self, device: str) -> MemoryTimeline | None:
+        """Choose the counter of `device` (empty: not known), and follow it."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return None
-        recorder.unwatch("model", self._model)
-        recorder.unwatch("step", self._step)
-        found = self._choose(device)
-        if isinstance(found, Unavailable):
-            self._result = found
+        recorder.unsubscribe("model", self._model)
+        recorder.unsubscribe("step", self._step)
+        chosen = self._choose(device)
+        if isinstance(chosen, Unavailable):
+            self._result = chosen
             return None
-        self._course = course = Course(recorder, *found, deep=self._deep)
+        self._timeline = timeline = MemoryTimeline(recorder, *chosen, deep=self._deep)
         if self._last_learner is not None and (learner := self._last_learner()) is not None:
-            course.learner(learner)
-        course.watch()
-        return course
+            timeline.learner(learner)
+        timeline.subscribe()
+        return timeline
 
-    def _choose(self, device: str) -> tuple[Meter, Level] | Unavailable:
+    def _choose(self, device: str) -> tuple[MemoryCounter, Level] | Unavailable:
         kind = device.partition(":")[0]
         if self._given is not None or not device:
-            found = self._starts[:1]
+            chosen = self._starts[:1]
         else:
-            found = [each for each in self._starts if each[0].tensors_on == device]
-        if not found and (kind == "cuda" or not device):  # CUDA has come into use since the start
-            found = [(meter, Level(0, 0, 0, 0)) for meter in open_gpus() if device in ("", meter.device)][:1]
-        if found:
-            return found[0]
+            chosen = [each for each in self._starts if each[0].tensors_on == device]
+        if not chosen and (kind == "cuda" or not device):  # CUDA has come into use since the start
+            chosen = [(counter, Level(0, 0, 0, 0)) for counter in open_gpus() if device in ("", counter.device)][:1]
+        if chosen:
+            return chosen[0]
         if kind in ("", "cpu"):
             return Unavailable("memory", "this system's malloc does not tell how much is in use: CPU memory is not followed")
         return Unavailable("memory", f"nobody counts what is allocated on {kind} that nbguard knows how to ask")

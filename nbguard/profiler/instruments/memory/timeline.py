@@ -1,4 +1,4 @@
-"""The course of a fit's memory on one device, told by the recorder's events."""
+"""The memory of a fit on one device over time, read at the recorder's events."""
 
 from __future__ import annotations
 
@@ -6,37 +6,33 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from nbguard.profiler.analysis.memory.categories import Shape, Stock, categories
-from nbguard.profiler.analysis.memory.recorded_batch import with_batch
-from nbguard.profiler.analysis.report import MemoryReport
+from nbguard.profiler.analysis.memory.categories import Shape, Stock
+from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservations
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory.categories import Stocktaker
-from nbguard.profiler.instruments.memory.counters import Level, Meter
+from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.growth import GrowthWatch
-from nbguard.profiler.instruments.memory.levels import History, Pace
+from nbguard.profiler.instruments.memory.levels import LevelHistory, Pace
 from nbguard.profiler.instruments.memory.two_batches import DeepWatch
 from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.scan.heap.attributes import attribute_of
-from nbguard.units import format_bytes
 
 _ALONE = 4
 """Optimizer steps since the last batch of a loader after which the loop is taken to have none: then steps divide batches."""
-_NEAR = 0.98
-"""Share of the peak that must have been seen in a phase to say that the peak fell there."""
 
 
-class Course:
+class MemoryTimeline:
     """Reads the counters at boundaries of batches and, in some, after their phases; takes stock once per epoch."""
 
-    def __init__(self, recorder: Recorder, meter: Meter, start: Level, *, deep: bool) -> None:
+    def __init__(self, recorder: Recorder, counter: MemoryCounter, start: Level, *, deep: bool) -> None:
         self._recorder = recorder
-        self._meter = meter
+        self._counter = counter
         self._start = start
         self._pace = Pace(recorder.clock)
-        self._history = History(start)
-        self._growth = GrowthWatch(recorder, lambda: meter.read().allocated)
-        self._stocktaker = Stocktaker(meter.tensors_on, meter.rounding)
-        self._deep = DeepWatch(recorder, meter, start.allocated) if deep else None
+        self._levels = LevelHistory(start)
+        self._growth = GrowthWatch(recorder, lambda: counter.read().allocated)
+        self._stocktaker = Stocktaker(counter.tensors_on, counter.rounding)
+        self._recorded = DeepWatch(recorder, counter, start.allocated) if deep else None
         self._stock: Stock | None = None
         self._is_due = True  # that stock is taken
         self._learner: weakref.ref[Any] | None = None
@@ -51,26 +47,26 @@ class Course:
         self._after_loss: int | None = None
         self._high, self._high_phase = 0, ""
 
-    def watch(self) -> None:
-        """Be told of what happens from now on."""
-        watch = self._recorder.watch
-        watch("batch", self._batch)
-        watch("end", self._pass_ends)
-        watch("loss", self._loss)
-        watch("step", self.step)
-        watch("learner", self.learner)
-        watch("fit ends", self._growth.end)
+    def subscribe(self) -> None:
+        """Subscribe to the events of the fit from now on."""
+        subscribe = self._recorder.subscribe
+        subscribe("batch", self._batch)
+        subscribe("end", self._pass_ends)
+        subscribe("loss", self._loss)
+        subscribe("step", self.step)
+        subscribe("learner", self.learner)
+        subscribe("fit ends", self._growth.end)
         self._listen()
 
     def _listen(self) -> None:
-        """Be told of phases and of calls only where something is made of them."""
+        """Subscribe to phases and to calls only while they are needed."""
         wants = self._is_followed, self._is_followed or self._is_due
         if wants == self._hears:
             return
         self._hears = wants
         acts: tuple[tuple[Event, Callable[..., None]], ...] = (("phase", self._phase), ("forward", self._forward))
         for is_wanted, (event, act) in zip(wants, acts, strict=True):
-            (self._recorder.watch if is_wanted else self._recorder.unwatch)(event, act)
+            (self._recorder.subscribe if is_wanted else self._recorder.unsubscribe)(event, act)
 
     # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -117,8 +113,8 @@ class Course:
         if self._is_due and self._steps > 1:
             self._stock, addresses = self._stocktaker.take(optimizer)
             self._is_due = False
-            if self._deep is not None and self._deep.is_recording:
-                self._deep.name(self._stock, addresses)
+            if self._recorded is not None and self._recorded.is_recording:
+                self._recorded.name(self._stock, addresses)
         self._alone += 1
         if not self._recorder.batches or self._alone > _ALONE:
             self._boundary()
@@ -131,7 +127,7 @@ class Course:
         is_training, self._trained = self._trained, False
         self._training = max(self._training + is_training, self._recorder.trained)
         self._epoch_trained |= is_training
-        is_recorded = self._deep is not None and self._deep.is_recording
+        is_recorded = self._recorded is not None and self._recorded.is_recording
         if is_recorded or self._pace.allows(self._boundaries, inside=False):
             self._read_boundary(is_training)
         else:
@@ -140,23 +136,23 @@ class Course:
 
     def _read_boundary(self, is_training: bool) -> None:
         begun = self._pace.begin()
-        self._history.begin_batch()
+        self._levels.begin_batch()
         level = self._read(phases.OTHER)
         self._close()
         self._pace.note(begun, inside=False)
         self._is_followed = self._pace.allows(self._boundaries, inside=True)
         if is_training:
             self._growth.sample(self._training, self._epoch, level.allocated)
-        if self._deep is not None:
-            self._deep.boundary(self._training, is_training, level)
-            if self._deep.is_recording:
+        if self._recorded is not None:
+            self._recorded.boundary(self._training, is_training, level)
+            if self._recorded.is_recording:
                 self._is_followed = self._is_due = True
 
     # --- what becomes of it -----------------------------------------------------------------------------------------------
 
     def _read(self, phase: str) -> Level:
-        level = self._meter.read()
-        high = self._history.add(self._recorder.elapsed, phase, self._boundaries, level, follows=self._is_followed)
+        level = self._counter.read()
+        high = self._levels.add(self._recorder.elapsed, phase, self._boundaries, level, follows=self._is_followed)
         if high > self._high:
             self._high, self._high_phase = high, phase
         return level
@@ -165,8 +161,8 @@ class Course:
         """Read at the end of a phase of a batch that is followed."""
         begun = self._pace.begin()
         level = self._read(phase)
-        if self._deep is not None and self._deep.is_recording:
-            self._deep.mark(phase, level)
+        if self._recorded is not None and self._recorded.is_recording:
+            self._recorded.mark(phase, level)
         self._pace.note(begun, inside=True)
         return level
 
@@ -179,49 +175,29 @@ class Course:
 
     def stop(self) -> None:
         """Take down what changes how operations run."""
-        if self._deep is not None:
-            self._deep.stop()
+        if self._recorded is not None:
+            self._recorded.stop()
 
-    def report(self) -> MemoryReport:
-        """Read the counters a last time and return what the fit took."""
+    def observe(self) -> MemoryObservations:
+        """Read the counters a last time and return all that was read."""
         self._close()
         self._growth.end()
-        end, start, history = self._meter.read(), self._start, self._history
-        is_counted = end.peak is not None and start.peak is not None and end.peak > start.peak
-        peak = end.peak if is_counted and end.peak is not None else max(history.highest, end.allocated)
-        reserved = [point.reserved for point in history.points if point.reserved is not None]
-        is_told = end.peak_reserved is not None and start.peak_reserved is not None and end.peak_reserved > start.peak_reserved
-        growth = self._growth.report()
-        report = MemoryReport(
-            device=self._meter.device,
-            source=self._meter.source,
-            peak=peak,
-            start=start.allocated,
-            end=end.allocated,
-            capacity=self._meter.capacity,
-            peak_reserved=end.peak_reserved if is_told else max(reserved, default=None),
-            peak_phase=history.highest_phase if history.highest >= _NEAR * peak else "",
-            phases=history.peaks(peak, is_counted=is_counted),
-            categories=categories(peak, start.allocated, self._stock, self._shape, grows=growth is not None),
-            points=history.points,
-            growth=growth,
-            notes=tuple(self._notes(start, is_counted)),
+        end, levels, recorded = self._counter.read(), self._levels, self._recorded
+        samples, grown = self._growth.observe()
+        return MemoryObservations(
+            device=self._counter.device,
+            source=self._counter.source,
+            capacity=self._counter.capacity,
+            start=self._start,
+            end=end,
+            highest=levels.highest,
+            highest_phase=levels.highest_phase,
+            phases=levels.phases,
+            points=levels.points,
+            stock=self._stock,
+            shape=self._shape,
+            samples=samples,
+            grown=grown,
+            recorded=None if recorded is None else recorded.result,
+            recording_note="" if recorded is None else recorded.note,
         )
-        deep = self._deep
-        return report if deep is None or deep.result is None else with_batch(report, deep.result)
-
-    def _notes(self, start: Level, is_counted: bool) -> list[str]:
-        notes = [self._deep.note] if self._deep is not None and self._deep.note else []
-        if start.peak is None:
-            where = (
-                "outside the recorded batch" if self._deep is not None and self._deep.result is not None else "in all batches"
-            )
-            notes.append(f"malloc keeps no peak: {where} this is the highest level that was seen at the ends of phases")
-        elif not is_counted:
-            notes.append(
-                f"{format_bytes(start.peak)} had been allocated at once before the fit, so its own peak is not counted: "
-                "this is the highest level that was seen (torch.cuda.reset_peak_memory_stats() in the cell before tells more)"
-            )
-        if self._stock is None:
-            notes.append("no optimizer has stepped twice: what the memory consists of was not looked at")
-        return notes

@@ -1,13 +1,14 @@
-"""Has two batches of the steady state recorded: the first makes known what is there, the second is measured."""
+"""Has two batches of the steady state recorded: the first shows which storages there are, the second is measured."""
 
 from __future__ import annotations
 
 from nbguard.profiler.analysis.memory.categories import Stock
-from nbguard.profiler.analysis.memory.recorded_batch import Mark, RecordedBatch, read_batch
+from nbguard.profiler.analysis.memory.memory_report import Level
+from nbguard.profiler.analysis.memory.recorded_batch import PhaseEnd, RecordedBatch, read_batch
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.instruments.memory.allocation_recording import recording_of
+from nbguard.profiler.instruments.memory.allocation_recording import recorder_for
 from nbguard.profiler.instruments.memory.categories import Addresses
-from nbguard.profiler.instruments.memory.counters import Level, Meter
+from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.record.recorder import Recorder
 
 _STEADY = 3
@@ -19,15 +20,15 @@ _PATIENCE = 8
 class DeepWatch:
     """Records two batches of a fit. Their times are marked as disturbed."""
 
-    def __init__(self, recorder: Recorder, meter: Meter, start: int) -> None:
+    def __init__(self, recorder: Recorder, counter: MemoryCounter, start: int) -> None:
         self.is_recording = False
         self.result: RecordedBatch | None = None
         self.note = "no two training batches after the third came one after the other: none was recorded"
         self._recorder = recorder
-        self._recording = recording_of(meter)
+        self._recording = recorder_for(counter)
         self._start = start
         self._stock: Stock | None = None
-        self._marks: list[Mark] = []
+        self._marks: list[PhaseEnd] = []
         self._batches = 0
         self._is_over = False
 
@@ -44,13 +45,13 @@ class DeepWatch:
             self.is_recording = not self.note
             self._recorder.look_at(_PATIENCE + 1)
         if self.is_recording:
-            self._recorder.turn("disturbed")
+            self._recorder.boundary("disturbed")
             self._stock = None
-            self._marks = [Mark(self._recording.position(), phases.OTHER, level.allocated)]
+            self._marks = [PhaseEnd(self._recording.position(), phases.OTHER, level.allocated)]
 
     def mark(self, phase: str, level: Level) -> None:
         """Say that a phase has ended."""
-        self._marks.append(Mark(self._recording.position(), phase, level.allocated))
+        self._marks.append(PhaseEnd(self._recording.position(), phase, level.allocated))
 
     def name(self, stock: Stock, addresses: Addresses) -> None:
         """Say whose the storages are that live now, before the optimizer's step."""

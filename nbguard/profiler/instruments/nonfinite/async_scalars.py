@@ -9,7 +9,7 @@ from typing import Any
 Then = Callable[[tuple[float, ...]], None]
 
 
-class Late:
+class AsyncScalars:
     """Hands on the values of small tensors: at once those in host memory, the others once `poll` finds them arrived.
 
     With `waits` it waits for each: a synchronisation.
@@ -35,8 +35,8 @@ class Late:
             if self.is_late(tensor):
                 self._send(tensor, then)
                 return
-            found = _values(tensor)
-        then(found)
+            values = _values(tensor)
+        then(values)
 
     def _send(self, tensor: Any, then: Then) -> None:
         torch, device = self._torch, tensor.device
@@ -57,5 +57,5 @@ class Late:
 
 
 def _values(tensor: Any) -> tuple[float, ...]:
-    found = tensor.tolist()
-    return tuple(found) if type(found) is list else (found,)
+    values = tensor.tolist()
+    return tuple(values) if type(values) is list else (values,)

@@ -11,14 +11,14 @@ _Key = tuple[int, str]  # a module by its position, an attribute
 
 
 class _Model:
-    """What is known of one model."""
+    """The counters of one model."""
 
     def __init__(self, numbers: dict[_Key, int]) -> None:
         self.before = numbers
         self.is_settled = False  # which numbers change is known, and `before` has those only
 
 
-class Tallies:
+class ModuleCounters:
     """Finds the integers that change from one call to the next; from then on it notes just those, mostly none."""
 
     def __init__(self) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 from nbguard.errors import StoppedAtNaN
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, NotFinite, Origin, evidence_of
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
-from nbguard.profiler.instruments.nonfinite.async_scalars import Late
-from nbguard.profiler.instruments.nonfinite.module_counters import Tallies
+from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
+from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
-from nbguard.profiler.instruments.nonfinite.rerun import Call, device_type
-from nbguard.profiler.record.batch_position import place_of
+from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, device_type
+from nbguard.profiler.record.batch_position import position_of
 from nbguard.profiler.record.recorder import Recorder, StopFit
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import name_of
@@ -42,9 +42,9 @@ class FiniteWatch:
         self._searched: NotFinite | None = None  # by fastai's learning rate finder, if that was all
         self._learner: weakref.ref[Any] | None = None
         self._is_search = False
-        self._calls: deque[Call] = deque(maxlen=_CALLS)
+        self._calls: deque[ForwardCall] = deque(maxlen=_CALLS)
         self._are_used = False
-        self._tallies = Tallies()
+        self._counters = ModuleCounters()
         self._next_look = 0
         self._batch = 0  # of the recording, in which the calls were
         self._is_counting = True  # the model has numbers that change from call to call, or may have
@@ -56,23 +56,23 @@ class FiniteWatch:
 
         self._torch: Any = torch
         self._recorder = recorder
-        self._late = Late(torch, waits=self._stops)
-        recorder.watch("learner", self._begin)
-        recorder.watch("fit ends", self._end)
-        recorder.watch("model", self._model)
-        recorder.watch("forward", self._forward, each=True)
-        recorder.watch("loss", self._loss, each=True)
-        recorder.watch("step", self._step, each=self._stops)
+        self._late = AsyncScalars(torch, waits=self._stops)
+        recorder.subscribe("learner", self._begin)
+        recorder.subscribe("fit ends", self._end)
+        recorder.subscribe("model", self._model)
+        recorder.subscribe("forward", self._forward, each=True)
+        recorder.subscribe("loss", self._loss, each=True)
+        recorder.subscribe("step", self._step, each=self._stops)
 
     def stop(self) -> None:
         """Let go of everything but what was found. Values that have not arrived by now stay unknown."""
         self._late.poll()
         self._calls.clear()
-        self._tallies = Tallies()
+        self._counters = ModuleCounters()
         self._learner = None
 
-    def facts(self) -> FiniteFacts:
-        """Return what was looked at, and the first value that was not finite."""
+    def observe(self) -> FiniteFacts:
+        """Return how much was looked at, and the first value that was not finite."""
         return FiniteFacts(self._losses, self._gradients, self._first or self._searched)
 
     def _begin(self, learner: Any) -> None:
@@ -83,7 +83,7 @@ class FiniteWatch:
     def _end(self, _: Any) -> None:
         if self._is_search:  # what it has met says nothing of the fits that follow
             self._searched, self._first = self._first or self._searched, None
-            self._late = Late(self._torch, waits=self._stops)
+            self._late = AsyncScalars(self._torch, waits=self._stops)
         self._learner, self._is_search = None, False
 
     def _model(self, _: Any, args: Any) -> None:
@@ -97,9 +97,9 @@ class FiniteWatch:
             self._calls.clear()
             self._are_used, self._batch = False, self._recorder.batches
         if self._is_counting:
-            self._is_counting = self._tallies.note(module)
+            self._is_counting = self._counters.note(module)
         keeps = self._stops and self._torch.is_grad_enabled()
-        self._calls.append(Call.of(self._torch, module, args, self._device, keeps=keeps))
+        self._calls.append(ForwardCall.of(self._torch, module, args, self._device, keeps=keeps))
 
     def _loss(self, tensors: Any) -> None:
         self._are_used = True
@@ -138,7 +138,7 @@ class FiniteWatch:
 
     def _origin(self) -> Origin:
         try:
-            return origin_of_loss(self._torch, self._calls, self._tallies)
+            return origin_of_loss(self._torch, self._calls, self._counters)
         except Exception as error:  # noqa: BLE001 - that the loss is not finite is worth saying without the layer, too
             return Origin(kind="unknown", note=f"looking for it failed ({name_of(type(error))}: {error})")
 
@@ -175,7 +175,7 @@ class FiniteWatch:
         if self._first is not None or all(map(math.isfinite, values)):
             return
         broken = {id(ref()) for ref, value in zip(held, values, strict=True) if not math.isfinite(value)}
-        self._found("gradient", values, turned, origin_of_gradient(self._tallies.models(), broken), is_late)
+        self._found("gradient", values, turned, origin_of_gradient(self._counters.models(), broken), is_late)
 
     def _found(self, of: Any, values: tuple[float, ...], turned: int, origin: Origin, is_late: bool) -> None:
         stops = self._stops and not is_late and not self._is_search
@@ -183,7 +183,7 @@ class FiniteWatch:
         self._first = NotFinite(
             of=of,
             value=value,
-            place=place_of(self._recorder.turns(turned)),
+            place=position_of(self._recorder.boundaries(turned)),
             origin=origin,
             has_stopped=stops,
             is_search=self._is_search,

@@ -1,4 +1,4 @@
-"""Where the first value that is not finite came from: looked for once, in the batch in which it was met."""
+"""The origin of the first value that is not finite, looked for once, in the batch in which it was met."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from nbguard.profiler.analysis.health.nonfinite import Origin
-from nbguard.profiler.instruments.nonfinite.module_counters import Tallies
-from nbguard.profiler.instruments.nonfinite.rerun import Call, NotPossibleError, rerun
+from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
+from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, rerun
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
 
@@ -16,7 +16,7 @@ _DEEPEST = 3
 """Dataclasses in dataclasses that are looked into."""
 
 
-def origin_of_loss(torch: Any, calls: Sequence[Call], tallies: Tallies) -> Origin:
+def origin_of_loss(torch: Any, calls: Sequence[ForwardCall], counters: ModuleCounters) -> Origin:
     """Return who made a loss that is not finite, of the models called for it. They stay as they are."""
     models = [(call, module) for call in calls if (module := call.module()) is not None]
     note = "" if models else "no model was called in this batch"
@@ -26,7 +26,7 @@ def origin_of_loss(torch: Any, calls: Sequence[Call], tallies: Tallies) -> Origi
             return Origin(kind="step", name=name, type="parameter", root=name_of(type(module)))
     for call, module in models:
         try:
-            found = _Search(torch, module).run(call, tallies)
+            found = _Search(torch, module).run(call, counters)
         except NotPossibleError as error:
             note = str(error)
         else:
@@ -73,11 +73,11 @@ class _Search:
         self._names = {id(each): name for name, each in module.named_modules()}
         self._found: Origin | None = None
 
-    def run(self, call: Call, tallies: Tallies) -> Origin | None:
+    def run(self, call: ForwardCall, counters: ModuleCounters) -> Origin | None:
         inputs = call.inputs()
         if not self._are_finite(inputs):
             return Origin(kind="input", root=name_of(type(self._module)))
-        output = rerun(self._torch, self._module, call, inputs, self._hook, lambda: tallies.put_back(self._module))
+        output = rerun(self._torch, self._module, call, inputs, self._hook, lambda: counters.put_back(self._module))
         if self._found is None and not self._are_finite(output):
             return self._origin("code", self._module)
         return self._found
@@ -97,7 +97,7 @@ class _Search:
             self._found = self._origin("code", self._parent(module))
 
     def _clears(self, found: Origin, module: Any, given: Any) -> bool:
-        """Say whether a module with finite output is the one around what was found, or took in what is not finite."""
+        """Say whether a module with finite output is the one around the suspect, or got values that are not finite."""
         name = _written(self._names.get(id(module), ""))
         return f"{found.name}.".startswith(f"{name}." if name else "") or not self._are_finite(given)
 

@@ -23,7 +23,7 @@ class NotPossibleError(Exception):
 
 
 @dataclass(slots=True)
-class Call:
+class ForwardCall:
     """A call of a model, held weakly: nothing of a batch lives longer because of it, unless it was asked for by `keeps`."""
 
     module: weakref.ref[Any]
@@ -32,7 +32,7 @@ class Call:
     names: tuple[str, ...] = ()  # of the last arguments, if these are given by name
 
     @classmethod
-    def of(cls, torch: Any, module: Any, args: Any, device: str, *, keeps: bool = False) -> Call:
+    def of(cls, torch: Any, module: Any, args: Any, device: str, *, keeps: bool = False) -> ForwardCall:
         """Note a call that is about to begin, on a device of this type. `keeps`: its arguments are there until `release`."""
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         return cls(weakref.ref(module), tuple(args) if keeps else _weak_all(args), (device, dtype), names_of(args))
@@ -92,7 +92,7 @@ def device_type(torch: Any, args: Any) -> str:
 
 
 def rerun(
-    torch: Any, module: Any, call: Call, args: Any, hook: Callable[..., None], prepare: Callable[[], None] = lambda: None
+    torch: Any, module: Any, call: ForwardCall, args: Any, hook: Callable[..., None], prepare: Callable[[], None] = lambda: None
 ) -> Any:
     """Run a forward pass again with `hook(module, args, named, output)` after each submodule, and return its output.
 
@@ -118,9 +118,9 @@ def rerun(
         if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
             stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code runs no hooks
         try:
-            given = len(args) - len(call.names)
-            named = dict(zip(call.names, args[given:], strict=True))
-            return torch.func.functional_call(module, buffers, tuple(args[:given]), named)
+            positional = len(args) - len(call.names)
+            named = dict(zip(call.names, args[positional:], strict=True))
+            return torch.func.functional_call(module, buffers, tuple(args[:positional]), named)
         except Exception as error:
             raise NotPossibleError(f"a second forward pass failed ({name_of(type(error))})") from error
 

@@ -1,0 +1,211 @@
+"""The report of a fit, as a pure function of its observations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from nbguard.memory.facts import Unavailable
+from nbguard.profiler.analysis.compare import compare
+from nbguard.profiler.analysis.distributed.ranks import rank_report
+from nbguard.profiler.analysis.first_steps import first_steps
+from nbguard.profiler.analysis.health.health import health
+from nbguard.profiler.analysis.loader.fetches import training_loader
+from nbguard.profiler.analysis.loader.verdict import verdict
+from nbguard.profiler.analysis.memory import growth
+from nbguard.profiler.analysis.memory.memory_report import CUDA, memory_report
+from nbguard.profiler.analysis.observations import FitObservations
+from nbguard.profiler.analysis.remedies import remedies, remedy_context
+from nbguard.profiler.analysis.report import (
+    Comparison,
+    Ending,
+    FitFinding,
+    FitReport,
+    LoaderVerdict,
+    MemoryReport,
+    Overhead,
+    RankRow,
+    Setting,
+    Timing,
+)
+from nbguard.profiler.analysis.run_record import RunRecord, run_record
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.batches import Batches, divide
+from nbguard.profiler.analysis.time.callbacks import slow_callbacks
+from nbguard.profiler.analysis.time.gpu import GpuFacts, gpu_facts
+from nbguard.profiler.analysis.time.timing import steady_batches, timing_of
+
+
+def build_fit_report(observations: FitObservations) -> FitReport:
+    """Return the report of a fit."""
+    return FitAnalysis(observations).report
+
+
+class FitAnalysis:
+    """Everything that follows from the observations of a fit. Each part is computed once, when it is first asked for."""
+
+    def __init__(self, observations: FitObservations, batches: Batches | None = None) -> None:
+        """`batches`: of the same log, if it has been divided already."""
+        self.observations = observations
+        self._given_batches = batches
+
+    def with_more(self, more: FitObservations) -> FitAnalysis:
+        """Return the analysis of the same log with `more` observations: those that are made once the fit is analysed."""
+        return FitAnalysis(more, self.batches)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """Return the log divided into batches."""
+        return self._given_batches or divide(self.observations.log)
+
+    @cached_property
+    def memory(self) -> MemoryReport | None:
+        """Return the report on memory; None where it could not be followed."""
+        observed = self.observations.memory
+        return None if isinstance(observed, Unavailable) else memory_report(observed)
+
+    @cached_property
+    def timing(self) -> Timing:
+        """Return where the time went, with the GPU's own times where the fit ran on one."""
+        timing, seen = timing_of(self.batches), self.observations.gpu
+        return _with_gpu(timing, gpu_facts(seen.marks, seen.used, seen.why_not)) if self.has_gpu else timing
+
+    @property
+    def has_gpu(self) -> bool:
+        """Say whether the fit ran on a GPU."""
+        return self.memory is not None and self.memory.source == CUDA
+
+    @cached_property
+    def ending(self) -> Ending:
+        """Return how the fit ended. fastai takes a stop at NaN for a fit that was cancelled, and so for a complete one."""
+        first = self.observations.finite.first
+        return "stopped at NaN" if first is not None and first.has_stopped else self.observations.ending
+
+    @cached_property
+    def loader(self) -> LoaderVerdict:
+        """Return what the fit waits for, with the trials of other numbers of workers if these were made."""
+        observed = self.observations
+        sentence = verdict(self.timing, observed.loaders, observed.cores, self.has_gpu)
+        tuning = observed.tuning
+        if tuning is None:
+            return sentence
+        return replace(sentence, trials=tuning.trials, best=tuning.best, tuning=tuning.sentence)
+
+    @cached_property
+    def growth_finding(self) -> FitFinding | None:
+        """Return the finding on memory that grows, if it does."""
+        if self.memory is None or self.memory.growth is None:
+            return None
+        return growth.growth_finding(self.memory.growth)
+
+    @property
+    def may_keep_graphs(self) -> bool:
+        """Say whether it is worth looking for names that keep graphs: batches enough, and no graph was seen to grow."""
+        is_known = self.growth_finding is not None and self.growth_finding.kind == "graph"
+        return self.timing.batches >= growth.ENOUGH and not is_known
+
+    @cached_property
+    def report(self) -> FitReport:
+        """Return the whole report."""
+        observed, timing = self.observations, self.timing
+        findings = tuple(self._findings())
+        ranks = None if observed.ranks is None else rank_report(observed.ranks)
+        advice = (*findings, *self.loader.advice, *(ranks.findings if ranks else ()))
+        context = remedy_context(observed.optimizers, observed.amp, observed.switches, self.memory)
+        return FitReport(
+            title=self._title,
+            ending=self.ending,
+            error=observed.error,
+            timing=timing,
+            overhead=self._overhead,
+            first=first_steps(timing, self.loader, advice),
+            loader=self.loader,
+            memory=observed.memory if isinstance(observed.memory, Unavailable) else self.memory,
+            findings=findings,
+            remedies=remedies(context),
+            settings=observed.switches.settings,
+            ranks=ranks,
+            comparison=self._comparison,
+            notes=(*observed.mistakes, *self._missed()),
+            missed=observed.subject.missed,
+        )
+
+    @cached_property
+    def run_record(self) -> RunRecord:
+        """Return the figures of this fit that a later one can be compared with."""
+        steady = steady_batches(self.batches)
+        return run_record(
+            self._title,
+            self.timing.batches,
+            [batch.step for batch in steady],
+            {phase: [batch.times.get(phase, 0) for batch in steady] for phase in self.timing.medians},
+            self.memory.peak if self.memory else None,
+            self._settings(),
+        )
+
+    @property
+    def rank_row(self) -> RankRow:
+        """Return this process as one rank of several. Its number, host and process are filled in by the exchange."""
+        timing, memory, error = self.timing, self.memory, self.observations.error
+        return RankRow(
+            rank=0,
+            host="",
+            pid=0,
+            state=self.ending if not error or self.ending == "complete" else f"{self.ending}: {error}",
+            batches=timing.batches,
+            step=timing.step,
+            wait=timing.medians.get(phases.WAIT, 0),
+            backward=timing.medians.get(phases.BACKWARD, 0),
+            peak=memory.peak if memory else None,
+            device=memory.device if memory else "",
+        )
+
+    @property
+    def _title(self) -> str:
+        return " · ".join(filter(None, (self.observations.title, self.observations.subject.title)))
+
+    @property
+    def _overhead(self) -> Overhead:
+        """Return the cost of the log, with the calls that patched functions only pass on, and of the instruments."""
+        watching = sum(row.total for row in self.timing.rows if row.phase == phases.OWN)
+        per_mark, count = self.observations.mark_cost, len(self.observations.log.codes)
+        return Overhead(per_mark, count, watching, (per_mark * count + watching) / max(self.timing.wall, 1))
+
+    @property
+    def _comparison(self) -> Comparison | None:
+        if not self.observations.is_compared or not self.timing.batches:
+            return None
+        before = self.observations.before
+        return Comparison("there is no earlier run to compare with") if before is None else compare(self.run_record, before)
+
+    def _findings(self) -> Iterator[FitFinding]:
+        observed, timing = self.observations, self.timing
+        if self.growth_finding is not None:
+            yield self.growth_finding
+        if self.may_keep_graphs:
+            yield from growth.graph_findings(observed.kept_graphs, timing.batches)
+        yield from slow_callbacks(timing, observed.library_callbacks)
+        yield from health(observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, timing.step)
+
+    def _settings(self) -> Iterator[Setting]:
+        training = training_loader(self.observations.loaders)
+        if training is not None:
+            yield Setting("batch size", str(training.batch_size or "?"))
+            yield Setting("workers", str(training.workers))
+        if self.memory is not None:
+            yield Setting("device", self.memory.device)
+
+    def _missed(self) -> Iterator[str]:
+        """Yield, in words, the parts of the fit that the profile has not seen."""
+        missed = self.observations.subject.missed
+        if missed:
+            yield f"the loop had given {missed} batches before the profile began: they are not in it"
+        if self.observations.has_other_threads:
+            yield "another thread asked a loader for batches, too: a profile is of the thread that it began in"
+
+
+def _with_gpu(timing: Timing, gpu: GpuFacts) -> Timing:
+    medians = dict(gpu.phases)
+    rows = tuple(replace(row, gpu=medians.get(row.phase)) if row.group == "batch" else row for row in timing.rows)
+    return replace(timing, rows=rows, busy=gpu.busy, busy_note=gpu.note)

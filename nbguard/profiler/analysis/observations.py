@@ -1,0 +1,97 @@
+"""Everything that the instruments of one profile saw, as one frozen value that can be saved, loaded and analysed again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from nbguard.errors import ProfileFileError
+from nbguard.memory.facts import Unavailable
+from nbguard.profiler.analysis.distributed.ranks import RankObservations
+from nbguard.profiler.analysis.health.amp import AmpFacts
+from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
+from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
+from nbguard.profiler.analysis.health.switches import SwitchFacts
+from nbguard.profiler.analysis.health.syncs import SyncFacts
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts
+from nbguard.profiler.analysis.loader.tuning import WorkerTuning
+from nbguard.profiler.analysis.memory.growth import KeptGraphs
+from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
+from nbguard.profiler.analysis.plain_data import from_plain, to_plain
+from nbguard.profiler.analysis.report import Ending
+from nbguard.profiler.analysis.run_record import RunRecord
+from nbguard.profiler.analysis.time.gpu import GpuObservations
+from nbguard.profiler.analysis.time.phase_log import PhaseLog
+
+KIND = "fit observations"
+VERSION = 1
+"""Of the format in which observations are saved: another number whenever a field changes its meaning or goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectFacts:
+    """The models that were trained, by name."""
+
+    kind: str = "PyTorch loop"  # or "fastai fit", once a Learner was fitted
+    names: tuple[str, ...] = ()  # of model classes and of fastai's architectures, in the order of their first call
+    missed: int = 0  # batches that the loop had been given before the profile began
+
+    @property
+    def title(self) -> str:
+        """Return the subject in words, e.g. `fastai fit · resnet34`; an empty string where no model was called."""
+        return " · ".join((self.kind, *self.names)) if self.names else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitObservations:
+    """One profile as its instruments saw it. Times are nanoseconds, sizes are bytes; no object of the user's is in it."""
+
+    title: str = ""  # of the cell, e.g. "In[7]"; "" in a script
+    ending: Ending = "complete"  # the way in which the fit ended
+    error: str = ""  # the type of the exception that ended the fit, e.g. "KeyboardInterrupt"; "" if none did
+    log: PhaseLog  # the phases of the fit, with the boundaries of its batches
+    mark_cost: int = 0  # nanoseconds that one entry of the log costs the fit, measured after it
+    cores: int = 1  # CPU cores that the process may use, by its affinity and control group
+    subject: SubjectFacts = field(default_factory=SubjectFacts)  # the names of what was trained
+    loaders: tuple[LoaderFacts, ...] = ()  # those that were asked for batches
+    gpu: GpuObservations = field(default_factory=GpuObservations)  # events in the GPU's stream
+    memory: MemoryObservations | Unavailable  # counters and samples; Unavailable: the reason why there are none
+    amp: AmpFacts = field(default_factory=AmpFacts)  # dtypes of autocast, and scales of GradScalers
+    optimizers: OptimizersFacts = field(default_factory=OptimizersFacts)  # their steps and gradients
+    syncs: SyncFacts = field(default_factory=SyncFacts)  # lines that read values of tensors
+    switches: SwitchFacts = field(default_factory=SwitchFacts)  # of torch and the environment
+    finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
+    library_callbacks: tuple[str, ...] = ()  # phases of callbacks without which fastai does not train
+    has_other_threads: bool = False  # another thread asked a loader for batches
+    mistakes: tuple[str, ...] = ()  # instruments of ours that failed, in words for the user
+    kept_graphs: tuple[KeptGraphs, ...] = ()  # names that held autograd graphs after the fit
+    tuning: WorkerTuning | None = None  # trials of `--tune-workers`; None: not asked for
+    ranks: RankObservations | None = None  # messages of all ranks, on rank 0; None: one process, or another rank
+    is_compared: bool = False  # with `--compare last`
+    before: RunRecord | None = None  # the run to compare with; None: there is none
+
+    def to_json(self) -> str:
+        """Return the observations as one line of JSON."""
+        return json.dumps({"kind": KIND, "version": VERSION, **to_plain(self)}, allow_nan=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> FitObservations:
+        """Return the observations that `to_json` has written.
+
+        Raises:
+            ProfileFileError: the text is something else, of another version, or damaged.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ProfileFileError("it holds no JSON: save a profile with `%%profile_fit --save FILE`") from None
+        if type(data) is not dict or data.get("kind") != KIND:
+            raise ProfileFileError("it holds something else: save a profile with `%%profile_fit --save FILE`")
+        if data.get("version") != VERSION:
+            raise ProfileFileError(
+                f"it was saved by another version of nbguard (its format is {data.get('version')!r}, "
+                f"this version reads {VERSION}): read it with that version, or profile the fit again"
+            )
+        data = {name: value for name, value in data.items() if name not in ("kind", "version")}
+        observations: FitObservations = from_plain(cls, data)
+        return observations
