@@ -12,19 +12,19 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from nbguard.cells.cell_scan import CellScan
 
 
 @dataclass(frozen=True, slots=True)
 class CellFact:
-    """One of the user's cells that has ended.
+    """One of the user's cells that has ended."""
 
-    `raised`: an error was shown, its own or one that ended inside of it (`%%capture`, `%run`, the repr of a result).
-    """
-
-    number: int
-    raised: bool
+    number: int  # as IPython counts: In[number]
+    raised: bool  # an error was shown, its own or one that ended inside of it (`%%capture`, `%run`, the repr of a result)
+    scan: CellScan = field(compare=False)  # of what it has left, for all listeners that need one
 
 
 class Listener(Protocol):
@@ -98,7 +98,8 @@ class Hooks:
         if self._open:  # it ran inside another cell
             return
         raised = result.error_before_exec is not None or result.error_in_exec is not None
-        cell = CellFact(result.execution_count, raised or _shown_error() not in (0, self._former_error))
+        has_shown_one = raised or _shown_error() not in (0, self._former_error)
+        cell = CellFact(result.execution_count, has_shown_one, CellScan(self._shell))
         if self._call(lambda listener: listener.after(cell), f"after In[{cell.number}]") and not raised:
             result.error_in_exec = KeyboardInterrupt()
 

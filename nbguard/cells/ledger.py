@@ -22,7 +22,8 @@ from nbguard.reports.cell_ledger import (
     holdings_of,
 )
 from nbguard.scan.devices.counters import Counters
-from nbguard.scan.scan import Notebook, scan
+from nbguard.scan.scan import Notebook
+from nbguard.scan.timed import TimedScan, timed_scan
 
 _KEPT = 1000
 _TOO_SLOW = 1.0
@@ -65,7 +66,7 @@ class Ledger:
         self.shows, self._slow, self._slow_looks = on, 0.0, 0
         reading = self._counters.read()
         if reading is not None and self._looks(reading):
-            self._known = self._look()[0]
+            self._known = self._look(timed_scan(Notebook(self._shell, self._shell.user_ns)))[0]
             reading = self._counters.read()
         elif not on:
             self._known = NOTHING
@@ -82,7 +83,7 @@ class Ledger:
             return
         record = CellRecord(cell=cell.number, raised=cell.raised, devices=self._changes(reading))
         if reading.differs(self._seen) or is_rebound(self._known.names, self._shell.user_ns):
-            record, reading = self._explain(record, reading)
+            record, reading = self._explain(record, reading, cell)
         self._before, self._last = None, reading
         self._records.append(record)
         if self.shows and record.is_worth_a_line:
@@ -97,12 +98,12 @@ class Ledger:
     def _looks(self, reading: Reading) -> bool:
         return not self._slow and (self.shows or not reading.devices)
 
-    def _explain(self, record: CellRecord, reading: Reading) -> tuple[CellRecord, Reading]:
+    def _explain(self, record: CellRecord, reading: Reading, cell: CellFact) -> tuple[CellRecord, Reading]:
         """Return the record with who holds what came, went or became stale, and the counters after looking."""
         former, self._seen = self._seen, reading
         if not self._looks(reading):
             return self._unseen(record, reading, former), reading
-        found, seconds = self._look()
+        found, seconds = self._look(cell.scan.get())
         came, went, stale = compare(self._known, found)
         if not reading.devices:
             record = replace(
@@ -120,10 +121,11 @@ class Ledger:
             devices = (DeviceChange(device=PROCESS, before=reading.heap - grown, after=reading.heap),)
         return replace(record, devices=devices, unseen=unseen)
 
-    def _look(self) -> tuple[Holdings, float]:
+    def _look(self, scan: TimedScan) -> tuple[Holdings, float]:
+        """Return the holders that a scan has met, and the seconds that this took with the scan."""
         start = time.perf_counter()
-        found = holdings_of(scan(Notebook(self._shell, self._shell.user_ns)).facts)
-        seconds = time.perf_counter() - start
+        found = holdings_of(scan.facts)
+        seconds = scan.seconds + time.perf_counter() - start
         self._slow_looks = self._slow_looks + 1 if seconds > _TOO_SLOW else 0
         self._slow = seconds if self._slow_looks >= _PATIENCE else 0.0
         return found, seconds

@@ -187,7 +187,7 @@ def test_an_interrupt_is_never_lost(
     monkeypatch.setattr(os, "getpid", on_its_way)
     if "E" in as_it_comes:
         stop.end()
-    calls = [(stop.call, None)]
+    calls: list[Any] = [(stop.call, None)]
     if "I" in as_it_comes:
         calls.insert(0, (ctypes.cast(ctypes.pythonapi.PyErr_SetInterruptEx, ctypes.c_void_p), ctypes.c_void_p(signal.SIGINT)))
 

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.cleanup.apply.freed_bytes import Gains
@@ -26,9 +26,18 @@ from nbguard.memory.facts import Facts
 from nbguard.memory.gradients import idle_gradients, zero_grad
 from nbguard.memory.graph import holders, reach_of_roots, storages_of
 from nbguard.scan.devices.cuda import lasting_error
-from nbguard.scan.scan import Notebook, Scan, scan
+from nbguard.scan.scan import Notebook, Scan
+from nbguard.scan.timed import TimedScan, timed_scan
 
 _ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """A cleanup that has been carried out."""
+
+    outcome: Outcome
+    after: TimedScan  # by which the outcome was measured: the state that the cleanup has left
 
 
 def uncover() -> int:
@@ -62,17 +71,17 @@ def _alone() -> Iterator[None]:
         _ONE_AT_A_TIME.release()
 
 
-def apply(plan: Plan, notebook: Notebook, seen: Scan, uncovered: int = 0) -> Outcome:
-    """Carry out `plan`, made from what `seen` found in `notebook`, and return what it really gave back.
+def apply(plan: Plan, notebook: Notebook, seen: Scan, uncovered: int = 0) -> Cleaned:
+    """Carry out `plan`, made from what `seen` found in `notebook`, and return the outcome, measured.
 
     `uncovered` bytes have been given back before the look.
     """
     with Interrupts() as interrupts, _alone():
-        outcome = _apply(plan, notebook, seen, interrupts)
-        return replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered)
+        outcome, after = _apply(plan, notebook, seen, interrupts)
+        return Cleaned(replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered), after)
 
 
-def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -> Outcome:
+def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -> tuple[Outcome, TimedScan]:
     reserved_before = _counted("memory_reserved")
     done: list[Action] = []
     undone: list[tuple[str, str]] = []
@@ -95,13 +104,19 @@ def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -
             undone.append((action.label, reason))
         else:
             done.append(action)
-    outcome = _measure(plan, notebook, seen, done, undone, reserved_before, interrupts.happened)
+    expired = seen.tracker.expired()
+    after = timed_scan(notebook)
+    outcome = _measure(plan, seen.facts, expired, after.facts)
     return replace(
         outcome,
+        done=tuple(done),
+        undone=tuple(undone),
         realised=outcome.realised + gains.device,
         before=outcome.before + gains.device,
         host=gains.host if plan.request.workers else None,
-    )
+        reserved=_both(reserved_before, _counted("memory_reserved")),
+        interrupted=interrupts.happened,
+    ), after
 
 
 def _step(step: Step) -> str:
@@ -120,36 +135,28 @@ def _step(step: Step) -> str:
     return ""
 
 
-def _measure(
-    plan: Plan,
-    notebook: Notebook,
-    seen: Scan,
-    done: list[Action],
-    undone: list[tuple[str, str]],
-    reserved: int | None,
-    interrupted: bool,
-) -> Outcome:
-    storages = seen.facts.graph.storages
-    expired = seen.tracker.expired()
+def _measure(plan: Plan, facts: Facts, expired: set[int], after: Facts) -> Outcome:
+    """Return the outcome as far as the facts before and after tell; `expired` are the storages that are gone."""
+    storages = facts.graph.storages
     realised = sum(storages[n].nbytes for n in expired & plan.storages)
     extra = sum(storages[n].nbytes for n in expired - plan.storages)
-    after = scan(notebook).facts
     before = sum(storage.nbytes for storage in storages)
-    reserved_after = _counted("memory_reserved")
     return Outcome(
         plan=plan,
-        done=tuple(done),
-        undone=tuple(undone),
+        done=(),
+        undone=(),
         realised=realised,
         extra=extra,
         before=before,
         after=before - realised - extra,
-        reserved=None if reserved is None or reserved_after is None else (reserved, reserved_after),
-        survivors=_survivors(plan, seen.facts, expired, after),
+        survivors=_survivors(plan, facts, expired, after),
         left=_left(after),
-        interrupted=interrupted,
         verdict=verdict(after, lasting_error()) if plan.request.hard else None,
     )
+
+
+def _both(before: int | None, after: int | None) -> tuple[int, int] | None:
+    return None if before is None or after is None else (before, after)
 
 
 def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Facts) -> tuple[tuple[str, int], ...]:

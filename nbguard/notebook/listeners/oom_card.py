@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbguard.cells.hooks import CellFact
 
 if TYPE_CHECKING:
+    from nbguard.cells.cell_scan import CellScan
     from nbguard.out_of_memory.card import OomCard
 
 
@@ -21,7 +22,7 @@ class OomWatch:
     name = "the out-of-memory card"
     rank = 10
 
-    def __init__(self, shell: Any, show: Callable[[OomCard], None], make: Callable[[], OomCard | None]) -> None:
+    def __init__(self, shell: Any, show: Callable[[OomCard], None], make: Callable[[CellScan], OomCard | None]) -> None:
         self._shell = shell
         self._show = show
         self._make = make
@@ -44,7 +45,7 @@ class OomWatch:
             error = sys.__dict__.get("last_value")
         if error is None or not ran_out(error):
             return
-        card = self._make()
+        card = self._make(cell.scan)
         if card is not None:
             self._show(card)
 

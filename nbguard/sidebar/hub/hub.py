@@ -101,12 +101,15 @@ class Hub:
         """Note that a cell begins."""
         self._busy.begin()
         self._cancel_settling()
+        self._forget_offered()
         if self._feed is not None:
             self._feed.mark(f"In[{self._busy.cell}]")
         self._jobs.proceed()
 
     def after(self, cell: CellFact) -> None:
-        """Note that it has ended."""
+        """Note that it has ended; if its listeners have scanned what it left, the sidebar needs no scan of its own."""
+        if self._desk is not None:
+            self._desk.heaps.offer(cell.scan.last)
         self._ended(cell)
 
     def _ended(self, _: Any) -> None:
@@ -122,6 +125,11 @@ class Hub:
         self._settling = None
         if self._desk is not None and self._busy.cell is None and self._desk.heaps.is_outdated:
             self._look()
+
+    def _forget_offered(self) -> None:
+        """Have the next look scan the process itself."""
+        if self._desk is not None:
+            self._desk.heaps.offer(None)
 
     def _cancel_settling(self) -> None:
         if self._settling is not None:
@@ -159,7 +167,7 @@ class Hub:
             case messages.Cancel(rid):
                 self._cancel(way, rid)
             case messages.Refresh(rid):
-                self._put(way, rid, "Refresh", "", lambda: self._look_and_tell(always=True))
+                self._put(way, rid, "Refresh", "", self._refresh)
             case messages.Ask() | messages.PlanRequest() as asked:
                 self._put(way, asked.rid, "Look", "", lambda: self._answer(way, asked))
             case messages.Apply(rid, token) as asked:
@@ -252,6 +260,10 @@ class Hub:
             self._feed.call(heaps.learners)
         if has_changed or always:
             self._tell("heap", heap=plain(heaps.last))
+
+    def _refresh(self) -> None:
+        self._forget_offered()
+        self._look_and_tell(always=True)
 
     def _tell(self, op: str, **content: Any) -> None:
         """Tell everybody who looks."""

@@ -40,6 +40,7 @@ class Desk:
                 return "plan", {"plan": plain(self._plan(asked))}
             case Apply(_, token):
                 found = self.plans.apply(token)
+                self.heaps.offer(self.plans.take_measured())
                 return ("plan", {"plan": plain(found)}) if isinstance(found, PlanView) else ("done", {"outcome": plain(found)})
 
     def _plan(self, asked: PlanRequest) -> PlanView:
