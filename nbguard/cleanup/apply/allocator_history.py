@@ -12,7 +12,7 @@ from typing import Any
 
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.memory.recording import DEFAULT_ENTRIES, ENTRY_BYTES, Recording
-from nbguard.scan.oom.observer import cell_now
+from nbguard.scan.oom.notes import cell_now
 
 _NEEDED = frozenset({"enabled", "context", "stacks", "max_entries"})
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.cleanup.apply.freed_bytes import Gains
 from nbguard.cleanup.apply.interrupts import Interrupts
+from nbguard.cleanup.apply.kept_memory import FreedBytes
 from nbguard.cleanup.apply.parking import unpark
-from nbguard.cleanup.apply.steps import STEPS, Step, park_storages
+from nbguard.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.cleanup.plan.verdict import verdict
@@ -85,19 +85,19 @@ def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -
     reserved_before = _counted("memory_reserved")
     done: list[Action] = []
     undone: list[tuple[str, str]] = []
-    gains = Gains()
+    freed = FreedBytes()
     for action in plan.actions:
         if interrupts.happened:
             undone.append((action.label, "interrupted"))
             continue
         reason = _step(
-            Step(
+            StepContext(
                 action=action,
                 notebook=notebook,
                 tracker=seen.tracker,
                 promised=plan.storages,
                 interrupts=interrupts,
-                gains=gains,
+                freed=freed,
             )
         )
         if reason:
@@ -111,15 +111,15 @@ def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -
         outcome,
         done=tuple(done),
         undone=tuple(undone),
-        realised=outcome.realised + gains.device,
-        before=outcome.before + gains.device,
-        host=gains.host if plan.request.workers else None,
+        realised=outcome.realised + freed.device,
+        before=outcome.before + freed.device,
+        host=freed.host if plan.request.workers else None,
         reserved=_both(reserved_before, _counted("memory_reserved")),
         interrupted=interrupts.happened,
     ), after
 
 
-def _step(step: Step) -> str:
+def _step(step: StepContext) -> str:
     """Carry out one action; return why it could not be done, or an empty string."""
     try:
         if step.action.kind == "park":  # whatever half-moved means must not exist: it stops by itself, between storages

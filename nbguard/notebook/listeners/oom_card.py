@@ -30,7 +30,7 @@ class OomWatch:
     def before(self) -> None:
         """See that the moment of a failure will be noted."""
         if "torch" in sys.modules:
-            from nbguard.scan.oom.observer import attach
+            from nbguard.cleanup.apply.oom_observer import attach
 
             attach()
 
@@ -38,7 +38,7 @@ class OomWatch:
         """Show the card, if this cell ran out of memory."""
         if not cell.raised or "torch" not in sys.modules:
             return
-        from nbguard.scan.oom.observer import ran_out
+        from nbguard.scan.oom.notes import ran_out
 
         error = getattr(self._shell.last_execution_result, "error_in_exec", None)
         if error is None:  # one that ended inside of the cell
@@ -52,7 +52,7 @@ class OomWatch:
     @staticmethod
     def end() -> None:
         """Switch the observer off."""
-        if "nbguard.scan.oom.observer" in sys.modules:
-            from nbguard.scan.oom.observer import detach
+        if "nbguard.cleanup.apply.oom_observer" in sys.modules:
+            from nbguard.cleanup.apply.oom_observer import detach
 
             detach()

@@ -27,6 +27,19 @@ def slot(error: BaseException, name: str) -> Any:
     return _SLOTS[name].__get__(error)
 
 
+def is_exception(value: object) -> bool:
+    """Say whether a value is an exception, by its type alone: `isinstance` would ask a proxy's `__class__`."""
+    return BaseException in mro_of(type(value))
+
+
+def parts_of(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the exceptions in a group; none of what is no group."""
+    parts: tuple[BaseException, ...] = ()
+    if _GROUP is not None and _GROUP in mro_of(type(error)):
+        parts = namespace_of(_GROUP)["exceptions"].__get__(error)
+    return parts
+
+
 def find_in_chain(error: BaseException) -> tuple[BaseException, OomText] | None:
     """Return the first out-of-memory error that `error` is or leads to, with what it says."""
     todo, seen = [error], set[int]()
@@ -39,8 +52,7 @@ def find_in_chain(error: BaseException) -> tuple[BaseException, OomText] | None:
         if text is not None:
             return current, text
         todo += [next_one for next_one in (slot(current, "__cause__"), slot(current, "__context__")) if next_one is not None]
-        if _GROUP is not None and _GROUP in mro_of(type(current)):
-            todo += namespace_of(_GROUP)["exceptions"].__get__(current)
+        todo += parts_of(current)
     return None
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.memory.facts import DEBUGGER
-from nbguard.scan.heap.kinds import module_namespaces
+from nbguard.scan.heap.kinds import module_namespaces, mro_of, name_of
+from nbguard.scan.oom.chain import is_exception, parts_of, slot
 from nbguard.scan.pause import pause_main_thread
 from nbguard.scan.roots.root import LiveRoot
 
@@ -42,10 +43,10 @@ def error_roots(shell: Any) -> list[LiveRoot]:
     tracers = tuple(frame.f_trace for frame in traced_frames())
     found = [LiveRoot(kind="error", label=DEBUGGER, objects=tracers, what="its last stop")] if tracers else []
     objects = tuple(error_holders(shell))
-    error = next((value for value in objects if isinstance(value, BaseException)), None)
+    error = next((value for value in objects if is_exception(value)), None)
     if not objects:
         return found
-    what = type(error).__name__ if error is not None else "traceback"
+    what = name_of(type(error)) if error is not None else "traceback"
     return [*found, LiveRoot(kind="error", label=LABEL, objects=objects, cell=_cell_of(error, shell), what=what)]
 
 
@@ -58,7 +59,7 @@ def traced_frames() -> list[types.FrameType]:
     frame = sys._getframe() if sys.gettrace() is None and "bdb" in sys.modules else None
     while frame is not None:
         trace = frame.f_trace
-        if type(trace) is types.MethodType and sys.modules["bdb"].Bdb in type(trace.__self__).__mro__:
+        if type(trace) is types.MethodType and sys.modules["bdb"].Bdb in mro_of(type(trace.__self__)):
             found.append(frame)
         frame = frame.f_back
     return found
@@ -67,7 +68,7 @@ def traced_frames() -> list[types.FrameType]:
 def _cell_of(error: BaseException | None, shell: Any) -> int | None:
     """Return the number of the cell in which the error was raised."""
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    traceback = None if error is None else error.__traceback__
+    traceback = None if error is None else slot(error, "__traceback__")
     while traceback is not None:
         number = numbers.get(traceback.tb_frame.f_code.co_filename)
         if type(number) is int:
@@ -101,9 +102,10 @@ def error_parts(shell: Any) -> ErrorParts:
             todo.append(value.f_back)
         elif type(value) is types.TracebackType:
             todo += [value.tb_frame, value.tb_next]
-        elif isinstance(value, BaseException):
+        elif is_exception(value):
             found.errors[id(value)] = value
-            todo += [value.__traceback__, value.__context__, value.__cause__, *getattr(value, "exceptions", ())]
+            todo += [slot(value, name) for name in ("__traceback__", "__context__", "__cause__")]
+            todo += parts_of(value)
     return found
 
 
@@ -115,7 +117,7 @@ def parts_by_id(ids: set[int]) -> ErrorParts:
             if id(obj) in ids:
                 if type(obj) is types.FrameType:
                     found.frames[id(obj)] = obj
-                elif BaseException in type(obj).__mro__:
+                elif is_exception(obj):
                     found.errors[id(obj)] = obj
         obj = None  # before the main thread goes on: it may be one of its tensors
     return found

@@ -58,14 +58,19 @@ class Heaps:
 
     def look(self) -> bool:
         """Look at the heap; return whether it is another than before."""
+        try:
+            has_changed = self._look()
+        except NoTorchError:
+            return False
+        self._seen = self._counters.read()  # now that what the scan took for itself is given back
+        return has_changed
+
+    def _look(self) -> bool:
         scan, self._offered = self._offered, None
         notebook = self._notebook()
         self._was_beside = notebook.is_running
-        try:
-            if scan is None or not self._is_current(scan, notebook):
-                scan = timed_scan(notebook)
-        except NoTorchError:
-            return False
+        if scan is None or not self._is_current(scan, notebook):
+            scan = timed_scan(notebook)
         return self._take(scan.facts, scan.since, scan.seconds)
 
     def offer(self, scan: TimedScan | None) -> None:
@@ -84,7 +89,7 @@ class Heaps:
     def _take(self, facts: Facts, since: float, seconds: float) -> bool:
         """Take the facts of a scan that began at the time `since`; return whether the heap is another than before."""
         self.names, self.learners = names_of(facts.graph), names_of_learners(facts)
-        self._seen, is_first = self._counters.read(), self.rows is None
+        is_first = self.rows is None
         found, self.rows = build_heap(facts, self._boot, self.last.heap, since, seconds, self.cell)
         is_same = replace(self.last, t=since, seconds=seconds, cell=found.cell) == found and not is_first
         self.last = found if is_same else replace(found, heap=found.heap + 1)

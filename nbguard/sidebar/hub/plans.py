@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nbguard.cleanup.apply.apply import apply, bring_back, uncover
-from nbguard.cleanup.apply.cache import empty_cache
+from nbguard.cleanup.apply.kept_memory import empty_cache
 from nbguard.cleanup.plan.parking import plan_parking
 from nbguard.cleanup.plan.plan import Plan
 from nbguard.cleanup.plan.planner import plan_cleanup
