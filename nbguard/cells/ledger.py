@@ -1,4 +1,4 @@
-"""The ledger: what each cell did to the memory. Counters after every cell; a look at the holders only where they changed."""
+"""The ledger of each cell's memory: counters after every cell, a scan for the holders only where they have changed."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ class Ledger:
         former, self._seen = self._seen, reading
         if not self._looks(reading):
             return self._unseen(record, reading, former), reading
-        found, seconds = self._look(cell.scan.get())
-        came, went, stale = compare(self._known, found)
+        holdings, seconds = self._look(cell.scan.get())
+        came, went, stale = compare(self._known, holdings)
         if not reading.devices:
             record = replace(
-                record, devices=(DeviceChange(device="cpu", before=self._known.total("cpu"), after=found.total("cpu")),)
+                record, devices=(DeviceChange(device="cpu", before=self._known.total("cpu"), after=holdings.total("cpu")),)
             )
             self._seen = reading = self._counters.read() or reading  # what looking itself has left on the heap is no change
-        self._known = found
+        self._known = holdings
         return replace(record, came=came, went=went, stale=stale, seconds=seconds), reading
 
     def _unseen(self, record: CellRecord, reading: Reading, former: Reading | None) -> CellRecord:
@@ -124,11 +124,11 @@ class Ledger:
     def _look(self, scan: TimedScan) -> tuple[Holdings, float]:
         """Return the holders that a scan has met, and the seconds that this took with the scan."""
         start = time.perf_counter()
-        found = holdings_of(scan.facts)
+        holdings = holdings_of(scan.facts)
         seconds = scan.seconds + time.perf_counter() - start
         self._slow_looks = self._slow_looks + 1 if seconds > _TOO_SLOW else 0
         self._slow = seconds if self._slow_looks >= _PATIENCE else 0.0
-        return found, seconds
+        return holdings, seconds
 
 
 def is_rebound(names: Mapping[str, int], namespace: Mapping[str, Any]) -> bool:

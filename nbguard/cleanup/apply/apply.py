@@ -55,7 +55,7 @@ def uncover() -> int:
 
 
 def bring_back(names: Sequence[str]) -> Unparked:
-    """Bring back what is parked under `names` (everything, without names), while no other cleanup runs."""
+    """Bring the parked memory of `names` back (of all, without names), while no other cleanup runs."""
     with Interrupts() as interrupts, _alone():
         return unpark(names, lambda: interrupts.happened)
 
@@ -165,12 +165,12 @@ def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Facts) -> tup
     if not addresses:
         return ()
     left = {n for n, storage in enumerate(after.graph.storages) if (storage.device, storage.address) in addresses}
-    found = []
+    survivors = []
     for holder in holders(after.graph):
         kept = storages_of(after.graph, reach_of_roots(after.graph, holder.roots)) & left
         if kept:
-            found.append((holder.path or holder.label, sum(after.graph.storages[n].nbytes for n in kept)))
-    return tuple(found)
+            survivors.append((holder.path or holder.label, sum(after.graph.storages[n].nbytes for n in kept)))
+    return tuple(survivors)
 
 
 def _left(after: Facts) -> tuple[tuple[str, int, str], ...]:

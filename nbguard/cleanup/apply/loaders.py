@@ -37,7 +37,7 @@ def end_workers(action: Action, tracker: WeakTracker, freed: FreedBytes) -> None
 
 
 def _shut_down(action: Action, tracker: WeakTracker) -> None:
-    """Let torch shut the iterator down; what it has not given yet is lost, and whoever asks it for more is told so."""
+    """Let torch shut the iterator down; its remaining batches are lost, and a further `next()` says why."""
     iterator = _object(tracker, action.refs[0]) if action.refs else None
     if iterator is None:  # a step before this one has freed it, or it was gone before
         return
@@ -45,8 +45,8 @@ def _shut_down(action: Action, tracker: WeakTracker) -> None:
     former = [_detach(loader, iterator) for loader in loaders]
     progress = (str(iterator._num_yielded),)
     if progress != action.names or not set(worker_processes(iterator)) <= set(action.processes):
-        for loader, found in zip(loaders, former, strict=True):
-            _attach(loader, found)
+        for loader, kept in zip(loaders, former, strict=True):
+            _attach(loader, kept)
         raise NbguardError("it has gone on since the plan was made: it is in use")
     if iterator._rcvd_idx < iterator._send_idx:
         iterator._next_data = _ended

@@ -30,11 +30,11 @@ _PASSES = 5
 class StepContext:
     """Everything that one step of a cleanup needs."""
 
-    action: Action
-    notebook: Notebook
+    action: Action  # the step of the plan
+    notebook: Notebook  # whose names and outputs it may delete
     tracker: WeakTracker  # weak references to what the scan before the plan has met
     promised: frozenset[int]  # numbers of the storages that the whole plan frees
-    interrupts: Interrupts
+    interrupts: Interrupts  # of the whole cleanup
     freed: FreedBytes  # to which a step adds what the tracker cannot count
 
 

@@ -49,11 +49,11 @@ def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, 
 
 
 def _by_owner(wanted: set[tuple[int, int]]) -> dict[int, set[int]]:
-    """Return what is wanted of each owner: a RecursionError has a thousand frames."""
-    found: dict[int, set[int]] = {}
+    """Return the ids of the wanted objects by their owner: a RecursionError has a thousand frames."""
+    wanted_of: dict[int, set[int]] = {}
     for owner, obj in wanted:
-        found.setdefault(owner, set()).add(obj)
-    return found
+        wanted_of.setdefault(owner, set()).add(obj)
+    return wanted_of
 
 
 def _replace(frame: types.FrameType, ids: set[int], placeholders: Placeholders) -> None:
@@ -89,12 +89,12 @@ def _cells(frame: types.FrameType) -> dict[str, int]:
     if not names:
         return {}
     values = {name: id(value) for name, value in dict(frame.f_locals).items() if name in names}
-    found = {}
+    cells = {}
     for cell in gc.get_referents(frame):
         if type(cell) is types.CellType:
             try:
                 content = id(cell.cell_contents)
             except ValueError:  # an empty cell
                 continue
-            found.update({name: id(cell) for name, value in values.items() if value == content})
-    return found
+            cells.update({name: id(cell) for name, value in values.items() if value == content})
+    return cells
