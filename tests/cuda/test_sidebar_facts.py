@@ -158,7 +158,7 @@ def seen(): return scan(Notebook.current(None))
 def do(action, **asked):
     found = seen()
     plan = plan_cleanup(found.facts, request_of(action, **asked))
-    outcome = apply(plan, Notebook.current(None), found)
+    outcome = apply(plan, Notebook.current(None), found).outcome
     return asdict(plan_view(plan, action, 't')), asdict(outcome_view(outcome, action))
 """
 

@@ -61,10 +61,10 @@ def read(error: BaseException) -> OomText | None:
     bases, args = mro_of(type(error)), slot(error, "args")
     words = [str.__str__(arg) for arg in args if str in mro_of(type(arg))]
     errno = namespace_of(OSError)["errno"].__get__(error) if OSError in bases else None
-    found = read_text({name_of(base) for base in bases}, " ".join(words)[:_LONG_ENOUGH], errno)
-    if found is not None and found.requested is None and MemoryError in bases:
-        return replace(found, requested=_array_bytes(args))
-    return found
+    text = read_text({name_of(base) for base in bases}, " ".join(words)[:_LONG_ENOUGH], errno)
+    if text is not None and text.requested is None and MemoryError in bases:
+        return replace(text, requested=_array_bytes(args))
+    return text
 
 
 def _array_bytes(args: tuple[Any, ...]) -> int | None:

@@ -106,8 +106,8 @@ class _Trace:
         kinds = Kinds()
         for value in self._variables():
             if kinds.of(type(value)) == "learner":
-                found = attributes_of(value) or {}
-                return id(value), _batch_size(found.get("dl")) or _batch_size(_first_loader(found.get("dls")))
+                attributes = attributes_of(value) or {}
+                return id(value), _batch_size(attributes.get("dl")) or _batch_size(_first_loader(attributes.get("dls")))
         return 0, None
 
     def was_released(self) -> bool:
@@ -128,8 +128,8 @@ def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
 
 
 def _first_loader(loaders: Any) -> Any:
-    found = attribute_of(loaders, "loaders")
-    return found[0] if type(found) is list and found else None
+    listed = attribute_of(loaders, "loaders")
+    return listed[0] if type(listed) is list and listed else None
 
 
 def _batch_size(loader: Any) -> int | None:

@@ -13,7 +13,7 @@ class LiveRoot:
     """A root with the objects it refers to. Lives only while the walk runs; `Root` is what remains of it."""
 
     kind: RootKind
-    label: str
-    objects: tuple[Any, ...]
-    cell: int | None = None
-    what: str = ""
+    label: str  # how a report calls it: a name, `Out[3]`, `last error`
+    objects: tuple[Any, ...]  # to which it refers, strongly
+    cell: int | None = None  # number of the cell that bound it last, where that is known
+    what: str = ""  # a few words on it

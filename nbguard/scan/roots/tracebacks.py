@@ -41,13 +41,13 @@ def error_holders(shell: Any) -> Iterator[Any]:
 def error_roots(shell: Any) -> list[LiveRoot]:
     """Return the last error as one root, and debuggers left over from `set_trace()`, or nothing."""
     tracers = tuple(frame.f_trace for frame in traced_frames())
-    found = [LiveRoot(kind="error", label=DEBUGGER, objects=tracers, what="its last stop")] if tracers else []
+    debuggers = [LiveRoot(kind="error", label=DEBUGGER, objects=tracers, what="its last stop")] if tracers else []
     objects = tuple(error_holders(shell))
     error = next((value for value in objects if is_exception(value)), None)
     if not objects:
-        return found
+        return debuggers
     what = name_of(type(error)) if error is not None else "traceback"
-    return [*found, LiveRoot(kind="error", label=LABEL, objects=objects, cell=_cell_of(error, shell), what=what)]
+    return [*debuggers, LiveRoot(kind="error", label=LABEL, objects=objects, cell=_cell_of(error, shell), what=what)]
 
 
 def traced_frames() -> list[types.FrameType]:
@@ -55,14 +55,14 @@ def traced_frames() -> list[types.FrameType]:
 
     `set_trace()` puts it on every frame up to the outermost, `continue` takes it off all but that one.
     """
-    found = []
+    frames = []
     frame = sys._getframe() if sys.gettrace() is None and "bdb" in sys.modules else None
     while frame is not None:
         trace = frame.f_trace
         if type(trace) is types.MethodType and sys.modules["bdb"].Bdb in mro_of(type(trace.__self__)):
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 def _cell_of(error: BaseException | None, shell: Any) -> int | None:
@@ -87,7 +87,7 @@ class ErrorParts:
 
 def error_parts(shell: Any) -> ErrorParts:
     """Return what the last error keeps: of chained and grouped exceptions and of the debugger too."""
-    found = ErrorParts({}, {})
+    parts = ErrorParts({}, {})
     seen: set[int] = set()
     todo = list(error_holders(shell))
     while todo:
@@ -98,26 +98,26 @@ def error_parts(shell: Any) -> ErrorParts:
         if type(value) is dict:  # what the debugger left
             todo += value.values()
         elif type(value) is types.FrameType:
-            found.frames[id(value)] = value
+            parts.frames[id(value)] = value
             todo.append(value.f_back)
         elif type(value) is types.TracebackType:
             todo += [value.tb_frame, value.tb_next]
         elif is_exception(value):
-            found.errors[id(value)] = value
+            parts.errors[id(value)] = value
             todo += [slot(value, name) for name in ("__traceback__", "__context__", "__cause__")]
             todo += parts_of(value)
-    return found
+    return parts
 
 
 def parts_by_id(ids: set[int]) -> ErrorParts:
     """Return the frames and exceptions with these ids, if they still live."""
-    found = ErrorParts({}, {})
+    parts = ErrorParts({}, {})
     with pause_main_thread():
         for obj in gc.get_objects():
             if id(obj) in ids:
                 if type(obj) is types.FrameType:
-                    found.frames[id(obj)] = obj
+                    parts.frames[id(obj)] = obj
                 elif is_exception(obj):
-                    found.errors[id(obj)] = obj
+                    parts.errors[id(obj)] = obj
         obj = None  # before the main thread goes on: it may be one of its tensors
-    return found
+    return parts
