@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from nbguard.cleanup.apply.apply import apply, bring_back, uncover
+from nbguard.cleanup.apply.apply import Cleaned, apply, bring_back, uncover
 from nbguard.cleanup.apply.processes import end_orphans, find_zombies
 from nbguard.cleanup.plan.parking import Unparked, plan_parking
 from nbguard.cleanup.plan.plan import Outcome, Plan, Request
@@ -157,7 +157,7 @@ def release(
     request = _request(notebook, targets, keep, everything, errors=errors, compiled=compiled, workers=workers, hard=hard)
     uncovered = uncover()
     planned, seen = _plan(notebook, request)
-    outcome = apply(planned, notebook, seen, uncovered)
+    outcome = apply(planned, notebook, seen, uncovered).outcome
     return replace(outcome, zombies=_zombies_too(orphans)) if hard else outcome
 
 
@@ -180,7 +180,7 @@ def park(*names: str, dry_run: bool = False, namespace: dict[str, Any] | None = 
     targets = resolve_targets(names, notebook.namespace, notebook.out, notebook.hidden)
     seen = scan(notebook, tensors=True)
     planned = plan_parking(seen.facts, targets, fixed_storages(seen.tracker))
-    return planned if dry_run else apply(planned, notebook, seen)
+    return planned if dry_run else apply(planned, notebook, seen).outcome
 
 
 def unpark(*names: str) -> Unparked:
@@ -199,7 +199,13 @@ def release_error(namespace: dict[str, Any] | None = None) -> Outcome | None:
     None, with nothing touched, if there is no such memory, or while a fit runs (in another thread).
     """
     notebook = Notebook.current(namespace)
-    planned, seen = _plan(notebook, Request(only_error=True))
+    cleaned = release_error_in(notebook, scan(notebook))
+    return None if cleaned is None else cleaned.outcome
+
+
+def release_error_in(notebook: Notebook, seen: Scan) -> Cleaned | None:
+    """Do what `release_error` does, by a scan that is at hand already, and return the scan after it, too."""
+    planned = plan_cleanup(seen.facts, Request(only_error=True))
     held = any(action.nbytes for action in planned.actions if action.kind != "collect")
     if not held or any(learner.is_running for learner in seen.facts.learners):
         return None

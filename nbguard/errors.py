@@ -1,4 +1,4 @@
-"""Errors that nbguard raises on purpose. Every message says what to do next."""
+"""Errors that nbguard raises on purpose, each with a message that says what to do next, and the line of those it did not."""
 
 from __future__ import annotations
 
@@ -61,3 +61,11 @@ class SimulatedOutOfMemoryError(NbguardError, RuntimeError):
         super().__init__(f"out of memory on the modelled device: {size} bytes asked for, {free} bytes free on it")
         self.size = size
         self.free = free
+
+
+def line_of(error: Exception) -> str:
+    """Return the line of code that raised an error, as `module:number`: what a report of a mistake of ours needs."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return "?" if traceback is None else f"{traceback.tb_frame.f_globals.get('__name__')}:{traceback.tb_lineno}"

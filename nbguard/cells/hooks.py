@@ -12,32 +12,33 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from nbguard.cells.cell_scan import CellScan
+from nbguard.errors import line_of
 
 
 @dataclass(frozen=True, slots=True)
 class CellFact:
-    """One of the user's cells that has ended.
+    """One of the user's cells that has ended."""
 
-    `raised`: an error was shown, its own or one that ended inside of it (`%%capture`, `%run`, the repr of a result).
-    """
-
-    number: int
-    raised: bool
+    number: int  # as IPython counts: In[number]
+    raised: bool  # an error was shown, its own or one that ended inside of it (`%%capture`, `%run`, the repr of a result)
+    scan: CellScan = field(compare=False)  # of what it has left, for all listeners that need one
 
 
 class Listener(Protocol):
-    """What wants to know of cells. `name` is what the user knows it as, `rank` its place among the others."""
+    """A part of nbguard that acts before and after cells."""
 
-    name: str
-    rank: int
+    name: str  # as messages to the user call it
+    rank: int  # its place among the others: the lowest is called first
 
     def before(self) -> None:
-        """Do what is to be done before a cell."""
+        """Act before a cell of the user's."""
 
     def after(self, cell: CellFact) -> None:
-        """Do what is to be done after a cell."""
+        """Act after a cell of the user's."""
 
 
 class Hooks:
@@ -52,7 +53,7 @@ class Hooks:
         self._report = report
         self._listeners: tuple[Listener, ...] = ()
         self._open: list[Any] = []
-        self._told: tuple[Listener, ...] = ()
+        self._informed: tuple[Listener, ...] = ()  # the listeners that were called before the cell that runs
         self._former_error = 0
         self._thread = threading.get_ident()
 
@@ -66,13 +67,13 @@ class Hooks:
         if not self._listeners:
             self._shell.events.register("pre_run_cell", self._before_cell)
             self._shell.events.register("post_run_cell", self._after_cell)
-        self._listeners = tuple(sorted((*self._listeners, listener), key=lambda each: each.rank))
+        self._listeners = tuple(sorted((*self._listeners, listener), key=lambda added: added.rank))
 
     def remove(self, listener: Listener) -> None:
         """Take a listener off, if it is there."""
         if listener not in self._listeners:
             return
-        self._listeners = tuple(each for each in self._listeners if each is not listener)
+        self._listeners = tuple(other for other in self._listeners if other is not listener)
         if not self._listeners:
             self._shell.events.unregister("pre_run_cell", self._before_cell)
             self._shell.events.unregister("post_run_cell", self._after_cell)
@@ -82,30 +83,31 @@ class Hooks:
         if threading.get_ident() != self._thread or not _is_users(info, self._shell):
             return
         if self._open and cells_on_stack() < 2:
-            self._open.clear()  # the end of an earlier cell was never told
+            self._open.clear()  # IPython never announced the end of an earlier cell
         self._open.append(info)
         if len(self._open) == 1:
-            self._told = self._listeners
+            self._informed = self._listeners
             self._former_error = _shown_error()
             self._call(lambda listener: listener.before(), "before a cell")
 
     def _after_cell(self, result: Any) -> None:
         info = getattr(result, "info", None)
-        if not any(each is info for each in self._open):
+        if not any(opened is info for opened in self._open):
             return
         while self._open.pop() is not info:
             pass
         if self._open:  # it ran inside another cell
             return
         raised = result.error_before_exec is not None or result.error_in_exec is not None
-        cell = CellFact(result.execution_count, raised or _shown_error() not in (0, self._former_error))
+        has_shown_one = raised or _shown_error() not in (0, self._former_error)
+        cell = CellFact(result.execution_count, has_shown_one, CellScan(self._shell))
         if self._call(lambda listener: listener.after(cell), f"after In[{cell.number}]") and not raised:
             result.error_in_exec = KeyboardInterrupt()
 
     def _call(self, act: Callable[[Listener], None], when: str) -> bool:
         """Call the listeners of this cell; return whether the user interrupted one. What they raise ends here."""
         for listener in self._listeners:
-            if listener not in self._told:  # put up by this cell: its beginning was not told
+            if listener not in self._informed:  # added by this cell: it was not called before it
                 continue
             failed = ""
             try:
@@ -113,7 +115,7 @@ class Hooks:
             except KeyboardInterrupt:
                 return True
             except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
-                failed = f"{type(error).__name__} at {_place(error)}"
+                failed = f"{type(error).__name__} at {line_of(error)}"
             if failed:
                 self.remove(listener)
                 with suppress(Exception):  # nowhere to show it
@@ -143,10 +145,3 @@ def _shown_error() -> int:
     """Return the id of the error that was shown last, or 0. It lives until another one is shown, whose id thus differs."""
     error = sys.__dict__.get("last_value")
     return 0 if error is None else id(error)
-
-
-def _place(error: Exception) -> str:
-    where = error.__traceback__
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    return "?" if where is None else f"{where.tb_frame.f_globals.get('__name__')}:{where.tb_lineno}"

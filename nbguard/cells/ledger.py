@@ -1,4 +1,4 @@
-"""The ledger: what each cell did to the memory. Counters after every cell; a look at the holders only where they changed."""
+"""The ledger of each cell's memory: counters after every cell, a scan for the holders only where they have changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from nbguard.reports.cell_ledger import (
     compare,
 )
 from nbguard.scan.devices.counters import Counters
-from nbguard.scan.scan import Notebook, scan
+from nbguard.scan.scan import Notebook
+from nbguard.scan.timed import TimedScan, timed_scan
 
 _KEPT = 1000
 _TOO_SLOW = 1.0
@@ -66,7 +67,7 @@ class Ledger:
         self.shows, self._slow, self._slow_looks = on, 0.0, 0
         reading = self._counters.read()
         if reading is not None and self._looks(reading):
-            self._known = self._look()[0]
+            self._known = self._look(timed_scan(Notebook(self._shell, self._shell.user_ns)))[0]
             reading = self._counters.read()
         elif not on:
             self._known = NOTHING
@@ -83,7 +84,7 @@ class Ledger:
             return
         record = CellRecord(cell=cell.number, raised=cell.raised, devices=self._changes(reading))
         if reading.differs(self._seen) or is_rebound(self._known.names, self._shell.user_ns):
-            record, reading = self._explain(record, reading)
+            record, reading = self._explain(record, reading, cell)
         self._before, self._last = None, reading
         self._records.append(record)
         if self.shows and record.is_worth_a_line:
@@ -98,19 +99,19 @@ class Ledger:
     def _looks(self, reading: Reading) -> bool:
         return not self._slow and (self.shows or not reading.devices)
 
-    def _explain(self, record: CellRecord, reading: Reading) -> tuple[CellRecord, Reading]:
+    def _explain(self, record: CellRecord, reading: Reading, cell: CellFact) -> tuple[CellRecord, Reading]:
         """Return the record with who holds what came, went or became stale, and the counters after looking."""
         former, self._seen = self._seen, reading
         if not self._looks(reading):
             return self._unseen(record, reading, former), reading
-        found, seconds = self._look()
-        came, went, stale = compare(self._known, found)
+        holdings, seconds = self._look(cell.scan.get())
+        came, went, stale = compare(self._known, holdings)
         if not reading.devices:
             record = replace(
-                record, devices=(DeviceChange(device="cpu", before=self._known.total("cpu"), after=found.total("cpu")),)
+                record, devices=(DeviceChange(device="cpu", before=self._known.total("cpu"), after=holdings.total("cpu")),)
             )
             self._seen = reading = self._counters.read() or reading  # what looking itself has left on the heap is no change
-        self._known = found
+        self._known = holdings
         return replace(record, came=came, went=went, stale=stale, seconds=seconds), reading
 
     def _unseen(self, record: CellRecord, reading: Reading, former: Reading | None) -> CellRecord:
@@ -121,13 +122,14 @@ class Ledger:
             devices = (DeviceChange(device=PROCESS, before=reading.heap - grown, after=reading.heap),)
         return replace(record, devices=devices, unseen=unseen)
 
-    def _look(self) -> tuple[CellHoldings, float]:
+    def _look(self, scan: TimedScan) -> tuple[CellHoldings, float]:
+        """Return the holders that a scan has met, and the seconds that this took with the scan."""
         start = time.perf_counter()
-        found = cell_holdings(Analysis(scan(Notebook(self._shell, self._shell.user_ns)).facts))
-        seconds = time.perf_counter() - start
+        holdings = cell_holdings(Analysis(scan.facts))
+        seconds = scan.seconds + time.perf_counter() - start
         self._slow_looks = self._slow_looks + 1 if seconds > _TOO_SLOW else 0
         self._slow = seconds if self._slow_looks >= _PATIENCE else 0.0
-        return found, seconds
+        return holdings, seconds
 
 
 def is_rebound(names: Mapping[str, int], namespace: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from nbguard.errors import NbguardError
 from nbguard.reports.switches import Switches
 
 if TYPE_CHECKING:
+    from nbguard.cells.cell_scan import CellScan
     from nbguard.cells.ledger import Ledger
     from nbguard.cleanup.plan.plan import Outcome
     from nbguard.memory.counters import TickReading
@@ -81,7 +82,7 @@ class Session:
         if self._oom_watch is None:
             from nbguard.notebook.listeners.oom_card import OomWatch
 
-            self._oom_watch = OomWatch(self._shell, _show_card, self.oom)
+            self._oom_watch = OomWatch(self._shell, _show_card, self._oom_after)
             self._hooks.add(self._oom_watch)
 
     @property
@@ -192,6 +193,13 @@ class Session:
         from nbguard import api
 
         return api.oom() if self.simulation is None else self.simulation.oom()
+
+    def _oom_after(self, scan: CellScan) -> OomCard | None:
+        """Return what `oom` does, of the cell that has just ended."""
+        from nbguard.memory.analysis import Analysis
+        from nbguard.out_of_memory.card import build_card
+
+        return build_card(Analysis(scan.get().facts)) if self.simulation is None else self.simulation.oom()
 
     def show_cells(self, *, on: bool) -> Switches:
         """Say after each cell what it changed, or say it no longer."""

@@ -146,6 +146,6 @@ def ending_of(error: BaseException | None) -> Ending:
         return "interrupted"
     if isinstance(error, StoppedAtNaN):
         return "stopped at NaN"
-    from nbguard.scan.oom.observer import ran_out
+    from nbguard.scan.oom.notes import ran_out
 
     return "out of memory" if ran_out(error) else "error"

@@ -9,6 +9,8 @@ backward pass runs.
 from __future__ import annotations
 
 import ctypes
+import functools
+import operator
 import os
 import sys
 import threading
@@ -16,6 +18,7 @@ import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from nbguard.errors import NbguardError
 from nbguard.scan.roots.frames import frame_of
@@ -29,48 +32,68 @@ _EVERY = 0.001
 _BACKWARD = ("torch.autograd.graph", "_engine_run_backward")
 
 _asked: set[_Stop] = set()  # until they have been called, and some time after that: C keeps no reference to them
-_still: set[int] = set()  # threads for which the main thread waits already
+_paused_for: set[int] = set()  # threads for which the main thread waits already
+_raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 
 
 class _Stop:
-    """A call of ours on the main thread, between two lines of Python."""
+    """A call of ours on the main thread, between two lines of Python.
+
+    An interrupt that falls into the call is raised again where the main thread goes on. Python raises it at any call or jump of
+    the frame that runs, and ctypes would swallow it from there: so the wait is a generator that rests inside its `try` when the
+    main thread enters it, and from its last line on the way back to the notebook is made of C functions alone.
+    """
 
     def __init__(self) -> None:
         self.is_here = self._has_gone = self._is_over = False
         self._look = threading.Lock()  # free once the look is over
         self._look.acquire()
-        self._raised: type[BaseException] | None = None  # by a signal, for the cell that waits
         self._pid = os.getpid()
-        self._call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._wait)
+        wait = self._wait()
+        next(wait)
+        raise_again = functools.partial(_raise_in, threading.main_thread().ident or 0)
+        self.call = ctypes.PYFUNCTYPE(ctypes.c_int)(
+            functools.partial(next, map(operator.not_, map(raise_again, wait)), 0)  # C wants a 0 in any case
+        )
 
     def ask(self) -> None:
         """Have the main thread come; where too many ask for it, it does not."""
-        _asked.difference_update([each for each in _asked if each._has_gone])
+        _asked.difference_update([stop for stop in _asked if stop._has_gone])
         _asked.add(self)
-        if ctypes.pythonapi.Py_AddPendingCall(self._call, None):
+        if ctypes.pythonapi.Py_AddPendingCall(self.call, None):
             _asked.discard(self)
 
     def end(self) -> None:
-        """Let the main thread go on. An interrupt that came meanwhile is the cell's: it gets it now."""
+        """Let the main thread go on. One that comes later does not wait."""
         self._is_over = True
         self._look.release()
-        main = threading.main_thread().ident or 0
-        while self.is_here and _is_in(main, type(self)._wait.__code__):
-            time.sleep(_EVERY)
-        if self._raised is not None:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(self._raised))
 
-    def _wait(self, _: object) -> int:
-        end = time.monotonic() + _LONGEST
-        while os.getpid() == self._pid and not self._is_over:  # nobody would end it in a child that was forked meanwhile
-            try:
-                self.is_here = True
-                self._look.acquire(timeout=max(0.0, end - time.monotonic()))
-                break
-            except BaseException as error:  # noqa: BLE001 - here it would be lost
-                self._raised = type(error)
+    def _wait(self) -> Iterator[Any]:
+        """Rest until the main thread is here, wait for the end of the look, and yield the interrupt that fell in, if any."""
+        raised: type[BaseException] | None = None
+        has_rested, until = False, 0.0
+        try:
+            while True:
+                try:
+                    if not has_rested:
+                        has_rested = True
+                        yield
+                    until = until or time.monotonic() + _LONGEST
+                    if os.getpid() == self._pid and not self._is_over:  # in a child that was forked meanwhile nobody looks
+                        self.is_here = True
+                        self._look.acquire(timeout=max(0.0, until - time.monotonic()))
+                    break
+                except GeneratorExit:  # the main thread never came
+                    return
+                except BaseException as error:  # noqa: BLE001 - the look goes on, and so does the wait
+                    raised = error.__class__
+            if raised is None:
+                self._has_gone = True
+                return
+        except BaseException as error:  # noqa: BLE001 - it fell between two turns of the loop
+            raised = error.__class__
         self._has_gone = True
-        return 0
+        yield raised
 
 
 @contextmanager
@@ -81,18 +104,18 @@ def pause_main_thread() -> Iterator[None]:
         NbguardError: a backward pass does not end.
     """
     me = threading.get_ident()
-    if me in _still:
+    if me in _paused_for:
         yield
         return
     stop = _Stop()
     if me != threading.main_thread().ident:
         stop.ask()
-    _still.add(me)
+    _paused_for.add(me)
     try:
         _wait_for(stop)
         yield
     finally:
-        _still.discard(me)
+        _paused_for.discard(me)
         stop.end()
 
 

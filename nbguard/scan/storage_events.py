@@ -1,8 +1,8 @@
-"""Births and deaths of the storages behind the tensors that operations use, as they happen, without keeping any alive.
+"""Births and deaths of the storages behind the tensors that operations use, in the order of events, without keeping any alive.
 
 A dispatch mode sees every operation of its thread, those of autograd's backward pass and of optimizers included. A storage
-is born at its first sight: as the output of an operation or, if it is older than that, as an argument. Its death is told by a
-weak reference at the very moment at which PyTorch frees the memory. Views and in-place operations make no storage. A change
+is born at its first sight: as the output of an operation or, if it is older than that, as an argument. A weak reference tells
+of its death at the very moment at which PyTorch frees the memory. Views and in-place operations make no storage. A change
 of size (`resize_`, `out=`) is one birth and one death, in the order in which CUDA's `resize_` does it. Gradients that autograd
 would add in place, and with a dispatch mode entered does not, count as if it did.
 """
@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 
 class Observer(Protocol):
-    """What wants to know of storages."""
+    """A listener to the births and deaths of storages."""
 
     def born(self, nbytes: int, op: Any, *, is_older: bool) -> int:
-        """Take note of a storage that `op` made, or uses first (`is_older`); return a number by which its death is told.
+        """Take note of a storage that `op` made, or uses first (`is_older`); return a number for its death.
 
         What this raises takes the operation's place: its result is dropped.
         """
@@ -61,10 +61,10 @@ def _is_mutable(op: Any) -> bool:
 
 
 class StorageMode(TorchDispatchMode):  # type: ignore[misc]
-    """While entered, tells `observer` of the storages of one kind of device that this thread's operations use.
+    """Tells `observer`, while entered, of the storages of one kind of device that this thread's operations use.
 
     `unseen` counts tensors without a storage of their own (sparse ones, and wrappers). May be entered again after it was left;
-    deaths are told in between, too.
+    it hears of deaths in between, too.
     """
 
     def __init__(self, observer: Observer, device: str = "cpu") -> None:

@@ -1,4 +1,4 @@
-"""What a user may name in `%reset_gpu`: whatever `del` accepts. Looked up without running the user's code where possible."""
+"""Targets of `%reset_gpu`: whatever `del` accepts, looked up without running the user's code where possible."""
 
 from __future__ import annotations
 

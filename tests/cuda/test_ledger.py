@@ -73,11 +73,18 @@ def test_a_tensor_in_place_of_another_is_found_though_every_total_is_the_same(no
     assert text.startswith("In[5]  ±0 B → 40.00 MiB · new: new 40.00 MiB · freed: old 40.00 MiB")
 
 
+_NO_SCAN = """
+import nbguard.scan.timed as inside
+def look(*_): raise AssertionError('looked')
+inside.timed_scan = look
+"""
+
+
 def test_where_nothing_changed_nobody_looks(notebook: Notebook) -> None:
     kernel = notebook()
     kernel.run("a = mib(40)").ok()
     kernel.run("%gpumem cells on").ok()
-    kernel.run("import nbguard.cells.ledger as inside\ndef look(*_): raise AssertionError('looked')\ninside.scan = look").ok()
+    kernel.run(_NO_SCAN).ok()
 
     assert kernel.run("x = 1; y = [a]; 1 < 2").ok().text == "True"
     assert "the ledger of cells failed" in kernel.run("a = None").ok().text  # so it would have been told
@@ -86,7 +93,7 @@ def test_where_nothing_changed_nobody_looks(notebook: Notebook) -> None:
 def test_recording_goes_by_counters_alone(notebook: Notebook) -> None:
     kernel = notebook()
     kernel.run("%nbguard on").ok()
-    kernel.run("import nbguard.cells.ledger as inside\ndef look(*_): raise AssertionError('looked')\ninside.scan = look").ok()
+    kernel.run(_NO_SCAN).ok()
 
     assert kernel.run("a = mib(40)").ok().bundles == []
 

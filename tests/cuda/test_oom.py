@@ -11,7 +11,11 @@ from tests.cuda.conftest import Notebook
 from tests.kernels import Cell, Kernel
 
 MIB = 1024**2
-ATTACH = "from nbguard.scan.oom.observer import attach, detach, ran_out; assert attach() and attach()"
+ATTACH = """
+from nbguard.cleanup.apply.oom_observer import attach, detach
+from nbguard.scan.oom.notes import NOTES, ran_out
+assert attach() and attach()
+"""
 
 
 def _card(kernel: Kernel) -> dict[str, Any]:
@@ -245,7 +249,7 @@ def test_an_older_note_is_not_taken_for_this_failure(notebook: Notebook) -> None
     assert _card(kernel)["asked"]["note"]["time"] is None
     kernel.run("attach(); keep = mib(10)").ok()
     _fails(kernel.run("x = mib(1000)"))
-    kernel.run("detach.__globals__['_WATCH'].is_on = False").ok()
+    kernel.run("detach.__globals__['_OBSERVER'].is_on = False").ok()
     kernel.run("del keep; torch.cuda.empty_cache()").ok()
 
     _fails(kernel.run("x = mib(1000)"))
@@ -336,7 +340,7 @@ def test_the_observer_keeps_nothing_alive_and_disturbs_nothing(notebook: Noteboo
     kernel.run("try: mib(1000)\nexcept torch.OutOfMemoryError: pass\ndel x; gone = ref() is None").ok()
 
     assert kernel.value("gone, torch.cuda.memory_allocated()") == (True, 0)
-    kernel.run("watch = attach.__globals__['_WATCH']; len(watch.notes)").ok()
+    kernel.run("len(NOTES)").ok()
     kernel.run("for _ in range(20):\n    try: mib(1000)\n    except torch.OutOfMemoryError: pass").ok()
     assert kernel.value("len(watch.notes)") == 8
     kernel.run("detach(); n = len(watch.notes)\ntry: mib(1000)\nexcept torch.OutOfMemoryError: pass").ok()
@@ -354,7 +358,7 @@ def test_a_mistake_in_the_observer_does_not_reach_the_user(notebook: Notebook) -
     _fails(kernel.run("mib(1000)"), "KeyboardInterrupt")
     kernel.run("watch['_note'] = real").ok()
     _fails(kernel.run("mib(1000)"))
-    assert kernel.value("len(watch['_WATCH'].notes), watch['_WATCH'].inside") == (1, set())
+    assert kernel.value("len(watch['NOTES']), watch['_OBSERVER'].inside") == (1, set())
 
 
 def test_attaching_opens_no_context(notebook: Notebook) -> None:
@@ -364,7 +368,7 @@ def test_attaching_opens_no_context(notebook: Notebook) -> None:
     kernel.run("torch.cuda.init()").ok()
     assert kernel.value("torch._C._cuda_hasPrimaryContext(0)") is False
     _fails(kernel.run("mib(1000)"))
-    assert kernel.value("len(attach.__globals__['_WATCH'].notes)") == 1
+    assert kernel.value("len(NOTES)") == 1
 
 
 def test_a_library_that_ran_out(notebook: Notebook) -> None:

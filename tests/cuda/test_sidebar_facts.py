@@ -146,7 +146,7 @@ def test_a_driver_that_says_less_is_not_guessed_at(notebook: Notebook, nvml: str
 LOOK = """
 import os, time
 from dataclasses import asdict
-from nbguard.cleanup.apply.cache import empty_cache
+from nbguard.cleanup.apply.kept_memory import empty_cache
 from nbguard.cleanup.apply.apply import apply
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
@@ -159,7 +159,7 @@ def seen(): return scan(Notebook.current(None))
 def do(action, **asked):
     found = seen()
     plan = plan_cleanup(found.facts, request_of(action, **asked))
-    outcome = apply(plan, Notebook.current(None), found)
+    outcome = apply(plan, Notebook.current(None), found).outcome
     return asdict(plan_view(plan, action, 't')), asdict(outcome_view(outcome, action))
 """
 

@@ -185,13 +185,13 @@ def test_a_listener_that_fails_is_reported_once_and_taken_off(notebook: Kernel) 
 
 
 _INTERRUPTED = """
-import nbguard.cells.ledger as inside
-real = inside.scan
+import nbguard.scan.timed as inside
+real = inside.timed_scan
 def interrupted(notebook):
     while not os.path.exists('queued'): time.sleep(.01)
     time.sleep(.3)  # on its way to the queue
     os.kill(os.getpid(), signal.SIGINT); time.sleep(5); return real(notebook)
-inside.scan = interrupted
+inside.timed_scan = interrupted
 """
 
 
@@ -209,7 +209,7 @@ def test_an_interrupt_while_a_listener_works_stops_the_cells_queued_behind(noteb
 
     assert (replies[first], replies[second]) == ("error", "aborted")
     assert notebook.value("'ran' in globals()") is False
-    notebook.run("inside.scan = real").ok()
+    notebook.run("inside.timed_scan = real").ok()
     assert "del t" not in notebook.run("del t").text
     assert notebook.value("builtins._tracked['t'][0]()")
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from nbguard.cleanup.apply.oom_observer import attach, detach
+from nbguard.cleanup.apply.placeholders import Placeholder
 from nbguard.scan.devices.host import host_facts
-from nbguard.scan.oom.last_error import _names_in
-from nbguard.scan.oom.observer import attach, detach, ran_out
+from nbguard.scan.oom.last_error import PLACEHOLDERS, _names_in
+from nbguard.scan.oom.notes import ran_out
+from nbguard.scan.roots.tracebacks import error_parts, error_roots
 from tests.scan.test_oom_message import CPU, CUDA
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
@@ -166,3 +169,28 @@ def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     assert host_facts(tmp_path).room is None
     assert host_facts(tmp_path).shm_total is None
+
+
+def test_placeholders_are_known_by_the_module_of_their_class() -> None:
+    """The scan must not import what a cleanup has; it compares names."""
+    assert Placeholder.__module__ == PLACEHOLDERS
+
+
+class _Shell:
+    """As much of a shell as holds a last error."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.user_ns: dict[str, object] = {}
+        self.last_execution_result = type("Result", (), {})()
+        self.last_execution_result.error_in_exec = error
+
+
+def test_what_an_error_holds_is_found_without_asking_it() -> None:
+    """A proxy in an error's place is no exception, and an exception that must not be asked is one."""
+    inner = ValueError("x")
+    proxy = _raised(ProxyError(), cause=inner)
+
+    parts = error_parts(_Shell(proxy))
+
+    assert list(map(id, parts.errors.values())) == [id(proxy), id(inner)]
+    assert [root.what for root in error_roots(_Shell(proxy)) if root.label == "last error"] == ["ProxyError"]

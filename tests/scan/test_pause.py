@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import _thread
+import collections
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nbguard.errors import NbguardError
-from nbguard.scan import pause as still
+from nbguard.scan import pause
 from nbguard.scan.pause import pause_main_thread
 
 LOOKS = """
@@ -111,14 +114,20 @@ def test_a_main_thread_in_a_long_call_is_not_waited_for_and_waits_when_it_return
     assert found[0] <= returned
 
 
-def test_an_interrupt_arrives_afterwards() -> None:
+def test_an_interrupt_arrives_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread, and raised in the code that runs, not at the end of a look that it had to wait for."""
+    monkeypatch.setattr(pause, "_SETTLED", 60)  # the look waits for the main thread, however busy the machine is
+    has_begun = threading.Event()
+
     def hold() -> float:
+        has_begun.wait(60)
         with pause_main_thread():
             _thread.interrupt_main()
             time.sleep(0.2)
             return time.monotonic()
 
     def runs() -> None:
+        has_begun.set()
         while thread.is_alive():
             pass
         time.sleep(5)
@@ -132,8 +141,68 @@ def test_an_interrupt_arrives_afterwards() -> None:
     assert 0 <= interrupted - found[0] < 2
 
 
+class _Look:
+    """Stands for the lock that the main thread waits for: each call of `acquire` has the next events happen."""
+
+    def __init__(self, turns: Sequence[Sequence[Callable[[], Any]]]) -> None:
+        self.turns = list(turns)
+
+    def acquire(self, timeout: float) -> None:
+        for event in self.turns.pop(0):
+            event()
+
+    def release(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("as_it_comes", "on_the_way", "in_the_wait"),
+    [
+        ("I", "", ["E"]),  # the interrupt falls into the first step of the call
+        ("I", "", ["I", "E"]),
+        ("EI", "", []),  # the look is over by then
+        ("", "I", ["E"]),
+        ("", "EI", []),
+        ("E", "I", []),
+        ("", "", ["I", "E"]),
+        ("", "", ["I", "I", "E"]),
+        ("", "", ["EI"]),
+    ],
+)
+def test_an_interrupt_is_never_lost(
+    as_it_comes: str, on_the_way: str, in_the_wait: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt (I) and the end of the look (E) in every order, at each step of the main thread: no clock decides."""
+    stop, lost, is_over = pause._Stop(), list[Any](), list[bool]()
+    events = {"I": lambda: signal.raise_signal(signal.SIGINT), "E": stop.end}
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    monkeypatch.setattr(stop, "_look", _Look([[events[event] for event in turn] for turn in in_the_wait]))
+    todo, getpid = [events[event] for event in on_the_way], os.getpid
+
+    def on_its_way() -> int:
+        while todo:
+            todo.pop(0)()
+        return getpid()
+
+    monkeypatch.setattr(os, "getpid", on_its_way)
+    if "E" in as_it_comes:
+        stop.end()
+    calls: list[Any] = [(stop.call, None)]
+    if "I" in as_it_comes:
+        calls.insert(0, (ctypes.cast(ctypes.pythonapi.PyErr_SetInterruptEx, ctypes.c_void_p), ctypes.c_void_p(signal.SIGINT)))
+
+    try:
+        collections.deque(map(ctypes.pythonapi.Py_AddPendingCall, *zip(*calls, strict=True)), 0)  # at once: this is all C
+        for _ in range(100):
+            pass
+    except KeyboardInterrupt:
+        is_over.append(stop._is_over)
+
+    assert (is_over, lost) == ([True], [])  # raised once, in the cell, and only when the look was over
+
+
 def test_a_look_that_never_ends_stops_nobody_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(still, "_LONGEST", 0.2)
+    monkeypatch.setattr(pause, "_LONGEST", 0.2)
     end = threading.Event()
 
     def hold() -> None:
@@ -152,28 +221,28 @@ def test_a_look_that_never_ends_stops_nobody_for_good(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_that_is_forked_meanwhile_goes_on() -> None:
-    stop = still._Stop()
+    stop = pause._Stop()
     pid = os.fork()
     if pid == 0:
-        stop._wait(None)
+        stop.call()
         os._exit(8 if stop.is_here else 7)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_on_the_main_thread_nothing_is_asked() -> None:
-    before = set(still._asked)
+    before = set(pause._asked)
     with pause_main_thread(), pause_main_thread():
-        assert still._asked == before
-    assert not still._still
+        assert pause._asked == before
+    assert not pause._paused_for
 
 
 def test_a_backward_pass_that_does_not_end_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(still, "_PATIENCE", 0.1)
-    monkeypatch.setattr(still, "_is_in_backward", lambda: True)
+    monkeypatch.setattr(pause, "_PATIENCE", 0.1)
+    monkeypatch.setattr(pause, "_is_in_backward", lambda: True)
 
     with pytest.raises(NbguardError, match="a backward pass has been running"), pause_main_thread():
         pass
-    assert not still._still
+    assert not pause._paused_for
 
 
 def test_a_fit_in_a_thread_of_the_users_is_seen() -> None:
@@ -190,9 +259,9 @@ def test_a_fit_in_a_thread_of_the_users_is_seen() -> None:
     thread, _ = _beside((x * 2).sum().backward)
     try:
         assert inside.wait(20)
-        during = still._is_in_backward()
+        during = pause._is_in_backward()
     finally:
         go_on.set()
         thread.join()
 
-    assert (during, still._is_in_backward()) == (True, False)
+    assert (during, pause._is_in_backward()) == (True, False)

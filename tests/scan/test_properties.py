@@ -42,7 +42,7 @@ def _release(names: dict[str, Any], *targets: str) -> tuple[dict[frozenset[str],
     notebook = Notebook(None, names)
     seen = scan(notebook)
     request = Request(targets=resolve_targets(targets, names, {}, {}))
-    return _held(seen.facts), apply(plan_cleanup(seen.facts, request), notebook, seen)
+    return _held(seen.facts), apply(plan_cleanup(seen.facts, request), notebook, seen).outcome
 
 
 def _storage(tensor: torch.Tensor) -> StorageWeakRef:

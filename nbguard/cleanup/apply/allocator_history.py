@@ -12,39 +12,39 @@ from typing import Any
 
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.memory.recording import DEFAULT_ENTRIES, ENTRY_BYTES, Recording
-from nbguard.scan.oom.observer import cell_now
+from nbguard.scan.oom.notes import cell_now
 
 _NEEDED = frozenset({"enabled", "context", "stacks", "max_entries"})
 
 
 class _Ours:
-    """What nbguard has asked for: `entries` of each device, or None; and whether torch has been told so yet."""
+    """The recording that nbguard has asked for, and how far torch has taken it up."""
 
     def __init__(self) -> None:
-        self.entries: int | None = None
-        self.is_told = False
-        self.is_queued = False
-        self.since: int | None = None
+        self.entries: int | None = None  # of each device; None: nbguard records nothing
+        self.is_begun = False  # torch records in our name
+        self.is_queued = False  # torch calls `_begin` once it initialises CUDA
+        self.since: int | None = None  # number of the cell that asked for it
 
 
 _OURS = _Ours()
 
 
 def recording() -> Recording:
-    """Return what is recorded now. Asks torch only where CUDA is in use: before, its answer would be a crash."""
+    """Return the state of the recording. Asks torch only where CUDA is in use: before, its answer would be a crash."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return Recording("off") if _OURS.entries is None else Recording("waiting", _OURS.entries, _OURS.since)
     if not _is_enabled(torch):
-        _OURS.entries, _OURS.is_told = None, False  # whoever ended it meant ours
+        _OURS.entries, _OURS.is_begun = None, False  # whoever ended it meant ours
         return Recording("off")
-    if _OURS.entries is not None and _OURS.is_told:
+    if _OURS.entries is not None and _OURS.is_begun:
         return Recording("on", _OURS.entries, _OURS.since)
     return Recording("theirs")
 
 
 def start(entries: int = DEFAULT_ENTRIES) -> Recording:
-    """Keep the last `entries` of each device from now on, with the Python lines that allocated, and say what is recorded.
+    """Keep the last `entries` of each device from now on, with the Python lines that allocated; return the state then.
 
     Raises:
         NoTorchError: PyTorch is not imported yet.
@@ -53,26 +53,26 @@ def start(entries: int = DEFAULT_ENTRIES) -> Recording:
     torch = _torch()
     if not 1 <= entries <= 10_000_000:
         raise NbguardError(f"{entries} entries cannot be kept: give 1 to 10,000,000 (each takes some {ENTRY_BYTES} bytes)")
-    found = recording()
-    if found.state in ("on", "theirs"):
-        return found
-    _OURS.entries, _OURS.since, _OURS.is_told = entries, cell_now(), False
+    before = recording()
+    if before.state in ("on", "theirs"):
+        return before
+    _OURS.entries, _OURS.since, _OURS.is_begun = entries, cell_now(), False
     if not _OURS.is_queued:
         _OURS.is_queued = not torch.cuda.is_initialized()
         torch.cuda._lazy_call(_begin)
-    found = recording()
-    return Recording(found.state, found.entries, found.since, changed=True)
+    after = recording()
+    return Recording(after.state, after.entries, after.since, changed=True)
 
 
 def stop() -> Recording:
-    """End nbguard's recording and forget what was recorded; one of somebody else stays. Says what is recorded then."""
-    found = recording()
-    if found.state == "on":
+    """End nbguard's recording and forget what was recorded; one of somebody else stays. Return the state then."""
+    before = recording()
+    if before.state == "on":
         _torch().cuda.memory._record_memory_history(None)
-    if found.state in ("on", "waiting"):
-        _OURS.entries, _OURS.is_told = None, False
+    if before.state in ("on", "waiting"):
+        _OURS.entries, _OURS.is_begun = None, False
         return Recording("off", changed=True)
-    return found
+    return before
 
 
 def _begin() -> None:
@@ -83,7 +83,7 @@ def _begin() -> None:
         if _OURS.entries is None or _is_enabled(torch):
             return
         torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_OURS.entries)
-        _OURS.is_told = True
+        _OURS.is_begun = True
     except Exception:  # noqa: BLE001 - another PyTorch than those that were tried
         _OURS.entries = None
 

@@ -11,13 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nbguard.cleanup.apply.freed_bytes import Gains
 from nbguard.cleanup.apply.interrupts import Interrupts
+from nbguard.cleanup.apply.kept_memory import FreedBytes
 from nbguard.cleanup.apply.parking import unpark
-from nbguard.cleanup.apply.steps import STEPS, Step, park_storages
+from nbguard.cleanup.apply.steps import STEPS, StepContext, park_storages
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.cleanup.plan.verdict import verdict
@@ -27,9 +27,18 @@ from nbguard.memory.facts import Facts
 from nbguard.memory.gradients import idle_gradients, zero_grad
 from nbguard.memory.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.scan.devices.cuda import lasting_error
-from nbguard.scan.scan import Notebook, Scan, scan
+from nbguard.scan.scan import Notebook, Scan
+from nbguard.scan.timed import TimedScan, timed_scan
 
 _ONE_AT_A_TIME = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """A cleanup that has been carried out."""
+
+    outcome: Outcome
+    after: TimedScan  # by which the outcome was measured: the state that the cleanup has left
 
 
 def uncover() -> int:
@@ -47,7 +56,7 @@ def uncover() -> int:
 
 
 def bring_back(names: Sequence[str]) -> Unparked:
-    """Bring back what is parked under `names` (everything, without names), while no other cleanup runs."""
+    """Bring the parked memory of `names` back (of all, without names), while no other cleanup runs."""
     with Interrupts() as interrupts, _alone():
         return unpark(names, lambda: interrupts.happened)
 
@@ -63,49 +72,55 @@ def _alone() -> Iterator[None]:
         _ONE_AT_A_TIME.release()
 
 
-def apply(plan: Plan, notebook: Notebook, seen: Scan, uncovered: int = 0) -> Outcome:
-    """Carry out `plan`, made from what `seen` found in `notebook`, and return what it really gave back.
+def apply(plan: Plan, notebook: Notebook, seen: Scan, uncovered: int = 0) -> Cleaned:
+    """Carry out `plan`, made from what `seen` found in `notebook`, and return the outcome, measured.
 
     `uncovered` bytes have been given back before the look.
     """
     with Interrupts() as interrupts, _alone():
-        outcome = _apply(plan, notebook, seen, interrupts)
-        return replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered)
+        outcome, after = _apply(plan, notebook, seen, interrupts)
+        return Cleaned(replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered), after)
 
 
-def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -> Outcome:
+def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -> tuple[Outcome, TimedScan]:
     reserved_before = _counted("memory_reserved")
     done: list[Action] = []
     undone: list[tuple[str, str]] = []
-    gains = Gains()
+    freed = FreedBytes()
     for action in plan.actions:
         if interrupts.happened:
             undone.append((action.label, "interrupted"))
             continue
         reason = _step(
-            Step(
+            StepContext(
                 action=action,
                 notebook=notebook,
                 tracker=seen.tracker,
                 promised=plan.storages,
                 interrupts=interrupts,
-                gains=gains,
+                freed=freed,
             )
         )
         if reason:
             undone.append((action.label, reason))
         else:
             done.append(action)
-    outcome = _measure(plan, notebook, seen, done, undone, reserved_before, interrupts.happened)
+    expired = seen.tracker.expired()
+    after = timed_scan(notebook)
+    outcome = _measure(plan, seen.facts, expired, Analysis(after.facts))
     return replace(
         outcome,
-        realised=outcome.realised + gains.device,
-        before=outcome.before + gains.device,
-        host=gains.host if plan.request.workers else None,
-    )
+        done=tuple(done),
+        undone=tuple(undone),
+        realised=outcome.realised + freed.device,
+        before=outcome.before + freed.device,
+        host=freed.host if plan.request.workers else None,
+        reserved=_both(reserved_before, _counted("memory_reserved")),
+        interrupted=interrupts.happened,
+    ), after
 
 
-def _step(step: Step) -> str:
+def _step(step: StepContext) -> str:
     """Carry out one action; return why it could not be done, or an empty string."""
     try:
         if step.action.kind == "park":  # whatever half-moved means must not exist: it stops by itself, between storages
@@ -121,36 +136,28 @@ def _step(step: Step) -> str:
     return ""
 
 
-def _measure(
-    plan: Plan,
-    notebook: Notebook,
-    seen: Scan,
-    done: list[Action],
-    undone: list[tuple[str, str]],
-    reserved: int | None,
-    interrupted: bool,
-) -> Outcome:
-    storages = seen.facts.graph.storages
-    expired = seen.tracker.expired()
+def _measure(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> Outcome:
+    """Return the outcome as far as the facts before and after tell; `expired` are the storages that are gone."""
+    storages = facts.graph.storages
     realised = sum(storages[n].nbytes for n in expired & plan.storages)
     extra = sum(storages[n].nbytes for n in expired - plan.storages)
-    after = Analysis(scan(notebook).facts)
     before = sum(storage.nbytes for storage in storages)
-    reserved_after = _counted("memory_reserved")
     return Outcome(
         plan=plan,
-        done=tuple(done),
-        undone=tuple(undone),
+        done=(),
+        undone=(),
         realised=realised,
         extra=extra,
         before=before,
         after=before - realised - extra,
-        reserved=None if reserved is None or reserved_after is None else (reserved, reserved_after),
-        survivors=_survivors(plan, seen.facts, expired, after),
+        survivors=_survivors(plan, facts, expired, after),
         left=_left(after),
-        interrupted=interrupted,
         verdict=verdict(after, lasting_error()) if plan.request.hard else None,
     )
+
+
+def _both(before: int | None, after: int | None) -> tuple[int, int] | None:
+    return None if before is None or after is None else (before, after)
 
 
 def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> tuple[tuple[str, int], ...]:

@@ -1,18 +1,16 @@
-"""End DataLoader workers as torch itself does, and see that their processes are gone; give unused pinned memory back."""
+"""End DataLoader workers as torch itself does, and see that their processes are gone."""
 
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from nbguard.cleanup.apply.freed_bytes import Gains
+from nbguard.cleanup.apply.kept_memory import FreedBytes
 from nbguard.cleanup.plan.plan import Action
 from nbguard.errors import NbguardError
 from nbguard.memory.processes import Process, pids_text
-from nbguard.scan.devices.cuda import pinned_facts
 from nbguard.scan.devices.processes import is_alive, is_listed, private_bytes, shared_bytes
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.walk import WeakTracker
@@ -22,8 +20,8 @@ _PATIENCE = 3.0
 """Seconds that a process gets to end after each stronger word."""
 
 
-def end_workers(action: Action, tracker: WeakTracker, gains: Gains) -> None:
-    """End the workers that a plan found; `gains` has the bytes of host memory that came back.
+def end_workers(action: Action, tracker: WeakTracker, freed: FreedBytes) -> None:
+    """End the workers that a plan found; the bytes of host memory that came back are added to `freed`.
 
     The loaders that keep the iterator let go of it first, so that their next epoch starts new workers whatever happens here.
 
@@ -35,11 +33,11 @@ def end_workers(action: Action, tracker: WeakTracker, gains: Gains) -> None:
     left = [process for process in action.processes if is_listed(process)]
     if left and (left := _insist(left)):
         raise NbguardError(f"{pids_text([process.pid for process in left])} still there after SIGKILL: {_state(left)}")
-    gains.host += sum(before.values())
+    freed.host += sum(before.values())
 
 
 def _shut_down(action: Action, tracker: WeakTracker) -> None:
-    """Let torch shut the iterator down; what it has not given yet is lost, and whoever asks it for more is told so."""
+    """Let torch shut the iterator down; its remaining batches are lost, and a further `next()` says why."""
     iterator = _object(tracker, action.refs[0]) if action.refs else None
     if iterator is None:  # a step before this one has freed it, or it was gone before
         return
@@ -47,8 +45,8 @@ def _shut_down(action: Action, tracker: WeakTracker) -> None:
     former = [_detach(loader, iterator) for loader in loaders]
     progress = (str(iterator._num_yielded),)
     if progress != action.names or not set(worker_processes(iterator)) <= set(action.processes):
-        for loader, found in zip(loaders, former, strict=True):
-            _attach(loader, found)
+        for loader, kept in zip(loaders, former, strict=True):
+            _attach(loader, kept)
         raise NbguardError("it has gone on since the plan was made: it is in use")
     if iterator._rcvd_idx < iterator._send_idx:
         iterator._next_data = _ended
@@ -99,19 +97,3 @@ def _insist(processes: Iterable[Process]) -> list[Process]:
 def _state(processes: Iterable[Process]) -> str:
     alive = [process for process in processes if is_alive(process)]
     return "the system does not let go of them" if alive else "they have ended, and only their entries are left"
-
-
-def return_pinned_memory(gains: Gains) -> None:
-    """Give the pinned host memory that nothing uses back to the system; `gains` has how many bytes that were."""
-    torch: Any = sys.modules["torch"]
-    before = pinned_facts()
-    if before is None:
-        return
-    if hasattr(torch._C, "_host_emptyCache"):
-        torch._C._host_emptyCache()
-    elif hasattr(torch._C, "_accelerator_emptyHostCache"):
-        torch._C._accelerator_emptyHostCache()
-    else:
-        raise NbguardError("this torch has no way to give it back (torch 2.5 has one)")
-    after = pinned_facts()
-    gains.host += before.reserved - (0 if after is None else after.reserved)

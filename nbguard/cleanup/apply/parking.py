@@ -69,11 +69,11 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
         TargetError: nothing is parked under one of the labels.
         NbguardError: the device has no room for it; nothing has been moved.
     """
-    found = _chosen(labels)
-    _refuse_without_room(found)
+    chosen = _chosen(labels)
+    _refuse_without_room(chosen)
     gc.unfreeze()  # what is frozen would not be found among the tensors that share a storage
     nbytes, left, back = 0, dict[str, tuple[int, str]](), set[int]()
-    for parked in found:
+    for parked in chosen:
         for on_it in sharing(parked_storages(parked)).values():
             size = storage_of(on_it[0]).nbytes()
             failure = _STOPPED if is_stopped() else _exchange(on_it, functools.partial(_on_device, parked.device))
@@ -84,7 +84,7 @@ def unpark(labels: Sequence[str], is_stopped: Callable[[], bool]) -> Unparked:
                 back.update(map(id, on_it))
         parked.tensors = [ref for ref in parked.tensors if id(ref()) not in back]
         _forget_if_empty(parked)
-    names, devices = (tuple(dict.fromkeys(each)) for each in zip(*((p.label, p.device) for p in found), strict=True))
+    names, devices = (tuple(dict.fromkeys(column)) for column in zip(*((p.label, p.device) for p in chosen), strict=True))
     return Unparked(
         names=names,
         nbytes=nbytes,
@@ -107,11 +107,11 @@ def _chosen(labels: Sequence[str]) -> list[Parked]:
     return [parked for parked in PARKED if parked.label in (labels or known)]
 
 
-def _refuse_without_room(found: Sequence[Parked]) -> None:
+def _refuse_without_room(chosen: Sequence[Parked]) -> None:
     """Refuse, before anything is moved, what would run out of memory on the way."""
     torch: Any = sys.modules["torch"]
     wanted: dict[str, int] = {}
-    for parked in found:
+    for parked in chosen:
         wanted[parked.device] = wanted.get(parked.device, 0) + sum(parked_storages(parked).values())
     for device, nbytes in wanted.items():
         if not device.startswith("cuda"):
@@ -135,7 +135,7 @@ def _refuse_without_host_memory(tensors: Sequence[Any]) -> None:
 
 
 def _wait_for_device() -> None:
-    """Let what still runs on the device end: it may use what is going to move."""
+    """Wait until the device has no work left: it may use memory that is going to move."""
     torch: Any = sys.modules["torch"]
     if torch.cuda.is_initialized():
         for index in range(torch.cuda.device_count()):
@@ -232,10 +232,10 @@ def _stop_calls(parked: Parked, modules: Sequence[Any]) -> None:
 
 
 def _tensors_of(module: Any) -> set[int]:
-    """Return the ids of a module's own parameters and buffers, not of the modules in it; empty for what is no module."""
+    """Return the ids of a module's own parameters and buffers, not of the modules in it; empty for any other object."""
     spaces = attributes_of(module) or {}
-    found = (spaces.get(name) for name in ("_parameters", "_buffers"))
-    return {id(tensor) for space in found if isinstance(space, dict) for tensor in dict.values(space)}
+    spaces_of_tensors = (spaces.get(name) for name in ("_parameters", "_buffers"))
+    return {id(tensor) for space in spaces_of_tensors if isinstance(space, dict) for tensor in dict.values(space)}
 
 
 def _forget_if_empty(parked: Parked) -> None:

@@ -1,4 +1,4 @@
-"""What stands in a debugger for what a cleanup released: what it was and, of a tensor on a device, its values on the host."""
+"""Placeholders for released objects, as a debugger shows them: a description and, of a device's tensor, its values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUDGET = 256 * 1024**2
 """Bytes of host memory that one cleanup may spend on values."""
 
 
-class Released:
+class Placeholder:
     """Stands for an object that a cleanup released. `value` is a copy of a tensor on the host, or None."""
 
     __slots__ = ("value", "what")
@@ -26,8 +26,8 @@ class Released:
         return f"<released by %reset_gpu: {self.what}{values}>"
 
 
-class StandIns:
-    """Makes stand-ins, within a budget of host memory: each tensor that still fits is copied, once however many frames have it.
+class Placeholders:
+    """Makes placeholders, within a budget of host memory: a tensor that still fits is copied, once for all frames.
 
     Keeps what it was given until it goes itself, so that no id is met twice.
     """
@@ -35,12 +35,12 @@ class StandIns:
     def __init__(self, budget: int = BUDGET) -> None:
         self._left = budget
         self._kinds = Kinds()
-        self._made: dict[int, tuple[Any, Released]] = {}
+        self._made: dict[int, tuple[Any, Placeholder]] = {}
 
-    def of(self, value: Any) -> Released:
-        """Return what is to stand for `value`."""
+    def of(self, value: Any) -> Placeholder:
+        """Return the placeholder of `value`."""
         if id(value) not in self._made:
-            self._made[id(value)] = value, Released(describe(value, self._kinds), self._copy(value))
+            self._made[id(value)] = value, Placeholder(describe(value, self._kinds), self._copy(value))
         return self._made[id(value)][1]
 
     def _copy(self, value: Any) -> Any:

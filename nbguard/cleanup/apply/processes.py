@@ -1,4 +1,4 @@
-"""List what is on the GPUs besides this kernel, and end what a dead program left behind: by pid and start, and verified."""
+"""List the other processes on the GPUs, and end those that a dead program left behind: by pid and start, and verified."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _PATIENCE = {signal.SIGTERM: 5.0, getattr(signal, "SIGKILL", signal.SIGTERM): 5.
 
 def find_zombies(pids: Collection[int] = ()) -> Zombies:
     """Return the processes on the machine's GPUs (those with these pids), judged; this one is left out."""
-    found, reason = device_processes()
-    if not found:
+    running, reason = device_processes()
+    if not running:
         return Zombies(unavailable=reason)
     around = surroundings()
-    judged = [judge(each, around) for each in found if each.process.pid != around.pid]
-    judged.sort(key=lambda each: (not each.is_orphan, -(each.found.used or 0), each.found.process.pid))
-    return Zombies(judged=tuple(each for each in judged if not pids or each.found.process.pid in pids), unavailable=reason)
+    judged = [judge(process, around) for process in running if process.process.pid != around.pid]
+    judged.sort(key=lambda row: (not row.is_orphan, -(row.found.used or 0), row.found.process.pid))
+    return Zombies(judged=tuple(row for row in judged if not pids or row.found.process.pid in pids), unavailable=reason)
 
 
 def end_orphans(zombies: Zombies) -> Zombies:
-    """End the orphans, one after the other, and return what became of them.
+    """End the orphans, one after the other, and return the processes, each as ended or with the reason why not.
 
     An interrupt stops before the next one; what is known of each is in the result.
     """
@@ -59,7 +59,7 @@ def _end(orphan: DeviceProcess) -> str:
     """End one orphan; return why it is still there, or an empty string."""
     process = orphan.process
     judged = find_zombies((process.pid,)).judged  # once more: it may have changed since the list was made
-    if not any(each.found.process == process and each.is_orphan for each in judged):
+    if not any(row.found.process == process and row.is_orphan for row in judged):
         return "it is no longer an orphan on a GPU" if is_alive(process) else ""
     for number, patience in _PATIENCE.items():
         if reason := _signal(process, number):

@@ -6,16 +6,14 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from nbguard.cleanup.apply.cache import empty_cache
-from nbguard.cleanup.apply.freed_bytes import Gains
 from nbguard.cleanup.apply.interrupts import Interrupts
-from nbguard.cleanup.apply.loaders import end_workers, return_pinned_memory
+from nbguard.cleanup.apply.kept_memory import FreedBytes, clear_workspaces, empty_cache, return_pinned_memory
+from nbguard.cleanup.apply.loaders import end_workers
 from nbguard.cleanup.apply.parking import park
-from nbguard.cleanup.apply.placeholders import StandIns
-from nbguard.cleanup.apply.registries import forget
+from nbguard.cleanup.apply.placeholders import Placeholders
 from nbguard.cleanup.apply.tracebacks import release_objects, release_variables
-from nbguard.cleanup.apply.workspaces import clear_workspaces
 from nbguard.cleanup.plan.plan import Action
 from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.learners import LEFTOVERS
@@ -28,24 +26,24 @@ _PASSES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """What a step needs: its action, the notebook, weak references to what the plan has seen, and what it promised."""
+class StepContext:
+    """Everything that one step of a cleanup needs."""
 
-    action: Action
-    notebook: Notebook
-    tracker: WeakTracker
-    promised: frozenset[int]
-    interrupts: Interrupts
-    gains: Gains
+    action: Action  # the step of the plan
+    notebook: Notebook  # whose names and outputs it may delete
+    tracker: WeakTracker  # weak references to what the scan before the plan has met
+    promised: frozenset[int]  # numbers of the storages that the whole plan frees
+    interrupts: Interrupts  # of the whole cleanup
+    freed: FreedBytes  # to which a step adds what the tracker cannot count
 
 
-def _delete(step: Step) -> None:
+def _delete(step: StepContext) -> None:
     (text,) = step.action.names
     code = compile(f"del {text}", "<%reset_gpu>", "exec")
     exec(code, {}, step.notebook.namespace)  # noqa: S102 - `del` as the user would; not as globals: exec adds to those
 
 
-def _forget_output(step: Step) -> None:
+def _forget_output(step: StepContext) -> None:
     """Take a displayed object out of every place where IPython keeps it; other results stay where they are."""
     refs = set(step.action.refs)
     for number in [number for number, value in step.notebook.out.items() if id(value) in refs]:
@@ -62,36 +60,52 @@ def _forget_output(step: Step) -> None:
         space[name] = empty.get(name, "")
 
 
-def _release_error(step: Step) -> None:
+def _release_error(step: StepContext) -> None:
     _release_parts(step, error_parts(step.notebook.shell))
 
 
-def _release_kept_error(step: Step) -> None:
+def _release_kept_error(step: StepContext) -> None:
     _release_parts(step, parts_by_id(set(step.action.refs[::2])))
 
 
-def _release_parts(step: Step, found: ErrorParts) -> None:
-    """Put stand-ins in place of what the action names, pairs of (owner, object) by id, in these frames and exceptions."""
+def _release_parts(step: StepContext, error: ErrorParts) -> None:
+    """Put placeholders in place of what the action names, pairs of (owner, object) by id, in these frames and exceptions."""
     pairs = set(zip(step.action.refs[::2], step.action.refs[1::2], strict=True))
-    stand_ins = StandIns()
-    release_variables(found.frames, pairs, stand_ins)
-    release_objects(found.errors, pairs, stand_ins)
+    placeholders = Placeholders()
+    release_variables(error.frames, pairs, placeholders)
+    release_objects(error.errors, pairs, placeholders)
 
 
-def _drop_compiled(_: Step) -> None:
+def _drop_compiled(_: StepContext) -> None:
     sys.modules["torch._dynamo"].reset()
 
 
-def _forget_copy(step: Step) -> None:
-    forget(step.notebook.shell, step.action.cache, set(step.action.refs))
+def _forget_copy(step: StepContext) -> None:
+    """Take objects out of the cache that the action names: copies that their owner can do without."""
+    shell, cache, refs = step.notebook.shell, step.action.cache, set(step.action.refs)
+    if cache == "garbage":
+        gc.garbage.clear()
+    elif cache == "run":
+        _drop(shell._main_mod_cache, {path for path, module in shell._main_mod_cache.items() if id(module.__dict__) in refs})
+    elif cache == "store":
+        _drop(shell.db.cache, {path for path, entry in shell.db.cache.items() if id(entry[0]) in refs})
+    else:
+        figures = sys.modules["matplotlib._pylab_helpers"].Gcf
+        for number in [number for number, manager in figures.figs.items() if id(manager) in refs]:
+            figures.destroy(number)
 
 
-def _forget_debugger(_: Step) -> None:
+def _drop(cache: dict[Any, Any], keys: set[Any]) -> None:
+    for key in keys:
+        del cache[key]
+
+
+def _forget_debugger(_: StepContext) -> None:
     for frame in traced_frames():
         frame.f_trace = None
 
 
-def _clear_leftovers(step: Step) -> None:
+def _clear_leftovers(step: StepContext) -> None:
     for ref in step.action.refs:
         known = step.tracker.objects.get(ref)
         learner = None if known is None else known()
@@ -104,14 +118,14 @@ def _clear_leftovers(step: Step) -> None:
                     learner.__dict__[callback].__dict__.pop(attribute, None)
 
 
-def park_storages(step: Step) -> str:
+def park_storages(step: StepContext) -> str:
     """Park, and return why some of it was left, or an empty string. Stops by itself, between storages, when interrupted."""
     failure = park(step.action.names[0], step.action.refs, step.tracker, lambda: step.interrupts.happened)
     empty_cache()
     return failure
 
 
-def _collect(step: Step) -> None:
+def _collect(step: StepContext) -> None:
     debug = gc.get_debug()
     gc.set_debug(debug & ~gc.DEBUG_SAVEALL)  # else what is collected would be kept in gc.garbage
     try:
@@ -124,7 +138,7 @@ def _collect(step: Step) -> None:
     empty_cache()
 
 
-STEPS: dict[str, Callable[[Step], None]] = {
+STEPS: dict[str, Callable[[StepContext], None]] = {
     "del": _delete,
     "out": _forget_output,
     "error": _release_error,
@@ -134,7 +148,7 @@ STEPS: dict[str, Callable[[Step], None]] = {
     "collect": _collect,
     "kept_error": _release_kept_error,
     "compiled": _drop_compiled,
-    "workers": lambda step: end_workers(step.action, step.tracker, step.gains),
-    "pinned": lambda step: return_pinned_memory(step.gains),
-    "workspaces": lambda step: clear_workspaces(step.gains),
+    "workers": lambda step: end_workers(step.action, step.tracker, step.freed),
+    "pinned": lambda step: return_pinned_memory(step.freed),
+    "workspaces": lambda step: clear_workspaces(step.freed),
 }

@@ -9,14 +9,14 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from nbguard.cleanup.apply.placeholders import StandIns
+from nbguard.cleanup.apply.placeholders import Placeholders
 from nbguard.scan.heap.attributes import attributes_of
-from nbguard.scan.heap.kinds import module_namespaces
+from nbguard.scan.heap.kinds import module_namespaces, mro_of, namespace_of
 from nbguard.scan.roots.frames import OPTIMIZED, running_frames
 
 
-def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[int, int]], stand_ins: StandIns) -> None:
-    """Put a stand-in in place of each variable in `wanted`, pairs of (id of the frame, id of the object or its cell).
+def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[int, int]], placeholders: Placeholders) -> None:
+    """Put a placeholder in place of each variable in `wanted`, pairs of (id of the frame, id of the object or its cell).
 
     A frame that runs again by now (a generator resumed) is left alone.
     """
@@ -26,35 +26,37 @@ def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[i
     for key, frame in frames.items():
         ids = by_owner.get(key)
         if ids and key not in running and id(frame.f_locals) not in modules:  # a cell's namespace is the user's own
-            _replace(frame, ids, stand_ins)
+            _replace(frame, ids, placeholders)
             for function in [ref for ref in gc.get_referents(frame) if type(ref) is types.FunctionType]:
                 if function.__code__ is frame.f_code:
-                    _empty(function, ids, stand_ins)
+                    _empty(function, ids, placeholders)
 
 
-def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]], stand_ins: StandIns) -> None:
-    """Put a stand-in in place of what exceptions hold themselves, where it is wanted: their attributes."""
+def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]], placeholders: Placeholders) -> None:
+    """Put a placeholder in place of what exceptions hold themselves, where it is wanted: their attributes."""
     by_owner = _by_owner(wanted)
     for key, error in errors.items():
         ids = by_owner.get(key)
         if not ids:
             continue
-        if isinstance(error, AttributeError) and id(error.obj) in ids:
-            error.obj = stand_ins.of(error.obj)
+        if AttributeError in mro_of(type(error)):
+            obj = namespace_of(AttributeError)["obj"]
+            if id(obj.__get__(error)) in ids:
+                obj.__set__(error, placeholders.of(obj.__get__(error)))
         attributes = attributes_of(error) or {}
         for name in [name for name, value in attributes.items() if id(value) in ids]:
-            attributes[name] = stand_ins.of(attributes[name])
+            attributes[name] = placeholders.of(attributes[name])
 
 
 def _by_owner(wanted: set[tuple[int, int]]) -> dict[int, set[int]]:
-    """Return what is wanted of each owner: a RecursionError has a thousand frames."""
-    found: dict[int, set[int]] = {}
+    """Return the ids of the wanted objects by their owner: a RecursionError has a thousand frames."""
+    wanted_of: dict[int, set[int]] = {}
     for owner, obj in wanted:
-        found.setdefault(owner, set()).add(obj)
-    return found
+        wanted_of.setdefault(owner, set()).add(obj)
+    return wanted_of
 
 
-def _replace(frame: types.FrameType, ids: set[int], stand_ins: StandIns) -> None:
+def _replace(frame: types.FrameType, ids: set[int], placeholders: Placeholders) -> None:
     """Replace variables of one finished frame.
 
     Through `f_locals`, which writes through since Python 3.13; before, the dict is copied back into the frame by the C API
@@ -64,21 +66,21 @@ def _replace(frame: types.FrameType, ids: set[int], stand_ins: StandIns) -> None
     cells = _cells(frame)
     for name in list(mapping):
         if id(mapping[name]) in ids or (name in cells and cells[name] in ids):
-            mapping[name] = stand_ins.of(mapping[name])
+            mapping[name] = placeholders.of(mapping[name])
     if type(mapping) is dict and frame.f_code.co_flags & OPTIMIZED:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
         if sys.getrefcount(mapping) <= 3:
             mapping.clear()
 
 
-def _empty(function: types.FunctionType, ids: set[int], stand_ins: StandIns) -> None:
+def _empty(function: types.FunctionType, ids: set[int], placeholders: Placeholders) -> None:
     """Let go of what a function keeps that only finished frames keep."""
     if id(function.__defaults__) in ids:
         function.__defaults__ = None
     if id(function.__kwdefaults__) in ids:
         function.__kwdefaults__ = None
     for name in [name for name, value in function.__dict__.items() if id(value) in ids]:
-        function.__dict__[name] = stand_ins.of(function.__dict__[name])
+        function.__dict__[name] = placeholders.of(function.__dict__[name])
 
 
 def _cells(frame: types.FrameType) -> dict[str, int]:
@@ -87,12 +89,12 @@ def _cells(frame: types.FrameType) -> dict[str, int]:
     if not names:
         return {}
     values = {name: id(value) for name, value in dict(frame.f_locals).items() if name in names}
-    found = {}
+    cells = {}
     for cell in gc.get_referents(frame):
         if type(cell) is types.CellType:
             try:
                 content = id(cell.cell_contents)
             except ValueError:  # an empty cell
                 continue
-            found.update({name: id(cell) for name, value in values.items() if value == content})
-    return found
+            cells.update({name: id(cell) for name, value in values.items() if value == content})
+    return cells

@@ -9,6 +9,7 @@ from typing import Any
 from nbguard import api
 from nbguard.cells.hooks import CellFact
 from nbguard.cleanup.plan.plan import Outcome
+from nbguard.scan.scan import Notebook
 
 
 class AutoClean:
@@ -28,9 +29,11 @@ class AutoClean:
         """Clean, unless somebody is looking at the error: `%pdb on`, or a debugger that traces."""
         if not cell.raised or "torch" not in sys.modules or self._shell.call_pdb or _is_traced():
             return
-        outcome = api.release_error()
-        if outcome is not None:
-            self._show(outcome, cell.number)
+        seen = cell.scan.get()
+        cleaned = api.release_error_in(Notebook(self._shell, self._shell.user_ns), seen)
+        if cleaned is not None:
+            cell.scan.replace(cleaned.after)
+            self._show(cleaned.outcome, cell.number)
 
 
 def _is_traced() -> bool:

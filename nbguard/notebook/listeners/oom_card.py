@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nbguard.cells.hooks import CellFact
 
 if TYPE_CHECKING:
+    from nbguard.cells.cell_scan import CellScan
     from nbguard.out_of_memory.card import OomCard
 
 
@@ -21,7 +22,7 @@ class OomWatch:
     name = "the out-of-memory card"
     rank = 10
 
-    def __init__(self, shell: Any, show: Callable[[OomCard], None], make: Callable[[], OomCard | None]) -> None:
+    def __init__(self, shell: Any, show: Callable[[OomCard], None], make: Callable[[CellScan], OomCard | None]) -> None:
         self._shell = shell
         self._show = show
         self._make = make
@@ -29,7 +30,7 @@ class OomWatch:
     def before(self) -> None:
         """See that the moment of a failure will be noted."""
         if "torch" in sys.modules:
-            from nbguard.scan.oom.observer import attach
+            from nbguard.cleanup.apply.oom_observer import attach
 
             attach()
 
@@ -37,21 +38,21 @@ class OomWatch:
         """Show the card, if this cell ran out of memory."""
         if not cell.raised or "torch" not in sys.modules:
             return
-        from nbguard.scan.oom.observer import ran_out
+        from nbguard.scan.oom.notes import ran_out
 
         error = getattr(self._shell.last_execution_result, "error_in_exec", None)
         if error is None:  # one that ended inside of the cell
             error = sys.__dict__.get("last_value")
         if error is None or not ran_out(error):
             return
-        card = self._make()
+        card = self._make(cell.scan)
         if card is not None:
             self._show(card)
 
     @staticmethod
     def end() -> None:
         """Switch the observer off."""
-        if "nbguard.scan.oom.observer" in sys.modules:
-            from nbguard.scan.oom.observer import detach
+        if "nbguard.cleanup.apply.oom_observer" in sys.modules:
+            from nbguard.cleanup.apply.oom_observer import detach
 
             detach()

@@ -21,7 +21,7 @@ class Simulating:
     def __init__(self, simulation: Simulation, show: Callable[[Simulated, Simulated, int], None]) -> None:
         self.simulation = simulation
         self._show = show
-        self._told = simulation.figures()
+        self._shown = simulation.figures()
 
     def before(self) -> None:
         """Put the cell on the simulated device."""
@@ -31,9 +31,9 @@ class Simulating:
     def after(self, cell: CellFact) -> None:
         """Take what follows off it, and say what the cell did."""
         self.end()
-        before, self._told = self._told, self.simulation.figures()
-        if self._told != before:
-            self._show(before, self._told, cell.number)
+        before, self._shown = self._shown, self.simulation.figures()
+        if self._shown != before:
+            self._show(before, self._shown, cell.number)
 
     def end(self) -> None:
         """Let the operations that follow run without it."""

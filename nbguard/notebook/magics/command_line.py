@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
 from IPython.display import display
 
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, line_of
 
 Result = TypeVar("Result")
 
@@ -121,7 +121,7 @@ def guarded(name: str, call: Callable[..., Result], *args: Any, **kw: Any) -> Re
     except KeyboardInterrupt:
         interrupted, message = True, f"{name} was interrupted while it looked: nothing has been changed"
     except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line
-        message = f"a mistake in nbguard ({type(error).__name__}: {error} at {_place(error)}): please report it"
+        message = f"a mistake in nbguard ({type(error).__name__}: {error} at {line_of(error)}): please report it"
     if interrupted:
         raise KeyboardInterrupt(message)
     raise UsageError(f"{name}: {message}")
@@ -148,13 +148,6 @@ def _showing_progress() -> Iterator[None]:
             if width:
                 sys.stderr.write("\r" + " " * width + "\r")
                 sys.stderr.flush()
-
-
-def _place(error: Exception) -> str:
-    where = error.__traceback__
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    return "?" if where is None else f"{where.tb_frame.f_globals.get('__name__')}:{where.tb_lineno}"
 
 
 def show(shell: Any, options: argparse.Namespace, result: Result, **details: Any) -> Result | None:

@@ -1,4 +1,4 @@
-"""Where a block was allocated, if the allocator's history is recorded: the innermost line that is the user's own."""
+"""Lines that allocated blocks, if the allocator's history is recorded: of each the innermost that is the user's own."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _OFTEN = 3
 
 
 class Counters:
-    """Reads the counters of what is tracked in this process."""
+    """Reads the counters of the tracked devices of this process."""
 
     def __init__(self) -> None:
         self._tracked = ""
@@ -42,30 +42,30 @@ class Counters:
             return _cuda(torch) if torch.cuda.is_initialized() else None
         facts, _ = device_facts(self._tracked)
         counted = [(fact.device, fact.allocator) for fact in facts if fact.allocator is not None]
-        found = tuple(
+        readings = tuple(
             Counted(device=device, allocated=stats.allocated, reserved=stats.reserved, peak=stats.peak_allocated)
             for device, stats in counted
         )
-        return Reading(found) if found else None
+        return Reading(readings) if readings else None
 
     def _read_heap(self) -> Reading:
         if self._malloc is None or self._slow >= _OFTEN:
             return Reading((), _resident(), "resident")
         start = time.perf_counter()
-        found = self._malloc()
+        in_use = self._malloc()
         self._slow = self._slow + 1 if time.perf_counter() - start > _SLOW else 0
-        return Reading((), found, "malloc")
+        return Reading((), in_use, "malloc")
 
 
 def _cuda(torch: Any) -> Reading:
     """Read the allocator's counters as torch nests them: flattened by `memory_stats` they cost eight times as much."""
-    found = []
+    devices = []
     for index in range(torch.cuda.device_count()):
         stats = torch.cuda.memory_stats_as_nested_dict(index)
         allocated, reserved = (stats[name]["all"] for name in ("allocated_bytes", "reserved_bytes"))
         count = stats["allocation"]["all"]["allocated"]
         if count or reserved["current"]:
-            found.append(
+            devices.append(
                 Counted(
                     device=f"cuda:{index}",
                     allocated=allocated["current"],
@@ -74,7 +74,7 @@ def _cuda(torch: Any) -> Reading:
                     allocations=count,
                 )
             )
-    return Reading(tuple(found))
+    return Reading(tuple(devices))
 
 
 class _MallInfo(ctypes.Structure):
@@ -95,8 +95,8 @@ def heap_reader() -> Callable[[], int] | None:
     mallinfo.restype = _MallInfo
 
     def in_use() -> int:
-        found = mallinfo()
-        return int(found.uordblks + found.hblkhd)
+        info = mallinfo()
+        return int(info.uordblks + info.hblkhd)
 
     return in_use
 

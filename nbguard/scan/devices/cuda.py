@@ -200,11 +200,11 @@ def segments_by_device() -> dict[int, tuple[Segment, ...]]:
     return read_segments(found if type(found) is list else found.get("segments", ()))
 
 
-def read_segments(found: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Segment, ...]]:
+def read_segments(listed: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Segment, ...]]:
     """Return the segments of a snapshot by device."""
     by_device: dict[int, list[Segment]] = {}
     sites = Sites()
-    for segment in found:
+    for segment in listed:
         address = segment["address"]
         blocks = []
         for block in segment["blocks"]:

@@ -52,7 +52,7 @@ def _machine(root: Path) -> tuple[int | None, int | None]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield (limit, what is left) of each cgroup around this process that has a limit.
+    """Yield (limit, bytes left) of each cgroup around this process that has a limit.
 
     In a container the path may be the host's, which does not exist here: then its own is what is mounted.
     """
@@ -74,7 +74,7 @@ def _groups(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _address_space(root: Path) -> tuple[int | None, int | None]:
-    """Return (limit, what is left) of the address space, if it is limited."""
+    """Return (limit, bytes left) of the address space, if it is limited."""
     try:
         import resource
     except ImportError:  # not a Unix

@@ -78,7 +78,7 @@ class NvmlReader:
         return NvmlFacts(int(memory.total), int(memory.used), self._processes(handle), is_mig)
 
     def everybody(self) -> dict[int, list[tuple[str, int | None]]]:
-        """Return who is on which of the machine's GPUs: by pid, (device as the driver counts it, bytes or None)."""
+        """Return the processes on the machine's GPUs: by pid, (device as the driver counts it, bytes or None)."""
         nvml, found = self._nvml, dict[int, list[tuple[str, int | None]]]()
         if nvml is None:
             return found

@@ -1,4 +1,4 @@
-"""Processes as the system shows them, by psutil: memory, start, owner, parents, and who is on a device.
+"""Processes as the system shows them, by psutil: memory, start, owner, parents, and the devices they use.
 
 Linux tells more than psutil knows of, read from /proc: whether a process was forked and never called exec, its namespace,
 the shared memory it keeps for others. What cannot be read is None.
@@ -104,7 +104,7 @@ def surroundings() -> Surroundings:
 
 
 def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
-    """Return what is on the machine's GPUs, and why the driver's list could not be used, if so.
+    """Return the processes on the machine's GPUs, and why the driver's list could not be used, if so.
 
     The driver's list counts only where it speaks of the pids that are seen here: in a container it may speak of the host's.
     Own processes that have a device's files open are on it whatever the list says: a forked worker keeps the memory of a
@@ -122,7 +122,7 @@ def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
 
 
 def _seen_here(listed: Collection[int], holding: Collection[int]) -> set[int]:
-    """Return those of the listed pids that are known to be pids of this namespace.
+    """Return the listed pids that are known to be pids of this namespace.
 
     In the machine's own namespace all of them; in another those that are seen to have the device open. Where there are no
     such files (WSL) the list is believed if this process is on it.

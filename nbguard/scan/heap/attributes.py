@@ -24,8 +24,8 @@ def attributes_of(obj: Any) -> dict[str, Any] | None:
     for cls in mro_of(type(obj)):
         slot = namespace_of(cls).get("__dict__")
         if type(slot) in (types.GetSetDescriptorType, types.MemberDescriptorType):  # the latter: SimpleNamespace
-            found = slot.__get__(obj)
-            return found if type(found) is dict else None
+            attributes = slot.__get__(obj)
+            return attributes if type(attributes) is dict else None
     return None
 
 
@@ -70,12 +70,12 @@ def _is_atom(key: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """How the entries of a dict of attributes are written. `place` is the attribute that gives the dict itself."""
+    """Writes the entries of a dict of attributes as code that gives them."""
 
-    place: str
-    hidden: frozenset[str] = frozenset()
-    by_number: bool = False
-    by_key: bool = False
+    place: str  # the attribute that gives the dict itself
+    hidden: frozenset[str] = frozenset()  # names by which the owner gives something else
+    by_number: bool = False  # `[0]`, as of an nn.Sequential
+    by_key: bool = False  # `["name"]`, as of an nn.ModuleDict
 
     @classmethod
     def of_parts(cls, place: str, owner: type) -> Writer:

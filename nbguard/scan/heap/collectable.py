@@ -1,4 +1,4 @@
-"""Which unreachable objects the collector can free: cycles that pass through C++ stay for ever.
+"""Unreachable objects that the collector cannot free: cycles that pass through C++ stay for ever.
 
 gc sees the references that Python objects show it. What torch and numpy keep in C++ (a graph, a gradient, the base of a view)
 it takes for a holder outside, and leaves alone what that holder leads to. If the holder goes with the rest, the next pass

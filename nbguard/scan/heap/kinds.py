@@ -1,4 +1,4 @@
-"""What an object is, judged by its type alone and remembered per type.
+"""Kinds of objects, judged by the type alone and remembered per type.
 
 `isinstance` would run a proxy's `__class__`; reading the type's own slots through `type.__dict__` runs nothing.
 """
@@ -73,8 +73,8 @@ def namespace_of(cls: type) -> Any:
 
 def mro_of(cls: type) -> tuple[type, ...]:
     """Return the class's bases in order, without going through its metaclass."""
-    found: tuple[type, ...] = _mro(cls)
-    return found
+    bases: tuple[type, ...] = _mro(cls)
+    return bases
 
 
 def name_of(cls: type) -> str:
@@ -83,14 +83,14 @@ def name_of(cls: type) -> str:
 
 
 def module_namespace(module: object) -> dict[str, Any] | None:
-    """Return a module's globals, without going through a class of its own (lazy modules have one); None for what is none."""
+    """Return a module's globals, without going through a class of its own (lazy modules have one); None if it is no module."""
     return _module_namespace(module) if types.ModuleType in mro_of(type(module)) else None
 
 
 def module_namespaces() -> dict[str, dict[str, Any]]:
     """Return the globals of every loaded module, by the module's name."""
-    found = ((name, module_namespace(module)) for name, module in list(sys.modules.items()))
-    return {name: namespace for name, namespace in found if namespace is not None}
+    namespaces = ((name, module_namespace(module)) for name, module in list(sys.modules.items()))
+    return {name: namespace for name, namespace in namespaces if namespace is not None}
 
 
 def never_asked() -> Any:
@@ -108,7 +108,7 @@ def is_graph_node(cls: type) -> bool:
 
 
 class Kinds:
-    """Kinds of types, with what is loaded in this process at the time it is made."""
+    """Kinds of types, by the libraries that are loaded in this process when it is made."""
 
     def __init__(self) -> None:
         self.bases: dict[type, str] = dict(_BUILTIN)

@@ -1,4 +1,4 @@
-"""What of some objects something outside of them holds: the collector's own rule, with what C++ keeps counted in."""
+"""Objects of a set that are held from outside of it: by the collector's own rule, with the references of C++ counted in."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def held_outside(walk: Walk, first: int) -> list[int]:
     ours = references_by_asking()
     objects = walk.objects
     of_an_error = {n for n in walk.only_stale if walk.kind[n] in _OF_AN_ERROR}
-    found = []
+    held = []
     for n in range(first, len(objects)):
         from_roots = walk.entries.get(n, 0)
         if walk.kind[n] == _UNCOUNTED or from_roots is None or n in of_an_error:
@@ -44,9 +44,9 @@ def held_outside(walk: Walk, first: int) -> list[int]:
             if references > in_cpp[n]:  # by more than the graphs, gradients and views that were found: a cache, a library
                 extra += 1
         if extra > 0:
-            found.append(n)
+            held.append(n)
     matters = walk.leading_to((n for n in range(first, len(objects)) if is_goal(walk, n)), first, of_an_error)
-    return [n for n in found if n in matters]  # a `print` or a lock that everybody holds explains nothing
+    return [n for n in held if n in matters]  # a `print` or a lock that everybody holds explains nothing
 
 
 def _elements(walk: Walk, array: int) -> Iterator[int]:
@@ -64,14 +64,14 @@ def _elements(walk: Walk, array: int) -> Iterator[int]:
 
 def below(walk: Walk, first: int, tops: Iterable[int]) -> set[int]:
     """Return the objects from number `first` on that `tops` lead to, these included."""
-    seen = {n for n in tops if n >= first}
-    todo = list(seen)
+    reached = {n for n in tops if n >= first}
+    todo = list(reached)
     while todo:
         for child in walk.children[todo.pop()]:
-            if child >= first and child not in seen:
-                seen.add(child)
+            if child >= first and child not in reached:
+                reached.add(child)
                 todo.append(child)
-    return seen
+    return reached
 
 
 def points_below(walk: Walk, first: int, tops: list[int]) -> set[int]:

@@ -1,4 +1,4 @@
-"""Upwards from what something holds that no root leads to, until a name for it is found: a module's global, a class."""
+"""Names for objects that no root leads to: their referrers, followed upwards to a module's global or a class."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from nbguard.scan.heap.walk import Walk
 from nbguard.scan.roots.root import LiveRoot
 
 _CHUNK = 512
-_MAX_CLIMB = 24
+_MOST_STEPS = 24
 _FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
 _NOT_FOLLOWED = "held in a way that is not followed"
 
 
-def climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot, list[int]]], list[int]]:
+def name_by_referrers(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot, list[int]]], list[int]]:
     """Follow holders upwards, the nearest first; return roots that could be named and what else is held outside.
 
-    A climb ends when all that it set out from is explained by a named root: that root may itself be known by many names.
+    The search ends when all that it set out from is explained by a named root: that root may itself be known by many names.
     """
     named: list[tuple[LiveRoot, list[int]]] = []
     explained: set[int] = set()
     asked: set[int] = set()
     lowest = len(walk.objects)
     modules = {id(namespace): name for name, namespace in module_namespaces().items()} | walk.shell
-    for _ in range(_MAX_CLIMB):
+    for _ in range(_MOST_STEPS):
         asking = {id(walk.objects[n]): n for n in held if n not in asked and points_below(walk, first, [n]) - explained}
         if not asking:
             break
         asked.update(asking.values())
-        found: list[tuple[LiveRoot, list[int]]] = []
+        roots: list[tuple[LiveRoot, list[int]]] = []
         new = len(walk.objects)
         for holder in _referrers(walk, set(asking)):
             held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
@@ -44,14 +44,14 @@ def climb(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot,
             if held_by_it:  # another thread may have let go of it since
                 label, what = _name_of_root(walk, first, holder, held_by_it, modules)
                 if label:
-                    found.append((LiveRoot(kind="library", label=label, objects=(), what=what), held_by_it))
+                    roots.append((LiveRoot(kind="library", label=label, objects=(), what=what), held_by_it))
                 elif id(holder) not in walk.number:
                     walk.add_unwalked(holder)
             del holder
         for frame in _callers(walk, new):
             walk.add_unwalked(frame)
             del frame
-        for root, entries in sorted(found, key=lambda each: _foreign(walk, *each)):
+        for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
             if points := points_below(walk, first, entries) - explained:
                 named.append((root, entries))
                 explained |= points
@@ -77,15 +77,15 @@ def _callers(walk: Walk, new: int) -> list[Any]:
             for ref in gc.get_referents(obj):
                 if type(ref) in kinds:
                     above.setdefault(id(ref), []).append(obj)
-    found: dict[int, Any] = {}
+    callers: dict[int, Any] = {}
     todo = list(met)
     while todo:
         for obj in above.get(todo.pop(), ()):
             if id(obj) not in met and id(obj) not in walk.number:
                 met.add(id(obj))
-                found[id(obj)] = obj
+                callers[id(obj)] = obj
                 todo.append(id(obj))
-    return list(found.values())
+    return list(callers.values())
 
 
 def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, bool, str]:
@@ -101,7 +101,7 @@ def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, bool
 
 
 def _name_of_root(walk: Walk, first: int, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> tuple[str, str]:
-    """Return (label, explanation) if `holder` is where a climb ends: a module's globals, or what a root leads to already."""
+    """Return (label, explanation) if `holder` is where the search ends: a module's globals, or what a root leads to already."""
     module = modules.get(id(holder))
     if module is not None:
         label = _global_name(module, holder, walk.objects[held_by_it[0]])
@@ -124,13 +124,13 @@ def _referrers(walk: Walk, ids: set[int]) -> list[Any]:
         return [obj for obj in gc.get_referrers(*few) if id(obj) not in own]
     everything = list(filter(partial(is_not, never_asked()), gc.get_objects()))
     own = {id(everything), id(walk.objects)}
-    found: list[Any] = []
+    referrers: list[Any] = []
     for at in range(0, len(everything), _CHUNK):
         chunk = everything[at : at + _CHUNK]
         if ids.isdisjoint(map(id, gc.get_referents(*chunk))):
             continue
-        found += [obj for obj in chunk if id(obj) not in own and not ids.isdisjoint(map(id, gc.get_referents(obj)))]
-    return found
+        referrers += [obj for obj in chunk if id(obj) not in own and not ids.isdisjoint(map(id, gc.get_referents(obj)))]
+    return referrers
 
 
 def _global_name(module: str, namespace: Any, obj: Any) -> str:

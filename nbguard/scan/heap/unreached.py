@@ -1,9 +1,9 @@
-"""What no root of the user's leads to: garbage that waits for the collector, or something that other code holds.
+"""Objects that no root of the user's leads to: garbage that waits for the collector, or objects that other code holds.
 
-That is what no root leads to at all, and what only stale ones do (the last error, `Out`), which a cleanup would take for
-theirs alone. The collector's own rule decides: an object whose references are all known to come from the set itself has no
-holder outside, and what is not reached from an object with one is garbage. What has a holder outside is followed upwards,
-in whole passes over the heap, until a module's global is found or nothing more is.
+These are the objects that no root leads to at all, and those of stale roots alone (the last error, `Out`), which a cleanup
+would take for theirs. The collector's own rule decides: an object whose references are all known to come from the set itself
+has no holder outside, and what is not reached from an object with one is garbage. A holder outside is followed upwards, in
+whole passes over the heap, to a module's global if there is one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 from nbguard.scan.heap.collectable import stuck_in_cpp
 from nbguard.scan.heap.kinds import name_of
 from nbguard.scan.heap.outside_references import below, held_outside, points_below
-from nbguard.scan.heap.referrers import climb
+from nbguard.scan.heap.referrers import name_by_referrers
 from nbguard.scan.heap.unwalked import fill_rest
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk
 from nbguard.scan.roots.root import LiveRoot
 
 
-def orphan_roots(walk: Walk, climb_above: int | None) -> list[tuple[LiveRoot, list[int]]]:
+def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, list[int]]]:
     """Walk what no root has led to and return its roots: garbage, and holders in libraries.
 
-    Holders of less than `climb_above` bytes in all, and of no Learner, are not followed upwards (a pass over a large heap
+    Holders of less than `name_above` bytes in all, and of no Learner, are not followed upwards (a pass over a large heap
     costs some 0.2 s each): they come out as one root of kind `library`. None: code runs in another thread meanwhile, and
     has made some of this since its own roots were looked at. Nobody can tell what, so all of it counts as held.
     """
@@ -39,7 +39,7 @@ def orphan_roots(walk: Walk, climb_above: int | None) -> list[tuple[LiveRoot, li
     held = held_outside(walk, first)
     known = below(walk, first, by_rest)
     held = [n for n in held if n not in known]
-    if climb_above is None:
+    if name_above is None:
         meanwhile = [*(n for n in held if n < unreached), *range(unreached, len(walk.objects))]
         return [
             (
@@ -48,8 +48,8 @@ def orphan_roots(walk: Walk, climb_above: int | None) -> list[tuple[LiveRoot, li
             )
         ]
     named: list[tuple[LiveRoot, list[int]]] = []
-    if held and _is_worth_it(walk, first, held, climb_above):
-        named, held = climb(walk, first, held)
+    if held and _is_worth_it(walk, first, held, name_above):
+        named, held = name_by_referrers(walk, first, held)
     if by_rest:
         named.append(
             (
@@ -97,16 +97,16 @@ def _tie(walk: Walk, cycle: Iterable[int]) -> str:
 
 
 def _tops(walk: Walk, held: list[int]) -> str:
-    """Return what is at the top of what cannot be followed further, e.g. `libraries (a Tensor, a dict)`."""
+    """Return the types of the holders that cannot be followed further, e.g. `libraries (a Tensor, a dict)`."""
     names = sorted({name_of(type(walk.objects[n])) for n in held})
     return f"libraries ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
 
 
-def _is_worth_it(walk: Walk, first: int, held: list[int], climb_above: int) -> bool:
+def _is_worth_it(walk: Walk, first: int, held: list[int], name_above: int) -> bool:
     points = points_below(walk, first, held)
     storages = {storage for n in points for storage in walk.holds.get(n, ())}
     nbytes = sum(walk.storages[storage].nbytes for storage in storages)
-    return nbytes > climb_above or any(walk.kind[n] == "learner" or n in walk.only_stale for n in points)
+    return nbytes > name_above or any(walk.kind[n] == "learner" or n in walk.only_stale for n in points)
 
 
 def _count(walk: Walk, garbage: list[int]) -> str:

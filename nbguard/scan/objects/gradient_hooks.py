@@ -1,7 +1,7 @@
-"""What hangs on the end of a parameter's graphs, where its gradient is added up: a move to another device would cut it off.
+"""Hooks on the end of a parameter's graphs, where its gradient is added up: a move to another device would cut them off.
 
-torch gives a parameter that changes its device a new end. What had hooked the former one is told nothing and never runs
-again: processes that train together would drift apart without a word.
+torch gives a parameter that changes its device a new end. A hook on the former one is not told and never runs again: processes
+that train together would drift apart without a word.
 """
 
 from __future__ import annotations

@@ -19,15 +19,15 @@ BARS = ("pbar", "mbar")
 
 def learner_summary(learner: Any) -> str:
     """Return e.g. `Learner · Sequential · Adam · 8 workers`, from the Learner's plain attributes."""
-    found = attributes_of(learner) or {}
+    attributes = attributes_of(learner) or {}
     parts = [name_of(type(learner))]
-    if (model := found.get("model")) is not None:
+    if (model := attributes.get("model")) is not None:
         parts.append(name_of(type(model)))
-    opt, opt_func = found.get("opt"), found.get("opt_func")
+    opt, opt_func = attributes.get("opt"), attributes.get("opt_func")
     name = getattr(opt_func, "__name__", "") if type(opt_func) in (type(learner_summary), type) else ""
     if opt is not None or name:
         parts.append(name or name_of(type(opt)))
-    if workers := worker_count(found.get("dls")):
+    if workers := worker_count(attributes.get("dls")):
         parts.append(f"{workers} worker{'s' if workers > 1 else ''}")
     return " · ".join(parts)
 
@@ -37,11 +37,11 @@ def learner_facts(objects: list[tuple[int, Any]]) -> tuple[LearnerFact, ...]:
     running = running_fit_owners() if objects else set()
     facts = []
     for node, learner in objects:
-        found = attributes_of(learner) or {}
-        left = tuple(name for name, idle in LEFTOVERS.items() if name in found and not _is_idle(found[name], idle))
-        bars = attributes_of(found.get("progress")) or {}
+        attributes = attributes_of(learner) or {}
+        left = tuple(name for name, idle in LEFTOVERS.items() if name in attributes and not _is_idle(attributes[name], idle))
+        bars = attributes_of(attributes.get("progress")) or {}
         left += tuple(f"progress.{name}" for name in BARS if bars.get(name) is not None)
-        facts.append(LearnerFact(node, id(learner) in running, learner_summary(learner), left if "dls" in found else ()))
+        facts.append(LearnerFact(node, id(learner) in running, learner_summary(learner), left if "dls" in attributes else ()))
     return tuple(facts)
 
 

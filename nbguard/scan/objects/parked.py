@@ -1,4 +1,4 @@
-"""What is parked: tensors whose data was moved to host memory, held weakly, and where they came from."""
+"""Parked tensors, whose data was moved to host memory: held weakly, with the device they came from."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def parked_storages(parked: Parked) -> dict[int, int]:
 
 
 def parked_facts() -> tuple[ParkedFact, ...]:
-    """Return what is parked; what the user has let go of since is not."""
-    found = []
+    """Return a fact on all that is parked and that the user has not let go of since."""
+    facts = []
     for parked in PARKED:
         nbytes = sum(parked_storages(parked).values())
         if nbytes:
-            found.append(ParkedFact(parked.label, parked.device, nbytes, len(parked.alive())))
-    return tuple(found)
+            facts.append(ParkedFact(parked.label, parked.device, nbytes, len(parked.alive())))
+    return tuple(facts)
 
 
 def parked_addresses() -> frozenset[int]:
@@ -70,13 +70,13 @@ def movable(tracker: WeakTracker) -> dict[int, list[Any]]:
 
     A weak reference that died with the look was to a tensor that only C++ has: an autograd graph's, a sparse tensor's part.
     """
-    found = {}
+    tensors_of = {}
     with plain_torch():
         for number, refs in (tracker.tensors or {}).items():
             tensors = [None if ref is None else ref() for ref in refs]
             if all(tensor is not None and _is_plain(tensor) for tensor in tensors):
-                found[number] = tensors
-    return found
+                tensors_of[number] = tensors
+    return tensors_of
 
 
 def _is_plain(tensor: Any) -> bool:

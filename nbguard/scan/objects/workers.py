@@ -124,7 +124,7 @@ def _is_made_since(holder: Any, walk: Walk) -> bool:
 
 
 def _held_unseen(walk: Walk, at: dict[int, int], own: set[int]) -> set[int]:
-    """Return the ids of those of the iterators (id: number in the walk) that more refers to than what the walk has met.
+    """Return the ids of the iterators, among these (id: number in the walk), that more refers to than what the walk has met.
 
     The loop that runs over an iterator keeps it where Python shows it to nobody: on the stack of its frame. So does what
     stands between the two (`enumerate`, a generator), which then is an object that no root leads to.

@@ -27,6 +27,19 @@ def slot(error: BaseException, name: str) -> Any:
     return _SLOTS[name].__get__(error)
 
 
+def is_exception(value: object) -> bool:
+    """Say whether a value is an exception, by its type alone: `isinstance` would ask a proxy's `__class__`."""
+    return BaseException in mro_of(type(value))
+
+
+def parts_of(error: BaseException) -> tuple[BaseException, ...]:
+    """Return the exceptions in a group; none of what is no group."""
+    parts: tuple[BaseException, ...] = ()
+    if _GROUP is not None and _GROUP in mro_of(type(error)):
+        parts = namespace_of(_GROUP)["exceptions"].__get__(error)
+    return parts
+
+
 def find_in_chain(error: BaseException) -> tuple[BaseException, OomText] | None:
     """Return the first out-of-memory error that `error` is or leads to, with what it says."""
     todo, seen = [error], set[int]()
@@ -39,8 +52,7 @@ def find_in_chain(error: BaseException) -> tuple[BaseException, OomText] | None:
         if text is not None:
             return current, text
         todo += [next_one for next_one in (slot(current, "__cause__"), slot(current, "__context__")) if next_one is not None]
-        if _GROUP is not None and _GROUP in mro_of(type(current)):
-            todo += namespace_of(_GROUP)["exceptions"].__get__(current)
+        todo += parts_of(current)
     return None
 
 
@@ -49,10 +61,10 @@ def read(error: BaseException) -> OomText | None:
     bases, args = mro_of(type(error)), slot(error, "args")
     words = [str.__str__(arg) for arg in args if str in mro_of(type(arg))]
     errno = namespace_of(OSError)["errno"].__get__(error) if OSError in bases else None
-    found = read_text({name_of(base) for base in bases}, " ".join(words)[:_LONG_ENOUGH], errno)
-    if found is not None and found.requested is None and MemoryError in bases:
-        return replace(found, requested=_array_bytes(args))
-    return found
+    text = read_text({name_of(base) for base in bases}, " ".join(words)[:_LONG_ENOUGH], errno)
+    if text is not None and text.requested is None and MemoryError in bases:
+        return replace(text, requested=_array_bytes(args))
+    return text
 
 
 def _array_bytes(args: tuple[Any, ...]) -> int | None:

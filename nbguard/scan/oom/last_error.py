@@ -14,12 +14,13 @@ from nbguard.memory.oom_facts import HOST_KINDS, CodeLine, OomFact
 from nbguard.scan.devices.host import host_facts
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.scan.heap.kinds import Kinds, name_of, namespace_of
-from nbguard.scan.oom.chain import find_in_chain, slot
-from nbguard.scan.oom.observer import noted
+from nbguard.scan.oom.chain import find_in_chain, is_exception, slot
+from nbguard.scan.oom.notes import note_of
 from nbguard.scan.roots.frames import OPTIMIZED, frame_locals
 from nbguard.scan.roots.tracebacks import error_holders
 
-_STAND_INS = "nbguard.cleanup.apply.placeholders"
+PLACEHOLDERS = "nbguard.cleanup.apply.placeholders"
+"""Name of the module whose class stands in the frames of an error for what a cleanup has released."""
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _MAGICS = ("run_cell_magic", "run_line_magic")
@@ -32,7 +33,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         shell: the IPython shell, or None.
         inputs: the sources of the session's cells, by number.
     """
-    last = next((value for value in error_holders(shell) if isinstance(value, BaseException)), None)
+    last = next((value for value in error_holders(shell) if is_exception(value)), None)
     for shown in (sys.exc_info()[1], last):
         found = None if shown is None else find_in_chain(shown)
         if shown is not None and found is not None:
@@ -43,14 +44,14 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
     trace = _Trace.of((error, shown), shell)
     reads, binds = trace.names(inputs)
     learner, batch_size = trace.learner()
-    seen = noted(text)
-    note = text.note() if seen is None else seen
+    at_the_failure = note_of(text)
+    note = text.note() if at_the_failure is None else at_the_failure
     return OomFact(
-        device=text.device if seen is None else seen.device,
-        requested=text.requested if seen is None else seen.requested,
-        slack=text.slack if seen is None else 0,
+        device=text.device if at_the_failure is None else at_the_failure.device,
+        requested=text.requested if at_the_failure is None else at_the_failure.requested,
+        slack=text.slack if at_the_failure is None else 0,
         kind=text.kind,
-        limit=text.limit if seen is None else seen.limit,
+        limit=text.limit if at_the_failure is None else at_the_failure.limit,
         error=name_of(type(error)),
         shown="" if error is shown else name_of(type(shown)),
         cell=trace.cell if trace.cell is not None or note is None else note.cell,
@@ -105,13 +106,13 @@ class _Trace:
         kinds = Kinds()
         for value in self._variables():
             if kinds.of(type(value)) == "learner":
-                found = attributes_of(value) or {}
-                return id(value), _batch_size(found.get("dl")) or _batch_size(_first_loader(found.get("dls")))
+                attributes = attributes_of(value) or {}
+                return id(value), _batch_size(attributes.get("dl")) or _batch_size(_first_loader(attributes.get("dls")))
         return 0, None
 
     def was_released(self) -> bool:
-        """Say whether a cleanup has put stand-ins in the place of the frames' variables."""
-        return any(namespace_of(type(value)).get("__module__") == _STAND_INS for value in self._variables())
+        """Say whether a cleanup has put placeholders in the place of the frames' variables."""
+        return any(namespace_of(type(value)).get("__module__") == PLACEHOLDERS for value in self._variables())
 
     def _variables(self) -> Iterator[Any]:
         for frame, _ in self.frames:
@@ -127,8 +128,8 @@ def _frames(error: BaseException) -> Iterator[tuple[types.FrameType, int]]:
 
 
 def _first_loader(loaders: Any) -> Any:
-    found = attribute_of(loaders, "loaders")
-    return found[0] if type(found) is list and found else None
+    listed = attribute_of(loaders, "loaders")
+    return listed[0] if type(listed) is list and listed else None
 
 
 def _batch_size(loader: Any) -> int | None:

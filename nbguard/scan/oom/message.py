@@ -1,4 +1,4 @@
-"""What the texts of out-of-memory errors say: PyTorch's, of its allocators and of CUDA's libraries, NumPy's and Python's."""
+"""Texts of out-of-memory errors, read: PyTorch's, of its allocators and of CUDA's libraries, NumPy's and Python's."""
 
 from __future__ import annotations
 
@@ -38,18 +38,15 @@ _SEGMENTS = 2 * 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomText:
-    """What an error's text says. `device` is empty where it does not name one; `figures` are its sizes as written.
+    """Figures and names in the text of one out-of-memory error."""
 
-    `state` is what it tells of the allocator: (bytes, slack) of the device, free, allocated, reserved besides.
-    """
-
-    kind: OomKind
-    device: str
-    requested: int | None
-    slack: int = 0
-    limit: int | None = None
-    figures: frozenset[str] = frozenset()
-    state: tuple[tuple[int, int], ...] = ()
+    kind: OomKind  # whose memory it was
+    device: str  # empty where the text names none
+    requested: int | None  # bytes
+    slack: int = 0  # bytes that the request may be larger: the text has rounded it
+    limit: int | None = None  # bytes that the process may use of the device, where that is less than all of it
+    figures: frozenset[str] = frozenset()  # all sizes as written, e.g. `2.00 GiB`
+    state: tuple[tuple[int, int], ...] = ()  # (bytes, slack) of the device, free, allocated, reserved besides
 
     def note(self) -> OomNote | None:
         """Return what the text tells of the failure, in the rounded figures that it has."""
@@ -70,7 +67,7 @@ class OomText:
 
 
 def read_text(types: Collection[str], text: str, errno: int | None = None) -> OomText | None:
-    """Return what an error says about memory, or None if it is of another kind.
+    """Return the text of an out-of-memory error, read; None of an error of another kind.
 
     Args:
         types: the names of its class and of the classes above that.
@@ -86,9 +83,9 @@ def read_text(types: Collection[str], text: str, errno: int | None = None) -> Oo
         return OomText(kind="shm", device="cpu", requested=None)
     if _WORKER.search(text):
         return OomText(kind="worker", device="cpu", requested=None)
-    found, array = _BYTES.search(text), _ARRAY.search(text)
-    if found is not None:
-        return OomText(kind="host", device="cpu", requested=int(found[1] or found[2]))
+    number, array = _BYTES.search(text), _ARRAY.search(text)
+    if number is not None:
+        return OomText(kind="host", device="cpu", requested=int(number[1] or number[2]))
     if array is not None:
         requested, slack = size_of(array[1], array[2])
         return OomText(kind="host", device="cpu", requested=requested, slack=slack)
@@ -106,8 +103,8 @@ def _of_device(text: str, kind: str) -> OomText:
     requested, slack = (None, 0) if asked is None else size_of(asked[1], asked[2])
     if kind != "mps" and requested is not None and slack < _SEGMENTS // 2 and requested % _SEGMENTS == 0:
         slack = 0  # it asks the driver for whole segments: the rounding of the text hides no other size
-    found = _STATE.search(text)
-    sizes = () if found is None else found.groups()
+    tells = _STATE.search(text)
+    sizes = () if tells is None else tells.groups()
     state = tuple(size_of(number, unit) for number, unit in zip(sizes[::2], sizes[1::2], strict=True))
     return OomText(kind="device", device=device, requested=requested, slack=slack, limit=limit, figures=figures, state=state)
 
@@ -131,7 +128,7 @@ def as_torch_writes(nbytes: int) -> str:
 
 
 def belongs_to(note: OomNote, text: OomText) -> bool:
-    """Say whether a note was made of the failure that `text` tells of: same device, and its figures are among the text's.
+    """Say whether a note is of the same failure as `text`: same device, and its figures are among the text's.
 
     Request, free memory, what is allocated and what is not: an older failure of the same figures was the same state.
     """

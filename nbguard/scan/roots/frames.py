@@ -43,10 +43,10 @@ def frame_locals(frame: types.FrameType) -> dict[str, Any]:
     namespace, which is only read.
     """
     mapping = frame.f_locals
-    found = dict(mapping)
+    variables = dict(mapping)
     if type(mapping) is dict and frame.f_code.co_flags & OPTIMIZED and sys.getrefcount(mapping) <= 3:  # frame, here, the call
         mapping.clear()
-    return found
+    return variables
 
 
 def frame_of(code: types.CodeType | None, frame: types.FrameType | None) -> types.FrameType | None:
@@ -77,28 +77,28 @@ def running_frames() -> Iterator[tuple[int, types.FrameType]]:
     itself, and with it all that the functions which called it know, until the next collection.
     """
     tops = sys._current_frames()
-    found = []
+    frames = []
     for ident in list(tops):
         frame: types.FrameType | None = tops.pop(ident)
         while frame is not None:
-            found.append((ident, frame))
+            frames.append((ident, frame))
             frame = frame.f_back
-    found.reverse()
-    while found:
-        yield found.pop()
+    frames.reverse()
+    while frames:
+        yield frames.pop()
 
 
 def running_roots() -> list[LiveRoot]:
     """Return a root for each running function of every thread: what its variables hold is in use."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = []
+    roots = []
     for ident, frame in running_frames():
         if _is_of_interest(frame):
             thread = "" if ident == threading.get_ident() else str(names.get(ident, ident))
             label = f"running {frame.f_code.co_name}()" + (f" in thread {thread}" if thread else "")
             values = tuple(frame_locals(frame).values())
-            found.append(LiveRoot(kind="frame", label=label, objects=values, what="in use", thread=thread))
-    return found
+            roots.append(LiveRoot(kind="frame", label=label, objects=values, what="in use", thread=thread))
+    return roots
 
 
 def _is_of_interest(frame: types.FrameType) -> bool:

@@ -23,12 +23,12 @@ def user_roots(
     namespace: dict[str, Any], hidden: dict[str, Any], out: dict[int, Any], cells: Cells, kinds: Kinds
 ) -> list[LiveRoot]:
     """Return a root for each name that is the user's own: not IPython's, or rebound by the user since."""
-    found = []
+    roots = []
     for name, value in list(namespace.items()):
         if type(name) is not str or (name in hidden and hidden[name] is value) or _is_output_name(name, value, out):
             continue
-        found.append(LiveRoot(kind="name", label=name, objects=(value,), cell=cells.birth(name), what=describe(value, kinds)))
-    return found
+        roots.append(LiveRoot(kind="name", label=name, objects=(value,), cell=cells.birth(name), what=describe(value, kinds)))
+    return roots
 
 
 def _is_output_name(name: str, value: Any, out: dict[int, Any]) -> bool:
@@ -66,20 +66,20 @@ def output_places(shell: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRoot]:
     """Return a root for each global of the user's own modules (but the one whose globals are the namespace)."""
-    found = []
+    roots = []
     for module_name, found_there in module_namespaces().items():
         if referents.is_users_module(sys.modules.get(module_name)) and found_there is not namespace:
             kind: RootKind = "module"
-            found += [
+            roots += [
                 LiveRoot(kind=kind, label=f"{module_name}.{name}", objects=(value,), what="global of your module")
                 for name, value in list(found_there.items())
                 if type(value) is not types.ModuleType and not name.startswith("__")
             ]
-    return found
+    return roots
 
 
 class Cells:
-    """Which cell last bound a name, read from the inputs of the session (IPython's `In`)."""
+    """The cells that bound each name last, read from the inputs of the session (IPython's `In`)."""
 
     def __init__(self, inputs: list[str]) -> None:
         self._inputs = inputs
@@ -102,19 +102,19 @@ def _names_bound(source: str) -> frozenset[str]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return frozenset()
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
+                names.add(name)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                found.add(name)
+                names.add(name)
             case ast.ExceptHandler(name=str(name)):
-                found.add(name)
+                names.add(name)
             case ast.alias(name=name, asname=alias):
-                found.add((alias or name).partition(".")[0])
+                names.add((alias or name).partition(".")[0])
             case ast.Call(
                 func=ast.Attribute(attr="run_line_magic" | "run_cell_magic"), args=[*_, ast.Constant(value=str(code))]
             ):
-                found |= _names_bound(code)
-    return frozenset(found)
+                names |= _names_bound(code)
+    return frozenset(names)

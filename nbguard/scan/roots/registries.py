@@ -1,4 +1,4 @@
-"""Where Python, IPython, torch and matplotlib keep what was registered with them, out of any name's reach.
+"""Registries of Python, IPython, torch and matplotlib: they keep objects out of any name's reach.
 
 `cache` roots are copies that their owner can do without (a script's old globals, what `%store` has written to disk): a
 cleanup may let them go. `library` roots are in force: they are reported, with the line that ends them.
@@ -25,11 +25,11 @@ def registry_roots(shell: Any, is_users: Callable[[object], bool]) -> list[LiveR
 
     What libraries register of their own (IPython's events, signal handlers) leads to half the process and explains nothing.
     """
-    found = [*_garbage(), *_torch(), *_figures()]
+    roots = [*_garbage(), *_torch(), *_figures()]
     if shell is not None:
-        found += [*_scripts(shell), *_stored(shell)]
+        roots += [*_scripts(shell), *_stored(shell)]
     hooks = [*_interpreter(), *(() if shell is None else _ipython(shell))]
-    return found + [root for root in hooks if is_users(root.objects[0])]
+    return roots + [root for root in hooks if is_users(root.objects[0])]
 
 
 def _garbage() -> Iterator[LiveRoot]:

@@ -13,10 +13,10 @@ class LiveRoot:
     """A root with the objects it refers to. Lives only while the walk runs; `Root`, with the same fields, remains of it."""
 
     kind: RootKind
-    label: str
-    objects: tuple[Any, ...]
-    cell: int | None = None
-    what: str = ""
-    ended_by: str = ""
-    thread: str = ""
-    cache: CacheKind = ""
+    label: str  # how a report calls it: a name, `Out[3]`, `last error`
+    objects: tuple[Any, ...]  # to which it refers, strongly
+    cell: int | None = None  # number of the cell that bound it last, where that is known
+    what: str = ""  # a few words on it
+    ended_by: str = ""  # the line that ends it, where the root knows one
+    thread: str = ""  # name of the thread in which a frame runs, unless it is the one that scans
+    cache: CacheKind = ""  # the cache that it stands for

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.memory.facts import DEBUGGER
-from nbguard.scan.heap.kinds import module_namespaces
+from nbguard.scan.heap.kinds import module_namespaces, mro_of, name_of
+from nbguard.scan.oom.chain import is_exception, parts_of, slot
 from nbguard.scan.pause import pause_main_thread
 from nbguard.scan.roots.root import LiveRoot
 
@@ -40,13 +41,13 @@ def error_holders(shell: Any) -> Iterator[Any]:
 def error_roots(shell: Any) -> list[LiveRoot]:
     """Return the last error as one root, and debuggers left over from `set_trace()`, or nothing."""
     tracers = tuple(frame.f_trace for frame in traced_frames())
-    found = [LiveRoot(kind="error", label=DEBUGGER, objects=tracers, what="its last stop")] if tracers else []
+    debuggers = [LiveRoot(kind="error", label=DEBUGGER, objects=tracers, what="its last stop")] if tracers else []
     objects = tuple(error_holders(shell))
-    error = next((value for value in objects if isinstance(value, BaseException)), None)
+    error = next((value for value in objects if is_exception(value)), None)
     if not objects:
-        return found
-    what = type(error).__name__ if error is not None else "traceback"
-    return [*found, LiveRoot(kind="error", label=LABEL, objects=objects, cell=_cell_of(error, shell), what=what)]
+        return debuggers
+    what = name_of(type(error)) if error is not None else "traceback"
+    return [*debuggers, LiveRoot(kind="error", label=LABEL, objects=objects, cell=_cell_of(error, shell), what=what)]
 
 
 def traced_frames() -> list[types.FrameType]:
@@ -54,20 +55,20 @@ def traced_frames() -> list[types.FrameType]:
 
     `set_trace()` puts it on every frame up to the outermost, `continue` takes it off all but that one.
     """
-    found = []
+    frames = []
     frame = sys._getframe() if sys.gettrace() is None and "bdb" in sys.modules else None
     while frame is not None:
         trace = frame.f_trace
-        if type(trace) is types.MethodType and sys.modules["bdb"].Bdb in type(trace.__self__).__mro__:
-            found.append(frame)
+        if type(trace) is types.MethodType and sys.modules["bdb"].Bdb in mro_of(type(trace.__self__)):
+            frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 def _cell_of(error: BaseException | None, shell: Any) -> int | None:
     """Return the number of the cell in which the error was raised."""
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    traceback = None if error is None else error.__traceback__
+    traceback = None if error is None else slot(error, "__traceback__")
     while traceback is not None:
         number = numbers.get(traceback.tb_frame.f_code.co_filename)
         if type(number) is int:
@@ -86,7 +87,7 @@ class ErrorParts:
 
 def error_parts(shell: Any) -> ErrorParts:
     """Return what the last error keeps: of chained and grouped exceptions and of the debugger too."""
-    found = ErrorParts({}, {})
+    parts = ErrorParts({}, {})
     seen: set[int] = set()
     todo = list(error_holders(shell))
     while todo:
@@ -97,25 +98,26 @@ def error_parts(shell: Any) -> ErrorParts:
         if type(value) is dict:  # what the debugger left
             todo += value.values()
         elif type(value) is types.FrameType:
-            found.frames[id(value)] = value
+            parts.frames[id(value)] = value
             todo.append(value.f_back)
         elif type(value) is types.TracebackType:
             todo += [value.tb_frame, value.tb_next]
-        elif isinstance(value, BaseException):
-            found.errors[id(value)] = value
-            todo += [value.__traceback__, value.__context__, value.__cause__, *getattr(value, "exceptions", ())]
-    return found
+        elif is_exception(value):
+            parts.errors[id(value)] = value
+            todo += [slot(value, name) for name in ("__traceback__", "__context__", "__cause__")]
+            todo += parts_of(value)
+    return parts
 
 
 def parts_by_id(ids: set[int]) -> ErrorParts:
     """Return the frames and exceptions with these ids, if they still live."""
-    found = ErrorParts({}, {})
+    parts = ErrorParts({}, {})
     with pause_main_thread():
         for obj in gc.get_objects():
             if id(obj) in ids:
                 if type(obj) is types.FrameType:
-                    found.frames[id(obj)] = obj
-                elif BaseException in type(obj).__mro__:
-                    found.errors[id(obj)] = obj
+                    parts.frames[id(obj)] = obj
+                elif is_exception(obj):
+                    parts.errors[id(obj)] = obj
         obj = None  # before the main thread goes on: it may be one of its tensors
-    return found
+    return parts

@@ -114,12 +114,15 @@ class Hub:
         """Note that a cell begins."""
         self._busy.begin()
         self._cancel_settling()
+        self._forget_offered()
         if self._tick_source is not None:
             self._tick_source.mark(f"In[{self._busy.cell}]")
         self._jobs.proceed()
 
     def after(self, cell: CellFact) -> None:
-        """Note that it has ended."""
+        """Note that it has ended; if its listeners have scanned what it left, the sidebar needs no scan of its own."""
+        if self._handler is not None:
+            self._handler.states.offer(cell.scan.last)
         self._ended(cell)
 
     def _ended(self, _: Any) -> None:
@@ -135,6 +138,11 @@ class Hub:
         self._settling = None
         if self._handler is not None and self._busy.cell is None and self._handler.states.is_outdated:
             self._look()
+
+    def _forget_offered(self) -> None:
+        """Have the next look scan the process itself."""
+        if self._handler is not None:
+            self._handler.states.offer(None)
 
     def _cancel_settling(self) -> None:
         if self._settling is not None:
@@ -172,7 +180,7 @@ class Hub:
             case messages.Cancel(rid):
                 self._cancel(channel, rid)
             case messages.Refresh(rid):
-                self._put(channel, rid, "Refresh", "", lambda: self._look_and_tell(always=True))
+                self._put(channel, rid, "Refresh", "", self._refresh)
             case messages.Ask() | messages.PlanRequest() as asked:
                 self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked))
             case messages.Apply(rid, token) as asked:
@@ -265,6 +273,10 @@ class Hub:
             self._tick_source.call(states.learners)
         if has_changed or always:
             self._tell(StateSent(states.last))
+
+    def _refresh(self) -> None:
+        self._forget_offered()
+        self._look_and_tell(always=True)
 
     def _tell(self, message: Broadcast) -> None:
         """Send a message to every view that looks."""

@@ -13,7 +13,8 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import Reading
 from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
-from nbguard.scan.scan import Notebook, scan
+from nbguard.scan.scan import Notebook
+from nbguard.scan.timed import TimedScan, timed_scan
 from nbguard.sidebar.protocol.experiments import names_of_learners
 from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.rows import Rows
@@ -35,6 +36,8 @@ class MemoryStates:
         self._counters = Counters()
         self._seen: Reading | None = None
         self._was_beside = False
+        self._offered: TimedScan | None = None
+        self._when_offered: Reading | None = None
         self.names: dict[str, int] = {}
         self.learners: dict[int, str] = {}
         self.cell: int | None = None
@@ -56,18 +59,38 @@ class MemoryStates:
 
     def look(self) -> bool:
         """Look at the heap; return whether it is another than before."""
-        since, start, notebook = time.time(), time.perf_counter(), self._notebook()
-        self._was_beside = notebook.is_running
         try:
-            facts = scan(notebook).facts
+            has_changed = self._look()
         except NoTorchError:
             return False
-        return self._take(facts, since, time.perf_counter() - start)
+        self._seen = self._counters.read()  # now that what the scan took for itself is given back
+        return has_changed
+
+    def _look(self) -> bool:
+        scan, self._offered = self._offered, None
+        notebook = self._notebook()
+        self._was_beside = notebook.is_running
+        if scan is None or not self._is_current(scan, notebook):
+            scan = timed_scan(notebook)
+        return self._take(scan.facts, scan.since, scan.seconds)
+
+    def offer(self, scan: TimedScan | None) -> None:
+        """Have the next look show this scan, made for something else, unless memory changes until then; None: scan anew."""
+        self._offered, self._when_offered = scan, None if scan is None else self._counters.read()
+
+    def _is_current(self, scan: TimedScan, notebook: Notebook) -> bool:
+        reading = self._counters.read()
+        return (
+            scan.is_beside == notebook.is_running
+            and reading is not None
+            and not reading.differs(self._when_offered)
+            and not is_rebound(names_of(scan.facts.graph), notebook.namespace)
+        )
 
     def _take(self, facts: Facts, since: float, seconds: float) -> bool:
-        """Take what a look has found that began at the time `since`; return whether it is another than before."""
+        """Take the facts of a scan that began at the time `since`; return whether the heap is another than before."""
         self.names, self.learners = names_of(facts.graph), names_of_learners(facts)
-        self._seen, is_first = self._counters.read(), self.rows is None
+        is_first = self.rows is None
         found, self.rows = build_memory_state(Analysis(facts), self._boot, self.last.heap, since, seconds, self.cell)
         is_same = replace(self.last, t=since, seconds=seconds, cell=found.cell) == found and not is_first
         self.last = found if is_same else replace(found, heap=found.heap + 1)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from nbguard.cleanup.apply.apply import apply, bring_back, uncover
-from nbguard.cleanup.apply.cache import empty_cache
+from nbguard.cleanup.apply.kept_memory import empty_cache
 from nbguard.cleanup.plan.parking import plan_parking
 from nbguard.cleanup.plan.plan import Plan
 from nbguard.cleanup.plan.planner import plan_cleanup
@@ -20,6 +20,7 @@ from nbguard.scan.devices.counters import Counters
 from nbguard.scan.objects.parked import fixed_storages, parked_facts
 from nbguard.scan.scan import Notebook, Scan, scan
 from nbguard.scan.targets import resolve_targets
+from nbguard.scan.timed import TimedScan
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view, unpark_view, unparked_view
 from nbguard.sidebar.protocol.requests import does_something, request_of, rest_of, waits_for_cell
 from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanView
@@ -62,6 +63,7 @@ class Plans:
 
     def __init__(self, notebook: Callable[[], Notebook]) -> None:
         self._notebook = notebook
+        self._measured: TimedScan | None = None
         self._shown: dict[str, _Shown] = {}
 
     def show(self, wanted: OperationRequest) -> PlanView:
@@ -109,6 +111,11 @@ class Plans:
                 return unparked_view(bring_back(shown.wanted.texts), shown.promised)
         return self._apply(shown)
 
+    def take_measured(self) -> TimedScan | None:
+        """Return the scan by which the outcome of the last `apply` was measured, if it needed one, and forget it."""
+        measured, self._measured = self._measured, None
+        return measured
+
     def _apply(self, shown: _Shown) -> OutcomeView | PlanView:
         wanted, notebook = shown.wanted, self._notebook()
         uncovered = 0 if notebook.is_running or wanted.action == "park" else uncover()
@@ -116,8 +123,9 @@ class Plans:
         steps = _steps(plan, seen.facts)
         if steps - shown.steps or (notebook.is_running and waits_for_cell(wanted.action, plan)):
             return self.show(wanted)
-        outcome = apply(plan, notebook, seen, uncovered)
-        outcome = replace(outcome, undone=outcome.undone + rest)
+        cleaned = apply(plan, notebook, seen, uncovered)
+        self._measured = cleaned.after
+        outcome = replace(cleaned.outcome, undone=cleaned.outcome.undone + rest)
         parked = {fact.label for fact in parked_facts()} if wanted.action == "park" else set()
         return outcome_view(outcome, wanted.action, tuple(text for text in wanted.texts if text in parked))
 

@@ -39,6 +39,7 @@ class RequestHandler:
                 return Planned(asked.rid, self._plan(asked))
             case Apply(rid, token):
                 view = self.plans.apply(token)
+                self.states.offer(self.plans.take_measured())
                 return Planned(rid, view) if isinstance(view, PlanView) else Done(rid, view)
 
     def _plan(self, asked: PlanRequest) -> PlanView:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections import deque
 from typing import Any
 
 from nbguard.memory.facts import DeviceFacts
@@ -17,26 +16,23 @@ from nbguard.memory.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.oom_facts import OomNote
 from nbguard.memory.requests import Room
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction, segments_by_device
-from nbguard.scan.oom.chain import find_in_chain
-from nbguard.scan.oom.message import OomText, belongs_to
+from nbguard.scan.oom.notes import NOTES, cell_now
 
 _TOO_MANY = 50_000
 """Blocks of the allocator that are not read any more while an error is being raised: it would take a tenth of a second."""
-_KEPT = 8
 _ATTACH = "_cuda_attach_out_of_memory_observer"
 
 
-class _Watch:
-    """Whether the observer is attached (for good) and switched on, who is inside it, and its latest notes."""
+class _Observer:
+    """The state of the observer in this process."""
 
     def __init__(self) -> None:
-        self.is_attached = False
+        self.is_attached = False  # for good: torch has no way to take an observer off
         self.is_on = False
-        self.inside: set[int] = set()
-        self.notes: deque[OomNote] = deque(maxlen=_KEPT)
+        self.inside: set[int] = set()  # threads in which it notes a failure now
 
 
-_WATCH = _Watch()
+_OBSERVER = _Observer()
 
 
 def attach() -> bool:
@@ -49,9 +45,9 @@ def attach() -> bool:
     try:
         if not hasattr(torch._C, _ATTACH):
             return False
-        _WATCH.is_on = True
-        if not _WATCH.is_attached:
-            _WATCH.is_attached = True
+        _OBSERVER.is_on = True
+        if not _OBSERVER.is_attached:
+            _OBSERVER.is_attached = True
             torch.cuda._lazy_call(_attach_now)
     except Exception:  # noqa: BLE001 - no torch, half an import, another torch: there is no observer then, and a card without
         return False
@@ -60,42 +56,29 @@ def attach() -> bool:
 
 def detach() -> None:
     """Note nothing from now on, and forget what was noted."""
-    _WATCH.is_on = False
-    _WATCH.notes.clear()
-
-
-def ran_out(error: BaseException) -> bool:
-    """Say whether an exception is, or was raised because of or after, running out of memory. Quick; never raises."""
-    try:
-        return find_in_chain(error) is not None
-    except Exception:  # noqa: BLE001 - not an exception at all, or one that is not whole
-        return False
-
-
-def noted(text: OomText) -> OomNote | None:
-    """Return the latest note of the failure that an error's text tells of."""
-    return next((note for note in reversed(tuple(_WATCH.notes)) if belongs_to(note, text)), None)
+    _OBSERVER.is_on = False
+    NOTES.clear()
 
 
 def _attach_now() -> None:
     try:
         getattr(sys.modules["torch"]._C, _ATTACH)(_observe)
     except Exception:  # noqa: BLE001 - this runs while torch initialises CUDA, which it must not disturb
-        _WATCH.is_on = False
+        _OBSERVER.is_on = False
 
 
 def _observe(device: int, requested: int, allowed: int, free: int, *_: int) -> None:
     """Note a failure. Called by torch, in whichever thread asked for memory; an interrupt that falls in here is the user's."""
     thread = threading.get_ident()
-    if not _WATCH.is_on or thread in _WATCH.inside:
+    if not _OBSERVER.is_on or thread in _OBSERVER.inside:
         return
-    _WATCH.inside.add(thread)
+    _OBSERVER.inside.add(thread)
     try:
-        _WATCH.notes.append(_note(device, requested, allowed, free))
+        NOTES.append(_note(device, requested, allowed, free))
     except Exception:  # noqa: BLE001 - what is raised in here would take the place of torch's own error
         return
     finally:
-        _WATCH.inside.discard(thread)
+        _OBSERVER.inside.discard(thread)
 
 
 def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
@@ -129,10 +112,3 @@ def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
         cell=cell_now(),
         time=time.time(),
     )
-
-
-def cell_now() -> int | None:
-    """Return the number of the cell that runs, if a notebook's."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return None if shell is None else len(shell.history_manager.input_hist_parsed) - 1
