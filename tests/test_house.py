@@ -27,7 +27,6 @@ TWO_MEANINGS = frozenset(
     {
         "Call",
         "Case",
-        "Facts",
         "History",
         "Holdings",
         "Job",
@@ -36,14 +35,13 @@ TWO_MEANINGS = frozenset(
         "Place",
         "Recording",
         "Released",
-        "Row",
         "Simulation",
         "Step",
     }
 )
 """Public class names that more than one module defines."""
 
-LARGE_FOLDERS = frozenset({"nbguard/memory", "nbguard/render"})
+LARGE_FOLDERS = frozenset({"nbguard/memory"})
 """Folders of more than MODULES_PER_FOLDER modules."""
 
 CIRCLES: frozenset[str] = frozenset()

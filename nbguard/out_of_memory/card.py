@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
@@ -17,13 +18,14 @@ from nbguard.memory.pools import pools_in_use
 from nbguard.memory.unheld import all_holders
 from nbguard.out_of_memory.fixes import Case, Fix, fixes
 from nbguard.out_of_memory.need import FailedRun, Space
+from nbguard.render.result import Result
 from nbguard.units import format_bytes
 
 _HOLDERS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OomCard:
+class OomCard(Result):
     """What `%gpumem oom` says. Frozen numbers and words: keeping one keeps nothing else alive. All sizes are bytes.
 
     `asked` is what the error and the observer tell. `parts` are those of the device now (they re-add to its size), or of the
@@ -31,6 +33,9 @@ class OomCard:
     `had` the largest request that would succeed now (None: not known). `taken` is what the failed run still holds itself.
     `holders` are the largest of `held` bytes in all, `notes` what is to be known of the figures.
     """
+
+    kind: ClassVar[str] = "oomcard"
+    view: ClassVar[str] = "nbguard.out_of_memory.card_view:oom_blocks"
 
     asked: OomFact
     device: str

@@ -54,6 +54,4 @@ def _write_trace(path: Path, report: FitReport, marks: Marks) -> None:
 
 
 def _write_json(path: Path, report: FitReport) -> None:
-    from nbguard.render.payload import payload
-
-    write_json(path, payload(report, "fitreport"))
+    write_json(path, report.to_data())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from nbguard.cleanup.plan.cheapest import Release, cheapest_release
 from nbguard.cleanup.plan.plan import Request
@@ -13,6 +14,7 @@ from nbguard.memory.fragmentation import Fragmentation, fragmentation, free_runs
 from nbguard.memory.pinning import Held, HolderPins, Pinner, Unit, pinners, pins_of_holders, units
 from nbguard.memory.pools import pools_in_use, pools_of
 from nbguard.memory.requests import LargestRequest, Room
+from nbguard.render.result import Result
 
 _PINNERS = 200
 """The worst so many segments are explained block by block; the figures by holder count all."""
@@ -96,12 +98,15 @@ class DeviceMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryMap:
+class MemoryMap(Result):
     """What `%gpumem map` shows. Frozen numbers and words: keeping one keeps nothing else alive.
 
     `without` are devices that have no segments to show, `why_not` says why. `file` is the snapshot it was drawn from, empty
     for that of this process; `notes` say what the file lacks.
     """
+
+    kind: ClassVar[str] = "memorymap"
+    view: ClassVar[str] = "nbguard.reports.map_view:map_blocks"
 
     tracked: str
     devices: tuple[DeviceMap, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
@@ -12,6 +13,7 @@ from nbguard.memory.finding import Finding
 from nbguard.memory.graph import Holder
 from nbguard.memory.pools import Pool, pools_in_use, pools_of
 from nbguard.memory.unheld import all_holders
+from nbguard.render.result import Result
 from nbguard.reports.findings import find
 
 
@@ -38,8 +40,11 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Result):
     """What `%gpumem` says. Frozen numbers and words: keeping one keeps nothing else alive."""
+
+    kind: ClassVar[str] = "report"
+    view: ClassVar[str] = "nbguard.reports.report_view:report_blocks"
 
     tracked: str
     devices: tuple[DeviceReport, ...]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from nbguard.render.result import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switches:
+class Switches(Result):
     """What runs around the user's cells. `recorded` is how many cells the history has.
 
     `sidebar` says whether views are answered; `views` look now, and are told `rate` times a second; `jobs` of theirs wait.
     """
+
+    kind: ClassVar[str] = "switches"
+    view: ClassVar[str] = "nbguard.reports.switches_view:switches_blocks"
 
     oom_card: bool
     history: bool

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from nbguard.cleanup.plan.verdict import Verdict
 from nbguard.memory.facts import PoolId
 from nbguard.memory.processes import Process, Zombies
 from nbguard.memory.target import Target
+from nbguard.render.result import Result
 
 ActionKind = Literal[
     "del",
@@ -70,13 +71,16 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Result):
     """What a cleanup will do, and the bytes it promises.
 
     `storages` are the numbers of the storages that will be gone; `reserved` the bytes that go back to the device, where
     segments are known; `pools` the private pools that stay in use. `skipped` says in words what was asked for but will not be
     done, and why.
     """
+
+    kind: ClassVar[str] = "plan"
+    view: ClassVar[str] = "nbguard.cleanup.plan.plan_view:plan_blocks"
 
     request: Request
     actions: tuple[Action, ...] = ()
@@ -88,7 +92,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Result):
     """What a cleanup did, measured.
 
     `realised` counts the storages that are really gone (their weak references expired) among those promised, `extra` those
@@ -96,6 +100,9 @@ class Outcome:
     `reserved` is (before, after) of the allocator; `left` what holds the rest: (holder, bytes, hint). `host` are the bytes
     of host memory that came back besides, None if that was not asked for; `verdict` and `zombies` come with `--hard`.
     """
+
+    kind: ClassVar[str] = "outcome"
+    view: ClassVar[str] = "nbguard.cleanup.plan.plan_view:outcome_blocks"
 
     plan: Plan
     done: tuple[Action, ...]
