@@ -36,31 +36,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _replay(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
     from nbguard.allocator.replay.replay import replay
-    from nbguard.snapshots.render_replay import replay_json, replay_text
+    from nbguard.render.text import blocks_text
+    from nbguard.snapshots.replay_data import replay_data
+    from nbguard.snapshots.replay_view import replay_blocks
 
     replays = replay(snapshot, options.torch, options.capacity, options.fraction)
-    print(json.dumps(replay_json(name, replays)) if options.json else replay_text(name, replays), flush=True)
+    print(json.dumps(replay_data(name, replays)) if options.json else blocks_text(replay_blocks(name, replays)), flush=True)
     return 0 if all(device.is_exact for device in replays) else 1
 
 
 def _whatif(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
     from nbguard.allocator.replay.whatif import what_if
-    from nbguard.snapshots.render_replay import whatif_json, whatif_text
+    from nbguard.render.text import blocks_text
+    from nbguard.snapshots.replay_data import whatif_data
+    from nbguard.snapshots.replay_view import whatif_blocks
 
     for device in snapshot.devices:
         progress = _show("runs") if not options.json else None
         result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, progress=progress)
-        print(json.dumps(whatif_json(name, result)) if options.json else whatif_text(name, result) + "\n", flush=True)
+        text = json.dumps(whatif_data(name, result)) if options.json else blocks_text(whatif_blocks(name, result)) + "\n"
+        print(text, flush=True)
     return 0
 
 
 def _profile(_name: str, observations: FitObservations, options: argparse.Namespace) -> int:
     from nbguard.profiler.analysis.fit_report import build_fit_report
-    from nbguard.profiler.render.fit import fit_text
-    from nbguard.render.payload import payload
+    from nbguard.render.text import blocks_text
 
     report = build_fit_report(observations)
-    print(json.dumps(payload(report, "fitreport")) if options.json else fit_text(report), flush=True)
+    print(json.dumps(report.to_data()) if options.json else blocks_text(report.blocks()), flush=True)
     return 0
 
 

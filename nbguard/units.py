@@ -1,4 +1,4 @@
-"""Bytes and durations as people read them, with columns that re-add to their total."""
+"""Bytes, durations and counts as people read them, with columns that re-add to their total."""
 
 from __future__ import annotations
 
@@ -32,6 +32,16 @@ def format_bytes(nbytes: int | None) -> str:
         return "?"
     size, name = unit_of(abs(nbytes))
     return f"{nbytes} B" if size == 1 else f"{nbytes / size:.2f} {name}"
+
+
+def signed(nbytes: int) -> str:
+    """Return a change of bytes with its sign: '+364.03 MiB', '−4.33 MiB', '±0 B'."""
+    return f"{'+' if nbytes > 0 else '−' if nbytes else '±'}{format_bytes(abs(nbytes))}"
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number of things in words: '1 tensor', '2 tensors', '3 batches' with `many`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def parse_bytes(text: str) -> int:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
 from operator import or_
+from typing import ClassVar
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, Facts, Graph, Root
 from nbguard.memory.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, shortest_paths, storages_of
 from nbguard.memory.owner_sets import bits_of, owners_of_nodes
+from nbguard.render.result import Result
 
 _PER_ROOT = 4
 """So many ways are shown of one root; one exception can hold a Learner by dozens of variables."""
@@ -35,8 +37,11 @@ class Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Why:
+class Why(Result):
     """The answer of `%gpumem why NAME`."""
+
+    kind: ClassVar[str] = "why"
+    view: ClassVar[str] = "nbguard.memory.explain_view:why_blocks"
 
     name: str  # as the user wrote it
     what: str  # the object in a few words

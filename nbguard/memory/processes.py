@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
+
+from nbguard.render.result import Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +121,15 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Zombies:
+class Zombies(Result):
     """What `%reset_gpu --zombies` says: every process on the devices but this one, judged.
 
     `ended` and `remaining` (pid, why) tell what became of the orphans, once they were told to end; `unavailable` why
     processes could not be listed, if so.
     """
+
+    kind: ClassVar[str] = "zombies"
+    view: ClassVar[str] = "nbguard.memory.processes_view:zombies_blocks"
 
     judged: tuple[Judged, ...] = ()
     unavailable: str = ""

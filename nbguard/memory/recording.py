@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
+
+from nbguard.render.result import Result
 
 DEFAULT_ENTRIES = 100_000
 """Entries that a history keeps of each device, the latest."""
@@ -15,13 +17,16 @@ State = Literal["on", "waiting", "theirs", "off"]
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Result):
     """What is recorded of the allocator.
 
     `state`: `on` by nbguard; `waiting` for the first use of CUDA; `theirs`: by someone else, whose settings are not known;
     `off`. `entries` is how many of each device are kept at most, `since` the number of the cell or None, `changed` whether
     the call that returned this has changed anything.
     """
+
+    kind: ClassVar[str] = "recording"
+    view: ClassVar[str] = "nbguard.memory.recording_view:recording_blocks"
 
     state: State
     entries: int | None = None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, Segment, StorageFact, Unavailable
 from nbguard.memory.fragmentation import Fragmentation, fragmentation
+from nbguard.render.result import Result
 
 TRACKED = "simulated"
 DEVICE = f"{TRACKED}:0"
@@ -100,8 +102,11 @@ def _moved(storage: StorageFact, places: Mapping[int, int], sizes: Mapping[int, 
 
 
 @dataclass(frozen=True, slots=True)
-class SimulationState:
+class SimulationState(Result):
     """What `%gpumem simulate` says: in words whether it is on, and the figures of the device."""
+
+    kind: ClassVar[str] = "simulationstate"
+    view: ClassVar[str] = "nbguard.memory.simulated_view:state_blocks"
 
     words: str
     figures: Simulated

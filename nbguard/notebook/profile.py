@@ -80,15 +80,13 @@ def options_of(named: dict[str, Any]) -> FitOptions:
 
 def show(report: FitReport) -> None:
     """Show a report where the user looks: in the notebook, or else as text. Of several ranks, rank 0 shows all."""
-    from nbguard.notebook.bundle import mimebundle
-
     at = current_rank()
     if at is not None and at.rank:
         return
-    bundle = mimebundle(report)
+    bundle = report.mimebundle()
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
-        from IPython.display import display
+        from nbguard.notebook.bundle import display_bundle
 
-        display(bundle, raw=True)  # type: ignore[no-untyped-call]
+        display_bundle(bundle)
     else:
         print(bundle["text/plain"])  # noqa: T201 - a script has nothing else

@@ -261,37 +261,31 @@ def history() -> History:
     return session_of(shell).history
 
 
-def _display(bundle: dict[str, str]) -> None:
-    from IPython.display import display
-
-    display(bundle, raw=True)  # type: ignore[no-untyped-call]
-
-
 def _show_card(card: OomCard) -> None:
-    from nbguard.notebook.bundle import mimebundle
+    from nbguard.notebook.bundle import display_bundle
 
-    _display(mimebundle(card))
+    display_bundle(card.mimebundle())
 
 
 def _say(sentence: str) -> None:
-    from nbguard.render.ledger import line_bundle
+    from nbguard.notebook.bundle import display_bundle, line_bundle
 
-    _display(line_bundle(sentence))
+    display_bundle(line_bundle(sentence))
 
 
 def _show_line(record: CellRecord) -> None:
-    from nbguard.render.ledger import line
+    from nbguard.reports.cell_lines import cell_line
 
-    _say(line(record))
+    _say(cell_line(record))
 
 
 def _show_released(outcome: Outcome, cell: int) -> None:
-    from nbguard.render.ledger import released_line
+    from nbguard.reports.cell_lines import released_line
 
     _say(released_line(outcome, cell))
 
 
 def _show_simulated(before: Simulated, after: Simulated, cell: int) -> None:
-    from nbguard.render.simulate import cell_line
+    from nbguard.memory.simulated_view import cell_line
 
     _say(cell_line(before, after, cell))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nbguard.cleanup.plan.default import default_plan, holders_of, parts_of_device
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
@@ -14,14 +15,18 @@ from nbguard.memory.holders import Holder
 from nbguard.memory.oom_facts import HOST_KINDS, HostFacts, OomFact
 from nbguard.out_of_memory.failed_request import FailedRequest, FailedRunUsage
 from nbguard.out_of_memory.fixes import Fix, OomContext, fixes
+from nbguard.render.result import Result
 from nbguard.units import format_bytes
 
 _HOLDERS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OomCard:
+class OomCard(Result):
     """The card of `%gpumem oom`. Frozen numbers and words: keeping one keeps nothing else alive. All sizes are bytes."""
+
+    kind: ClassVar[str] = "oomcard"
+    view: ClassVar[str] = "nbguard.out_of_memory.card_view:oom_blocks"
 
     asked: OomFact  # the error itself, by its text and its observer
     device: str  # name of the place that ran out: `cuda:0`, `cpu`

@@ -61,6 +61,4 @@ def _write_observations(path: Path, observations: FitObservations) -> None:
 
 
 def _write_json(path: Path, report: FitReport) -> None:
-    from nbguard.render.payload import payload
-
-    write_json(path, payload(report, "fitreport"))
+    write_json(path, report.to_data())

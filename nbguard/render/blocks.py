@@ -1,87 +1,128 @@
-"""What a long report is made of: blocks of words and figures, the same for text and HTML. Nothing in them is escaped."""
+"""Blocks of words and figures that every result is made of, the same for text and HTML. Nothing in them is escaped.
+
+A back end (`text`, `html`) knows the blocks and no result; a result's view knows its blocks and no back end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
+
+from nbguard.render.markup import Html
+from nbguard.render.words import NAME
+
+Tone: TypeAlias = Literal["plain", "dim", "strong"]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The first line: what the report is about, how it ended, its figures. `warns` if there is more to the ending than that."""
+    """The first line of a long report."""
 
-    title: str
-    ending: str
-    figures: str
-    warns: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Sentences under a word each."""
-
-    rows: tuple[tuple[str, str], ...]
+    title: str  # the subject of the report
+    ending: str  # how it ended
+    figures: str  # the most important ones
+    warns: bool = False  # whether the report is of a part only
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row of a table. `group` stands above those that make it up, which are `part` of it; `sum` below all."""
+class Section:
+    """The line above the blocks on one thing: a device, a name, an error."""
 
-    cells: tuple[str, ...]
-    kind: Literal["", "group", "part", "sum"] = ""
+    name: str
+    what: str = ""  # the thing in a few words
+    figures: str = ""  # at the right, where there is a right
+
+
+@dataclass(frozen=True, slots=True)
+class Title:
+    """A sentence above or beside all sections, about the result as a whole."""
+
+    sentence: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A sentence by itself within a section."""
+
+    sentence: str
+    tone: Tone = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class FactLines:
+    """Sentences, each behind a word."""
+
+    rows: tuple[tuple[str, str], ...]  # (word, sentence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """A row of a table: cells in the order of the columns, and how they are drawn."""
+
+    cells: tuple[str, ...]  # words and figures, one for each column of the table
+    kind: Literal["", "group", "part", "sum"] = ""  # a group stands above its parts, the sum below all
     share: float | None = None  # of the whole, 0…1: as a bar, where there are pictures
-    colour: str = "used"
+    colour: str = "used"  # of that bar
+    rails: str = ""  # lines of a tree in front of the first cell
+    hint: str = ""  # shown where the mouse rests on the row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table; the columns at the places `figures` are numbers, those that say nothing are left out.
+    """A table. Columns without a single word are left out."""
 
-    With `fold` it lies behind these words in a notebook, and in a terminal `brief` stands for it.
-    """
+    rows: tuple[TableRow, ...]  # all of as many cells
+    names: tuple[str, ...] = ()  # headings; none: a list of steps
+    figures: Collection[int] = ()  # places of the columns of numbers
+    code: Collection[int] = ()  # places of the columns of names and commands
+    chips: Collection[int] = ()  # places of the columns of warnings in a word
+    widest: int = NAME  # characters of a cell, but for the last
+    fold: str = ""  # words behind which the table lies in a notebook
+    brief: Block | None = None  # stands for the table in a terminal, if given; an empty one for none
 
-    names: tuple[str, ...]
-    rows: tuple[Row, ...]
-    figures: Collection[int] = ()
-    fold: str = ""
-    brief: Facts | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
     """A part of a whole, with its figure."""
 
-    name: str
-    figure: str
-    amount: int
-    colour: str
+    name: str  # of the part
+    figure: str  # its bytes, in the unit of the whole
+    amount: int  # bytes
+    colour: str = ""  # none: what is left empty
+    mark: str = "█"  # the character of a bar in a terminal
+    note: str = ""  # shown where the mouse rests
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A whole as its parts side by side."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A whole as its slices side by side, with their figures."""
 
-    name: str
-    parts: tuple[Part, ...]
+    slices: tuple[Slice, ...]  # from left to right
+    name: str = ""  # of the whole
+    whole: int | None = None  # bytes, where they are more than those of all slices that have a colour
+    label: str = ""  # for who cannot see it
+    is_drawn_as_text: bool = False  # whether a terminal draws the bar, too, or shows its figures only
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Sentences below one another, numbered or not."""
+    """Sentences below one another."""
 
-    title: str
     sentences: tuple[str, ...]
+    title: str = ""
     is_numbered: bool = False
+    mark: str = "○"  # before each, in a terminal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """Something that stands out: in a word how much it matters, what it is, and lines that say more."""
+    """Something that stands out."""
 
-    word: str
+    word: str  # how much it matters
     what: str
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()  # that say more
     warns: bool = False
 
 
@@ -90,32 +131,16 @@ class Points:
     """Points below one another."""
 
     points: tuple[Point, ...]
+    title: str = ""
+    is_numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture as HTML, which is escaped already. A terminal shows none."""
+    """A picture as SVG with its key, and the lines that a terminal shows instead, if any."""
 
-    html: str
-
-
-Block = Head | Facts | Table | Parts | Listing | Points | Picture
-
-NAME = 60
-"""Characters of a name that are shown, and of a cell in a table but for the last, which may be a sentence."""
-SENTENCE = 500
+    html: Html
+    lines: tuple[str, ...] = ()
 
 
-def clean(text: str, limit: int = SENTENCE) -> str:
-    """Return text as it can be shown anywhere: cut, in one line, without what steers a terminal or the reading direction."""
-    shown = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "".join(character if character.isprintable() else " " for character in shown)
-
-
-def told(table: Table) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[int]]:
-    """Return the names, rows and figures' places of the columns of a table that say something."""
-    kept = [place for place in range(len(table.names)) if any(row.cells[place] for row in table.rows)]
-    last = len(table.names) - 1
-    rows = [tuple(clean(row.cells[place], SENTENCE if place == last else NAME) for place in kept) for row in table.rows]
-    figures = [number for number, place in enumerate(kept) if place in table.figures]
-    return tuple(table.names[place] for place in kept), rows, figures
+Block: TypeAlias = "Head | Section | Title | Line | FactLines | Table | Bar | Listing | Points | Picture"

@@ -1,103 +1,168 @@
-"""Reports as self-contained HTML: no script, no network, only colours of the host's theme. Every name is escaped."""
+"""Blocks as self-contained HTML: no script, no network, only colours of the host's theme."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
+from pathlib import Path
 
-from nbguard.cleanup.plan.parking import Unparked
-from nbguard.cleanup.plan.plan import Outcome, Plan
-from nbguard.memory.explain import Why
-from nbguard.memory.processes import Zombies
-from nbguard.render.elements import bar, head_line, holder_table, listed, page, pools, table_row, with_code
-from nbguard.render.rows import (
-    holder_rows,
-    left_rows,
-    notes,
-    outcome_summary,
-    pinned_line,
-    plan_rows,
-    plan_summary,
-    unparked_lines,
+from nbguard.render.blocks import (
+    Bar,
+    Block,
+    FactLines,
+    Head,
+    Line,
+    Listing,
+    Picture,
+    Point,
+    Points,
+    Section,
+    Slice,
+    Table,
+    TableRow,
+    Title,
+    Tone,
 )
-from nbguard.render.tree import branches
-from nbguard.render.zombies import verdict_head, verdict_rows, zombie_rows, zombies_summary
-from nbguard.reports.report import DeviceReport, Report
-from nbguard.units import format_bytes
+from nbguard.render.markup import Html, join, style_sheet, tag, with_code
+from nbguard.render.tables import Columns, shown_columns
+from nbguard.render.words import NAME, clean
+
+_STYLE = style_sheet(Path(__file__).with_name("report.css").read_text(encoding="utf-8"))
 
 
-def report_html(report: Report, limit: int = 12) -> str:
-    """Return a report as HTML; at most `limit` holders per device."""
-    body = f'<div class="dim">{escape(report.headline)}</div>' if report.headline else ""
-    body += "".join(_device(device, limit) for device in report.devices)
-    body += f'<div class="dim">{escape(pinned_line(report.pinned))}</div>' if report.pinned else ""
-    return page(
-        body
-        + listed(finding.sentence for finding in report.findings)
-        + listed(missing.reason for missing in report.unavailable)
-    )
+def blocks_html(blocks: Iterable[Block], label: str) -> Html:
+    """Return blocks as a whole result; `label` says to who cannot see it what it is."""
+    body = join(map(_block, blocks))
+    return join((_STYLE, tag("div", body, class_="nbguard", role="region", aria_label=label)))
 
 
-def _device(device: DeviceReport, limit: int) -> str:
-    if device.total is None:
-        right = f"{format_bytes(device.allocated)} in {device.storages} storage{'s' if device.storages != 1 else ''}"
-    else:
-        right = f"this kernel {format_bytes(device.kernel)} of {format_bytes(device.total)}"
-    head = head_line(device.device, device.name, right)
-    rows, total = holder_rows(device, limit)
-    table = holder_table(rows, total) if rows else '<div class="dim">nothing is held here</div>'
-    return head + bar(device, right) + table + pools(device)
+def key(*entries: tuple[str, str, str], note: str = "") -> Html:
+    """Return the key of a picture: (colour, name, figure) each, and in a note what the picture is."""
+    words = (_entry(colour, clean(name), figure) for colour, name, figure in entries)
+    return tag("div", *words, *([tag("span", note)] if note else []), class_="key")
 
 
-def _steps(rows: Iterable[tuple[str, str, str]]) -> str:
-    body = "".join(
-        table_row(escape(what), figure, f'<span class="dim">{with_code(detail)}</span>', numbers=(1,))
-        for what, figure, detail in rows
-    )
-    return f'<table class="steps"><tbody>{body}</tbody></table>' if body else ""
+def _entry(colour: str, name: str, figure: str, hint: str = "") -> Html:
+    shown = [Html(" "), tag("b", figure)] if figure else []
+    return tag("span", tag("i", style=f"background:var(--{colour})" if colour else None), name, *shown, title=hint)
 
 
-def plan_html(plan: Plan) -> str:
-    """Return a plan that has not been carried out as HTML."""
-    return page(f"{_steps(plan_rows(plan))}<div>{escape(plan_summary(plan))}</div>{listed(plan.skipped)}")
+def _block(block: Block) -> Html:
+    match block:
+        case Head():
+            return _head(block)
+        case Section(name, what, figures):
+            right = tag("span", clean(figures), class_="right")
+            return tag("div", tag("b", clean(name)), tag("span", clean(what), class_="dim"), right, class_="head")
+        case Title(sentence, tone) | Line(sentence, tone):
+            return _line(sentence, tone)
+        case FactLines(rows):
+            cells = (_row(tag("span", word, class_="dim"), _words(sentence)) for word, sentence in rows)
+            return tag("table", tag("tbody", *cells), class_="facts")
+        case Table():
+            return _table(block)
+        case Bar():
+            return _bar(block)
+        case Listing():
+            return _listing(block)
+        case Points():
+            return _points(block)
+        case Picture(html):
+            return html
 
 
-def outcome_html(outcome: Outcome) -> str:
-    """Return what a cleanup did as HTML."""
-    done = {action.label for action in outcome.done}
-    steps = _steps(row for row in plan_rows(outcome.plan) if row[0] in done)
-    left = list(left_rows(outcome))
-    rest = f'<div class="dim">left alone: {escape(" · ".join(left))}</div>' if left else ""
-    said = f"{steps}<div><b>{escape(outcome_summary(outcome))}</b></div>{listed(notes(outcome))}{rest}"
-    if outcome.verdict is not None:
-        said += f"<div>{escape(verdict_head(outcome.verdict))}</div>{_steps(verdict_rows(outcome.verdict))}"
-        said += f"<div><b>{escape(outcome.verdict.reason)}</b></div>"
-    return page(said + ("" if outcome.zombies is None else _zombies(outcome.zombies)))
+def _words(sentence: str) -> Html:
+    return with_code(clean(sentence))
 
 
-def zombies_html(zombies: Zombies) -> str:
-    """Return the processes on the GPUs as HTML."""
-    return page(_zombies(zombies))
+def _line(sentence: str, tone: Tone) -> Html:
+    words = _words(sentence)
+    return tag("div", tag("b", words) if tone == "strong" else words, class_="dim" if tone == "dim" else None)
 
 
-def _zombies(zombies: Zombies) -> str:
-    return _steps(zombie_rows(zombies)) + listed(zombies_summary(zombies))
+def _head(head: Head) -> Html:
+    ending = clean(head.ending)
+    ended = join((tag("span", "partial", class_="chip"), f" {ending}")) if head.warns else tag("span", ending, class_="dim")
+    title = tag("b", clean(head.title, NAME))
+    return tag("div", title, tag("span", ended), tag("span", head.figures, class_="right"), class_="head")
 
 
-def unparked_html(found: Unparked) -> str:
-    """Return what `--unpark` did as HTML."""
-    return page("".join(f"<div>{escape(line)}</div>" for line in unparked_lines(found)))
+def _row(*cells: Html, figures: frozenset[int] = frozenset(), kind: str = "", hint: str = "") -> Html:
+    shown = (tag("td", cell, class_="n" if place in figures else None) for place, cell in enumerate(cells))
+    return tag("tr", *shown, class_=kind, title=hint)
 
 
-def why_html(why: Why) -> str:
-    """Return the paths that keep something alive as HTML."""
-    head = head_line(why.name, why.what, f"reaches {format_bytes(why.nbytes)}")
-    body = ""
-    for line in branches(why):
-        mark = f'<span class="chip">{line.mark}</span>' if line.mark == "stale" else line.mark
-        tree = f'<span class="rails" aria-hidden="true">{line.rails}</span><code>{escape(line.text)}</code>'
-        body += table_row(tree, line.cell, mark, f"<code>{escape(line.release)}</code>")
-    table = (
-        f'<table class="tree"><tbody>{body}</tbody></table>' if body else '<div class="dim">nothing of yours leads to it</div>'
-    )
-    return page(head + table)
+def _table(table: Table) -> Html:
+    if not table.rows:
+        return Html()
+    columns = shown_columns(table)
+    is_measured = any(row.share is not None for row in table.rows)
+    rows = (_table_row(row, cells, columns, is_measured) for row, cells in zip(table.rows, columns.rows, strict=True))
+    body = tag("tbody", *rows)
+    if not table.names:
+        is_tree = any(row.rails for row in table.rows)
+        return tag("table", body, class_="tree" if is_tree else "steps")
+    names, figures = columns.names, columns.figures
+    if is_measured:
+        names, figures = (names[0], "", *names[1:]), _moved(figures)
+    heads = (tag("th", name, scope="col", class_="n" if place in figures else None) for place, name in enumerate(names))
+    shown = tag("table", tag("thead", tag("tr", *heads)), body)
+    shown = shown if is_measured else tag("div", shown, class_="narrow")
+    return tag("details", tag("summary", table.fold), shown) if table.fold else shown
+
+
+def _moved(places: frozenset[int]) -> frozenset[int]:
+    """Return the places of columns behind the one of the bars, which is the second."""
+    return frozenset(place + 1 for place in places)
+
+
+def _table_row(row: TableRow, cells: tuple[str, ...], columns: Columns, is_measured: bool) -> Html:
+    shown = [_cell(cell, place, columns) if row.kind != "sum" else Html(cell) for place, cell in enumerate(cells)]
+    if row.rails:
+        shown[0] = join((tag("span", row.rails, class_="rails", aria_hidden="true"), shown[0]))
+    figures = columns.figures
+    if is_measured:
+        shown.insert(1, Html() if row.share is None else _meter(row.share, row.colour))
+        figures = _moved(figures)
+    return _row(*shown, figures=figures, kind=row.kind, hint=clean(row.hint))
+
+
+def _cell(cell: str, place: int, columns: Columns) -> Html:
+    if place in columns.chips and cell:
+        return tag("span", cell, class_="chip")
+    return tag("code", cell) if place in columns.code and cell else with_code(cell)
+
+
+def _meter(share: float, colour: str) -> Html:
+    return tag("span", tag("i", style=f"width:{100 * share:.1f}%;background:var(--{colour})"), class_="meter")
+
+
+def _bar(bar: Bar) -> Html:
+    whole = bar.whole or sum(max(0, each.amount) for each in bar.slices) or 1
+    cells = (_stretch(part, whole) for part in bar.slices if part.colour)
+    keys = (_entry(part.colour, clean(part.name, NAME), part.figure, clean(part.note)) for part in bar.slices)
+    name = tag("div", bar.name, class_="dim") if bar.name else Html()
+    label = bar.label or f"{bar.name}: the figures are below"
+    return join((name, tag("div", *cells, class_="bar", role="img", aria_label=label), tag("div", *keys, class_="key")))
+
+
+def _stretch(part: Slice, whole: int) -> Html:
+    return tag("i", style=f"width:{100 * max(0, part.amount) / whole:.3f}%;background:var(--{part.colour})")
+
+
+def _listing(listing: Listing) -> Html:
+    title = tag("div", listing.title, class_="title") if listing.title else Html()
+    items = [tag("li", _words(sentence)) for sentence in listing.sentences]
+    return join((title, tag("ol" if listing.is_numbered else "ul", *items) if items else Html()))
+
+
+def _points(points: Points) -> Html:
+    title = tag("div", points.title, class_="title") if points.title else Html()
+    numbers = range(1, len(points.points) + 1)
+    rows = (_point(point, number if points.is_numbered else None) for number, point in zip(numbers, points.points, strict=True))
+    return join((title, tag("table", tag("tbody", *rows), class_="points")))
+
+
+def _point(point: Point, number: int | None) -> Html:
+    word = tag("span", point.word, class_="chip" if point.warns else "dim")
+    lines = (tag("div", _words(line), class_="dim") for line in point.lines)
+    return _row(word if number is None else join((f"{number}. ", word)), join((_words(point.what), *lines)))

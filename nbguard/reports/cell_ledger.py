@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from nbguard.cleanup.plan.default import default_plan
 from nbguard.memory.analysis import Analysis
@@ -12,6 +13,7 @@ from nbguard.memory.counters import NOTICED, Reading
 from nbguard.memory.facts import Graph
 from nbguard.memory.graph import STALE_KINDS
 from nbguard.memory.holders import unheld
+from nbguard.render.result import Result
 
 PROCESS = "process memory"
 """Stands in place of a device where only the memory of the whole process is known, not the tensors in it."""
@@ -138,8 +140,11 @@ class CellRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class History(Result):
     """The cells since recording began, oldest first; at most the last thousand."""
+
+    kind: ClassVar[str] = "history"
+    view: ClassVar[str] = "nbguard.reports.history_view:history_blocks"
 
     records: tuple[CellRecord, ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from nbguard.cleanup.plan.cheapest import Release, cheapest_release
 from nbguard.cleanup.plan.default import block_holders_of, pins_of
@@ -13,6 +14,7 @@ from nbguard.memory.fragmentation import Fragmentation, free_runs, returnable_pa
 from nbguard.memory.holders import Holder
 from nbguard.memory.pinning import BlockHolders, HolderPins, Pinner, Unit, pinners, units
 from nbguard.memory.requests import LargestRequest
+from nbguard.render.result import Result
 
 _PINNERS = 200
 """The worst so many segments are explained block by block; the figures by holder count all."""
@@ -93,8 +95,11 @@ class DeviceMap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryMap:
+class MemoryMap(Result):
     """The map of `%gpumem map`. Frozen numbers and words: keeping one keeps nothing else alive."""
+
+    kind: ClassVar[str] = "memorymap"
+    view: ClassVar[str] = "nbguard.reports.map_view:map_blocks"
 
     tracked: str  # kind of device whose tensors are tracked
     devices: tuple[DeviceMap, ...]  # those that have segments

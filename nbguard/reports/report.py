@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from nbguard.cleanup.plan.default import default_plan, holders_of, parts_of_device
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
@@ -11,6 +12,7 @@ from nbguard.memory.facts import PinnedFacts, Unavailable
 from nbguard.memory.finding import Finding
 from nbguard.memory.holders import Holder
 from nbguard.memory.pools import Pool
+from nbguard.render.result import Result
 from nbguard.reports.findings import find
 
 
@@ -34,8 +36,11 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Result):
     """The report of `%gpumem`. Frozen numbers and words: keeping one keeps nothing else alive."""
+
+    kind: ClassVar[str] = "report"
+    view: ClassVar[str] = "nbguard.reports.report_view:report_blocks"
 
     tracked: str  # kind of device whose tensors are tracked
     devices: tuple[DeviceReport, ...]  # one report each

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from nbguard.render.result import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switches:
+class Switches(Result):
     """The state of `%nbguard`: what runs around the user's cells."""
+
+    kind: ClassVar[str] = "switches"
+    view: ClassVar[str] = "nbguard.reports.switches_view:switches_blocks"
 
     oom_card: bool  # the card after an out-of-memory error is on
     history: bool  # cells are recorded

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
+from nbguard.render.result import Result
 from nbguard.reports.report import DeviceReport
 from nbguard.snapshots.load import Progress, load_named
 from nbguard.snapshots.report import SnapshotReport, report_of
@@ -33,8 +35,11 @@ class DeviceDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotDiff:
+class SnapshotDiff(Result):
     """The changes from one snapshot file to another."""
+
+    kind: ClassVar[str] = "diff"
+    view: ClassVar[str] = "nbguard.snapshots.saved_view:diff_blocks"
 
     before: str  # name of the first file
     after: str  # name of the second file

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.memory.analysis import Analysis
@@ -13,6 +14,7 @@ from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, HolderSource,
 from nbguard.memory.fragmentation import PoolKey, by_pool
 from nbguard.memory.holders import Holder
 from nbguard.memory.pools import Pool
+from nbguard.render.result import Result
 from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import DeviceReport, Report
 from nbguard.snapshots.load import HolderNames, NotebookNames, Progress, device_facts, load_named, settings_of
@@ -23,8 +25,11 @@ _PRIVATE = "CUDA graphs and MemPools"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotReport:
+class SnapshotReport(Result):
     """The report on one snapshot file."""
+
+    kind: ClassVar[str] = "saved"
+    view: ClassVar[str] = "nbguard.snapshots.saved_view:saved_blocks"
 
     file: str  # name of the file, without its folder
     torch_version: str | None  # that wrote it, from the sidecar; None: not known

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.sidecar import sidecar_data, sidecar_path
@@ -19,6 +19,7 @@ from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
 from nbguard.memory.recording import Recording
+from nbguard.render.result import Result
 from nbguard.scan.devices.cuda import device_facts, tracked_device
 from nbguard.scan.scan import Notebook, scan
 from nbguard.snapshots.capture import BlockHolder, block_holders, cell_files, sidecar_of, torch_snapshot
@@ -37,8 +38,11 @@ _TRUSTED = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotFiles:
+class SnapshotFiles(Result):
     """The two files of a saved snapshot."""
+
+    kind: ClassVar[str] = "written"
+    view: ClassVar[str] = "nbguard.snapshots.saved_view:written_blocks"
 
     path: str  # of the snapshot, as the user wrote it
     file: str  # name of the snapshot, without its folder

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
 from nbguard.memory.analysis import Analysis
+from nbguard.render.json import SCHEMA
+from nbguard.render.result import Result
 from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
 from nbguard.snapshots.capture import cell_files
 from nbguard.snapshots.load import Progress, load_named, with_cell_names
+from nbguard.snapshots.replay_data import whatif_data
 from nbguard.snapshots.save import live_snapshot
 from nbguard.units import format_bytes
 
@@ -26,12 +29,20 @@ _EMPTY = "nothing has been allocated on a device yet"
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIfs:
+class WhatIfs(Result):
     """The what-ifs of all devices of one history."""
+
+    kind: ClassVar[str] = "whatif"
+    view: ClassVar[str] = "nbguard.snapshots.replay_view:whatifs_blocks"
 
     name: str  # of the file; "this kernel" for the history of this process
     devices: tuple[WhatIf, ...]
     to_free: tuple[str, ...] = ()  # sentences on memory that can be freed now, where no setting helps
+
+    def to_data(self) -> dict[str, Any]:
+        """Return for each device the same data as `python -m nbguard whatif --json`; bytes as integers."""
+        devices = [whatif_data(self.name, whatif) for whatif in self.devices]
+        return {"schema": SCHEMA, "kind": self.kind, "name": self.name, "devices": devices, "to_free": list(self.to_free)}
 
 
 def whatif_report(

@@ -29,9 +29,8 @@ from nbguard.profiler.analysis.time.batches import divide
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
 from nbguard.profiler.instruments.health.amp import AmpWatch
 from nbguard.profiler.profile import FitProfile
-from nbguard.profiler.render.fit import fit_text
 from nbguard.profiler.run_history import forget
-from nbguard.render.payload import payload
+from nbguard.render.text import blocks_text
 from tests.profiler.loops import Fails, learner, quiet_fit, torch_loader, train
 from tests.profiler.record_profiles import FITS, FOLDER
 
@@ -221,7 +220,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize("name", FITS)
 def test_the_report_of_a_recorded_fit_is_rebuilt(name: str, request: pytest.FixtureRequest) -> None:
     report = build_fit_report(FitObservations.from_json((FOLDER / f"{name}.json").read_text()))
-    texts = {".txt": fit_text(report) + "\n", ".report.json": json.dumps(payload(report, "fitreport"), indent=1) + "\n"}
+    texts = {".txt": blocks_text(report.blocks()) + "\n", ".report.json": json.dumps(report.to_data(), indent=1) + "\n"}
     if request.config.getoption("--update-golden"):
         for ending, text in texts.items():
             (FOLDER / f"{name}{ending}").write_text(text, encoding="utf-8")

@@ -12,7 +12,6 @@ import pytest
 import torch
 from fastai.basics import Callback, CrossEntropyLossFlat, DataLoaders, Learner, nn
 
-from nbguard.notebook.bundle import mimebundle
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.report import FitFinding, FitReport, MemoryReport
 
@@ -70,7 +69,7 @@ def finding(report: FitReport, kind: str) -> FitFinding:
     """Return the one finding of a kind, of all that the report has."""
     everything = (*report.findings, *(report.loader.advice if report.loader else ()))
     found = [each for each in everything if each.kind == kind]
-    assert len(found) == 1, mimebundle(report)["text/plain"]
+    assert len(found) == 1, report.mimebundle()["text/plain"]
     return found[0]
 
 

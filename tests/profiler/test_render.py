@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from nbguard.memory.facts import Unavailable
-from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.profiler.analysis.report import (
     Category,
     EpochRow,
@@ -26,12 +25,19 @@ from nbguard.profiler.analysis.report import (
     WorkerTrial,
 )
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.render.fit import fit_html, fit_text
 from tests.profiler.fit_reports import GiB, MiB, healthy, partial, points, rich
 from tests.render.test_render import _golden, _parsed
 from tests.test_units import seconds
 
 HOSTILE = ["<script>alert(1)</script>", '"><img src=x onerror=y>', "a&b'`c`", "\x1b[2J\x07\u202egnp\n\ud800", "n" * 10_000]
+
+
+def fit_text(report: FitReport) -> str:
+    return report.mimebundle()["text/plain"]
+
+
+def fit_html(report: FitReport) -> str:
+    return report.mimebundle()["text/html"]
 
 
 def test_everything_that_can_be_said(request: pytest.FixtureRequest) -> None:
@@ -247,7 +253,7 @@ def test_every_text_is_escaped_cut_and_harmless(make: Any, name: str) -> None:
     assert all(character.isprintable() or character == "\n" for character in html)
     assert max(map(len, text.splitlines())) < 2_500
     assert len(html) < 60_000
-    json.loads(json.dumps(json_bundle(report)["application/json"]))
+    json.loads(json.dumps(report.json_bundle()["application/json"]))
 
 
 def _with(value: Any, name: str) -> Any:
@@ -415,13 +421,13 @@ def test_a_trial_that_was_stopped_is_among_the_trials() -> None:
 
 
 def test_a_profile_is_a_result_like_others() -> None:
-    data = json_bundle(rich())["application/json"]
+    data = rich().json_bundle()["application/json"]
 
     assert (data["schema"], data["kind"]) == (1, "fitreport")
     assert data["timing"]["wall"] == rich().timing.wall
     assert type(data["memory"]["peak"]) is int
     assert (data["memory"]["growth"]["holder"], data["memory"]["growth"]["held"]) == ("losses", 799 * MiB)
-    assert set(mimebundle(rich())) == {"text/plain", "text/html"}
+    assert set(rich().mimebundle()) == {"text/plain", "text/html"}
 
 
 def test_a_fit_of_no_time_has_a_report() -> None:

@@ -9,14 +9,22 @@ from typing import Any
 import pytest
 
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
-from nbguard.notebook.bundle import json_bundle, mimebundle
-from nbguard.render.history import history_html, history_text
-from nbguard.render.ledger import line, line_bundle, released_line
+from nbguard.notebook.bundle import line_bundle
 from nbguard.reports.cell_ledger import PROCESS, CellRecord, DeviceChange, History, Share
+from nbguard.reports.cell_lines import cell_line as line
+from nbguard.reports.cell_lines import released_line
 from nbguard.reports.switches import Switches
 from tests.render.test_render import _golden, _parsed
 
 MiB = 1024**2
+
+
+def history_text(history: History, limit: int = 12) -> str:
+    return history.mimebundle(limit=limit)["text/plain"]
+
+
+def history_html(history: History) -> str:
+    return history.mimebundle()["text/html"]
 
 
 def _afternoon() -> History:
@@ -250,21 +258,21 @@ def test_what_was_released_is_what_the_error_held() -> None:
 def test_switches_and_history_are_results_like_others() -> None:
     switches = Switches(oom_card=True, history=True, cells=False, auto_clean_errors=True, recorded=1)
 
-    text = mimebundle(switches)["text/plain"]
+    text = switches.mimebundle()["text/plain"]
 
     assert re.search(r"out-of-memory card +on$", text, re.MULTILINE)
     assert re.search(r"history of cells +on +1 cell recorded", text)
     assert re.search(r"line after a cell +off +%gpumem cells on", text)
     assert re.search(r"sidebar +off +%nbguard on$", text, re.MULTILINE)
-    assert all(word in mimebundle(switches)["text/html"] for word in ("history of cells", "1 cell recorded"))
-    assert json_bundle(switches)["application/json"]["kind"] == "switches"
-    assert json_bundle(_afternoon())["application/json"]["records"][0]["devices"][0]["after"] == 90 * MiB
+    assert all(word in switches.mimebundle()["text/html"] for word in ("history of cells", "1 cell recorded"))
+    assert switches.json_bundle()["application/json"]["kind"] == "switches"
+    assert _afternoon().json_bundle()["application/json"]["records"][0]["devices"][0]["after"] == 90 * MiB
 
 
 def test_the_switches_say_who_looks_at_the_sidebar() -> None:
     def said(**facts: Any) -> str:
         switches = Switches(oom_card=True, history=False, cells=False, auto_clean_errors=False, sidebar=True, **facts)
-        return mimebundle(switches)["text/plain"].splitlines()[-1].strip()
+        return switches.mimebundle()["text/plain"].splitlines()[-1].strip()
 
     assert re.fullmatch("sidebar +on +nobody looks: nothing runs", said())
     assert said(views=1, rate=4.0).endswith("1 view looks, told 4 times a second")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.notebook.bundle import KINDS
+from tests.render.results import RESULTS
 
 SCHEMA = Path(__file__).parents[1] / "golden" / "json_schema.json"
 
@@ -34,7 +34,7 @@ def _schema(annotation: Any) -> Any:
 
 
 def test_kinds_and_field_names_are_frozen(request: pytest.FixtureRequest) -> None:
-    schema = {kind: _schema(result) for result, kind in sorted(KINDS.items(), key=lambda item: item[1])}
+    schema = {result.kind: _schema(result) for result in sorted(RESULTS, key=lambda result: result.kind)}
     text = json.dumps(schema, indent=1) + "\n"
     if request.config.getoption("--update-golden"):
         SCHEMA.write_text(text, encoding="utf-8")
@@ -43,4 +43,4 @@ def test_kinds_and_field_names_are_frozen(request: pytest.FixtureRequest) -> Non
 
 
 def test_every_kind_is_told_apart() -> None:
-    assert len(set(KINDS.values())) == len(KINDS)
+    assert len({result.kind for result in RESULTS}) == len(RESULTS)

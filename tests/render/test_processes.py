@@ -9,7 +9,6 @@ from nbguard.cleanup.plan.verdict import verdict
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import DeviceFacts
 from nbguard.memory.processes import DeviceProcess, Judged, Process, Zombies
-from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.testing import make_facts, make_graph
 
 MIB = 1 << 20
@@ -22,7 +21,7 @@ _KEEPER = Judged(DeviceProcess(process=Process(14, 1e9), command=("y",), holds_f
 
 
 def test_a_list_says_how_to_end_them() -> None:
-    bundle = mimebundle(Zombies(judged=(_ORPHAN, _KEEPER, _OTHER)))
+    bundle = Zombies(judged=(_ORPHAN, _KEEPER, _OTHER)).mimebundle()
 
     lines = bundle["text/plain"].splitlines()
     assert [line.split()[1] for line in lines[:3]] == ["12", "14", "13"]
@@ -38,17 +37,17 @@ def test_a_list_says_how_to_end_them() -> None:
 
 
 def test_what_became_of_them_is_said_of_each() -> None:
-    text = mimebundle(Zombies(judged=(_ORPHAN, _KEEPER), asked=True, ended=(12,), remaining=((14, "it waits"),)))["text/plain"]
+    text = Zombies(judged=(_ORPHAN, _KEEPER), asked=True, ended=(12,), remaining=((14, "it waits"),)).mimebundle()["text/plain"]
 
     assert text.splitlines()[-2:] == ["  ended and gone: pid 12", "  still there: pid 14: it waits"]
     assert "--yes" not in text
 
 
 def test_nothing_there_and_nothing_known() -> None:
-    assert mimebundle(Zombies())["text/plain"] == "  no process besides this kernel was found on a GPU"
-    assert "it does not answer" in mimebundle(Zombies(unavailable="it does not answer"))["text/plain"]
-    assert "nothing to end" in mimebundle(Zombies(judged=(_OTHER,)))["text/plain"]
-    interrupted = mimebundle(Zombies(unavailable="interrupted before", interrupted=True))["text/plain"]
+    assert Zombies().mimebundle()["text/plain"] == "  no process besides this kernel was found on a GPU"
+    assert "it does not answer" in Zombies(unavailable="it does not answer").mimebundle()["text/plain"]
+    assert "nothing to end" in Zombies(judged=(_OTHER,)).mimebundle()["text/plain"]
+    interrupted = Zombies(unavailable="interrupted before", interrupted=True).mimebundle()["text/plain"]
     assert "no process" not in interrupted
 
 
@@ -74,18 +73,18 @@ def test_a_hard_cleanup_shows_host_bytes_apart_and_its_verdict() -> None:
         zombies=Zombies(),
     )
 
-    text = mimebundle(outcome)["text/plain"]
-    planned = mimebundle(plan)["text/plain"]
+    text = outcome.mimebundle()["text/plain"]
+    planned = plan.mimebundle()["text/plain"]
 
     assert text.splitlines()[:2] == [
-        "  2 workers of dl ended    pids 12, 13, 4.00 MiB of host memory",
+        "  2 workers of dl ended  pids 12, 13, 4.00 MiB of host memory",
         "  nothing was stale: nothing had to be freed · 4.00 MiB of host memory given back",
     ]
     assert "this kernel still takes 9.00 MiB:" in text
     assert "your names  9.00 MiB  %reset_gpu NAME or %reset_gpu --all frees it" in text
     assert "a restart of the kernel is not needed" in text
     assert "would free 0 B · 4.00 MiB of host memory · nothing has been touched · afterwards it lists" in planned
-    data = json.loads(json_bundle(outcome)["text/plain"])
+    data = json.loads(outcome.json_bundle()["text/plain"])
     assert data["host"] == 4 * MIB
     assert sum(part["nbytes"] for part in data["verdict"]["rest"]) == data["verdict"]["total"] == 9 * MIB
-    assert mimebundle(outcome)["text/html"].count("9.00 MiB") >= 2
+    assert outcome.mimebundle()["text/html"].count("9.00 MiB") >= 2

@@ -15,10 +15,7 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.explain import explain
 from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact
 from nbguard.memory.oom_facts import CodeLine, HostFacts, OomFact, OomNote
-from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.out_of_memory.card import OomCard, build_card
-from nbguard.render.html import report_html
-from nbguard.render.text import report_text
 from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
@@ -99,15 +96,15 @@ def _golden(name: str, text: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_report(request: pytest.FixtureRequest) -> None:
-    _golden("report.txt", report_text(build_report(Analysis(_afternoon()))), request)
+    _golden("report.txt", build_report(Analysis(_afternoon())).mimebundle()["text/plain"], request)
 
 
 def test_plan(request: pytest.FixtureRequest) -> None:
-    _golden("plan.txt", mimebundle(plan_cleanup(_afternoon(), Request()))["text/plain"], request)
+    _golden("plan.txt", plan_cleanup(_afternoon(), Request()).mimebundle()["text/plain"], request)
 
 
 def test_outcome(request: pytest.FixtureRequest) -> None:
-    _golden("outcome.txt", mimebundle(_done(_afternoon()))["text/plain"], request)
+    _golden("outcome.txt", _done(_afternoon()).mimebundle()["text/plain"], request)
 
 
 def test_why(request: pytest.FixtureRequest) -> None:
@@ -129,7 +126,7 @@ def test_why(request: pytest.FixtureRequest) -> None:
     cells = {"learn": 5, "go": 6, "runs": 7, "last error": 9}
     graph = replace(graph, roots=tuple(replace(root, cell=cells.get(root.label)) for root in graph.roots))
 
-    bundle = mimebundle(explain(make_facts(graph), "learn", 0, "Learner · Net · Adam"))
+    bundle = explain(make_facts(graph), "learn", 0, "Learner · Net · Adam").mimebundle()
 
     _golden("why.txt", bundle["text/plain"], request)
     assert "<i>" not in bundle["text/html"]
@@ -181,12 +178,12 @@ def _host_oom(name: str = "RuntimeError") -> OomCard:
 
 
 def test_oom(request: pytest.FixtureRequest) -> None:
-    _golden("oom.txt", mimebundle(_oom())["text/plain"] + "\n\n" + mimebundle(_host_oom())["text/plain"], request)
+    _golden("oom.txt", _oom().mimebundle()["text/plain"] + "\n\n" + _host_oom().mimebundle()["text/plain"], request)
 
 
 @pytest.mark.parametrize("card", [_oom(), _host_oom()], ids=["device", "host"])
 def test_the_card_in_html_says_the_same_as_in_text(card: OomCard) -> None:
-    bundle = mimebundle(card)
+    bundle = card.mimebundle()
     words = " ".join(" ".join(_parsed(bundle["text/html"]).words).split())
 
     for line in bundle["text/plain"].splitlines():
@@ -225,9 +222,9 @@ def _parsed(html: str) -> _Words:
 
 def test_html_says_the_same_as_text() -> None:
     report = build_report(Analysis(_afternoon()))
-    words = " ".join(_parsed(report_html(report)).words)
+    words = " ".join(_parsed(report.mimebundle()["text/html"]).words)
 
-    for line in report_text(report).splitlines():
+    for line in report.mimebundle()["text/plain"].splitlines():
         for figure in [word for word in line.replace("GiB", "").split() if word.replace(".", "").isdigit() and "." in word]:
             assert figure in words
 
@@ -251,11 +248,11 @@ def test_html_escapes_every_name(name: str) -> None:
     )
 
     for result in (build_report(Analysis(facts)), plan, outcome, explain(facts, name, 0, name), _host_oom(name)):
-        assert not _parsed(mimebundle(result)["text/html"]).tags & {"script", "img"}
+        assert not _parsed(result.mimebundle()["text/html"]).tags & {"script", "img"}
 
 
 def test_html_loads_nothing_from_anywhere() -> None:
-    html = report_html(build_report(Analysis(_afternoon())))
+    html = build_report(Analysis(_afternoon())).mimebundle()["text/html"]
 
     assert "http" not in html
     assert "url(" not in html
@@ -263,7 +260,7 @@ def test_html_loads_nothing_from_anywhere() -> None:
 
 
 def test_json_is_plain_data_with_a_schema() -> None:
-    bundle = json_bundle(build_report(Analysis(_afternoon())))
+    bundle = build_report(Analysis(_afternoon())).json_bundle()
 
     data = json.loads(bundle["text/plain"])
     assert data == json.loads(json.dumps(bundle["application/json"]))

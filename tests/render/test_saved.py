@@ -10,7 +10,6 @@ import pytest
 from nbguard import what_if
 from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
 from nbguard.memory.recording import Recording
-from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.notebook.magics import snapshots
 from nbguard.snapshots.save import SnapshotFiles
 from nbguard.snapshots.whatif import WhatIfs
@@ -32,7 +31,7 @@ MIB = 1024**2
     ],
 )
 def test_what_is_recorded_is_said(found: Recording, said: str) -> None:
-    bundle = mimebundle(found)
+    bundle = found.mimebundle()
 
     assert said in bundle["text/plain"]
     assert said.replace("'", "&#x27;") in bundle["text/html"]
@@ -51,8 +50,8 @@ def test_what_was_written_is_said_and_what_it_lacks() -> None:
         recording=Recording("on", 9),
     )
 
-    text = mimebundle(found)["text/plain"]
-    without = mimebundle(dataclasses.replace(found, events=0, unnamed=3))["text/plain"]
+    text = found.mimebundle()["text/plain"]
+    without = dataclasses.replace(found, events=0, unnamed=3).mimebundle()["text/plain"]
 
     assert text.splitlines() == [
         "~/run.pickle  3.00 MiB: 1 segment, 1 entry of history",
@@ -88,7 +87,7 @@ def _snapshot() -> Snapshot:
 def test_a_whatif_is_told_as_text_html_and_data() -> None:
     found = WhatIfs("<run>", (what_if(_snapshot(), 0, ["expandable_segments:True"]),), ("`%reset_gpu x` frees 1 B",))
 
-    bundle, data = mimebundle(found), json_bundle(found)["application/json"]
+    bundle, data = found.mimebundle(), found.json_bundle()["application/json"]
 
     assert "2 of 2 events reproduced" in bundle["text/plain"]
     assert "  • %reset_gpu x frees 1 B" in bundle["text/plain"]
@@ -103,7 +102,7 @@ def test_a_whatif_is_told_as_text_html_and_data() -> None:
 def test_a_whatif_without_a_trace_says_that_there_is_none() -> None:
     snapshot = dataclasses.replace(_snapshot(), traces=())
 
-    bundle = mimebundle(WhatIfs("run", (what_if(snapshot, 0),)))
+    bundle = WhatIfs("run", (what_if(snapshot, 0),)).mimebundle()
 
     assert "no trace was recorded" in bundle["text/plain"]
     assert "no trace was recorded" in bundle["text/html"]

@@ -8,8 +8,7 @@ from html import escape
 import pytest
 
 from nbguard.memory.simulated import Simulated, SimulationState
-from nbguard.notebook.bundle import mimebundle
-from nbguard.render.simulate import cell_line
+from nbguard.memory.simulated_view import cell_line
 from nbguard.testing import make_segment
 from tests.render.test_render import _golden
 
@@ -44,10 +43,10 @@ def test_golden_simulation(request: pytest.FixtureRequest) -> None:
     )
     lines = [cell_line(_BEFORE, _AFTER, 7), cell_line(_AFTER, replace(_AFTER, allocated=MIB, peak_reserved=22 * MIB), 8)]
 
-    _golden("simulate.txt", "\n\n".join([*(mimebundle(each)["text/plain"] for each in (first, then, plain)), *lines]), request)
+    _golden("simulate.txt", "\n\n".join([*(each.mimebundle()["text/plain"] for each in (first, then, plain)), *lines]), request)
 
 
 def test_the_html_says_what_the_text_says() -> None:
-    bundle = mimebundle(SimulationState("simulated no more", _AFTER))
+    bundle = SimulationState("simulated no more", _AFTER).mimebundle()
 
     assert all(escape(line.strip()) in bundle["text/html"] for line in bundle["text/plain"].splitlines())

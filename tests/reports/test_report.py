@@ -9,10 +9,10 @@ import pytest
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
+from nbguard.memory.device_view import holder_rows
 from nbguard.memory.explain import explain
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, PoolFact, ProcessFact
 from nbguard.memory.target import Target
-from nbguard.render.rows import holder_rows
 from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
@@ -141,9 +141,9 @@ def test_rows_shown_re_add_to_the_total_shown(limit: int) -> None:
     graph = make_graph({f"v{n}": [f"n{n}"] for n in range(30)}, storages={f"n{n}": 1_000_003 * (n + 1) for n in range(30)})
     (device,) = build_report(Analysis(make_facts(graph))).devices
 
-    rows, total = holder_rows(device, limit)
+    *rows, last = holder_rows(device.holders, device.allocated, limit)
 
-    assert sum(round(float(row.retained.split()[0]) * 100) for row in rows) == round(float(total.split()[0]) * 100)
+    assert sum(round(float(row.cells[1].split()[0]) * 100) for row in rows) == round(float(last.cells[1].split()[0]) * 100)
     assert len(rows) == min(limit + 1, 30)
 
 
@@ -263,9 +263,9 @@ def test_a_displayed_tensor_that_a_cleanup_keeps_is_not_called_stale() -> None:
     )
 
     (device,) = build_report(Analysis(make_facts(graph))).devices
-    rows, _ = holder_rows(device, 12)
+    *rows, _ = holder_rows(device.holders, device.allocated, 12)
 
-    assert [(row.name, row.stale, row.command) for row in rows] == [
+    assert [(row.cells[0], row.cells[4] == "stale", row.hint) for row in rows] == [
         ("Out[2]", True, "%reset_gpu"),
         ("Out[1]", False, "%reset_gpu Out[1]"),
     ]

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from nbguard import SnapshotError, snapshot_diff, snapshot_map, snapshot_report
 from nbguard.memory.facts import Block, DeviceFacts, Segment
-from nbguard.notebook.bundle import json_bundle, mimebundle
 from nbguard.reports.report import Report
 from nbguard.snapshots.diff import difference
 from nbguard.snapshots.load import site_of
@@ -67,7 +66,7 @@ def test_a_map_is_drawn_from_a_file_with_the_holders_and_pools_of_its_report(tmp
     assert "private pool 0.7" in device.pools[-1].name
     assert (device.space.reserved, device.space.stranded, device.space.kept) == (7 * MIB, MIB, MIB)
     assert "learn" in {row.label for row in device.by_holder}
-    text, html = (mimebundle(found)[kind] for kind in ("text/plain", "text/html"))
+    text, html = (found.mimebundle()[kind] for kind in ("text/plain", "text/html"))
     assert text.startswith("run.pickle\n")
     assert "del learn" not in text  # what a file names cannot be let go
     assert "run.pickle" in html
@@ -124,7 +123,7 @@ def test_two_equal_files_differ_in_nothing(tmp_path: Path) -> None:
     found = snapshot_diff(place, place)
 
     assert found.devices[0].holders == found.devices[0].pools == ()
-    assert "no holder has changed" in mimebundle(found)["text/plain"]
+    assert "no holder has changed" in found.mimebundle()["text/plain"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ def test_foreign_labels_are_shown_as_text(tmp_path: Path) -> None:
     label = "<script>alert(1)</script>\x1b[2J\n"
     place = _file(tmp_path / "run.pickle", _raw(MIB, MIB, frames=[[frame], [frame]]), holders=[_holder(label, 0)])
 
-    bundle = mimebundle(snapshot_report(place))
+    bundle = snapshot_report(place).mimebundle()
 
     assert "<script>" not in bundle["text/html"].partition("</style>")[2]
     assert "<img" not in bundle["text/html"]
@@ -262,8 +261,8 @@ def test_more_rows_than_are_shown_become_one_that_re_adds() -> None:
     empty = DeviceFacts(device="cuda:0", name="GPU", total=None, free=None, allocator=None, segments=())
     found = difference(_saved(empty, None), _saved(device, None))
 
-    text = mimebundle(found, limit=3)["text/plain"]
+    text = found.mimebundle(limit=3)["text/plain"]
 
     assert re.search(r"17 more +\+8\.50 KiB +0\.00 KiB +8\.50 KiB\n", text)
-    assert "17 more" in mimebundle(found, limit=3)["text/html"]
-    assert json.loads(json_bundle(found)["text/plain"])["devices"][0]["allocated"]["grown"] == 20 * 512
+    assert "17 more" in found.mimebundle(limit=3)["text/html"]
+    assert json.loads(found.json_bundle()["text/plain"])["devices"][0]["allocated"]["grown"] == 20 * 512

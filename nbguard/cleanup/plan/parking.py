@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from nbguard.cleanup.plan.plan import Action, Plan, Request
 from nbguard.errors import TargetError
@@ -15,6 +16,7 @@ from nbguard.memory.finding import Finding
 from nbguard.memory.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, storages_of
 from nbguard.memory.pools import given_back, pools_in_use
 from nbguard.memory.target import Target
+from nbguard.render.result import Result
 from nbguard.units import format_bytes
 
 _TASKS = ("coroutine", "async_generator")
@@ -22,8 +24,11 @@ _PART_OF_IT = ("model", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unparked:
+class Unparked(Result):
     """Tensors that `--unpark` brought back."""
+
+    kind: ClassVar[str] = "unparked"
+    view: ClassVar[str] = "nbguard.cleanup.plan.plan_view:unparked_blocks"
 
     names: tuple[str, ...]  # under which they were parked
     nbytes: int  # bytes brought back

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from nbguard.cleanup.plan.verdict import Verdict
 from nbguard.memory.facts import CacheKind, PoolId
 from nbguard.memory.processes import Process, Zombies
 from nbguard.memory.target import Target
+from nbguard.render.result import Result
 
 ActionKind = Literal[
     "del",
@@ -59,8 +60,11 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Result):
     """The steps of a cleanup, and the bytes that it promises."""
+
+    kind: ClassVar[str] = "plan"
+    view: ClassVar[str] = "nbguard.cleanup.plan.plan_view:plan_blocks"
 
     request: Request
     actions: tuple[Action, ...] = ()  # steps in the order in which they will run
@@ -72,8 +76,11 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Result):
     """The outcome of a cleanup, measured. All sizes are bytes."""
+
+    kind: ClassVar[str] = "outcome"
+    view: ClassVar[str] = "nbguard.cleanup.plan.plan_view:outcome_blocks"
 
     plan: Plan
     done: tuple[Action, ...]  # steps that ran

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
 from IPython.core.magic_arguments import MagicArgumentParser
-from IPython.display import display
 
 from nbguard.errors import NbguardError, line_of
+from nbguard.render.result import Result
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
+Shown = TypeVar("Shown", bound=Result)
 
 
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
@@ -106,7 +107,7 @@ def parse(options: MagicArgumentParser, line: str) -> argparse.Namespace | None:
         raise UsageError(f"{options.prog}: {error} ({options.prog}? shows the options)") from None
 
 
-def guarded(name: str, call: Callable[..., Result], *args: Any, **kw: Any) -> Result:
+def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> Returned:
     """Call the API; what goes wrong becomes one line for the user, without a traceback of ours.
 
     The new error is raised when the old one is gone, not while it is handled: as its context, the old one's frames, which
@@ -150,17 +151,17 @@ def _showing_progress() -> Iterator[None]:
                 sys.stderr.flush()
 
 
-def show(shell: Any, options: argparse.Namespace, result: Result, **details: Any) -> Result | None:
+def show(shell: Any, options: argparse.Namespace, result: Shown, **details: int) -> Shown | None:
     """Display a result once, as text and HTML (or JSON), and keep the object where `-o` or an assignment says.
 
     Returns the result only if the line assigns it (`plan = %reset_gpu --dry-run`): else it would be displayed a second time
     and stay in `Out`.
     """
-    from nbguard.notebook.bundle import json_bundle, mimebundle
+    from nbguard.notebook.bundle import display_bundle
 
     keep(shell, options, result)
-    bundle = json_bundle(result) if options.json else mimebundle(result, **details)
-    display(bundle, raw=True)  # type: ignore[no-untyped-call]
+    bundle = result.json_bundle() if options.json else result.mimebundle(**details)
+    display_bundle(bundle)
     return result if _is_assigned() else None
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from nbguard.memory.facts import Unavailable
+from nbguard.render.result import Result
 
 Ending = Literal["complete", "error", "interrupted", "out of memory", "stopped at NaN"]
 Group = Literal["batch", "validation", "around"]
@@ -255,8 +256,12 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitReport:
+class FitReport(Result):
     """The whole report."""
+
+    kind: ClassVar[str] = "fitreport"
+    view: ClassVar[str] = "nbguard.profiler.render.fit:fit_blocks"
+    label: ClassVar[str] = "profile of a fit"
 
     title: str  # e.g. "In[7] · fastai fit · resnet34"
     ending: Ending  # the way in which the fit ended

@@ -1,20 +1,20 @@
-"""Pictures of a fit: its memory over time with one batch in detail beside it, or a step by phase. Inline SVG."""
+"""Pictures of a fit: its memory over time with one batch in detail beside it, or a step by phase."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 
 from nbguard.profiler.analysis.report import EpochRow, MemoryPoint, MemoryReport, TimeRow
 from nbguard.profiler.render.time import COLOURS, REST
-from nbguard.render.blocks import NAME, clean
-from nbguard.render.chart import scale, short
+from nbguard.render.html import key
+from nbguard.render.markup import Html, join
+from nbguard.render.svg import LEFT, RIGHT, WIDTH, Scale, area, box, byte_grid, byte_step, drawing, line, short, words
 from nbguard.units import format_bytes, format_time
 
-_WIDTH, _HEIGHT = 860, 190
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 8, 18, 22
+_HEIGHT, _TOP, _BOTTOM = 190, 18, 22
+_MARGIN = "8px 0 2px"
 _GAP, _CLOSE_UP = 26, 250
 """Pixels between the whole fit and the batch beside it, and those of the latter."""
 _FEW = 48
@@ -31,45 +31,45 @@ _APART = 56
 _SECOND = 10**9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Panel:
-    """From nanoseconds and bytes to pixels."""
+    """Pixels of nanoseconds and of bytes."""
 
-    left: float
-    right: float
-    start: int
-    end: int
-    floor: int
-    top: int
+    x: Scale
+    y: Scale
 
-    def x(self, at: int) -> float:
-        return round(self.left + (at - self.start) / max(1, self.end - self.start) * (self.right - self.left), 1)
-
-    def y(self, nbytes: int) -> float:
-        share = (nbytes - self.floor) / max(1, self.top - self.floor)
-        return round(_HEIGHT - _BOTTOM - max(0.0, share) * (_HEIGHT - _TOP - _BOTTOM), 1)
+    @property
+    def floor(self) -> float:
+        return self.y(self.y.low)
 
 
-def memory_picture(memory: MemoryReport, epochs: Sequence[EpochRow]) -> str:
+def memory_picture(memory: MemoryReport, epochs: Sequence[EpochRow]) -> Html:
     """Return memory over time with its key; `epochs` whose start is known are ruled."""
     points, shown, notes = memory.points, memory.points, []
-    floor, top = _span(points, memory.peak)
+    y = Scale(*_span(points, memory.peak), _HEIGHT - _BOTTOM, _TOP)
     if len(points) <= _FEW:
-        whole = _Panel(left=_LEFT, right=_WIDTH - _RIGHT, start=points[0].at, end=points[-1].at, floor=floor, top=top)
+        whole = _Panel(Scale(points[0].at, points[-1].at, LEFT, WIDTH - RIGHT), y)
         inside = list(_phases(whole, points))
     else:
         shown = _in_detail(points)
         notes.append("the whole fit: the least and the most that was seen at a time")
-        right = _WIDTH - _RIGHT - (_CLOSE_UP + _GAP if shown else 0)
-        whole = _Panel(left=_LEFT, right=right, start=0, end=points[-1].at, floor=floor, top=top)
-        inside = [*_envelope(whole, points), *(_close_up(shown, floor, top) if shown else ())]
-    notes += [f"begins at {short(floor)}"] if floor else []
-    inside = [*_grid(whole, memory.peak), *inside, *_reserved(whole, points), *_epochs(whole, epochs), *_times(whole)]
-    label = (
-        f"Memory of {memory.device} over {format_time(whole.end)}: {format_bytes(memory.peak)} at most; its figures are above"
-    )
+        right = WIDTH - RIGHT - (_CLOSE_UP + _GAP if shown else 0)
+        whole = _Panel(Scale(0, points[-1].at, LEFT, right), y)
+        inside = [*_envelope(whole, points), *(_close_up(shown, y) if shown else ())]
+    notes += [f"begins at {short(y.low)}"] if y.low else []
+    inside = [
+        *byte_grid(y),
+        *_peak(y, memory.peak),
+        *inside,
+        *_reserved(whole, points),
+        *_epochs(whole, epochs),
+        *_times(whole.x),
+    ]
+    wall = format_time(whole.x.high)
+    label = f"Memory of {memory.device} over {wall}: {format_bytes(memory.peak)} at most; its figures are above"
     colours = {"reserved": "ctx"} if any(point.reserved for point in points) else {}
-    return _svg(label, _HEIGHT, inside) + _key(colours | _colours(point.phase for point in shown[1:]), " · ".join(notes))
+    colours |= _colours(point.phase for point in shown[1:])
+    return join((drawing(label, _HEIGHT, inside, _MARGIN), _key(colours, " · ".join(notes))))
 
 
 def _span(points: Sequence[MemoryPoint], peak: int) -> tuple[int, int]:
@@ -78,14 +78,8 @@ def _span(points: Sequence[MemoryPoint], peak: int) -> tuple[int, int]:
     least = min(point.allocated for point in points)
     if not _TINY * top <= top - least <= _SMALL * top:
         return 0, top
-    tick, _ = scale(2 * (top - least))
+    tick = byte_step(2 * (top - least))
     return max(0, (least // tick - 1) * tick), top
-
-
-def _svg(label: str, height: int, inside: Sequence[str]) -> str:
-    style = "width:100%;height:auto;display:block;margin:8px 0 2px;font-size:11px;fill:var(--dim)"
-    name = escape(clean(label))
-    return f'<svg role="img" aria-label="{name}" viewBox="0 0 {_WIDTH} {height}" style="{style}">{"".join(inside)}</svg>'
 
 
 def _in_detail(points: Sequence[MemoryPoint]) -> tuple[MemoryPoint, ...]:
@@ -93,61 +87,52 @@ def _in_detail(points: Sequence[MemoryPoint]) -> tuple[MemoryPoint, ...]:
     batches: dict[int, list[MemoryPoint]] = {}
     for point in points:
         batches.setdefault(point.batch, []).append(point)
-    followed = [found for found in batches.values() if len(found) >= _FOLLOWED]
+    followed = [batch for batch in batches.values() if len(batch) >= _FOLLOWED]
     if not followed:
         return ()
-    return tuple(max(followed, key=lambda found: max(point.allocated for point in found)))
+    return tuple(max(followed, key=lambda batch: max(point.allocated for point in batch)))
 
 
-def _grid(panel: _Panel, peak: int) -> Iterator[str]:
-    tick, _ = scale(panel.top - panel.floor)
-    for nbytes in range(panel.floor, panel.top + 1, tick):
-        y = panel.y(nbytes)
-        yield f'<path d="M{_LEFT} {y}H{_WIDTH - _RIGHT}" style="stroke:var(--line);fill:none"/>'
-        yield f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{short(nbytes)}</text>'
-    y = panel.y(peak)
-    yield f'<path d="M{_LEFT} {y}H{_WIDTH - _RIGHT}" style="stroke:var(--warn);stroke-dasharray:3 3;fill:none"/>'
-    yield f'<text x="{_WIDTH - _RIGHT}" y="{y - 4}" text-anchor="end" style="fill:var(--warn)">{format_bytes(peak)}</text>'
+def _peak(y: Scale, peak: int) -> Iterator[Html]:
+    """Yield the line of the peak."""
+    yield line(f"M{LEFT} {y(peak)}H{WIDTH - RIGHT}", "warn", dashes="3 3")
+    yield words(WIDTH - RIGHT, y(peak) - 4, format_bytes(peak), anchor="end", colour="warn")
 
 
-def _phases(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[str]:
-    """Yield what was allocated from point to point, in the colour of the phase that went on."""
-    base = panel.y(panel.floor)
+def _phases(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[Html]:
+    """Yield the allocated bytes from point to point, in the colour of the phase that went on."""
+    base = panel.floor
     for before, after in pairwise(points):
         left, right = panel.x(before.at), panel.x(after.at)
-        title = f"{escape(clean(after.phase, NAME))}: {format_bytes(before.allocated)} → {format_bytes(after.allocated)}"
-        yield (
-            f'<path d="M{left} {base}V{panel.y(before.allocated)}L{right} {panel.y(after.allocated)}V{base}Z" '
-            f'style="fill:var(--{COLOURS.get(after.phase, REST)})"><title>{title}</title></path>'
-        )
+        title = f"{after.phase}: {format_bytes(before.allocated)} → {format_bytes(after.allocated)}"
+        path = f"M{left} {base}V{panel.y(before.allocated)}L{right} {panel.y(after.allocated)}V{base}Z"
+        yield area(path, COLOURS.get(after.phase, REST), title=title)
 
 
-def _envelope(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[str]:
-    """Yield what was allocated at least and at most in each stretch of time."""
+def _envelope(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[Html]:
+    """Yield the least and the most that was allocated in each stretch of time."""
+    start, end = panel.x.low, panel.x.high
     stretches: dict[int, list[int]] = {}
     for point in points:
-        stretches.setdefault((point.at - panel.start) * _BUCKETS // (panel.end - panel.start + 1), []).append(point.allocated)
-    middle = (panel.end - panel.start) / _BUCKETS
-    places = [panel.x(panel.start + round((number + 0.5) * middle)) for number in stretches]
+        stretches.setdefault((point.at - start) * _BUCKETS // (end - start + 1), []).append(point.allocated)
+    long = (end - start) / _BUCKETS
+    places = [panel.x(start + round((number + 0.5) * long)) for number in stretches]
     high = [f"{x} {panel.y(max(values))}" for x, values in zip(places, stretches.values(), strict=True)]
     low = [f"{x} {panel.y(min(values))}" for x, values in zip(places, stretches.values(), strict=True)]
-    base = panel.y(panel.floor)
-    yield f'<path d="M{places[0]} {base}L{" ".join(low)}L{places[-1]} {base}Z" style="fill:var(--used)"/>'
-    yield f'<path d="M{" ".join(high)}L{" ".join(reversed(low))}Z" style="fill:var(--used);fill-opacity:.45"/>'
+    base = panel.floor
+    yield area(f"M{places[0]} {base}L{' '.join(low)}L{places[-1]} {base}Z", "used")
+    yield area(f"M{' '.join(high)}L{' '.join(reversed(low))}Z", "used", opacity=".45")
 
 
-def _close_up(points: Sequence[MemoryPoint], floor: int, top: int) -> Iterator[str]:
-    panel = _Panel(
-        left=_WIDTH - _RIGHT - _CLOSE_UP, right=_WIDTH - _RIGHT, start=points[0].at, end=points[-1].at, floor=floor, top=top
-    )
+def _close_up(points: Sequence[MemoryPoint], y: Scale) -> Iterator[Html]:
+    panel = _Panel(Scale(points[0].at, points[-1].at, WIDTH - RIGHT - _CLOSE_UP, WIDTH - RIGHT), y)
     yield from _phases(panel, points)
-    yield f'<text x="{panel.left}" y="11">batch {points[-1].batch} in detail</text>'
-    took = format_time(panel.end - panel.start)
-    yield f'<text x="{panel.right}" y="{_HEIGHT - 6}" text-anchor="end">{took}</text>'
+    yield words(panel.x.start, 11, f"batch {points[-1].batch} in detail")
+    yield words(panel.x.end, _HEIGHT - 6, format_time(panel.x.high - panel.x.low), anchor="end")
 
 
-def _reserved(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[str]:
-    """Yield what was reserved, a line that turns where that changes; at one pixel it turns once, to the most."""
+def _reserved(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[Html]:
+    """Yield the reserved bytes, a line that turns where they change; at one pixel it turns once, to the most."""
     highest: dict[int, float] = {}
     for point in points:
         if point.reserved:
@@ -156,26 +141,25 @@ def _reserved(panel: _Panel, points: Sequence[MemoryPoint]) -> Iterator[str]:
     if highest:
         turns = [(x, y) for (_, before), (x, y) in pairwise(highest.items()) if y != before]
         first, y = next(iter(highest.items()))
-        line = f"M{first} {y}{''.join(f'H{x}V{y}' for x, y in turns)}H{max(highest)}"
-        yield f'<path d="{line}" style="stroke:var(--ctx);stroke-width:1.5;fill:none"/>'
+        yield line(f"M{first} {y}{''.join(f'H{x}V{y}' for x, y in turns)}H{max(highest)}", "ctx", width=1.5)
 
 
-def _epochs(panel: _Panel, epochs: Sequence[EpochRow]) -> Iterator[str]:
+def _epochs(panel: _Panel, epochs: Sequence[EpochRow]) -> Iterator[Html]:
     """Yield a line where an epoch begins, with its number where there is room."""
-    found = [(epoch.number, epoch.start) for epoch in epochs if epoch.is_training and epoch.start is not None]
-    written = -float(_WIDTH)
-    for number, start in found if 1 < len(found) <= _RULED else ():
+    starts = [(epoch.number, epoch.start) for epoch in epochs if epoch.is_training and epoch.start is not None]
+    written = -float(WIDTH)
+    for number, start in starts if 1 < len(starts) <= _RULED else ():
         x = panel.x(start)
-        if start < panel.end:
-            yield f'<path d="M{x} {_TOP}V{_HEIGHT - _BOTTOM}" style="stroke:var(--dim);stroke-opacity:.5;fill:none"/>'
-        if x - written >= _APART and panel.right - x >= _APART:
-            yield f'<text x="{x + 3}" y="11">epoch {number}</text>'
+        if start < panel.x.high:
+            yield line(f"M{x} {_TOP}V{_HEIGHT - _BOTTOM}", "dim", opacity=".5")
+        if x - written >= _APART and panel.x.end - x >= _APART:
+            yield words(x + 3, 11, f"epoch {number}")
             written = x
 
 
-def _times(panel: _Panel) -> Iterator[str]:
+def _times(x: Scale) -> Iterator[Html]:
     """Yield round times below the picture."""
-    wall = panel.end - panel.start
+    wall = x.high - x.low
     steps = [factor * 10**power for power in range(11) for factor in (1, 2, 5)]
     steps += [60 * _SECOND * factor for factor in (1, 2, 5, 10, 20, 30)] + [3600 * _SECOND * 2**n for n in range(10)]
     step = next(step for step in sorted(steps) if wall <= 5 * step)
@@ -183,29 +167,29 @@ def _times(panel: _Panel) -> Iterator[str]:
         text = format_time(at) if at else "0"
         for needless in (".00", ".0", " 00 s", " 00 min"):
             text = text.replace(needless, "")
-        yield f'<text x="{panel.x(panel.start + at)}" y="{_HEIGHT - 6}" text-anchor="middle">{text}</text>'
+        yield words(x(x.low + at), _HEIGHT - 6, text, anchor="middle")
 
 
-def _key(colours: dict[str, str], note: str) -> str:
-    """Return what each colour of a picture stands for, and in a note what the picture is."""
-    words = [f'<span><i style="background:var(--{colour})"></i>{name}</span>' for name, colour in colours.items()]
-    return f'<div class="key">{"".join(words)}{f"<span>{note}</span>" if note else ""}</div>'
+def _key(colours: dict[str, str], note: str) -> Html:
+    return key(*((colour, name, "") for name, colour in colours.items()), note=note)
 
 
 def _colours(phases: Iterable[str]) -> dict[str, str]:
     return {phase if phase in COLOURS else "all else": COLOURS.get(phase, REST) for phase in phases}
 
 
-def step_picture(rows: Sequence[TimeRow]) -> str:
+def step_picture(rows: Sequence[TimeRow]) -> Html:
     """Return the phases of a batch side by side, each as wide as its median; nothing where no median is known."""
     known = [(row.phase, row.median) for row in rows if row.group == "batch" and row.median]
+    if not known:
+        return Html()
     whole = sum(median for _, median in known)
     inside, x = [], 0.0
     for phase, median in known:
-        wide = median / whole * _WIDTH
-        title = f"<title>{escape(clean(phase, NAME))}: {format_time(median)}</title>"
-        place = f'x="{x:.1f}" y="0" width="{wide:.1f}" height="22"'
-        inside.append(f'<rect {place} style="fill:var(--{COLOURS.get(phase, REST)})">{title}</rect>')
+        wide = median / whole * WIDTH
+        title = f"{phase}: {format_time(median)}"
+        inside.append(box(round(x, 1), 0, f"{wide:.1f}", 22, COLOURS.get(phase, REST), title=title))
         x += wide
     label = f"A batch by phase, {format_time(whole)} by the medians of its phases; the table above has the figures"
-    return _svg(label, 22, inside) + _key(_colours(phase for phase, _ in known), "a batch, by medians") if known else ""
+    colours = _colours(phase for phase, _ in known)
+    return join((drawing(label, 22, inside, _MARGIN), _key(colours, "a batch, by medians")))

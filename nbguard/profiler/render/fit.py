@@ -1,4 +1,4 @@
-"""The profile of a fit as text, and as HTML with a picture: first how it ended and what to do, then the figures behind it."""
+"""The profile of a fit as blocks: first its ending and what to do, then the figures behind that."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from nbguard.profiler.render.rows import (
     remedy_points,
     settings_table,
 )
-from nbguard.profiler.render.time import counted, epoch_blocks, time_blocks
-from nbguard.render.blocks import Block, Facts, Head, Listing, Picture
-from nbguard.render.blocks_html import blocks_html
-from nbguard.render.blocks_text import blocks_text
-from nbguard.units import format_time
+from nbguard.profiler.render.time import epoch_blocks, time_blocks
+from nbguard.render.blocks import Block, FactLines, Head, Listing, Picture
+from nbguard.units import counted, format_time
 
 _ENDINGS: dict[Ending, str] = {
     "complete": "complete",
@@ -31,24 +29,15 @@ _ENDINGS: dict[Ending, str] = {
 }
 
 
-def fit_text(report: FitReport) -> str:
-    """Return the profile as text; phases below 1 % of the time are added up."""
-    return blocks_text(_blocks(report, smallest=0.01))
-
-
-def fit_html(report: FitReport) -> str:
-    """Return the profile as HTML; phases below 0.1 % of the time are added up."""
-    return blocks_html(_blocks(report, smallest=0.001), "profile of a fit")
-
-
-def _blocks(report: FitReport, smallest: float) -> Iterator[Block]:
+def fit_blocks(report: FitReport) -> Iterator[Block]:
+    """Yield the profile; a terminal shows phases of 1 % of the time and more, a notebook those of 0.1 %."""
     timing, memory = report.timing, report.memory
     yield _head(report)
     if len(report.first) == 1:
-        yield Facts((("first", report.first[0]),))
+        yield FactLines((("first", report.first[0]),))
     elif report.first:
-        yield Listing("what to do first", report.first, is_numbered=True)
-    yield from time_blocks(timing, smallest)
+        yield Listing(title="what to do first", sentences=report.first, is_numbered=True)
+    yield from time_blocks(timing)
     if not (isinstance(memory, MemoryReport) and len(memory.points) > 1):
         yield Picture(step_picture(timing.rows))
     if report.loader is not None:
@@ -65,9 +54,9 @@ def _blocks(report: FitReport, smallest: float) -> Iterator[Block]:
     yield from epoch_blocks(timing.epochs)
     if report.settings:
         yield settings_table(report.settings)
-    yield Facts(tuple(_last(report)))
+    yield FactLines(tuple(_last(report)))
     if report.notes:
-        yield Listing("", report.notes)
+        yield Listing(sentences=report.notes)
 
 
 def _head(report: FitReport) -> Head:

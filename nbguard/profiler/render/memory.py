@@ -1,4 +1,4 @@
-"""What a fit took of a device's memory, in words and figures. The categories re-add to the peak."""
+"""A device's memory during a fit, in words and figures. The categories re-add to the peak."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.report import EpochRow, Growth, MemoryReport, PhasePeak, StackPeak
 from nbguard.profiler.render.chart import memory_picture
-from nbguard.profiler.render.time import counted
-from nbguard.render.blocks import Block, Facts, Listing, Part, Parts, Picture, Row, Table
-from nbguard.render.ledger import signed
-from nbguard.units import format_bytes, format_column, unit_of
+from nbguard.render.blocks import Bar, Block, FactLines, Listing, Picture, Slice, Table, TableRow
+from nbguard.units import counted, format_bytes, format_column, signed, unit_of
 
 _COLOURS = {
     "parameters": "h0",
@@ -29,21 +27,21 @@ _SHOWN = 8
 def memory_blocks(memory: MemoryReport | Unavailable | None, epochs: Sequence[EpochRow]) -> Iterator[Block]:
     """Yield peak, parts of it, growth and the lines behind it; `epochs` are ruled in the picture."""
     if memory is None or isinstance(memory, Unavailable):
-        yield Facts((("memory", "not measured" if memory is None else f"not known: {memory.reason}"),))
+        yield FactLines((("memory", "not measured" if memory is None else f"not known: {memory.reason}"),))
         return
-    yield Facts((("memory", " · ".join(_peak(memory))),))
+    yield FactLines((("memory", " · ".join(_peak(memory))),))
     if memory.categories:
         yield _categories(memory)
     rows = [("by phase", _phases(memory.phases))] if memory.phases else []
     rows += [("growth", _growth(memory.growth))] if memory.growth is not None and memory.growth.per_batch > 0 else []
     if rows:
-        yield Facts(tuple(rows))
+        yield FactLines(tuple(rows))
     if len(memory.points) > 1:
         yield Picture(memory_picture(memory, epochs))
     if memory.stacks:
         yield _stacks(memory.stacks)
     if memory.notes:
-        yield Listing("", memory.notes)
+        yield Listing(sentences=memory.notes)
 
 
 def _peak(memory: MemoryReport) -> Iterator[str]:
@@ -58,26 +56,28 @@ def _peak(memory: MemoryReport) -> Iterator[str]:
         yield f"no growth over {counted(memory.growth.batches, 'batch', 'batches')}"
 
 
-def _categories(memory: MemoryReport) -> Parts:
-    found = sorted(memory.categories, key=lambda each: -each.nbytes)
-    figures = format_column([each.nbytes for each in found], unit_of(memory.peak))
-    parts = zip(found, figures, strict=True)
-    return Parts(
-        "at the peak", tuple(Part(each.name, figure, each.nbytes, _COLOURS.get(each.name, "other")) for each, figure in parts)
+def _categories(memory: MemoryReport) -> Bar:
+    largest = sorted(memory.categories, key=lambda part: -part.nbytes)
+    figures = format_column([part.nbytes for part in largest], unit_of(memory.peak))
+    parts = zip(largest, figures, strict=True)
+    slices = tuple(
+        Slice(name=part.name, figure=figure, amount=part.nbytes, colour=_COLOURS.get(part.name, "other"))
+        for part, figure in parts
     )
+    return Bar(name="at the peak", slices=slices)
 
 
-def _phases(found: Sequence[PhasePeak]) -> str:
+def _phases(peaks: Sequence[PhasePeak]) -> str:
     """Return the most that was allocated in each phase; of many, the highest."""
-    highest = sorted(found, key=lambda each: -each.peak)[:_SHOWN]
+    highest = sorted(peaks, key=lambda peak: -peak.peak)[:_SHOWN]
     unit = unit_of(highest[0].peak)
-    shown = [each for each in found if each in highest]
-    is_any_exact = any(each.is_exact for each in shown)
+    shown = [peak for peak in peaks if peak in highest]
+    is_any_exact = any(peak.is_exact for peak in shown)
     ends = "" if is_any_exact else "at least, as only the ends of phases were seen: "
     mark = "≥ " if is_any_exact else ""  # of those that are not
-    words = [f"{each.phase} {'' if each.is_exact else mark}{format_column([each.peak], unit)[0]}" for each in shown]
-    words += [f"{len(found) - len(shown)} more, lower"] if len(found) > len(shown) else []
-    legend = " (≥: only its ends were seen)" if is_any_exact and not all(each.is_exact for each in shown) else ""
+    words = [f"{peak.phase} {'' if peak.is_exact else mark}{format_column([peak.peak], unit)[0]}" for peak in shown]
+    words += [f"{len(peaks) - len(shown)} more, lower"] if len(peaks) > len(shown) else []
+    legend = " (≥: only its ends were seen)" if is_any_exact and not all(peak.is_exact for peak in shown) else ""
     return ends + " · ".join(words) + legend
 
 
@@ -95,7 +95,7 @@ def _stacks(stacks: Sequence[StackPeak]) -> Table:
     shown, rest = largest[:_SHOWN], largest[_SHOWN:]
     nbytes = [each.nbytes for each in shown] + ([sum(each.nbytes for each in rest)] if rest else [])
     figures = format_column(nbytes, unit_of(max(nbytes)))
-    rows = [Row((each.category, figure, each.site)) for each, figure in zip(shown, figures, strict=False)]
+    rows = [TableRow(cells=(each.category, figure, each.site)) for each, figure in zip(shown, figures, strict=False)]
     if rest:
-        rows.append(Row(("", figures[-1], f"{len(rest)} more lines")))
+        rows.append(TableRow(cells=("", figures[-1], f"{len(rest)} more lines")))
     return Table(names=("kind", "bytes", "allocated by"), rows=tuple(rows), figures=(1,))

@@ -1,4 +1,4 @@
-"""What else a profile of a fit says, in words and figures: verdict on the loader, findings, remedies, ranks, comparison."""
+"""The loader's verdict, findings, remedies, ranks and the comparison of a profile, in words and figures."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from nbguard.profiler.analysis.report import (
     Setting,
     WorkerTrial,
 )
-from nbguard.profiler.render.time import counted
-from nbguard.render.blocks import Block, Facts, Listing, Point, Points, Row, Table
-from nbguard.units import format_bytes, format_time
+from nbguard.render.blocks import Block, FactLines, Listing, Point, Points, Table, TableRow
+from nbguard.units import counted, format_bytes, format_time
 
 _RANKS_SHOWN = 16
 _RANK_NAMES = ("rank", "where", "device", "batches", "step", "waits", "backward", "peak", "ended")
@@ -29,11 +28,11 @@ _RANK_NAMES = ("rank", "where", "device", "batches", "step", "waits", "backward"
 def loader_blocks(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
     """Yield the verdict on what a fit waits for, unless it `is_said` already, the workers tried, and what is advised."""
     if not is_said:
-        yield Facts((("verdict", loader.sentence),))
+        yield FactLines((("verdict", loader.sentence),))
     if loader.trials:
         yield _trials(loader.trials, loader.best)
     if loader.tuning:
-        yield Facts((("workers", loader.tuning),))
+        yield FactLines((("workers", loader.tuning),))
     if loader.advice:
         yield finding_points(loader.advice)
 
@@ -42,15 +41,15 @@ def _trials(trials: Sequence[WorkerTrial], best: int | None) -> Table:
     columns = zip(trials, _times([each.per_batch for each in trials]), _times([each.first for each in trials]), strict=True)
     rows = []
     for each, *figures in columns:
-        said = " · ".join(word for word in ("best" if each.workers == best else "", each.note) if word)
-        rows.append(Row((f"{each.workers}", *figures, said)))
+        note = " · ".join(word for word in ("best" if each.workers == best else "", each.note) if word)
+        rows.append(TableRow(cells=(f"{each.workers}", *figures, note)))
     return Table(names=("workers tried", "per batch", "first batch", ""), rows=tuple(rows), figures=(1, 2))
 
 
 def finding_points(findings: Sequence[FitFinding]) -> Points:
     """Return findings, the gravest first: what, the evidence, the line to change."""
-    found = sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
-    return Points(tuple(_finding(each) for each in found))
+    gravest = sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
+    return Points(tuple(_finding(each) for each in gravest))
 
 
 def _finding(each: FitFinding) -> Point:
@@ -60,31 +59,30 @@ def _finding(each: FitFinding) -> Point:
     what = f"{each.what} ({', '.join(unsaid)})" if unsaid else each.what
     lines = [each.evidence] if each.evidence else []
     lines += [f"→ {each.change}"] if each.change else []
-    return Point(each.severity, what, tuple(lines), each.severity == "problem")
+    return Point(word=each.severity, what=what, lines=tuple(lines), warns=each.severity == "problem")
 
 
 def remedy_points(remedies: Sequence[Remedy]) -> Points:
-    """Return what could be changed, with its effect; what is measured comes first."""
-    found = sorted(remedies, key=lambda each: not each.measured)
-    words = ("measured" if each.measured else "untried" for each in found)
+    """Return the remedies with their effects; measured ones come first."""
+    ordered = sorted(remedies, key=lambda each: not each.measured)
+    words = ("measured" if each.measured else "untried" for each in ordered)
     return Points(
         tuple(
-            Point(word, f"{each.name}: {each.effect}", (f"→ {each.change}",) if each.change else ())
-            for word, each in zip(words, found, strict=True)
+            Point(word=word, what=f"{each.name}: {each.effect}", lines=(f"→ {each.change}",) if each.change else ())
+            for word, each in zip(words, ordered, strict=True)
         )
     )
 
 
 def settings_table(settings: Sequence[Setting]) -> Table:
     """Return the switches of the environment, behind a fold."""
-    rows = tuple(Row((each.name, each.value, each.note)) for each in settings)
+    rows = tuple(TableRow(cells=(each.name, each.value, each.note)) for each in settings)
     brief = " · ".join(f"{each.name} {each.value}" for each in settings)
     return Table(
         names=("setting", "is", ""),
         rows=rows,
-        figures=(),
         fold="settings of speed and repeatability",
-        brief=Facts((("settings", brief),)),
+        brief=FactLines((("settings", brief),)),
     )
 
 
@@ -94,17 +92,17 @@ def rank_blocks(ranks: RankReport) -> Iterator[Block]:
     columns = [_times([getattr(row, name) for row in shown]) for name in ("step", "wait", "backward")]
     columns.append(_known([None if row.peak is None else format_bytes(row.peak) for row in shown]))
     rows = [
-        Row((f"{row.rank}", f"{row.host}, pid {row.pid}", row.device, f"{row.batches:,}", *figures, row.state))
+        TableRow(cells=(f"{row.rank}", f"{row.host}, pid {row.pid}", row.device, f"{row.batches:,}", *figures, row.state))
         for row, *figures in zip(shown, *columns, strict=True)
     ]
     if len(ranks.rows) > len(shown):
-        rows.append(Row((f"{len(ranks.rows) - len(shown)} more", *[""] * 8)))
+        rows.append(TableRow(cells=(f"{len(ranks.rows) - len(shown)} more", *[""] * 8)))
     yield Table(names=_RANK_NAMES, rows=tuple(rows), figures=(3, 4, 5, 6, 7))
     silent = ranks.world - len(ranks.rows)
-    said = [f"of {counted(ranks.world, 'rank')} {silent} said nothing"] if silent > 0 else []
-    said += [ranks.note] if ranks.note else []
-    if said:
-        yield Facts((("ranks", " · ".join(said)),))
+    words = [f"of {counted(ranks.world, 'rank')} {silent} said nothing"] if silent > 0 else []
+    words += [ranks.note] if ranks.note else []
+    if words:
+        yield FactLines((("ranks", " · ".join(words)),))
     if ranks.findings:
         yield finding_points(ranks.findings)
 
@@ -130,12 +128,12 @@ def _known(figures: Sequence[str | None]) -> list[str]:
 
 def comparison_blocks(comparison: Comparison) -> Iterator[Block]:
     """Yield this run against the one before: a sentence, the figures, and whether a difference means anything."""
-    yield Facts((("compared", comparison.sentence),))
+    yield FactLines((("compared", comparison.sentence),))
     if comparison.changes:
-        rows = tuple(Row((each.name, *_change(each))) for each in comparison.changes)
+        rows = tuple(TableRow(cells=(each.name, *_change(each))) for each in comparison.changes)
         yield Table(names=("against the run before", "before", "now", "change", ""), rows=rows, figures=(1, 2, 3))
     if comparison.notes:
-        yield Listing("", comparison.notes)
+        yield Listing(sentences=comparison.notes)
 
 
 def _change(each: RunChange) -> tuple[str, str, str, str]:

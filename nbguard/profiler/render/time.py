@@ -1,16 +1,16 @@
-"""Where the time of a fit went, in words and figures: phases, steps, epochs. What is shown re-adds to the wall time."""
+"""The time of a fit, in words and figures: phases, steps, epochs. What is shown re-adds to the wall time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
 from nbguard.profiler.analysis.report import EpochRow, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
-from nbguard.render.blocks import Block, Facts, Row, Table
-from nbguard.units import format_time, re_adding, re_adding_times
+from nbguard.render.blocks import Block, FactLines, Table, TableRow
+from nbguard.units import counted, format_time, re_adding, re_adding_times
 
 COLOURS = {
     phases.WAIT: "strand",
@@ -41,10 +41,10 @@ class _Line:
     per_batch: tuple[str, str, str]
 
 
-def time_blocks(timing: Timing, smallest: float) -> Iterator[Block]:
-    """Yield the table of phases, those below the share `smallest` in one row per group; then steps, epochs and the GPU."""
-    yield _phases(timing.rows, smallest)
-    yield Facts(tuple(_facts(timing)))
+def time_blocks(timing: Timing) -> Iterator[Block]:
+    """Yield the table of phases, small ones added up per group; then steps, epochs and the GPU."""
+    yield replace(_phases(timing.rows, 0.001), brief=_phases(timing.rows, 0.01))
+    yield FactLines(tuple(_facts(timing)))
 
 
 def epoch_blocks(epochs: Sequence[EpochRow]) -> Iterator[Block]:
@@ -56,13 +56,14 @@ def epoch_blocks(epochs: Sequence[EpochRow]) -> Iterator[Block]:
             rows=tuple(rows),
             figures=(1, 2, 3),
             fold="epoch by epoch",
+            brief=FactLines(()),
         )
 
 
-def _phases(found: Sequence[TimeRow], smallest: float) -> Table:
-    wall = sum(row.total for row in found)
-    rows: list[Row] = []
-    lines = _lines(found, wall)
+def _phases(time_rows: Sequence[TimeRow], smallest: float) -> Table:
+    wall = sum(row.total for row in time_rows)
+    rows: list[TableRow] = []
+    lines = _lines(time_rows, wall)
     for group, name in _GROUPS.items():
         if mine := [line for line in lines if line.row.group == group and line.row.total]:
             rows += _group(name, mine, wall, smallest)
@@ -90,7 +91,7 @@ def _per_batch(rows: Sequence[TimeRow]) -> list[tuple[str, str, str]]:
     return list(zip(*columns, strict=True))
 
 
-def _group(name: str, lines: list[_Line], wall: int, smallest: float) -> Iterator[Row]:
+def _group(name: str, lines: list[_Line], wall: int, smallest: float) -> Iterator[TableRow]:
     if len(lines) == 1:
         yield _row(f"{name}: {lines[0].row.phase}", lines, wall, "group")
         return
@@ -108,12 +109,12 @@ def _group(name: str, lines: list[_Line], wall: int, smallest: float) -> Iterato
         yield _row(f"{len(merged)} {f'below {100 * smallest:g} % each' if all_small else 'smaller'}", merged, wall, "part")
 
 
-def _row(name: str, lines: Sequence[_Line], wall: int, kind: Literal["group", "part", "sum"]) -> Row:
+def _row(name: str, lines: Sequence[_Line], wall: int, kind: Literal["group", "part", "sum"]) -> TableRow:
     is_one = kind != "sum" and len(lines) == 1
     total, tenths = sum(line.total for line in lines), sum(line.tenths for line in lines)
     cells = (name, format_time(total, wall), _percent(tenths), *(lines[0].per_batch if is_one else ("", "", "")))
     colour = COLOURS.get(lines[0].row.phase, REST) if is_one else REST
-    return Row(cells, kind, tenths / 1000 if kind == "part" or is_one else None, colour)
+    return TableRow(cells=cells, kind=kind, share=tenths / 1000 if kind == "part" or is_one else None, colour=colour)
 
 
 def _percent(tenths: int) -> str:
@@ -147,32 +148,27 @@ def _step(timing: Timing) -> Iterator[str]:
 def _epochs(epochs: Sequence[EpochRow]) -> Iterator[str]:
     """Yield how many passes over the data there were, how long they took, and how much of it was waiting."""
     for word, is_training in (("", True), ("validation ", False)):
-        found = [epoch for epoch in epochs if epoch.is_training == is_training]
-        totals = sorted(epoch.total for epoch in found)
-        if found:
+        passes = [epoch for epoch in epochs if epoch.is_training == is_training]
+        totals = sorted(epoch.total for epoch in passes)
+        if passes:
             least, middle, most = map(format_time, (totals[0], round(median(totals)), totals[-1]))
             spread = f" ({least} to {most})" if least != most else ""
-            batches = counted(sum(epoch.batches for epoch in found), "batch", "batches")
-            wait = 100 * sum(epoch.wait for epoch in found) / (sum(totals) or 1)
-            yield f"{word}{len(found)} × {middle}{spread}, {batches}, {wait:.1f} % waiting for data"
+            batches = counted(sum(epoch.batches for epoch in passes), "batch", "batches")
+            wait = 100 * sum(epoch.wait for epoch in passes) / (sum(totals) or 1)
+            yield f"{word}{len(passes)} × {middle}{spread}, {batches}, {wait:.1f} % waiting for data"
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number of things in words."""
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
-
-
-def _passes(epochs: Sequence[EpochRow], *, is_training: bool) -> Iterator[Row]:
+def _passes(epochs: Sequence[EpochRow], *, is_training: bool) -> Iterator[TableRow]:
     """Yield a row per pass; of many, each row stands for a few in succession."""
-    found = [epoch for epoch in epochs if epoch.is_training == is_training]
-    each = -(-len(found) // _EPOCHS_SHOWN) or 1
-    largest = max((sum(epoch.total for epoch in found[at : at + each]) for at in range(0, len(found), each)), default=0)
-    for at in range(0, len(found), each):
-        group = found[at : at + each]
+    passes = [epoch for epoch in epochs if epoch.is_training == is_training]
+    each = -(-len(passes) // _EPOCHS_SHOWN) or 1
+    largest = max((sum(epoch.total for epoch in passes[at : at + each]) for at in range(0, len(passes), each)), default=0)
+    for at in range(0, len(passes), each):
+        group = passes[at : at + each]
         total, wait = sum(epoch.total for epoch in group), sum(epoch.wait for epoch in group)
         numbers = str(group[0].number) if len(group) == 1 else f"{group[0].number} to {group[-1].number}"
-        yield Row(
-            (
+        yield TableRow(
+            cells=(
                 f"{'epoch' if is_training else 'validation'} {numbers}",
                 f"{sum(epoch.batches for epoch in group):,}",
                 format_time(total, largest),

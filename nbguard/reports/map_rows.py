@@ -20,44 +20,44 @@ _MARKS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch of a row: bytes, and what they are painted as: a holder's place as text, or one of the words above."""
+class RowPiece:
+    """A stretch of a row."""
 
-    nbytes: int
-    paint: str
-    title: str
+    nbytes: int  # from its start to its end
+    paint: str  # a holder's place as text, or one of the words above
+    title: str  # shown where the mouse rests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapRow:
-    """One segment, or `count` similar ones added up. `marks` are places (bytes from the start) of what pins it."""
+    """One segment, or several similar ones added up."""
 
-    count: int
-    nbytes: int
-    pieces: tuple[Piece, ...]
-    note: str
-    marks: tuple[int, ...] = ()
-    is_summed: bool = False
+    count: int  # of segments
+    nbytes: int  # of all of them
+    pieces: tuple[RowPiece, ...]  # by address; of several segments, and of many pieces, one for each paint
+    note: str  # the holders that pin it, or its state
+    marks: tuple[int, ...] = ()  # bytes from its start to each block that pins it
+    is_summed: bool = False  # whether the pieces are added up
 
     @property
     def size(self) -> str:
-        """What it is, in words."""
+        """Return the bytes in words, of several segments those of one."""
         if self.count == 1:
             return format_bytes(self.nbytes)
         return f"{self.count} × {'' if self.is_even else '≈ '}{format_bytes(self.nbytes // self.count)}"
 
     @property
     def is_even(self) -> bool:
-        """Whether the average is a size that they can all have."""
+        """Say whether the average is a size that they can all have."""
         return not self.nbytes % (self.count * 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Paints:
-    """Which holders have a colour of their own, in order, by their places; and all holders."""
+    """The colours of a device: some holders have one of their own."""
 
-    named: tuple[int, ...]
-    holders: Sequence[MapHolder]
+    named: tuple[int, ...]  # places of the holders with a colour of their own, the largest first
+    holders: Sequence[MapHolder]  # all of the device
 
     @classmethod
     def of(cls, device: DeviceMap) -> Paints:
@@ -107,25 +107,25 @@ def _several(segments: Sequence[MapSegment]) -> str:
 
 
 def _state(segment: MapSegment) -> str:
-    found = {block.holder for block in segment.blocks if block.holder < 0}
-    if KEPT in found:
+    free = {block.holder for block in segment.blocks if block.holder < 0}
+    if KEPT in free:
         return "of a graph, partly free" if len(segment.blocks) > 1 else "free for their graph only"
-    if STRANDED in found:
+    if STRANDED in free:
         return "pinned"
-    if not found:
+    if not free:
         return "full"
     return "free: emptying the cache gives it back" if len(segment.blocks) == 1 else "whole pages are free"
 
 
 def _pins_by_segment(device: DeviceMap) -> dict[int, list[Pinner]]:
     """Return what pins each segment, by its address; an expandable one can be pinned in several places, the worst first."""
-    found: dict[int, list[Pinner]] = {}
+    by_segment: dict[int, list[Pinner]] = {}
     starts = sorted((each.address, each.size) for pool in device.pools for each in pool.segments)
     for pinner in device.pinners:
         for start, size in _around(starts, pinner.address):
             if start <= pinner.address < start + size:
-                found.setdefault(start, []).append(pinner)
-    return found
+                by_segment.setdefault(start, []).append(pinner)
+    return by_segment
 
 
 def _around(starts: Sequence[tuple[int, int]], address: int) -> Sequence[tuple[int, int]]:
@@ -137,21 +137,21 @@ def _single(segment: MapSegment, paints: Paints, pins: Mapping[int, Sequence[Pin
     pieces = list(_pieces(segment, paints))
     if is_summed := len(pieces) > limit:
         pieces = _added_up(pieces)
-    found = pins.get(segment.address, ())
-    blocks = [block for pinner in found for block in pinner.blocks]
+    pinners = pins.get(segment.address, ())
+    blocks = [block for pinner in pinners for block in pinner.blocks]
     marks: tuple[int, ...] = ()
     if not is_summed and len(blocks) <= _MARKS:
         marks = tuple(block.address - segment.address + block.size // 2 for block in blocks)
-    note = pin_note(found[0]) if found else _note([segment], paints.holders, _state(segment))
-    if len(found) > 1:
-        note += f" · and {len(found) - 1} more such place{'s' if len(found) > 2 else ''}"
+    note = pin_note(pinners[0]) if pinners else _note([segment], paints.holders, _state(segment))
+    if len(pinners) > 1:
+        note += f" · and {len(pinners) - 1} more such {'places' if len(pinners) > 2 else 'place'}"
     if is_summed:
         note += f" · {len(segment.blocks)} blocks, added up"
     return MapRow(count=1, nbytes=segment.size, pieces=tuple(pieces), note=note, marks=marks, is_summed=is_summed)
 
 
 def _note(segments: Sequence[MapSegment], holders: Sequence[MapHolder], state: str) -> str:
-    """Return what to say of segments that do not stand alone: who is in those that are pinned, the most frequent first."""
+    """Return the note on segments that do not stand alone: the holders in those that are pinned, the most frequent first."""
     if state != "pinned":
         return state
     counts: dict[str, int] = {}
@@ -172,7 +172,7 @@ def _sum(segments: Sequence[MapSegment], paints: Paints, what: str) -> MapRow:
     )
 
 
-def _pieces(segment: MapSegment, paints: Paints) -> Iterator[Piece]:
+def _pieces(segment: MapSegment, paints: Paints) -> Iterator[RowPiece]:
     """Yield the stretches of a segment by address; neighbours of one holder are one piece."""
     run, paint, count = 0, "", 0
     for block in segment.blocks:
@@ -185,12 +185,12 @@ def _pieces(segment: MapSegment, paints: Paints) -> Iterator[Piece]:
         yield _piece(run, paint, count, paints)
 
 
-def _piece(nbytes: int, paint: str, count: int, paints: Paints) -> Piece:
+def _piece(nbytes: int, paint: str, count: int, paints: Paints) -> RowPiece:
     blocks = f" in {count} blocks" if count > 1 else ""
-    return Piece(nbytes, paint, f"{paints.label(paint)}: {format_bytes(nbytes)}{blocks}")
+    return RowPiece(nbytes, paint, f"{paints.label(paint)}: {format_bytes(nbytes)}{blocks}")
 
 
-def _added_up(pieces: Sequence[Piece]) -> list[Piece]:
+def _added_up(pieces: Sequence[RowPiece]) -> list[RowPiece]:
     """Return one piece for each paint, holders first, with all its bytes."""
     total: dict[str, int] = {}
     words: dict[str, str] = {}
@@ -199,7 +199,7 @@ def _added_up(pieces: Sequence[Piece]) -> list[Piece]:
         words[piece.paint] = piece.title.partition(": ")[0] if piece.paint not in words else words[piece.paint]
     last = (OTHERS, *WORDS.values())
     order = sorted(total, key=lambda paint: (last.index(paint) + 1 if paint in last else 0, -total[paint]))
-    return [Piece(total[paint], paint, f"{words[paint]}: {format_bytes(total[paint])}") for paint in order]
+    return [RowPiece(total[paint], paint, f"{words[paint]}: {format_bytes(total[paint])}") for paint in order]
 
 
 def pin_note(pinner: Pinner) -> str:

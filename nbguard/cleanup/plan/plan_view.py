@@ -1,0 +1,139 @@
+"""Plans, their outcomes and parkings undone, as blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nbguard.cleanup.plan.parking import Unparked
+from nbguard.cleanup.plan.plan import Action, Outcome, Plan
+from nbguard.cleanup.plan.verdict import Verdict
+from nbguard.memory.processes_view import zombies_blocks
+from nbguard.render.blocks import Block, Line, Table, TableRow
+from nbguard.units import counted, format_bytes, format_column, unit_of
+
+_OF_THE_HOST = frozenset({"workers", "pinned"})
+_WIDEST = 120
+"""Characters of the words on a step."""
+_LEFT_SHOWN = 20
+
+
+def plan_blocks(plan: Plan) -> Iterator[Block]:
+    """Yield the steps of a plan that has not been carried out, and their sum."""
+    yield from _steps(_plan_rows(plan))
+    yield Line(_plan_sentence(plan))
+    yield from map(Line, plan.skipped)
+
+
+def _steps(rows: Iterable[tuple[str, str, str]]) -> Iterator[Block]:
+    """Yield (words, figure, detail) as a list."""
+    if shown := tuple(TableRow(cells=cells) for cells in rows):
+        yield Table(rows=shown, figures=(1,), widest=_WIDEST)
+
+
+def _plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
+    """Return (words, bytes, detail) for each step of a plan; the bytes re-add to the promise."""
+    figures = format_column([action.nbytes or 0 for action in plan.actions], unit_of(plan.promised))
+    return [
+        (action.label, _figure(action, figure), action.detail)
+        for action, figure in zip(plan.actions, figures, strict=True)
+        if action.nbytes != 0 or action.kind != "collect"
+    ]
+
+
+def _figure(action: Action, figure: str) -> str:
+    """Return a step's bytes as shown; those of host memory stand in its detail."""
+    if action.nbytes is None:
+        return "measured after"
+    return figure if action.nbytes or action.kind not in _OF_THE_HOST else ""
+
+
+def _plan_sentence(plan: Plan) -> str:
+    later = " · afterwards it lists the processes on the GPUs and says whether only a restart would help"
+    later = later if plan.request.hard else ""
+    if not plan.promised and all(action.kind == "collect" for action in plan.actions):
+        cache = f", but {format_bytes(plan.reserved)} of free cache would go back to the device" if plan.reserved else ""
+        return f"nothing is stale: there is nothing to free{cache}{later}"
+    back = f" · {format_bytes(plan.reserved)} would go back to the device" if plan.reserved is not None else ""
+    host = sum(action.host for action in plan.actions)
+    besides = f" · {format_bytes(host)} of host memory" if host else ""
+    return f"would free {format_bytes(plan.promised)}{back}{besides} · nothing has been touched{later}"
+
+
+def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
+    """Yield the steps that a cleanup took, the bytes realised against those promised, what went otherwise, what is left."""
+    done = {action.label for action in outcome.done}
+    yield from _steps(row for row in _plan_rows(outcome.plan) if row[0] in done)
+    yield Line(_outcome_sentence(outcome), "strong")
+    yield from map(Line, _notes(outcome))
+    if left := tuple(_left(outcome)):
+        yield Line("left alone: " + " · ".join(left), "dim")
+    if outcome.verdict is not None:
+        yield from _verdict_blocks(outcome.verdict)
+    if outcome.zombies is not None:
+        yield from zombies_blocks(outcome.zombies)
+
+
+def _outcome_sentence(outcome: Outcome) -> str:
+    """Return the bytes realised against those promised, before and after."""
+    if not outcome.plan.promised and not outcome.realised and not outcome.extra:
+        return f"nothing was stale: nothing had to be freed{_given_back(outcome)}{_host(outcome)}"
+    text = f"freed {format_bytes(outcome.realised)} of {format_bytes(outcome.plan.promised)} promised"
+    if outcome.extra:
+        text += f", and {format_bytes(outcome.extra)} more"
+    text += f" · held {format_bytes(outcome.before)} → {format_bytes(outcome.after)}"
+    return text + _given_back(outcome, always=True) + _host(outcome)
+
+
+def _host(outcome: Outcome) -> str:
+    """Return the bytes of host memory that came back, where that was asked for."""
+    return f" · {format_bytes(outcome.host)} of host memory given back" if outcome.host else ""
+
+
+def _given_back(outcome: Outcome, *, always: bool = False) -> str:
+    """Return the reserved bytes before and after, where they are known (and, unless `always`, where they changed)."""
+    if outcome.reserved is None or (outcome.reserved[0] == outcome.reserved[1] and not always):
+        return ""
+    return f" · reserved {format_bytes(outcome.reserved[0])} → {format_bytes(outcome.reserved[1])}"
+
+
+def _notes(outcome: Outcome) -> Iterator[str]:
+    """Yield a sentence for each thing that did not go as planned."""
+    yield from outcome.plan.skipped
+    for label, reason in outcome.undone:
+        yield f"not done: {label} ({reason})"
+    for holder, nbytes in outcome.survivors:
+        yield f"still alive: {format_bytes(nbytes)} promised, held by {holder}: %gpumem why shows the path"
+    if outcome.interrupted:
+        yield "interrupted: run %reset_gpu again to finish"
+
+
+def _left(outcome: Outcome) -> Iterator[str]:
+    """Yield the holders of the rest, a phrase each; names that hold nothing alone stand together at the end."""
+    alone = [(label, nbytes, what) for label, nbytes, what in outcome.left if nbytes]
+    shared = [label for label, nbytes, _ in outcome.left if not nbytes]
+    for label, nbytes, what in alone[:_LEFT_SHOWN]:
+        yield f"{label} ({what}) {format_bytes(nbytes)}" if what else f"{label} {format_bytes(nbytes)}"
+    if len(alone) > _LEFT_SHOWN:
+        yield f"{len(alone) - _LEFT_SHOWN} more (%gpumem)"
+    if shared:
+        yield "and, sharing memory: " + ", ".join(shared[:_LEFT_SHOWN]) + (", …" if len(shared) > _LEFT_SHOWN else "")
+
+
+def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:
+    """Yield the parts of what the kernel still takes, whose figures re-add, and whether only a restart would help."""
+    yield Line(f"this kernel still takes {format_bytes(verdict.total)}:")
+    figures = format_column([part.nbytes for part in verdict.rest], unit_of(verdict.total))
+    rows = zip(verdict.rest, figures, strict=True)
+    yield from _steps((part.name, figure, f"{part.note}{' (a restart only)' * part.needs_restart}") for part, figure in rows)
+    yield Line(verdict.reason, "strong")
+
+
+def unparked_blocks(unparked: Unparked) -> Iterator[Block]:
+    """Yield a line on what is back, and one for each thing that is still parked."""
+    if unparked.nbytes:
+        are = "is" if len(unparked.names) == 1 else "are"
+        where = " and ".join(unparked.devices)
+        tensors = counted(unparked.tensors, "tensor")
+        yield Line(f"{', '.join(unparked.names)} {are} back on {where}: {format_bytes(unparked.nbytes)}, {tensors}")
+    for name, nbytes, why in unparked.left:
+        yield Line(f"{format_bytes(nbytes)} of {name} is still parked ({why}): %reset_gpu --unpark {name} tries again")

@@ -1,0 +1,114 @@
+"""A device's memory as blocks: the bar of its parts, the table of its holders, the table of its pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbguard.memory.breakdown import DevicePart, Part
+from nbguard.memory.holders import Holder
+from nbguard.memory.pools import Pool
+from nbguard.render.blocks import Bar, Slice, Table, TableRow
+from nbguard.units import format_column, unit_of
+
+_COLOURS: dict[str, tuple[str, str]] = {
+    DevicePart.CONTEXT: ("ctx", "█"),
+    DevicePart.ALLOCATED: ("used", "█"),
+    DevicePart.RELEASABLE: ("rel", "▒"),
+    DevicePart.CACHED: ("rel", "▒"),
+    DevicePart.STRANDED: ("strand", "▓"),
+    DevicePart.GRAPH_POOLS: ("strand", "▓"),
+    DevicePart.PENDING: ("strand", "▓"),
+    DevicePart.FREE: ("", " "),
+}
+"""The colour of each part of a device, and its character in a terminal; all others share one."""
+_OTHER = ("other", "░")
+_HOLDER_NAMES = ("held by", "frees now", "reaches", "since", "", "what")
+_POOLS_SHOWN = 8
+
+
+def parts_bar(parts: Sequence[Part], whole: int | None = None, label: str = "") -> Bar:
+    """Return the parts of a device as a bar; `whole` is its size, where that is known: a terminal draws it then, too."""
+    figures = part_figures(parts)
+    slices = []
+    for part, figure in zip(parts, figures, strict=True):
+        colour, mark = _COLOURS.get(part.name, _OTHER)
+        slices.append(Slice(name=part.label, figure=figure, amount=part.nbytes, colour=colour, mark=mark, note=part.note))
+    return Bar(slices=tuple(slices), whole=whole, label=label, is_drawn_as_text=whole is not None)
+
+
+def part_figures(parts: Sequence[Part]) -> list[str]:
+    """Return the bytes of parts in the unit of their sum, so that the figures re-add."""
+    return format_column([part.nbytes for part in parts], unit_of(sum(part.nbytes for part in parts)))
+
+
+def holder_rows(holders: Sequence[Holder], allocated: int, limit: int) -> list[TableRow]:
+    """Return at most `limit` rows, the rest in one, and the total: the figures shown re-add to the total shown."""
+    alone = [holder for holder in holders if holder.retained]
+    shown = alone[:limit] if alone else list(holders[:limit])
+    rest = [holder for holder in holders if holder not in shown]
+    rest_bytes = sum(holder.retained for holder in rest)
+    unit = unit_of(allocated)
+    figures = format_column([*(holder.retained for holder in shown), rest_bytes], unit)
+    rows = [holder_row(holder, figure, unit) for holder, figure in zip(shown, figures, strict=False)]
+    if rest:
+        names = ", ".join(holder.label for holder in rest[:4]) + (", …" if len(rest) > 4 else "")
+        what = f"{names} (-n shows more)" if rest_bytes else f"{names}: reach only what others hold too"
+        rows.append(TableRow(cells=(f"{len(rest)} more", figures[-1], "", "", "", what)))
+    return [*rows, total_row(allocated)]
+
+
+def total_row(allocated: int) -> TableRow:
+    """Return the row below all holders."""
+    return TableRow(cells=("allocated", *format_column([allocated], unit_of(allocated)), "", "", "", ""), kind="sum")
+
+
+def holder_row(holder: Holder, figure: str, unit: tuple[int, str]) -> TableRow:
+    """Return a holder's row: `figure` is the bytes that it frees, `unit` that of the column."""
+    name = holder.path if holder.stale and holder.path else holder.label
+    reaches = "" if holder.is_shared or not holder.roots else format_column([holder.reaches], unit)[0]
+    since = f"In[{holder.cell}]" if holder.cell is not None else ""
+    what = f"{holder.what} (at least)" if holder.at_least else holder.what
+    cells = (name, figure, reaches, since, "stale" if holder.stale else "", what)
+    return TableRow(cells=cells, hint=command_of(holder.names[:1], holder.kind, holder.stale))
+
+
+def holder_table(rows: Sequence[TableRow]) -> Table:
+    """Return rows of holders and their total as a table."""
+    return Table(names=_HOLDER_NAMES, rows=tuple(rows), figures=(1, 2), code=(0,), chips=(4,))
+
+
+def command_of(names: Sequence[str], kind: str, stale: bool) -> str:
+    """Return the line that lets go of a holder by these of its names; empty where there is none."""
+    if stale:
+        return "%reset_gpu"
+    return f"%reset_gpu {' '.join(names)}" if kind in ("name", "out") else ""
+
+
+def pool_table(pools: Sequence[Pool]) -> Table | None:
+    """Return the allocator's pools as a table with its total; None where nothing is free in any.
+
+    The columns between `reserved` and `largest free` re-add to it along a row, every one to its total down the column.
+    """
+    spaces = [pool.space for pool in pools]
+    if all(space.reserved == space.allocated for space in spaces):
+        return None
+    shown = {pool.name: [pool.space] for pool in pools[:_POOLS_SHOWN]}
+    if rest := spaces[_POOLS_SHOWN:]:
+        shown[f"{len(rest)} more"] = rest
+    parts = {name: name for name in ("reserved", "allocated", "releasable", "stranded")}
+    rare = {"kept": "graph pools", "pending": "pending"}
+    parts |= {name: title for name, title in rare.items() if any(getattr(space, name) for space in spaces)}
+    unit = unit_of(max(space.reserved for space in spaces))
+    columns: list[list[str]] = []
+    for name in parts:
+        amounts = [sum(getattr(space, name) for space in group) for group in shown.values()]
+        columns.append([*format_column(amounts, unit), *format_column([sum(amounts)], unit)])
+    largest = [max(space.largest_free for space in group) for group in shown.values()]
+    columns.append([*(format_column([each], unit)[0] for each in largest), ""])
+    *rows, total = zip([*shown, "all pools"], *columns, strict=True)
+    return Table(
+        names=("cache", *parts.values(), "largest free"),
+        rows=(*(TableRow(cells=cells) for cells in rows), TableRow(cells=total, kind="sum")),
+        figures=range(1, len(parts) + 2),
+        fold="the cache, by pool and stream",
+    )

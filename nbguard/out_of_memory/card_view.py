@@ -1,0 +1,77 @@
+"""The card after an out-of-memory error as blocks: the request, the memory then and now, its holders, the fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbguard.memory.device_view import holder_row, holder_table, part_figures, total_row
+from nbguard.memory.oom_facts import HOST_KINDS, OomNote
+from nbguard.out_of_memory.card import OomCard, asked_words
+from nbguard.out_of_memory.fixes import Fix
+from nbguard.render.blocks import Block, Line, Listing, Point, Points, Section, Table, TableRow
+from nbguard.units import format_bytes, format_column, unit_of
+
+_VERDICTS = {True: "enough", False: "not enough alone", None: "may be enough"}
+"""Words for `Fix.enough`."""
+
+
+def oom_blocks(card: OomCard) -> Iterator[Block]:
+    """Yield the card."""
+    yield Section(card.asked.error, _place(card))
+    yield Line(asked_words(card.asked, card.device))
+    yield from (Line(sentence, "dim") for sentence in _situation(card))
+    if card.holders:
+        yield _holders(card)
+    yield Points(tuple(map(_point, card.fixes)), "what lets it through", is_numbered=True)
+    if card.notes:
+        yield Listing(sentences=card.notes)
+
+
+def _place(card: OomCard) -> str:
+    """Return where it happened: `in In[7], line 3 of In[5]: hidden = body(x), shown as ValueError`."""
+    asked, place = card.asked, ""
+    if asked.line is not None:
+        ran = "in " if asked.cell is None else f"in In[{asked.cell}], "
+        of = "" if asked.line.cell in (None, asked.cell) else f" of In[{asked.line.cell}]"
+        place = f"{ran}line {asked.line.number}{of}" + (f": {asked.line.text}" if asked.line.text else "")
+    return place + (f", shown as {asked.shown}" if asked.shown else "")
+
+
+def _situation(card: OomCard) -> Iterator[str]:
+    """Yield the memory at the time of the error, the memory now, and the largest request that would succeed."""
+    if card.asked.note is not None:
+        yield "then: " + " · ".join(_then(card.asked.note))
+    if card.parts and card.asked.kind in HOST_KINDS:
+        yield " · ".join(f"{part.label} {format_bytes(part.nbytes)}" for part in card.parts)
+    elif card.parts:
+        shown = zip(card.parts, part_figures(card.parts), strict=True)
+        yield "now: " + " · ".join(f"{part.label} {figure}" for part, figure in shown if part.nbytes)
+    limits = [] if card.had is None else [f"{format_bytes(card.had)} can be had now"]
+    limits += [f"a memory fraction limits PyTorch to {format_bytes(card.limit)}"] if card.limit is not None else []
+    limits += [f"the failed run still holds {format_bytes(card.taken)}"] if card.taken else []
+    if limits:
+        yield " · ".join(limits)
+
+
+def _then(note: OomNote) -> Iterator[str]:
+    amounts: dict[str, int | None] = {"free": note.free, "allocated": note.allocated, "reserved": note.reserved}
+    if note.stranded is not None:
+        amounts |= {"stranded": note.stranded, "largest free block": note.largest_free}
+    yield from (f"{name} {format_bytes(nbytes)}" for name, nbytes in amounts.items())
+
+
+def _holders(card: OomCard) -> Table:
+    """Return the largest holders, the rest in one row, and the total: the figures shown re-add to it."""
+    rest = card.held - sum(holder.retained for holder in card.holders)
+    unit = unit_of(card.held)
+    figures = format_column([*(holder.retained for holder in card.holders), rest], unit)
+    rows = [holder_row(holder, figure, unit) for holder, figure in zip(card.holders, figures, strict=False)]
+    if rest:
+        rows.append(TableRow(cells=("the rest", figures[-1], "", "", "", "%gpumem lists them")))
+    return holder_table([*rows, total_row(card.held)])
+
+
+def _point(fix: Fix) -> Point:
+    figures = [] if fix.nbytes is None else [format_bytes(fix.nbytes)]
+    commands = [", then ".join(f"`{command}`" for command in fix.commands)] if fix.commands else []
+    return Point(word=_VERDICTS[fix.enough], what=" · ".join([*figures, *commands]), lines=(fix.words,))

@@ -1,0 +1,58 @@
+"""The base of every public result: it shows itself where a cell ends with it, as text, HTML and JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nbguard.render.blocks import Block
+
+
+class Result:
+    """A frozen dataclass with a view: a function that returns its blocks. `repr` and equality are the dataclass's own.
+
+    Back ends and views are imported when a result is first shown: whoever only computes one does not wait for them.
+    """
+
+    __slots__ = ()
+
+    kind: ClassVar[str]
+    """The name of the result in JSON. Readers depend on it: it stays when the class is renamed."""
+    view: ClassVar[str]
+    """`module:function` of the view. A view imports its result's class, so the class can only name it."""
+    label: ClassVar[str] = "GPU memory report"
+    """The name of the region in HTML, for who cannot see it."""
+
+    def blocks(self, **options: int) -> Iterable[Block]:
+        """Return the blocks of the view; `limit=12`: rows of a report, a history or a map."""
+        from pkgutil import resolve_name
+
+        shown: Iterable[Block] = resolve_name(self.view)(self, **options)
+        return shown
+
+    def mimebundle(self, **options: int) -> dict[str, str]:
+        """Return the result as {'text/plain': ..., 'text/html': ...}; options are those of `blocks`."""
+        from nbguard.render.html import blocks_html
+        from nbguard.render.text import blocks_text
+
+        shown = tuple(self.blocks(**options))
+        return {"text/plain": blocks_text(shown), "text/html": str(blocks_html(shown, self.label))}
+
+    def json_bundle(self) -> dict[str, Any]:
+        """Return the result as {'text/plain': JSON text, 'application/json': data}."""
+        from nbguard.render.json import to_json
+
+        data = self.to_data()
+        return {"text/plain": to_json(data), "application/json": data}
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the result as JSON-ready data; sizes in bytes."""
+        from nbguard.render.json import SCHEMA, fields_as_data
+
+        return {"schema": SCHEMA, "kind": self.kind, **fields_as_data(self)}
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002 - IPython's names
+        """Return the mimebundle that IPython shows where a cell ends with the result."""
+        return self.mimebundle()

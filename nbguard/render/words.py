@@ -1,0 +1,18 @@
+"""Text that can be shown anywhere: how long it may be, and without what would harm a terminal."""
+
+from __future__ import annotations
+
+NAME = 60
+"""Characters of a name that are shown, and of a cell in a table but for the last, which may be a sentence."""
+SENTENCE = 500
+"""Characters of a sentence that are shown."""
+
+
+def clip(text: str, limit: int) -> str:
+    """Return text of at most `limit` characters, the last a dot dot dot where some are missing."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def clean(text: str, limit: int = SENTENCE) -> str:
+    """Return text as it can be shown anywhere: clipped, one line, nothing that steers a terminal or the reading direction."""
+    return "".join(character if character.isprintable() else " " for character in clip(text, limit))

@@ -1,0 +1,75 @@
+"""An example of every public result."""
+
+from __future__ import annotations
+
+from nbguard import what_if
+from nbguard.cleanup.plan.parking import Unparked
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.analysis import Analysis
+from nbguard.memory.explain import explain
+from nbguard.memory.processes import Zombies
+from nbguard.memory.recording import Recording
+from nbguard.memory.simulated import SimulationState
+from nbguard.render.result import Result
+from nbguard.reports.memory_map import build_map
+from nbguard.reports.report import build_report
+from nbguard.reports.switches import Switches
+from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
+from nbguard.snapshots.report import SnapshotReport
+from nbguard.snapshots.save import SnapshotFiles
+from nbguard.snapshots.whatif import WhatIfs
+from tests.profiler.fit_reports import rich
+from tests.render.test_history import _afternoon as _history
+from tests.render.test_map import afternoon as _mapped
+from tests.render.test_processes import _KEEPER, _ORPHAN, _OTHER
+from tests.render.test_render import _afternoon, _done, _oom
+from tests.render.test_saved import _snapshot
+from tests.render.test_simulate import _AFTER
+
+MiB = 1024**2
+_RECORDING = Recording("on", 100_000, 4)
+_CHANGE = SizeChange("learn", MiB, 3 * MiB, 2 * MiB)
+
+EXAMPLES: tuple[Result, ...] = (
+    build_report(Analysis(_afternoon())),
+    plan_cleanup(_afternoon(), Request()),
+    _done(_afternoon()),
+    Unparked(names=("a",), nbytes=MiB, tensors=2, devices=("cuda:0",), left=(("b", 3, "no room"),)),
+    _oom(),
+    Zombies(judged=(_ORPHAN, _KEEPER, _OTHER), remaining=((14, "it waits"),)),
+    explain(_afternoon(), "learn", 0, "Learner"),
+    _history(),
+    build_map(Analysis(_mapped()), 300 * MiB),
+    SimulationState("simulated no more", _AFTER),
+    Switches(oom_card=True, history=True, cells=False, auto_clean_errors=True, recorded=1),
+    _RECORDING,
+    SnapshotFiles(
+        path="~/run.pickle",
+        file="run.pickle",
+        beside="run.pickle.nbguard.json",
+        nbytes=3 * MiB,
+        segments=1,
+        events=1,
+        holders=2,
+        unnamed=0,
+        recording=_RECORDING,
+    ),
+    SnapshotReport(
+        file="run.pickle",
+        torch_version="2.13.0",
+        settings="",
+        events=(3,),
+        report=build_report(Analysis(_afternoon())),
+        notes=("no names",),
+    ),
+    SnapshotDiff(
+        "before.pickle",
+        "after.pickle",
+        (DeviceDiff(device="cuda:0", allocated=_CHANGE, reserved=_CHANGE, holders=(_CHANGE,), pools=()),),
+        ("no names",),
+    ),
+    WhatIfs("run.pickle", (what_if(_snapshot(), 0, ["expandable_segments:True"]),), ("`%reset_gpu x` frees 1 B",)),
+    rich(),
+)
+RESULTS: tuple[type[Result], ...] = tuple(type(example) for example in EXAMPLES)
