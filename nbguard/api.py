@@ -14,9 +14,9 @@ from nbguard.cleanup.plan.plan import Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import NbguardError, TargetError
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.explain import Why, explain
 from nbguard.memory.facts import Graph
 from nbguard.memory.processes import Zombies
+from nbguard.memory.references.explain import Why, explain
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import Report, build_report

@@ -26,7 +26,7 @@ ARGUMENTS_BY_POSITION = 7
 TWO_MEANINGS: frozenset[str] = frozenset()
 """Public class names that more than one module defines."""
 
-LARGE_FOLDERS = frozenset({"nbguard/memory"})
+LARGE_FOLDERS: frozenset[str] = frozenset()
 """Folders of more than MODULES_PER_FOLDER modules."""
 
 CIRCLES: frozenset[str] = frozenset()

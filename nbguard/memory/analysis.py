@@ -12,12 +12,12 @@ from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, PoolId
-from nbguard.memory.fragmentation import Fragmentation, fragmentation
-from nbguard.memory.holders import Holding, holdings
 from nbguard.memory.oom_facts import device_that_ran_out
-from nbguard.memory.pinning import Unit, units
-from nbguard.memory.pools import Pool, pools_in_use, pools_of
-from nbguard.memory.requests import LargestRequest, Room
+from nbguard.memory.references.holders import Holding, holdings
+from nbguard.memory.segments.fragmentation import Fragmentation, fragmentation
+from nbguard.memory.segments.pinning import Unit, units
+from nbguard.memory.segments.pools import Pool, pools_in_use, pools_of
+from nbguard.memory.segments.requests import LargestRequest, Room
 
 Answer = TypeVar("Answer")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, PoolId
-from nbguard.memory.fragmentation import fragmentation
+from nbguard.memory.segments.fragmentation import fragmentation
 
 
 class DevicePart(str, Enum):

@@ -129,7 +129,7 @@ class Zombies(Result):
     """
 
     kind: ClassVar[str] = "zombies"
-    view: ClassVar[str] = "nbguard.memory.processes_view:zombies_blocks"
+    view: ClassVar[str] = "nbguard.memory.views.processes:zombies_blocks"
 
     judged: tuple[Judged, ...] = ()
     unavailable: str = ""

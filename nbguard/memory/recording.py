@@ -26,7 +26,7 @@ class Recording(Result):
     """
 
     kind: ClassVar[str] = "recording"
-    view: ClassVar[str] = "nbguard.memory.recording_view:recording_blocks"
+    view: ClassVar[str] = "nbguard.memory.views.recording:recording_blocks"
 
     state: State
     entries: int | None = None

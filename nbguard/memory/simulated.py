@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, Segment, StorageFact, Unavailable
-from nbguard.memory.fragmentation import Fragmentation, fragmentation
+from nbguard.memory.segments.fragmentation import Fragmentation, fragmentation
 from nbguard.render.result import Result
 
 TRACKED = "simulated"
@@ -106,7 +106,7 @@ class SimulationState(Result):
     """What `%gpumem simulate` says: in words whether it is on, and the figures of the device."""
 
     kind: ClassVar[str] = "simulationstate"
-    view: ClassVar[str] = "nbguard.memory.simulated_view:state_blocks"
+    view: ClassVar[str] = "nbguard.memory.views.simulated:state_blocks"
 
     words: str
     figures: Simulated

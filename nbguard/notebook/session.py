@@ -286,6 +286,6 @@ def _show_released(outcome: Outcome, cell: int) -> None:
 
 
 def _show_simulated(before: Simulated, after: Simulated, cell: int) -> None:
-    from nbguard.memory.simulated_view import cell_line
+    from nbguard.memory.views.simulated import cell_line
 
     _say(cell_line(before, after, cell))

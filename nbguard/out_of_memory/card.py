@@ -11,8 +11,8 @@ from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import Part
 from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
-from nbguard.memory.holders import Holder
 from nbguard.memory.oom_facts import HOST_KINDS, HostFacts, OomFact
+from nbguard.memory.references.holders import Holder
 from nbguard.out_of_memory.failed_request import FailedRequest, FailedRunUsage
 from nbguard.out_of_memory.fixes import Fix, OomContext, fixes
 from nbguard.render.result import Result

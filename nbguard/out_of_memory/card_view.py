@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.memory.device_view import holder_row, holder_table, part_figures, total_row
 from nbguard.memory.oom_facts import HOST_KINDS, OomNote
+from nbguard.memory.views.device import holder_row, holder_table, part_figures, total_row
 from nbguard.out_of_memory.card import OomCard, asked_words
 from nbguard.out_of_memory.fixes import Fix
 from nbguard.render.blocks import Block, Line, Listing, Point, Points, Section, Table, TableRow

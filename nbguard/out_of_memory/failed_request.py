@@ -10,10 +10,10 @@ from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.facts import Facts, PoolId, Root
-from nbguard.memory.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.memory.oom_facts import HOST_KINDS, OomFact
-from nbguard.memory.pools import returnable
-from nbguard.memory.requests import Room, largest_request_in, largest_segment_within, rounded_to_blocks, segment_size
+from nbguard.memory.references.graph import nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.segments.pools import returnable
+from nbguard.memory.segments.requests import Room, largest_request_in, largest_segment_within, rounded_to_blocks, segment_size
 
 _LAST_ERROR = "last error"
 

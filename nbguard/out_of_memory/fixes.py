@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from nbguard.cleanup.plan.plan import Plan
 from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.facts import EXPERIMENT_KINDS
-from nbguard.memory.fragmentation import fragmentation, stranded_pages
-from nbguard.memory.gradients import gradient_storages, zero_grad
-from nbguard.memory.graph import STALE_KINDS, reach_of_roots
-from nbguard.memory.holders import Holder
+from nbguard.memory.references.gradients import gradient_storages, zero_grad
+from nbguard.memory.references.graph import STALE_KINDS, reach_of_roots
+from nbguard.memory.references.holders import Holder
+from nbguard.memory.segments.fragmentation import fragmentation, stranded_pages
 from nbguard.out_of_memory.failed_request import FailedRequest, FailedRunUsage
 from nbguard.out_of_memory.release_candidates import ReleaseCandidate, release_candidates
 from nbguard.units import format_bytes

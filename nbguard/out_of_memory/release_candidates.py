@@ -9,8 +9,8 @@ from itertools import combinations
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.facts import Facts, PoolId
-from nbguard.memory.graph import reach_of_roots, storages_of
-from nbguard.memory.holders import Holder
+from nbguard.memory.references.graph import reach_of_roots, storages_of
+from nbguard.memory.references.holders import Holder
 from nbguard.memory.target import Target
 from nbguard.out_of_memory.failed_request import FailedRequest, FailedRunUsage
 

@@ -11,8 +11,8 @@ from nbguard.cleanup.plan.default import default_plan
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import NOTICED, Reading
 from nbguard.memory.facts import Graph
-from nbguard.memory.graph import STALE_KINDS
-from nbguard.memory.holders import unheld
+from nbguard.memory.references.graph import STALE_KINDS
+from nbguard.memory.references.holders import unheld
 from nbguard.render.result import Result
 
 PROCESS = "process memory"

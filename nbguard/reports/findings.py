@@ -14,12 +14,12 @@ from nbguard.cleanup.plan.workers import idle_workers
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Root
 from nbguard.memory.finding import Finding
-from nbguard.memory.gradients import idle_gradients, zero_grad
-from nbguard.memory.graph import reach
-from nbguard.memory.holders import Holder
-from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.pinning import HolderPins
-from nbguard.memory.unwalked import left_out
+from nbguard.memory.references.gradients import idle_gradients, zero_grad
+from nbguard.memory.references.graph import reach
+from nbguard.memory.references.holders import Holder
+from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.references.unwalked import left_out
+from nbguard.memory.segments.pinning import HolderPins
 from nbguard.out_of_memory.card import out_of_memory
 from nbguard.units import MiB, format_bytes
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from nbguard.memory.facts import HolderSource
-from nbguard.memory.pinning import Pinner
+from nbguard.memory.segments.pinning import Pinner
 from nbguard.reports.memory_map import KEPT, RELEASABLE, STRANDED, DeviceMap, MapHolder, MapPool, MapSegment
 from nbguard.units import format_bytes
 

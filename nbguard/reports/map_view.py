@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.cleanup.plan.cheapest import Release
-from nbguard.memory.device_view import command_of
-from nbguard.memory.pinning import HolderPins
-from nbguard.memory.requests import LargestRequest
+from nbguard.memory.segments.pinning import HolderPins
+from nbguard.memory.segments.requests import LargestRequest
+from nbguard.memory.views.device import command_of
 from nbguard.render.blocks import Block, Listing, Picture, Section, Table, TableRow, Title
 from nbguard.reports.map_picture import map_lines, map_picture, summary
 from nbguard.reports.memory_map import DeviceMap, MemoryMap

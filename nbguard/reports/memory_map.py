@@ -10,10 +10,10 @@ from nbguard.cleanup.plan.cheapest import Release, cheapest_release
 from nbguard.cleanup.plan.default import block_holders_of, pins_of
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.facts import HolderSource, Segment
-from nbguard.memory.fragmentation import Fragmentation, free_runs, returnable_part, unit_pages
-from nbguard.memory.holders import Holder
-from nbguard.memory.pinning import BlockHolders, HolderPins, Pinner, Unit, pinners, units
-from nbguard.memory.requests import LargestRequest
+from nbguard.memory.references.holders import Holder
+from nbguard.memory.segments.fragmentation import Fragmentation, free_runs, returnable_part, unit_pages
+from nbguard.memory.segments.pinning import BlockHolders, HolderPins, Pinner, Unit, pinners, units
+from nbguard.memory.segments.requests import LargestRequest
 from nbguard.render.result import Result
 
 _PINNERS = 200

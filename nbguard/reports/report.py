@@ -10,8 +10,8 @@ from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import NOT_OURS, Part
 from nbguard.memory.facts import PinnedFacts, Unavailable
 from nbguard.memory.finding import Finding
-from nbguard.memory.holders import Holder
-from nbguard.memory.pools import Pool
+from nbguard.memory.references.holders import Holder
+from nbguard.memory.segments.pools import Pool
 from nbguard.render.result import Result
 from nbguard.reports.findings import find
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.memory.device_view import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.memory.facts import PinnedFacts
+from nbguard.memory.views.device import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.render.blocks import Block, Line, Listing, Section, Title
 from nbguard.reports.report import DeviceReport, Report
 from nbguard.units import counted, format_bytes

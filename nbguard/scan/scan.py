@@ -12,7 +12,7 @@ from typing import Any
 
 from nbguard.errors import NoTorchError
 from nbguard.memory.facts import DeviceFacts, Facts, StorageFact, UnwalkedFact
-from nbguard.memory.graph import STALE_KINDS
+from nbguard.memory.references.graph import STALE_KINDS
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, pinned_facts, tracked_device
 from nbguard.scan.heap.compact import compact
 from nbguard.scan.heap.kinds import Kinds

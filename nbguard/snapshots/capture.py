@@ -11,8 +11,8 @@ from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.cleanup.apply.allocator_history import start, stop
 from nbguard.errors import NbguardError, NoTorchError
 from nbguard.memory.facts import DeviceFacts
-from nbguard.memory.holders import holdings, workspace_blocks
 from nbguard.memory.recording import DEFAULT_ENTRIES, Recording
+from nbguard.memory.references.holders import holdings, workspace_blocks
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction
 from nbguard.scan.scan import Scan
 

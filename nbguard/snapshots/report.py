@@ -11,9 +11,9 @@ from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.breakdown import parts_of
 from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, HolderSource, Node, PoolFact, Root, Segment, StorageFact
-from nbguard.memory.fragmentation import PoolKey, by_pool
-from nbguard.memory.holders import Holder
-from nbguard.memory.pools import Pool
+from nbguard.memory.references.holders import Holder
+from nbguard.memory.segments.fragmentation import PoolKey, by_pool
+from nbguard.memory.segments.pools import Pool
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import DeviceReport, Report

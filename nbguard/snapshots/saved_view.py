@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nbguard.memory.device_view import holder_rows, holder_table, parts_bar, pool_table
+from nbguard.memory.views.device import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
 from nbguard.reports.report import DeviceReport
 from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff

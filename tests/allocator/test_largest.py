@@ -13,7 +13,7 @@ from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.model.state import copy
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.facts import Block, DeviceFacts, Segment
-from nbguard.memory.requests import Room
+from nbguard.memory.segments.requests import Room
 from tests.allocator.test_properties import Program
 from tests.thorough import MORE
 

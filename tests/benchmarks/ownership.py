@@ -2,7 +2,8 @@
 
     python tests/benchmarks/ownership.py [--rounds 5]
 
-  owner sets     nbguard's (nbguard/memory/owner_sets.py): for each storage the set of names that lead to it, in one pass
+  owner sets     nbguard's (nbguard/memory/references/owner_sets.py): for each storage the set of names that lead to
+                  it, in one pass
   a walk each    one walk per name, and the sets put together from them
   dominators     Cooper, Harvey and Kennedy's algorithm: which one name, if any, every way to a storage goes through
   rustworkx      the same dominators from its compiled immediate_dominators, with the conversion (where it is installed)
@@ -21,8 +22,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from nbguard.memory.facts import Graph, Node, Root, StorageFact
-from nbguard.memory.graph import reach, storages_of
-from nbguard.memory.owner_sets import owners_of_nodes, owners_of_storages
+from nbguard.memory.references.graph import reach, storages_of
+from nbguard.memory.references.owner_sets import owners_of_nodes, owners_of_storages
 
 Way = Callable[[Graph], list[int | None]]
 _MANY_WALKS = 3e7  # names × nodes above which a walk each is not waited for

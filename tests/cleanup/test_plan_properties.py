@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from nbguard.cleanup.plan.plan import Action, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph, LearnerFact, Node, Root, StorageFact
-from nbguard.memory.gradients import idle_gradients
-from nbguard.memory.graph import KEY, path_text, shortest_path
-from nbguard.memory.holders import holders
-from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.references.gradients import idle_gradients
+from nbguard.memory.references.graph import KEY, path_text, shortest_path
+from nbguard.memory.references.holders import holders
+from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.target import Target
 from nbguard.testing import make_facts
 

@@ -150,7 +150,7 @@ from nbguard.cleanup.apply.kept_memory import empty_cache
 from nbguard.cleanup.apply.apply import apply
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.pools import pools_in_use
+from nbguard.memory.segments.pools import pools_in_use
 from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view
 from nbguard.sidebar.protocol.requests import request_of

@@ -15,7 +15,7 @@ from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
-from nbguard.memory.fragmentation import Fragmentation, fragmentation
+from nbguard.memory.segments.fragmentation import Fragmentation, fragmentation
 from nbguard.reports.report import DeviceReport, build_report
 from nbguard.scan.devices import cuda
 from tests.gpu.recording import LARGEST_SET, SCHEMA, Json, load_all, unpacked

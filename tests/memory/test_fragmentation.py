@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.memory.facts import Segment
-from nbguard.memory.fragmentation import by_pool, fragmentation
+from nbguard.memory.segments.fragmentation import by_pool, fragmentation
 from nbguard.testing import make_segment
 
 MiB = 1024**2

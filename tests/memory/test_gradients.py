@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbguard.memory.facts import LearnerFact
-from nbguard.memory.gradients import idle_gradients
+from nbguard.memory.references.gradients import idle_gradients
 from nbguard.testing import make_facts, make_graph
 
 

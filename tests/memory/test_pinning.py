@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from nbguard.cleanup.plan.cheapest import cheapest_release
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, Node, PoolId, Root, Segment, StorageFact
-from nbguard.memory.fragmentation import by_pool, fragmentation, unit_pages
-from nbguard.memory.holders import holdings
-from nbguard.memory.pinning import BlockHolders, pinners, pins_of_holders, units
-from nbguard.memory.requests import Room
+from nbguard.memory.references.holders import holdings
+from nbguard.memory.segments.fragmentation import by_pool, fragmentation, unit_pages
+from nbguard.memory.segments.pinning import BlockHolders, pinners, pins_of_holders, units
+from nbguard.memory.segments.requests import Room
 from nbguard.reports.memory_map import STRANDED, build_map
 from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment

@@ -14,7 +14,7 @@ from nbguard.cleanup.plan.default import default_plan
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import AllocatorStats, Block, Facts, Graph, Node, PoolFact, Root, StorageFact
 from nbguard.memory.oom_facts import OomFact
-from nbguard.memory.requests import segment_size
+from nbguard.memory.segments.requests import segment_size
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.out_of_memory.failed_request import FailedRequest
 from nbguard.reports.memory_map import build_map

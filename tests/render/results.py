@@ -7,9 +7,9 @@ from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.explain import explain
 from nbguard.memory.processes import Zombies
 from nbguard.memory.recording import Recording
+from nbguard.memory.references.explain import explain
 from nbguard.memory.simulated import SimulationState
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import build_map

@@ -12,9 +12,9 @@ import pytest
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.explain import explain
 from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, ProcessFact
 from nbguard.memory.oom_facts import CodeLine, HostFacts, OomFact, OomNote
+from nbguard.memory.references.explain import explain
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of

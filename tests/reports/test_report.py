@@ -9,10 +9,10 @@ import pytest
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.device_view import holder_rows
-from nbguard.memory.explain import explain
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, PoolFact, ProcessFact
+from nbguard.memory.references.explain import explain
 from nbguard.memory.target import Target
+from nbguard.memory.views.device import holder_rows
 from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nbguard.memory.fragmentation import fragmentation
+from nbguard.memory.segments.fragmentation import fragmentation
 from nbguard.scan.devices import cuda
 from nbguard.scan.devices.nvml import NvmlReader
 

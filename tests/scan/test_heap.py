@@ -18,8 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import nbguard
 from nbguard.cleanup.plan.plan import Outcome
 from nbguard.memory.facts import Facts
-from nbguard.memory.graph import reach, storages_of
-from nbguard.memory.holders import Holder, holders
+from nbguard.memory.references.graph import reach, storages_of
+from nbguard.memory.references.holders import Holder, holders
 from nbguard.scan.scan import Notebook, scan
 
 

@@ -17,7 +17,7 @@ from nbguard.cleanup.apply.apply import apply
 from nbguard.cleanup.plan.plan import Outcome, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.facts import Facts
-from nbguard.memory.holders import holders
+from nbguard.memory.references.holders import holders
 from nbguard.scan.scan import Notebook, scan
 from nbguard.scan.targets import resolve_targets
 from tests.scan.containers import CARRYING, HOLDING, WEAK

@@ -24,8 +24,8 @@ from nbguard.cleanup.plan.verdict import verdict
 from nbguard.errors import NbguardError
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts
-from nbguard.memory.gradients import idle_gradients, zero_grad
-from nbguard.memory.graph import nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.references.gradients import idle_gradients, zero_grad
+from nbguard.memory.references.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.scan.devices.cuda import lasting_error
 from nbguard.scan.scan import Notebook, Scan
 from nbguard.scan.timed import TimedScan, timed_scan

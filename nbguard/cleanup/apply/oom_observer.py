@@ -12,9 +12,9 @@ import time
 from typing import Any
 
 from nbguard.memory.facts import DeviceFacts
-from nbguard.memory.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.oom_facts import OomNote
-from nbguard.memory.requests import Room
+from nbguard.memory.segments.fragmentation import fragmentation, stranded_pages
+from nbguard.memory.segments.requests import Room
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction, segments_by_device
 from nbguard.scan.oom.notes import NOTES, cell_now
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from nbguard.cleanup.plan.plan import Action
 from nbguard.memory.facts import Facts, Graph
-from nbguard.memory.graph import STALE_KINDS, Edge, nbytes_of, reach, storages_of
+from nbguard.memory.references.graph import STALE_KINDS, Edge, nbytes_of, reach, storages_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import DeviceAnalysis
 from nbguard.memory.facts import Facts, Segment
-from nbguard.memory.graph import nbytes_of
-from nbguard.memory.holders import Holder
-from nbguard.memory.owner_sets import bits_of
-from nbguard.memory.pinning import BlockHolders, Unit
-from nbguard.memory.requests import SMALL_MAX, Room, rounded_to_blocks, segment_size
+from nbguard.memory.references.graph import nbytes_of
+from nbguard.memory.references.holders import Holder
+from nbguard.memory.references.owner_sets import bits_of
+from nbguard.memory.segments.pinning import BlockHolders, Unit
+from nbguard.memory.segments.requests import SMALL_MAX, Room, rounded_to_blocks, segment_size
 from nbguard.memory.target import Target
 
 _EXACT_STEPS = 1_000_000

@@ -9,8 +9,8 @@ from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import Part, parts_of
-from nbguard.memory.holders import Holder, all_holders
-from nbguard.memory.pinning import BlockHolders, HolderPins, pins_of_holders
+from nbguard.memory.references.holders import Holder, all_holders
+from nbguard.memory.segments.pinning import BlockHolders, HolderPins, pins_of_holders
 
 
 def default_plan(analysis: Analysis) -> Plan:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from nbguard.memory.facts import DEBUGGER, Graph
-from nbguard.memory.graph import DEFAULT, FUNCTION, Edge
+from nbguard.memory.references.graph import DEFAULT, FUNCTION, Edge
 
 
 def shell_of(graph: Graph, entries: Iterable[int]) -> set[int]:

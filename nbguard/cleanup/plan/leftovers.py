@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator
 from nbguard.cleanup.plan.builder import PlanBuilder
 from nbguard.cleanup.plan.plan import Action
 from nbguard.memory.facts import Graph, LearnerFact
-from nbguard.memory.graph import Edge
-from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.references.graph import Edge
+from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 
 _HARMLESS = frozenset({"loss_grad", "progress.pbar", "progress.mbar"})
 _LOSS = 1024

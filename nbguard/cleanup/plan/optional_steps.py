@@ -10,8 +10,8 @@ from nbguard.cleanup.plan.plan import Action
 from nbguard.cleanup.plan.workers import actions_on_workers, pinned_action, workers_left
 from nbguard.cleanup.plan.workspaces import Workspaces, clearable_workspaces
 from nbguard.memory.facts import Graph
-from nbguard.memory.graph import STALE_KINDS, leading_to, nbytes_of, reach, storages_of
-from nbguard.memory.owner_sets import owners_of_nodes
+from nbguard.memory.references.graph import STALE_KINDS, leading_to, nbytes_of, reach, storages_of
+from nbguard.memory.references.owner_sets import owners_of_nodes
 from nbguard.units import format_bytes
 
 

@@ -13,8 +13,8 @@ from nbguard.cleanup.plan.plan import Action, Plan, Request
 from nbguard.errors import TargetError
 from nbguard.memory.facts import Facts, Graph
 from nbguard.memory.finding import Finding
-from nbguard.memory.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, storages_of
-from nbguard.memory.pools import given_back, pools_in_use
+from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, storages_of
+from nbguard.memory.segments.pools import given_back, pools_in_use
 from nbguard.memory.target import Target
 from nbguard.render.result import Result
 from nbguard.units import format_bytes

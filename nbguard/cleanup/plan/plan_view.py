@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.cleanup.plan.verdict import Verdict
-from nbguard.memory.processes_view import zombies_blocks
+from nbguard.memory.views.processes import zombies_blocks
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.units import counted, format_bytes, format_column, unit_of
 

@@ -22,8 +22,8 @@ from nbguard.cleanup.plan.optional_steps import (
 from nbguard.cleanup.plan.plan import Action, ActionKind, Plan, Request
 from nbguard.cleanup.plan.workspaces import Workspaces
 from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
-from nbguard.memory.graph import leading_to, nbytes_of, reach, reach_of_roots
-from nbguard.memory.pools import given_back, pools_in_use
+from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots
+from nbguard.memory.segments.pools import given_back, pools_in_use
 from nbguard.memory.target import Target
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import NOT_OURS, DevicePart, parts_of
 from nbguard.memory.facts import Facts, HolderSource
-from nbguard.memory.graph import STALE_KINDS
-from nbguard.memory.holders import Holder, unheld
+from nbguard.memory.references.graph import STALE_KINDS
+from nbguard.memory.references.holders import Holder, unheld
 from nbguard.units import MiB, format_bytes
 
 _WORTH_A_RESTART = 64 * MiB

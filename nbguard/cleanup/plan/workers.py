@@ -13,8 +13,8 @@ from typing import Literal
 from nbguard.cleanup.plan.plan import Action
 from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
-from nbguard.memory.graph import STALE_KINDS, Edge, path_text, reach, shortest_path
 from nbguard.memory.processes import WorkersFact, pids_text
+from nbguard.memory.references.graph import STALE_KINDS, Edge, path_text, reach, shortest_path
 from nbguard.units import format_bytes
 
 Use = Literal["idle", "held", "stale", "in use"]

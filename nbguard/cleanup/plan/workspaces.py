@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from nbguard.cleanup.plan.plan import Action
 from nbguard.memory.facts import Facts
-from nbguard.memory.holders import workspace_blocks
+from nbguard.memory.references.holders import workspace_blocks
 
 
 @dataclass(frozen=True, slots=True)

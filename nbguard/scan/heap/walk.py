@@ -16,7 +16,7 @@ from itertools import compress
 from typing import Any
 
 from nbguard.memory.facts import KEPT_KINDS, StorageFact
-from nbguard.memory.graph import upwards
+from nbguard.memory.references.graph import upwards
 from nbguard.scan import progress
 from nbguard.scan.heap.graphs import Graphs
 from nbguard.scan.heap.kinds import LEAF, Kinds, Unwalked, module_namespaces, never_asked

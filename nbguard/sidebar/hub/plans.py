@@ -14,7 +14,7 @@ from nbguard.cleanup.plan.plan import Plan
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import NbguardError
 from nbguard.memory.facts import Facts
-from nbguard.memory.pools import pools_in_use
+from nbguard.memory.segments.pools import pools_in_use
 from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.objects.parked import fixed_storages, parked_facts

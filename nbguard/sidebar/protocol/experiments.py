@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nbguard.memory.facts import Facts, Graph, LearnerFact, Root
-from nbguard.memory.graph import STALE_KINDS, path_text, shortest_path
-from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.references.graph import STALE_KINDS, path_text, shortest_path
+from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.sidebar.protocol.rows import Rows
 from nbguard.sidebar.protocol.state import Ability, Experiment
 from nbguard.sidebar.protocol.truncation import truncate_utf8

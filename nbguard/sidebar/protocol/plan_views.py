@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.memory.facts import DEBUGGER, DeviceFacts, ParkedFact, PoolId
-from nbguard.memory.fragmentation import fragmentation
+from nbguard.memory.segments.fragmentation import fragmentation
 from nbguard.sidebar.protocol.requests import does_something
 from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanRow, PlanView, UndoneStep
 from nbguard.sidebar.protocol.truncation import truncate_utf8

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from nbguard.cleanup.plan.default import default_plan, holders_of
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Graph
-from nbguard.memory.graph import leading_to, reach
-from nbguard.memory.holders import Holder
+from nbguard.memory.references.graph import leading_to, reach
+from nbguard.memory.references.holders import Holder
 from nbguard.sidebar.protocol.state import Ability
 
 _OUTPUT = re.compile(r"Out\[\d+\]")

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from nbguard.cleanup.plan.default import pins_of
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.facts import PoolId, Segment
-from nbguard.memory.fragmentation import free_runs, returnable_part
-from nbguard.memory.pinning import HolderPins
+from nbguard.memory.segments.fragmentation import free_runs, returnable_part
+from nbguard.memory.segments.pinning import HolderPins
 from nbguard.sidebar.protocol.state import DeviceSegments, Piece, PieceKind, Strip
 from nbguard.sidebar.protocol.truncation import truncate_utf8
 from nbguard.units import format_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.memory.explain import Why
+from nbguard.memory.references.explain import Why
 from nbguard.sidebar.protocol.state import KeptPath, MorePaths, WhyView
 from nbguard.sidebar.protocol.truncation import truncate_utf8
 

@@ -22,9 +22,9 @@ from nbguard.memory.facts import (
     Segment,
     WorkersFact,
 )
-from nbguard.memory.fragmentation import fragmentation
 from nbguard.memory.oom_facts import CodeLine, OomFact, OomNote
 from nbguard.memory.processes import Process
+from nbguard.memory.segments.fragmentation import fragmentation
 from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.sparkline import Sparkline
 from nbguard.sidebar.protocol.state import FitTick, MemoryState, Tick

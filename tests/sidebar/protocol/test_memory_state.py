@@ -15,7 +15,7 @@ from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, LearnerFact, ParkedFact
-from nbguard.memory.fragmentation import fragmentation
+from nbguard.memory.segments.fragmentation import fragmentation
 from nbguard.memory.target import Target
 from nbguard.reports.report import build_report
 from nbguard.sidebar.protocol.experiments import names_of_learners

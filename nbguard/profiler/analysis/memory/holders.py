@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from nbguard.memory.facts import Graph, Root
-from nbguard.memory.graph import STALE_KINDS, shortest_paths
+from nbguard.memory.references.graph import STALE_KINDS, shortest_paths
 
 HolderPath = tuple[str, ...]
 """The way from a root to a tensor as one would write it, step by step: ("losses", "[3]", " → graph")."""

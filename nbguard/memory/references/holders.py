@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Graph, HolderSource, Segment
-from nbguard.memory.graph import STALE_KINDS, nbytes_of, path_text, shortest_path
-from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, shortest_path
+from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

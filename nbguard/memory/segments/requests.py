@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nbguard.memory.facts import DeviceFacts, PoolId, Segment
-from nbguard.memory.fragmentation import EXPANDABLE_PAGE, fragmentation, free_runs, returnable_part
+from nbguard.memory.segments.fragmentation import EXPANDABLE_PAGE, fragmentation, free_runs, returnable_part
 
 SMALL_MAX = 1024**2
 """A request of at most this many bytes is served by the small pool."""

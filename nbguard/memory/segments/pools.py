@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, PoolFact, PoolId
-from nbguard.memory.fragmentation import Fragmentation, PoolKey, by_pool, fragmentation
-from nbguard.memory.graph import STALE_KINDS, path_text, shortest_path
+from nbguard.memory.references.graph import STALE_KINDS, path_text, shortest_path
+from nbguard.memory.segments.fragmentation import Fragmentation, PoolKey, by_pool, fragmentation
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
-from nbguard.memory.holders import Holder
+from nbguard.memory.references.holders import Holder
 
 _NAMED = 3
 

@@ -11,8 +11,8 @@ from operator import or_
 from typing import ClassVar
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, Facts, Graph, Root
-from nbguard.memory.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, shortest_paths, storages_of
-from nbguard.memory.owner_sets import bits_of, owners_of_nodes
+from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, shortest_paths, storages_of
+from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
 from nbguard.render.result import Result
 
 _PER_ROOT = 4
@@ -41,7 +41,7 @@ class Why(Result):
     """The answer of `%gpumem why NAME`."""
 
     kind: ClassVar[str] = "why"
-    view: ClassVar[str] = "nbguard.memory.explain_view:why_blocks"
+    view: ClassVar[str] = "nbguard.memory.views.explain:why_blocks"
 
     name: str  # as the user wrote it
     what: str  # the object in a few words

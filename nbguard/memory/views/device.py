@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbguard.memory.breakdown import DevicePart, Part
-from nbguard.memory.holders import Holder
-from nbguard.memory.pools import Pool
+from nbguard.memory.references.holders import Holder
+from nbguard.memory.segments.pools import Pool
 from nbguard.render.blocks import Bar, Slice, Table, TableRow
 from nbguard.units import format_column, unit_of
 

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, replace
 
 from nbguard.memory.facts import Block, DeviceFacts, Graph, HolderSource, PoolId, Segment
-from nbguard.memory.fragmentation import unit_pages
-from nbguard.memory.graph import path_text, shortest_paths
-from nbguard.memory.holders import CHANGED, Holder, Holding, unheld_blocks
+from nbguard.memory.references.graph import path_text, shortest_paths
+from nbguard.memory.references.holders import CHANGED, Holder, Holding, unheld_blocks
+from nbguard.memory.segments.fragmentation import unit_pages
 
 _PENDING = Holder(
     label="waiting for a stream",

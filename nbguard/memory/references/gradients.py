@@ -6,8 +6,8 @@ from functools import reduce
 from operator import and_
 
 from nbguard.memory.facts import Facts
-from nbguard.memory.graph import Edge, nbytes_of, reach_of_roots
-from nbguard.memory.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.references.graph import Edge, nbytes_of, reach_of_roots
+from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 
 
 def gradient_storages(facts: Facts) -> tuple[tuple[str, int, frozenset[int]], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nbguard.memory.explain import Path, Why
+from nbguard.memory.references.explain import Path, Why
 from nbguard.render.blocks import Block, Line, Section, Table, TableRow
 from nbguard.units import format_bytes
 

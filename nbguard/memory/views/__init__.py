@@ -1,0 +1,1 @@
+"""Results about memory as blocks of text and figures."""
