@@ -13,16 +13,13 @@ NOTICED = MiB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What the allocator of one device counts. `peak` has grown since the start, or since somebody reset it.
+    """Counters of the allocator of one device, in bytes, as `torch.cuda.memory_stats` names them."""
 
-    `allocations` is how many there have ever been: it tells that memory was freed and allocated anew.
-    """
-
-    device: str
-    allocated: int
-    reserved: int | None = None
-    peak: int | None = None
-    allocations: int | None = None
+    device: str  # `cuda:0`
+    allocated: int  # allocated_bytes.all.current
+    reserved: int | None = None  # reserved_bytes.all.current
+    peak: int | None = None  # allocated_bytes.all.peak: since the start, or since somebody reset it
+    allocations: int | None = None  # allocation.all.allocated: all ever made; differs where memory was freed and allocated anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +59,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickReading:
-    """All counters at one moment. `tracked` is empty before PyTorch is imported.
+    """All counters of one tick."""
 
-    `devices` have their allocator's counters and no segments. Where no device counts, `process` are the bytes of the whole
-    process, as `source` tells them: `malloc` or `resident`.
-    """
-
-    tracked: str = ""
-    devices: tuple[DeviceFacts, ...] = ()
-    pid: int = 0
-    process: int | None = None
-    source: str = ""
+    tracked: str = ""  # kind of device whose tensors are tracked; empty before PyTorch is imported
+    devices: tuple[DeviceFacts, ...] = ()  # with the counters of their allocators, without segments
+    pid: int = 0  # of this process
+    process: int | None = None  # bytes of the whole process, where no device counts its own
+    source: str = ""  # of `process`: `malloc` (mallinfo2) or `resident` (pages in memory)
 
     @property
     def in_use(self) -> dict[str, int]:

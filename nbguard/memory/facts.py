@@ -205,19 +205,13 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnwalkedFact:
-    """What one look left out, so that its figures are lower bounds.
+    """The part of the heap that one scan left out, so that its figures are lower bounds."""
 
-    `operations` are the nodes of autograd graphs that it went into; `graphs_cut` counts the places where it ended before
-    the graph did, and `operations_at_most` bounds the operations of these graphs, by torch's own number of the latest
-    (0: not known).
-    `tensors` are those that it looked into, `tensors_left` the references it met to others.
-    """
-
-    graphs_cut: int = 0
-    operations: int = 0
-    operations_at_most: int = 0
-    tensors: int = 0
-    tensors_left: int = 0
+    graphs_cut: int = 0  # places where the walk of an autograd graph ended before the graph did
+    operations: int = 0  # nodes of autograd graphs that were walked
+    operations_at_most: int = 0  # a bound of all nodes of these graphs, by `_sequence_nr()` of the latest; 0: not known
+    tensors: int = 0  # tensors that were looked into
+    tensors_left: int = 0  # references to tensors that were not
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,23 +22,16 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersFact:
-    """The worker processes of one DataLoader iterator that still run.
+    """The worker processes of one DataLoader iterator that still run."""
 
-    `node` is the iterator's (None: the iterator is gone, and its workers were not ended), `loaders` those of the DataLoaders
-    that keep it for their next epoch (persistent workers). `given` is how many batches it has given in this epoch;
-    `is_midway` says that there are more to come. `is_in_use` means that more refers to it than Python shows: the `for` loop
-    that runs over it. `private` and `shared` are bytes of host memory that come back when the processes end; None where the
-    system does not say.
-    """
-
-    node: int | None
-    processes: tuple[Process, ...]
-    loaders: tuple[int, ...] = ()
-    given: int = 0
-    is_midway: bool = False
-    is_in_use: bool = False
-    private: int | None = None
-    shared: int | None = None
+    node: int | None  # the iterator's in the graph; None: the iterator is gone, and its workers were not ended
+    processes: tuple[Process, ...]  # that run
+    loaders: tuple[int, ...] = ()  # nodes of the DataLoaders that keep the iterator for their next epoch (persistent workers)
+    given: int = 0  # batches that the iterator has given in this epoch
+    is_midway: bool = False  # there are more batches to come
+    is_in_use: bool = False  # more refers to it than Python shows: the `for` loop that runs over it
+    private: int | None = None  # bytes of host memory that come back when the processes end; None: the system does not tell
+    shared: int | None = None  # bytes of shared memory that come back then; None: the system does not tell
 
     @property
     def host(self) -> int | None:
@@ -56,7 +49,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What one must know of this process and machine to judge others.
+    """Facts on this process and machine by which other processes are judged.
 
     `owner` are this process's user ids (real, effective, saved; or the user's name), `kernels` the live kernels known by
     their commands.
@@ -122,21 +115,17 @@ class Judged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zombies(Result):
-    """What `%reset_gpu --zombies` says: every process on the devices but this one, judged.
-
-    `ended` and `remaining` (pid, why) tell what became of the orphans, once they were told to end; `unavailable` why
-    processes could not be listed, if so.
-    """
+    """The answer of `%reset_gpu --zombies`: every process on the devices but this one, judged."""
 
     kind: ClassVar[str] = "zombies"
     view: ClassVar[str] = "nbguard.memory.views.processes:zombies_blocks"
 
-    judged: tuple[Judged, ...] = ()
-    unavailable: str = ""
-    asked: bool = False
-    ended: tuple[int, ...] = ()
-    remaining: tuple[tuple[int, str], ...] = ()
-    interrupted: bool = False
+    judged: tuple[Judged, ...] = ()  # processes, each with the judgement and its reason
+    unavailable: str = ""  # why processes could not be listed; empty: they could
+    asked: bool = False  # the orphans were told to end
+    ended: tuple[int, ...] = ()  # pids that have ended
+    remaining: tuple[tuple[int, str], ...] = ()  # (pid, why) of those that did not
+    interrupted: bool = False  # by the user, in the midst of it
 
     @property
     def orphans(self) -> tuple[DeviceProcess, ...]:

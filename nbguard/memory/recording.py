@@ -18,7 +18,7 @@ State = Literal["on", "waiting", "theirs", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Recording(Result):
-    """What is recorded of the allocator.
+    """The state of the allocator's recorded history.
 
     `state`: `on` by nbguard; `waiting` for the first use of CUDA; `theirs`: by someone else, whose settings are not known;
     `off`. `entries` is how many of each device are kept at most, `since` the number of the cell or None, `changed` whether

@@ -30,28 +30,24 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """The figures of a simulated device. Sizes in bytes.
+    """The figures of a simulated device. All sizes are bytes."""
 
-    `settings` is what PYTORCH_ALLOC_CONF would say, `torch_version` whose allocator is modelled; `unseen` counts sights of
-    tensors without a storage of their own (sparse ones); `broken` says why the figures end, if they do.
-    """
-
-    capacity: int
-    context: int
-    settings: str
-    torch_version: str
-    allocated: int
-    reserved: int
-    peak_allocated: int
-    peak_reserved: int
-    free: int
-    allocations: int
-    frees: int
-    retries: int
-    ooms: int
-    segments: tuple[Segment, ...] = ()
-    unseen: int = 0
-    broken: str = ""
+    capacity: int  # size of the device
+    context: int  # that the CUDA context counts
+    settings: str  # as PYTORCH_ALLOC_CONF writes them
+    torch_version: str  # whose allocator is modelled
+    allocated: int  # in tensors now
+    reserved: int  # in the allocator's segments now
+    peak_allocated: int  # most since it was switched on
+    peak_reserved: int  # most since it was switched on
+    free: int  # of the device, for the driver to hand out
+    allocations: int  # number of requests so far
+    frees: int  # number of blocks freed so far
+    retries: int  # number of requests that emptied the cache and tried again
+    ooms: int  # number of requests that failed
+    segments: tuple[Segment, ...] = ()  # of the allocator
+    unseen: int = 0  # sights of tensors without a storage of their own (sparse ones): not counted
+    broken: str = ""  # why the figures end; empty: they go on
 
     @property
     def fragmentation(self) -> Fragmentation:
@@ -103,7 +99,7 @@ def _moved(storage: StorageFact, places: Mapping[int, int], sizes: Mapping[int, 
 
 @dataclass(frozen=True, slots=True)
 class SimulationState(Result):
-    """What `%gpumem simulate` says: in words whether it is on, and the figures of the device."""
+    """The answer of `%gpumem simulate`: whether it is on, in words, and the figures of the device."""
 
     kind: ClassVar[str] = "simulationstate"
     view: ClassVar[str] = "nbguard.memory.views.simulated:state_blocks"

@@ -1,4 +1,4 @@
-"""What nbguard has running in one IPython session, and the switches for it."""
+"""One IPython session: the listeners, the hub and the profile that nbguard runs in it, and the switches for them."""
 
 from __future__ import annotations
 

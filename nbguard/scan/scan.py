@@ -37,7 +37,7 @@ _WORTH_A_CLIMB = 0.01
 
 @dataclass(frozen=True)
 class Notebook:
-    """Where names live: an IPython shell, or, in a script, just a namespace.
+    """The place where names live: an IPython shell, or, in a script, just a namespace.
 
     `is_running`: code of the user's runs in another thread while this one looks. What no root leads to may be in its hands
     for a moment then: it counts as held, and is not followed up, which would go on for as long as it runs.

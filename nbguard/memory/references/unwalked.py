@@ -1,4 +1,4 @@
-"""What one look left out, said in a sentence: which holders' figures are lower bounds, and of how much."""
+"""Findings on a scan that was cut short: the holders whose figures are lower bounds, and how much was left out."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Fragmentation:
 
 @dataclass(frozen=True, slots=True)
 class PoolKey:
-    """What shares free blocks: segments of one pool, one stream and one size class (requests up to 1 MiB, or above)."""
+    """The key of segments that share free blocks: one pool, one stream, one size class (requests up to 1 MiB, or above)."""
 
     pool: PoolId
     stream: int

@@ -1,4 +1,4 @@
-"""What tensors and autograd graphs keep alive in C++, where Python's gc cannot see it.
+"""References of tensors and autograd graphs in C++, where Python's gc cannot see them.
 
 Saved tensors are identified by storage by the caller: unpacking makes a new Python tensor at every access. A saved tensor
 with hooks of the user's (offloading, checkpointing) is not unpacked, as that would run them: what it packed is looked at.

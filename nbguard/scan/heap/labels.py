@@ -1,4 +1,4 @@
-"""How the user would write the step from an object to what it refers to: `.model`, `[3]`, ` → graph`."""
+"""Labels of references, as the user would write the step from one object to the next: `.model`, `[3]`, ` → graph`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an object refers to, as far as Python, numpy and torch can say, without running a line of the user's code."""
+"""References of an object, as far as Python, numpy and torch can tell them without running a line of the user's code."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from nbguard.memory.facts import CacheKind, RootKind
 class LiveRoot:
     """A root with the objects it refers to. Lives only while the walk runs; `Root`, with the same fields, remains of it."""
 
-    kind: RootKind
+    kind: RootKind  # of the place that keeps the objects
     label: str  # how a report calls it: a name, `Out[3]`, `last error`
     objects: tuple[Any, ...]  # to which it refers, strongly
     cell: int | None = None  # number of the cell that bound it last, where that is known

@@ -1,4 +1,4 @@
-"""Whether one of the user's cells runs, and the kernel's status where ipykernel would call it idle meanwhile."""
+"""Cells of the user that run now, and the kernel's status where ipykernel would call it idle meanwhile."""
 
 from __future__ import annotations
 

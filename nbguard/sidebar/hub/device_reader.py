@@ -71,7 +71,7 @@ def _counted(stats: Any) -> AllocatorStats:
 
 
 class _Heap:
-    """What malloc last said. The longer it takes to answer, the more rarely it is asked; in between it is as it was."""
+    """The latest reading of malloc. The longer a reading takes, the more rarely it is made; in between it stays the same."""
 
     def __init__(self) -> None:
         self._counters = Counters()
@@ -89,31 +89,28 @@ class _Heap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Said:
-    """What torch and the driver said of a device at some time.
+class _Reading:
+    """One reading of a device, from torch and the driver. Sizes are bytes."""
 
-    `used` are the bytes in use by everybody, when torch had `reserved` so many of them.
-    """
-
-    at: float
-    name: str
-    total: int
-    opened: bool
-    used: int | None
-    reserved: int
-    nvml: NvmlFacts | None
-    settings: str
+    at: float  # time.monotonic() of the reading
+    name: str  # torch's name of the device
+    total: int  # size of the device
+    opened: bool  # this process has a context there
+    used: int | None  # in use by all processes; None: not known
+    reserved: int  # that torch had of it at that moment
+    nvml: NvmlFacts | None  # the driver's figures; None where NVML is missing
+    settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes them
 
 
 class _Driver:
-    """What the driver last said about each device, at most once a second.
+    """The driver's latest reading of each device, made at most once a second.
 
     In between this process's own bytes are kept up by its counters: what is outside of them is as it was.
     """
 
     def __init__(self) -> None:
         self._session: NvmlReader | None = None
-        self._said: dict[int, _Said] = {}
+        self._said: dict[int, _Reading] = {}
         self._unused: tuple[float, tuple[DeviceFacts, ...]] | None = None
 
     def device(self, torch: Any, index: int, stats: AllocatorStats) -> DeviceFacts:
@@ -135,7 +132,7 @@ class _Driver:
             has_context=said.opened,
         )
 
-    def _listen(self, torch: Any, index: int, reserved: int) -> _Said:
+    def _listen(self, torch: Any, index: int, reserved: int) -> _Reading:
         properties = torch.cuda.get_device_properties(index)
         total, opened = int(properties.total_memory), is_opened(torch, index, reserved)
         nvml = self._ask().device(properties, index)
@@ -143,7 +140,7 @@ class _Driver:
         if opened:  # elsewhere the question itself would open one
             with contextlib.suppress(RuntimeError):  # after an error that lasts: the driver's own reading remains
                 used = total - int(torch.cuda.mem_get_info(index)[0])
-        return _Said(
+        return _Reading(
             at=time.monotonic(),
             name=str(properties.name),
             total=total,

@@ -41,14 +41,14 @@ class _Found:
 
 
 @dataclass(kw_only=True)
-class _Course:
-    """One fit as it was seen so far: how many looks, in how many of them it waited, and the peak when it was first seen."""
+class _FitState:
+    """One fit as it was observed so far."""
 
-    key: tuple[int, ...]
+    key: tuple[int, ...]  # ids by which the fit is known again
     batches: int = 0  # it has trained on so far
-    peak: int | None = None
-    looks: int = 0
-    waits: int = 0
+    peak: int | None = None  # bytes, when the fit was first observed
+    looks: int = 0  # number of observations
+    waits: int = 0  # number of observations in which it waited for data
 
 
 @dataclass
@@ -56,7 +56,7 @@ class FitProgress:
     """Follows fits of this process. `names` says what Learners are called, by their ids. Keeps none of them alive."""
 
     names: Mapping[int, str] = field(default_factory=dict)
-    _course: _Course | None = None
+    _course: _FitState | None = None
 
     def read(self, peak: int | None = None) -> FitTick | None:
         """Return how far the fit that runs now has come; None without one. Never raises.
@@ -84,15 +84,15 @@ class FitProgress:
         label = self.names.get(id(learner), "a Learner")
         return self._tick(label, found, learner, course, peak)
 
-    def _follow(self, key: tuple[int, ...], batches: int, peak: int | None) -> _Course:
+    def _follow(self, key: tuple[int, ...], batches: int, peak: int | None) -> _FitState:
         """Return the course of this fit: a new one if it is another fit, perhaps in the same frame as the one before."""
         course = self._course
         if course is None or course.key != key or batches < course.batches:
-            course = self._course = _Course(key=key, peak=peak)
+            course = self._course = _FitState(key=key, peak=peak)
         course.batches = batches
         return course
 
-    def _tick(self, label: str, found: _Found, learner: Any, course: _Course, peak: int | None) -> FitTick:
+    def _tick(self, label: str, found: _Found, learner: Any, course: _FitState, peak: int | None) -> FitTick:
         in_fit = found.fit is not None
         epoch, epochs = (_count(learner, "epoch", 1), _count(learner, "n_epoch")) if in_fit else (None, None)
         batch, batches = _count(learner, "iter", 1), _count(learner, "n_iter")

@@ -1,4 +1,4 @@
-"""What has been asked for and is not done yet: one job at a time, on the main thread, or while a cell runs beside it."""
+"""Jobs that views have asked for: one runs at a time, on the main thread, or beside it while a cell runs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ _MOST = 32
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Job:
-    """Something to do once, on whatever thread may do it. Holds no object of the user's.
+    """A job to run once, on whatever thread may run it. It holds no object of the user's."""
 
-    `why` says what it has to wait for while a cell runs; empty: it may be done beside the cell. `tell_queued` is called with
-    it as soon as the job does wait, `failed` with what went wrong in `run`. A job without a `title` is the hub's own.
-    """
-
-    run: Callable[[], None]
-    failed: Callable[[str], None]
-    rid: str = ""
-    title: str = ""
-    why: str = ""
-    tell_queued: Callable[[str], None] | None = None
-    is_told: bool = False
+    run: Callable[[], None]  # the work itself
+    failed: Callable[[str], None]  # called with the reason when `run` fails
+    rid: str = ""  # the request it answers; empty: none
+    title: str = ""  # in the list of waiting jobs; empty: the hub's own
+    why: str = ""  # it has to wait while a cell runs; empty: it may run beside the cell
+    tell_queued: Callable[[str], None] | None = None  # called with `why` as soon as the job waits
+    is_told: bool = False  # `tell_queued` has been called
 
 
 class Jobs:

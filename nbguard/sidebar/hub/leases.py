@@ -1,4 +1,4 @@
-"""Who looks at the moment: each view says so every few seconds, and is forgotten if it does not."""
+"""Leases of the views that are open: each renews its own every few seconds, and is forgotten if it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the last look at the heap found, for all sidebars: looked at again only when something may have changed."""
+"""The latest state of the memory, for all sidebars: scanned again only when something may have changed."""
 
 from __future__ import annotations
 

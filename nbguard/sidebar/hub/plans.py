@@ -36,7 +36,7 @@ Step = tuple[str, str, int]
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """What a view wants done: an action on what is called by `texts`, without the steps that `keep` names."""
+    """An action that a view asks for, on the objects that `texts` name, without the steps that `keep` names."""
 
     action: ActionName
     texts: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ class OperationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shown:
-    """A plan that a view has. Its ids mean nothing to anybody but the comparison with a later one."""
+class _OpenPlan:
+    """A plan that a view shows. Its ids serve only the comparison with a later plan."""
 
-    wanted: OperationRequest
-    promised: int
-    since: float
-    plan: Plan | None = None
-    steps: frozenset[Step] = frozenset()
+    wanted: OperationRequest  # the request it was made for
+    promised: int  # bytes
+    since: float  # time.monotonic() of the showing
+    plan: Plan | None = None  # None where nothing is freed: the cache, unparking
+    steps: frozenset[Step] = frozenset()  # by which a later plan is compared
 
 
 class Plans:
@@ -64,7 +64,7 @@ class Plans:
     def __init__(self, notebook: Callable[[], Notebook]) -> None:
         self._notebook = notebook
         self._measured: TimedScan | None = None
-        self._shown: dict[str, _Shown] = {}
+        self._shown: dict[str, _OpenPlan] = {}
 
     def show(self, wanted: OperationRequest) -> PlanView:
         """Return what `wanted` would do, with a token by which it can be done. Nothing is touched."""
@@ -82,7 +82,9 @@ class Plans:
                 view = plan_view(noted, action, token, *self._when(action, plan))
                 steps = _steps(plan, seen.facts)
         if view.token:
-            self._remember(token, _Shown(wanted=wanted, promised=view.promised, since=time.monotonic(), plan=plan, steps=steps))
+            self._remember(
+                token, _OpenPlan(wanted=wanted, promised=view.promised, since=time.monotonic(), plan=plan, steps=steps)
+            )
         return view
 
     def about(self, token: str) -> tuple[str, str]:
@@ -116,7 +118,7 @@ class Plans:
         measured, self._measured = self._measured, None
         return measured
 
-    def _apply(self, shown: _Shown) -> OutcomeView | PlanView:
+    def _apply(self, shown: _OpenPlan) -> OutcomeView | PlanView:
         wanted, notebook = shown.wanted, self._notebook()
         uncovered = 0 if notebook.is_running or wanted.action == "park" else uncover()
         plan, seen, rest = self._make(wanted)
@@ -147,7 +149,7 @@ class Plans:
         why = waits_for_cell(action, plan) if self._notebook().is_running else ""
         return ("cell_end", why) if why else ("now", "")
 
-    def _remember(self, token: str, shown: _Shown) -> None:
+    def _remember(self, token: str, shown: _OpenPlan) -> None:
         self._shown[token] = shown
         for old in list(self._shown)[:-_KEPT]:
             self._shown.pop(old, None)

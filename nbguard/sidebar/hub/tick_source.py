@@ -1,4 +1,4 @@
-"""What a tick is made of: counters, the fit that runs, what is asked for, and when cells and epochs began."""
+"""The source of ticks: counters, the fit that runs, the waiting jobs, and the starts of cells and epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a view may send, as it comes from a browser: nothing in it is believed before it has been looked at.
+"""Messages of a view, as they come from a browser: no field is believed before it has been checked.
 
 Every field is checked for its type and size; what is no message of ours is None, what is one but wrong is `Bad`.
 """

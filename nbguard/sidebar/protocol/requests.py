@@ -1,4 +1,4 @@
-"""What a sidebar's action asks of a cleanup, and what of it may be done while a cell runs."""
+"""Requests of a cleanup by a sidebar's action, and the part of them that may run beside a cell."""
 
 from __future__ import annotations
 
