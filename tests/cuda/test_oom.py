@@ -342,9 +342,9 @@ def test_the_observer_keeps_nothing_alive_and_disturbs_nothing(notebook: Noteboo
     assert kernel.value("gone, torch.cuda.memory_allocated()") == (True, 0)
     kernel.run("len(NOTES)").ok()
     kernel.run("for _ in range(20):\n    try: mib(1000)\n    except torch.OutOfMemoryError: pass").ok()
-    assert kernel.value("len(watch.notes)") == 8
-    kernel.run("detach(); n = len(watch.notes)\ntry: mib(1000)\nexcept torch.OutOfMemoryError: pass").ok()
-    assert kernel.value("n, len(watch.notes)") == (0, 0)
+    assert kernel.value("len(NOTES)") == 8
+    kernel.run("detach(); n = len(NOTES)\ntry: mib(1000)\nexcept torch.OutOfMemoryError: pass").ok()
+    assert kernel.value("n, len(NOTES)") == (0, 0)
 
 
 def test_a_mistake_in_the_observer_does_not_reach_the_user(notebook: Notebook) -> None:

@@ -146,6 +146,7 @@ def test_a_driver_that_says_less_is_not_guessed_at(notebook: Notebook, nvml: str
 LOOK = """
 import os, time
 from dataclasses import asdict
+from nbguard.sidebar.builtins import to_builtins as plain
 from nbguard.cleanup.apply.kept_memory import empty_cache
 from nbguard.cleanup.apply.apply import apply
 from nbguard.cleanup.plan.planner import plan_cleanup
@@ -169,7 +170,7 @@ def test_the_heap_of_a_device_re_adds_and_emptying_its_cache_gives_back_what_was
     kernel.run("net, opt = train(); a, b, c = mib(30), mib(5), mib(5); del a, b").ok()
     kernel.run(LOOK).ok()
 
-    heap = kernel.value("asdict(build_memory_state(Analysis(seen().facts), 'b', 1, time.time(), 0.1, 3)[0])")
+    heap = kernel.value("plain(build_memory_state(Analysis(seen().facts), 'b', 1, time.time(), 0.1, 3)[0])")
 
     allocated, reserved = counters(kernel)
     (device,) = heap["devices"]

@@ -25,14 +25,24 @@ def fails():
     a = torch.ones(3 << 20)
     torch.empty(2**46)
 """
-_LATER = 1.0
-"""Seconds after which the sidebar has looked at what a cell has left: it waits for 0.3."""
+_HUB = "__import__('nbguard').notebook.session.hub_of(get_ipython())"
+_SETTLED = f"(lambda hub: hub._settling is None and not hub._jobs._pending and hub._jobs._running is None)({_HUB})"
+"""The sidebar has looked at what the last cell has left: it does so 0.3 s after the cell's end."""
 
 
 def _count(kernel: Kernel) -> int:
     """Return how many scans there have been. The question itself is no cell."""
     count: int = kernel.value("len(scans)")
     return count
+
+
+def _settle(kernel: Kernel) -> None:
+    """Wait until the sidebar has looked at what the last cell has left."""
+    time.sleep(0.5)
+    end = time.monotonic() + 60
+    while not kernel.value(_SETTLED):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def _scanned_anew(kernel: Kernel, panel: Panel) -> dict[str, Any]:
@@ -54,7 +64,7 @@ def test_a_click_scans_three_times(kernel: Kernel, counted: Panel) -> None:
     """For the plan that is shown, for the same plan before it is carried out, and for the outcome, which is the next heap."""
     kernel.run("layer = nn.Linear(1 << 10, 1 << 10)\nlayer").ok()
     kernel.run("layer = None").ok()
-    time.sleep(_LATER)
+    _settle(kernel)
     heap = counted.look()
     before = _count(kernel)
 
@@ -73,10 +83,10 @@ def test_the_listeners_of_a_failed_cell_share_a_scan(kernel: Kernel, counted: Pa
     """The card, the line about the cell, and the sidebar a moment later."""
     kernel.run("%gpumem cells on").ok()
     for _ in range(2):  # the first imports what the card needs
-        time.sleep(_LATER)
+        _settle(kernel)
         heap, before = counted.look(), _count(kernel)
         cell = kernel.run("fails()")
-        time.sleep(_LATER)
+        _settle(kernel)
 
     assert _count(kernel) - before == 1
     assert "it asked the host for 262144.00 GiB" in cell.text
@@ -87,10 +97,10 @@ def test_the_listeners_of_a_failed_cell_share_a_scan(kernel: Kernel, counted: Pa
 def test_with_cleaning_there_is_a_second_scan_of_what_that_has_left(kernel: Kernel, counted: Panel) -> None:
     kernel.run("%nbguard on --auto-clean-errors\n%gpumem cells on").ok()
     for _ in range(2):
-        time.sleep(_LATER)
+        _settle(kernel)
         before = _count(kernel)
         cell = kernel.run("fails()")
-        time.sleep(_LATER)
+        _settle(kernel)
 
     assert _count(kernel) - before == 2
     assert "released 12.00 MiB" in cell.text
@@ -100,11 +110,11 @@ def test_with_cleaning_there_is_a_second_scan_of_what_that_has_left(kernel: Kern
 def test_the_next_cell_and_a_refresh_scan_anew(kernel: Kernel, counted: Panel) -> None:
     kernel.run("%gpumem cells on").ok()
     kernel.run("a = torch.ones(1 << 20)").ok()
-    time.sleep(_LATER)
+    _settle(kernel)
     before = _count(kernel)
     kernel.run("b = torch.ones(1 << 20)").ok()
     assert _count(kernel) == before + 1
-    time.sleep(_LATER)
+    _settle(kernel)
 
     labels = {row["label"] for row in _scanned_anew(kernel, counted)["holders"]}
 

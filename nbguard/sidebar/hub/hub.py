@@ -17,25 +17,13 @@ from nbguard.sidebar.hub.jobs import Job, Jobs
 from nbguard.sidebar.hub.leases import Channel, Leases
 from nbguard.sidebar.hub.panel_comm import PanelChannel
 from nbguard.sidebar.hub.sampler import Sampler
-from nbguard.sidebar.protocol.answers import (
-    Acknowledged,
-    Answer,
-    Broadcast,
-    Closed,
-    Done,
-    Queued,
-    Refused,
-    StateSent,
-    TickSent,
-    message_of,
-)
 
 if TYPE_CHECKING:
     from nbguard.memory.counters import TickReading
     from nbguard.scan.scan import Notebook
     from nbguard.sidebar.hub.requests import RequestHandler
     from nbguard.sidebar.hub.tick_source import TickSource
-    from nbguard.sidebar.protocol import messages
+    from nbguard.sidebar.protocol import answers, messages
 
 _SETTLED = 0.3
 """Seconds after a cell's end before the heap is looked at: the next cell may be waiting already."""
@@ -80,6 +68,8 @@ class Hub:
 
     def close(self) -> None:
         """Take no more messages, forget who looks, see the threads end, and say that nothing more comes."""
+        from nbguard.sidebar.protocol import answers
+
         self._is_open = False
         channels = {
             id(channel): channel for channel in (self._panels, *self._leases.channels)
@@ -94,7 +84,7 @@ class Hub:
         if self._tick_source is not None:
             self._tick_source.close()
         for channel in channels.values():
-            _send(channel, Closed())
+            _send(channel, answers.Closed())
         self._panels.close()
 
     @property
@@ -166,7 +156,7 @@ class Hub:
         self._leases.end_channel(channel)
 
     def _take(self, message: Any, channel: Channel) -> None:
-        from nbguard.sidebar.protocol import messages
+        from nbguard.sidebar.protocol import answers, messages
 
         match messages.parse(message):
             case messages.Hello() as hello:
@@ -176,7 +166,7 @@ class Hub:
             case messages.Bye(client):
                 self._leases.end(client)
             case messages.BadRequest(rid, why):
-                _send(channel, Refused(rid, why))
+                _send(channel, answers.Refused(rid, why))
             case messages.Cancel(rid):
                 self._cancel(channel, rid)
             case messages.Refresh(rid):
@@ -189,36 +179,42 @@ class Hub:
 
     def _put(self, channel: Channel, rid: str, title: str, why: str, run: Callable[[], None]) -> None:
         """Have a request done, and its sender told how it goes; `why` it waits, if a cell runs."""
-        _send(channel, Acknowledged(rid))
+        from nbguard.sidebar.protocol import answers
+
+        _send(channel, answers.Acknowledged(rid))
 
         def refuse(reason: str) -> None:
-            _send(channel, Refused(rid, reason))
+            _send(channel, answers.Refused(rid, reason))
 
         def tell_queued(reason: str) -> None:
-            _send(channel, Queued(rid, reason))
+            _send(channel, answers.Queued(rid, reason))
 
         if not self._jobs.put(Job(run=run, failed=refuse, rid=rid, title=title, why=why, tell_queued=tell_queued)):
             refuse("too much is waiting to be done already: wait for the cell to end")
 
     def _answer(self, channel: Channel, asked: messages.Ask | messages.PlanRequest | messages.Apply) -> None:
+        from nbguard.sidebar.protocol import answers
+
         handler = self._ready()
         try:
             answer = handler.answer(asked)
         except OldHeapError:
-            _send(channel, StateSent(handler.states.last))
+            _send(channel, answers.StateSent(handler.states.last))
             raise
         _send(channel, answer)
-        if isinstance(answer, Done):
+        if isinstance(answer, answers.Done):
             self._look_and_tell(always=True)
 
     def _cancel(self, channel: Channel, rid: str) -> None:
         """Drop what waits under `rid`. What runs goes on, and is answered when it is done."""
-        _send(channel, Acknowledged(rid))
+        from nbguard.sidebar.protocol import answers
+
+        _send(channel, answers.Acknowledged(rid))
         dropped = self._jobs.cancel(rid)
         if dropped is not None:
             dropped.failed("cancelled before it began: nothing was touched")
         elif not self._jobs.has(rid):
-            _send(channel, Refused(rid, "there is nothing to cancel: it is done already"))
+            _send(channel, answers.Refused(rid, "there is nothing to cancel: it is done already"))
 
     # --- what is told -----------------------------------------------------------------------------------------------------
 
@@ -238,13 +234,15 @@ class Hub:
             return self._handler
 
     def _tick(self) -> None:
+        from nbguard.sidebar.protocol import answers
+
         try:
             if self._tick_source is None:
                 from nbguard.sidebar.hub.tick_source import TickSource
 
                 self._tick_source = TickSource(self._boot, self._simulated)
             heap = 0 if self._handler is None else self._handler.states.last.heap
-            self._tell(TickSent(self._tick_source.tick(heap, self._busy.cell, self._jobs.listed)))
+            self._tell(answers.TickSent(self._tick_source.tick(heap, self._busy.cell, self._jobs.listed)))
             if self._to_greet:
                 self._greet(self._ready())
         except Exception:  # noqa: BLE001 - the next one may do
@@ -252,10 +250,12 @@ class Hub:
 
     def _greet(self, handler: RequestHandler) -> None:
         """Send the heap to who has said hello without it; look again if it is old, beside a cell only if there is none yet."""
+        from nbguard.sidebar.protocol import answers
+
         while self._to_greet:
             channel, hello = self._to_greet.popleft()
             if (hello.boot, hello.heap) != (self._boot, handler.states.last.heap):
-                _send(channel, StateSent(handler.states.last))
+                _send(channel, answers.StateSent(handler.states.last))
         if handler.states.is_outdated and (self._busy.cell is None or not handler.states.last.heap):
             self._look(waits=bool(handler.states.last.heap))
 
@@ -267,26 +267,32 @@ class Hub:
         )
 
     def _look_and_tell(self, *, always: bool = False) -> None:
+        from nbguard.sidebar.protocol import answers
+
         states = self._ready().states
         has_changed = states.look()
         if self._tick_source is not None:
             self._tick_source.call(states.learners)
         if has_changed or always:
-            self._tell(StateSent(states.last))
+            self._tell(answers.StateSent(states.last))
 
     def _refresh(self) -> None:
         self._forget_offered()
         self._look_and_tell(always=True)
 
-    def _tell(self, message: Broadcast) -> None:
+    def _tell(self, message: answers.Broadcast) -> None:
         """Send a message to every view that looks."""
-        wired = message_of(message)
+        from nbguard.sidebar.protocol import answers
+
+        wired = answers.message_of(message)
         for channel in self._leases.channels:
             _send_wired(channel, wired)
 
 
-def _send(channel: Channel, message: Answer | Broadcast) -> None:
-    _send_wired(channel, message_of(message))
+def _send(channel: Channel, message: answers.Answer | answers.Broadcast) -> None:
+    from nbguard.sidebar.protocol import answers
+
+    _send_wired(channel, answers.message_of(message))
 
 
 def _send_wired(channel: Channel, message: dict[str, Any]) -> None:
