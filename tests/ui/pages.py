@@ -70,7 +70,10 @@ class ServersKernel(Kernel):
         return names
 
     def resting_threads(self) -> list[str]:
-        """Return the same as soon as nbguard's worker, which ends when it has nothing to do, is not among them."""
+        """Return the same as soon as nbguard's worker, which ends when it has nothing to do, is not among them.
+
+        Subshells are left out: a page's comes and goes with the page (`subshells` tells of those that stay).
+        """
         names: list[str] = []
 
         def rests() -> bool:
@@ -78,7 +81,7 @@ class ServersKernel(Kernel):
             return "nbguard worker" not in names
 
         wait_until(rests, "the worker to end")
-        return names
+        return [name for name in names if not name.startswith("subshell-")]
 
     def stop(self) -> None:
         """Hang up. The kernel is its server's."""
