@@ -138,10 +138,10 @@ def _step(step: StepContext) -> str:
 
 def _measure(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> Outcome:
     """Return the outcome as far as the facts before and after tell; `expired` are the storages that are gone."""
-    storages = facts.graph.storages
-    realised = sum(storages[n].nbytes for n in expired & plan.storages)
-    extra = sum(storages[n].nbytes for n in expired - plan.storages)
-    before = sum(storage.nbytes for storage in storages)
+    graph = facts.graph
+    realised = nbytes_of(graph, expired & plan.storages)
+    extra = nbytes_of(graph, expired - plan.storages)
+    before = sum(storage.nbytes for storage in graph.storages)
     return Outcome(
         plan=plan,
         done=(),

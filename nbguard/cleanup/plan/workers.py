@@ -15,7 +15,7 @@ from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
 from nbguard.memory.processes import WorkersFact, pids_text
 from nbguard.memory.references.graph import STALE_KINDS, Edge, path_text, reach, shortest_path
-from nbguard.units import format_bytes
+from nbguard.units import counted, format_bytes
 
 Use = Literal["idle", "held", "stale", "in use"]
 """`idle`: a DataLoader keeps them for its next epoch. `held`: of an iterator in mid-epoch that a name of the user's leads to.
@@ -35,7 +35,7 @@ class WorkerSet:
     def words(self) -> str:
         """Return what they are, e.g. `2 workers of dl`."""
         count = len(self.fact.processes)
-        what = f"{count} worker{'s' if count > 1 else ''}" if count else "pin-memory thread without workers"
+        what = counted(count, "worker") if count else "pin-memory thread without workers"
         return f"{what} of {self.label}"
 
     @property

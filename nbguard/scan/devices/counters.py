@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nbguard.memory.counters import Counted, Reading
-from nbguard.scan.devices.cuda import device_facts, tracked_device
+from nbguard.scan.devices.cuda import device_facts, nested_stats, tracked_device
 
 _SLOW = 0.001
 _OFTEN = 3
@@ -58,10 +58,9 @@ class Counters:
 
 
 def _cuda(torch: Any) -> Reading:
-    """Read the allocator's counters as torch nests them: flattened by `memory_stats` they cost eight times as much."""
+    """Return the counters of the devices that this process has used."""
     devices = []
-    for index in range(torch.cuda.device_count()):
-        stats = torch.cuda.memory_stats_as_nested_dict(index)
+    for index, stats in enumerate(nested_stats(torch)):
         allocated, reserved = (stats[name]["all"] for name in ("allocated_bytes", "reserved_bytes"))
         count = stats["allocation"]["all"]["allocated"]
         if count or reserved["current"]:

@@ -11,6 +11,7 @@ from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import Kinds, name_of
 from nbguard.scan.objects.learners import learner_summary
 from nbguard.scan.objects.loaders import worker_count
+from nbguard.units import counted
 
 
 def describe(obj: Any, kinds: Kinds) -> str:
@@ -21,7 +22,7 @@ def describe(obj: Any, kinds: Kinds) -> str:
         return learner_summary(obj)
     if kind in ("loader", "iterator"):
         workers = worker_count(obj)
-        return name_of(cls) + (f" · {workers} worker{'s' if workers > 1 else ''}" if workers else "")
+        return name_of(cls) + (f" · {counted(workers, 'worker')}" if workers else "")
     if kind == "tensor":
         return f"{name_of(cls)} {tensor_shape(obj)}"
     if cls in (list, tuple, set, dict):

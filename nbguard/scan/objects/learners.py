@@ -9,6 +9,7 @@ from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import name_of
 from nbguard.scan.objects.loaders import worker_count
 from nbguard.scan.roots.frames import running_fit_owners
+from nbguard.units import counted
 
 LEFTOVERS = {"dl": None, "xb": (None,), "yb": (None,), "pred": None, "loss": None, "loss_grad": None}
 """What a Learner holds during a batch, with the values that fastai itself gives them at the end of a fit. An exception
@@ -28,7 +29,7 @@ def learner_summary(learner: Any) -> str:
     if opt is not None or name:
         parts.append(name or name_of(type(opt)))
     if workers := worker_count(attributes.get("dls")):
-        parts.append(f"{workers} worker{'s' if workers > 1 else ''}")
+        parts.append(counted(workers, "worker"))
     return " · ".join(parts)
 
 

@@ -35,7 +35,7 @@ _log = logging.getLogger("nbguard")
 
 
 class Hub:
-    """Answers sidebars, and ticks while somebody looks; a listener of `live.hooks.Hooks`, which tells it of cells.
+    """Answers sidebars, and ticks while somebody looks; a listener of `cells.hooks.Hooks`, which tells it of cells.
 
     What arrives is only taken note of in the thread that has it. Nothing runs, and nothing heavy is imported, before the
     first view says hello. `simulated` returns the counters of the simulated device, while cells run on one.

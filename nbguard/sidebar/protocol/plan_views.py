@@ -11,7 +11,7 @@ from nbguard.memory.segments.fragmentation import fragmentation
 from nbguard.sidebar.protocol.requests import does_something
 from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanRow, PlanView, UndoneStep
 from nbguard.sidebar.protocol.truncation import truncate_utf8
-from nbguard.units import format_bytes
+from nbguard.units import counted, format_bytes
 
 _SENTENCE = 400
 _ROWS = 100
@@ -209,7 +209,7 @@ def _confirm(plan: Plan, action: ActionName, names: Sequence[str]) -> str:
         return f"Free {format_bytes(plan.promised)}" if plan.promised else "Clean up"
     if action == "stop_workers":
         count = _workers(plan)
-        return f"End {count} worker{'s' if count != 1 else ''}" if count else "Give host memory back"
+        return f"End {counted(count, 'worker')}" if count else "Give host memory back"
     return _title(action, names)
 
 
@@ -240,7 +240,7 @@ def _said(outcome: Outcome, action: ActionName) -> Iterator[str]:
     ended = sum(len(each.processes) for each in outcome.done)
     if action == "stop_workers":
         host = "" if outcome.host is None else f"; {format_bytes(outcome.host)} of host memory came back"
-        yield f"Ended {ended} worker{'s' if ended != 1 else ''}{host}."
+        yield f"Ended {counted(ended, 'worker')}{host}."
     if action != "stop_workers" or promised:
         yield f"{_PAST[action]} {format_bytes(outcome.realised)} of {format_bytes(promised)} promised."
     if outcome.extra:

@@ -1,4 +1,4 @@
-"""A tick: what the counters say now, and the line of the last minutes. Pure; `probes/ticking` reads the counters."""
+"""A tick: the counters now, and the line of the last minutes. Pure; `sidebar/hub/device_reader.py` reads the counters."""
 
 from __future__ import annotations
 

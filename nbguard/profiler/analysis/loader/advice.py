@@ -9,7 +9,7 @@ from nbguard.memory.source_lines import line_words
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, training_loader
 from nbguard.profiler.analysis.report import FitFinding, Timing
 from nbguard.profiler.analysis.time import phases
-from nbguard.units import format_time
+from nbguard.units import counted, format_time
 
 WAITING = 0.10  # of a step: less waiting is not worth a thought
 _SMALL = 0.05  # of a step, or of an epoch: what is less is left alone
@@ -123,7 +123,7 @@ def _crowded(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield workers that are more than the cores they could run on."""
     many = max((each for each in context.loaders if each.workers > context.cores), key=lambda each: each.workers, default=None)
     if many is not None:
-        cores = f"{context.cores} core{'s' if context.cores != 1 else ''}"
+        cores = counted(context.cores, "core")
         evidence = f"{_workers(many.workers)} on {cores}: they take turns, with each other and with the fit; each holds batches"
         change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
         yield _finding("workers", f"{_workers(many.workers)} share {cores}", evidence, change)
@@ -179,4 +179,4 @@ def _first(context: LoaderContext) -> Iterator[FitFinding]:
 
 
 def _workers(count: int) -> str:
-    return f"{count} worker{'s' if count != 1 else ''}"
+    return counted(count, "worker")

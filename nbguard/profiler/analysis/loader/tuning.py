@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbguard.profiler.analysis.report import WorkerTrial
-from nbguard.units import format_time
+from nbguard.units import counted, format_time
 
 _ROOM = 0.9  # of the rest of a step: a loader that takes no longer is waited for by nobody
 _BETTER = 0.9  # of the best so far: what takes longer is no improvement
@@ -66,4 +66,4 @@ def choose(trials: Sequence[WorkerTrial], current: int, step: int) -> tuple[int 
 
 def workers_words(count: int) -> str:
     """Return a number of workers in words."""
-    return "no worker" if count == 0 else f"{count} worker{'s' if count != 1 else ''}"
+    return "no worker" if count == 0 else counted(count, "worker")
