@@ -52,7 +52,7 @@ class Reading:
     def of(self, device: str) -> Counted:
         """Return the counters of `device`; a device that was not in use had nothing."""
         return next(
-            (each for each in self.devices if each.device == device),
+            (counted for counted in self.devices if counted.device == device),
             Counted(device=device, allocated=0, reserved=0, peak=0, allocations=0),
         )
 
@@ -72,7 +72,9 @@ class TickReading:
         """Return the bytes in use by device: in tensors, or by the process; none of devices that this process has not used."""
         if self.process is not None:
             return {device.device: self.process for device in self.devices}
-        return {each.device: each.allocator.allocated for each in self.devices if each.allocator and each.allocator.reserved}
+        return {
+            facts.device: facts.allocator.allocated for facts in self.devices if facts.allocator and facts.allocator.reserved
+        }
 
     @property
     def peak(self) -> int | None:

@@ -55,8 +55,8 @@ class HostFacts:
     @property
     def room(self) -> int | None:
         """Return what one allocation can get: the least of what the machine, the container and the limit leave."""
-        found = [room for room in (self.available, self.group_room, self.address_room) if room is not None]
-        return min(found, default=None)
+        rooms = [room for room in (self.available, self.group_room, self.address_room) if room is not None]
+        return min(rooms, default=None)
 
 
 @dataclass(frozen=True, slots=True)

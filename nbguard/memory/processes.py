@@ -27,7 +27,7 @@ class WorkersFact:
     node: int | None  # the iterator's in the graph; None: the iterator is gone, and its workers were not ended
     processes: tuple[Process, ...]  # that run
     loaders: tuple[int, ...] = ()  # nodes of the DataLoaders that keep the iterator for their next epoch (persistent workers)
-    given: int = 0  # batches that the iterator has given in this epoch
+    yielded: int = 0  # batches that the iterator has yielded in this epoch (_num_yielded)
     is_midway: bool = False  # there are more batches to come
     is_in_use: bool = False  # more refers to it than Python shows: the `for` loop that runs over it
     private: int | None = None  # bytes of host memory that come back when the processes end; None: the system does not tell
@@ -130,7 +130,7 @@ class Zombies(Result):
     @property
     def orphans(self) -> tuple[DeviceProcess, ...]:
         """Return the processes that may be ended."""
-        return tuple(each.found for each in self.judged if each.is_orphan)
+        return tuple(row.found for row in self.judged if row.is_orphan)
 
 
 def pids_text(pids: Sequence[int]) -> str:

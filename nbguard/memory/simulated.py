@@ -57,12 +57,12 @@ class Simulated:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Return what a real device would do differently, or what is not known of it, in words."""
-        found = list(ASSUMPTIONS)
+        sentences = list(ASSUMPTIONS)
         if not self.context:
-            found.append("the CUDA context counts 0 B (context='500MiB' counts one; it differs from one GPU to the next)")
+            sentences.append("the CUDA context counts 0 B (context='500MiB' counts one; it differs from one GPU to the next)")
         if self.unseen:
-            found.append("sparse tensors and wrappers of tensors were used: their memory is not counted")
-        return tuple(found)
+            sentences.append("sparse tensors and wrappers of tensors were used: their memory is not counted")
+        return tuple(sentences)
 
 
 def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], figures: Simulated) -> Facts:

@@ -60,12 +60,12 @@ def explain(facts: Facts, name: str, node: int, what: str) -> Why:
     leading = owners_of_nodes(graph, [root.nodes for root in graph.roots])
     of_interest = reduce(or_, (leading[n] for n in carriers | {node}))
     for root in (graph.roots[number] for number in bits_of(of_interest)):
-        found = [_path(graph, root, way) for way in _ways(graph, root, node, parents)]
-        found = list({path.text: path for path in reversed(found)}.values())[::-1]
-        if not found and (way := shortest_path(graph, root, carriers)):
-            found = [_path(graph, root, way, storages_only=True)]
-        paths += found[:_PER_ROOT]
-        more += [(root.label, len(found) - _PER_ROOT)] if len(found) > _PER_ROOT else []
+        ways_of_root = [_path(graph, root, way) for way in _ways(graph, root, node, parents)]
+        ways_of_root = list({path.text: path for path in reversed(ways_of_root)}.values())[::-1]
+        if not ways_of_root and (way := shortest_path(graph, root, carriers)):
+            ways_of_root = [_path(graph, root, way, storages_only=True)]
+        paths += ways_of_root[:_PER_ROOT]
+        more += [(root.label, len(ways_of_root) - _PER_ROOT)] if len(ways_of_root) > _PER_ROOT else []
     first = {path.steps[0]: len(path.text) for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
     paths.sort(key=lambda path: (path.storages_only, path.stale, first[path.steps[0]], path.steps[0], len(path.text)))
     return Why(name=name, what=what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=tuple(more))

@@ -26,13 +26,13 @@ def gradient_storages(facts: Facts) -> tuple[tuple[str, int, frozenset[int]], ..
     everything = [node for root in graph.roots for node in root.nodes]
     groups = [everything, *([child for _, child in edges] for edges in gradients.values())]
     whose = [0, *gradients]
-    found: list[set[int]] = [set() for _ in learners]
+    own_storages: list[set[int]] = [set() for _ in learners]
     owners = owners_of_nodes(graph, groups, {edge for edges in gradients.values() for edge in edges})
     for storage, mask in enumerate(owners_of_storages(graph, owners)):
         if mask:
             for learner in bits_of(reduce(and_, (whose[bit] for bit in bits_of(mask)))):
-                found[learner].add(storage)
-    named_storages = zip(learners.items(), found, strict=True)
+                own_storages[learner].add(storage)
+    named_storages = zip(learners.items(), own_storages, strict=True)
     return tuple((label, node, frozenset(own)) for (node, label), own in named_storages if own and node not in running)
 
 
@@ -44,11 +44,11 @@ def _gradients_by_learners(facts: Facts, learners: list[int]) -> dict[int, list[
         return {}
     reached = reach_of_roots(graph, range(len(graph.roots)))
     below = owners_of_nodes(graph, [[learner] for learner in learners])
-    found: dict[int, list[Edge]] = {}
+    by_learners: dict[int, list[Edge]] = {}
     for parent, child in edges:
         if below[parent] and parent in reached:
-            found.setdefault(below[parent], []).append((parent, child))
-    return found
+            by_learners.setdefault(below[parent], []).append((parent, child))
+    return by_learners
 
 
 def idle_gradients(facts: Facts) -> tuple[tuple[str, int], ...]:

@@ -26,16 +26,16 @@ STALE_KINDS = frozenset({"out", "error", "cache", "garbage"})
 
 def reach(graph: Graph, starts: Iterable[int], cut: Set[Edge] = frozenset(), blocked: Collection[int] = ()) -> set[int]:
     """Return the nodes that `starts` lead to, themselves included, without the references in `cut`, not through `blocked`."""
-    seen = {start for start in starts if start not in blocked}
-    todo = list(seen)
+    reached = {start for start in starts if start not in blocked}
+    todo = list(reached)
     nodes = graph.nodes
     while todo:
         parent = todo.pop()
         for child in nodes[parent].children:
-            if child not in seen and child not in blocked and (parent, child) not in cut:
-                seen.add(child)
+            if child not in reached and child not in blocked and (parent, child) not in cut:
+                reached.add(child)
                 todo.append(child)
-    return seen
+    return reached
 
 
 def leading_to(graph: Graph, goals: Iterable[int], cut: Set[Edge] = frozenset(), blocked: Collection[int] = ()) -> set[int]:
@@ -51,14 +51,14 @@ def leading_to(graph: Graph, goals: Iterable[int], cut: Set[Edge] = frozenset(),
 
 def upwards(parents: Mapping[int, Iterable[int]], starts: Iterable[int]) -> set[int]:
     """Return `starts` and all that stands above them; `parents` says what refers to each."""
-    seen = set(starts)
-    todo = list(seen)
+    above = set(starts)
+    todo = list(above)
     while todo:
         for parent in parents.get(todo.pop(), ()):
-            if parent not in seen:
-                seen.add(parent)
+            if parent not in above:
+                above.add(parent)
                 todo.append(parent)
-    return seen
+    return above
 
 
 def storages_of(graph: Graph, nodes: Iterable[int]) -> set[int]:
@@ -89,10 +89,10 @@ def shortest_paths(
     graph: Graph, root: Root, goals: Collection[int], blocked: Collection[int] = ()
 ) -> dict[int, tuple[int, ...]]:
     """Return the way from `root` to each of `goals` that it leads to, as `shortest_path` finds them, in one search."""
-    found = {path[-1]: path for path in _search(graph, root, goals, blocked, keys=False)}
-    if len(found) < len(goals):
-        found = {path[-1]: path for path in _search(graph, root, goals, blocked, keys=True)} | found
-    return found
+    paths = {path[-1]: path for path in _search(graph, root, goals, blocked, keys=False)}
+    if len(paths) < len(goals):
+        paths = {path[-1]: path for path in _search(graph, root, goals, blocked, keys=True)} | paths
+    return paths
 
 
 def _search(

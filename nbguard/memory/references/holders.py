@@ -143,8 +143,8 @@ def all_holders(graph: Graph, device: DeviceFacts, held: Iterable[Holding], free
     it would keep is not called stale.
     """
     own = (replace(row, stale=row.stale and storages <= freed) for row, storages in held)
-    found = [*own, *unheld(graph, device)]
-    return tuple(sorted((*found, *unattributed(device, found)), key=lambda row: -row.retained))
+    known_rows = [*own, *unheld(graph, device)]
+    return tuple(sorted((*known_rows, *unattributed(device, known_rows)), key=lambda row: -row.retained))
 
 
 def unheld(graph: Graph, device: DeviceFacts) -> Iterator[Holder]:

@@ -32,17 +32,17 @@ def owners_of_nodes(
     met = _mark(children, groups, owners)
     if met:
         _spread(children, met, owners)
-    return [0 if found == _BLOCKED else found for found in owners] if blocked else owners
+    return [0 if mask == _BLOCKED else mask for mask in owners] if blocked else owners
 
 
 def owners_of_storages(graph: Graph, owners: Iterable[int]) -> list[int]:
     """Return, by storage, the owners of the nodes that hold it; `owners` as `owners_of_nodes` returns them."""
-    found = [0] * len(graph.storages)
+    by_storage = [0] * len(graph.storages)
     for node, mask in zip(graph.nodes, owners, strict=True):
         if mask:
             for storage in node.storages:
-                found[storage] |= mask
-    return found
+                by_storage[storage] |= mask
+    return by_storage
 
 
 def bits_of(mask: int) -> Iterator[int]:
@@ -102,7 +102,7 @@ def _components(children: Children, starts: Iterable[int], owners: Sequence[int]
     low: dict[int, int] = {}
     open_nodes: list[int] = []
     done: set[int] = set()
-    found: list[list[int]] = []
+    components: list[list[int]] = []
     for start in starts:
         if start in index:
             continue
@@ -127,8 +127,8 @@ def _components(children: Children, starts: Iterable[int], owners: Sequence[int]
                 if low[node] == index[node]:
                     component = _pop_until(open_nodes, node)
                     done.update(component)
-                    found.append(component)
-    return found
+                    components.append(component)
+    return components
 
 
 def _pop_until(nodes: list[int], last: int) -> list[int]:

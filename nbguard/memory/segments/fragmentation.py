@@ -79,12 +79,12 @@ def stranded_pages(segments: Iterable[Segment]) -> int:
 
     So much of what is stranded, at least, an expandable segment with its blocks in the same places would give back.
     """
-    found = 0
+    nbytes = 0
     for segment in segments:
         page = EXPANDABLE_PAGE["small" if segment.is_small else "large"]
         runs = (size for _, size in free_runs(segment) if size != segment.total_size)
-        found += sum(max(0, (size - page + 1) // page) * page for size in runs)
-    return found
+        nbytes += sum(max(0, (size - page + 1) // page) * page for size in runs)
+    return nbytes
 
 
 def unit_pages(segment: Segment) -> int:

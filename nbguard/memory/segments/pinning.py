@@ -174,12 +174,12 @@ class HolderPins:
     names: tuple[str, ...] = ()  # the holder's: every name of the object, all of which must go
 
 
-def pinners(graph: Graph, found: Sequence[Unit], held: BlockHolders, limit: int) -> tuple[Pinner, ...]:
+def pinners(graph: Graph, occupied: Sequence[Unit], held: BlockHolders, limit: int) -> tuple[Pinner, ...]:
     """Return the worst units, at most `limit`: those with most free bytes for each that is live first.
 
     Half of the places are for those with most free bytes, however many are live.
     """
-    stranding = [unit for unit in found if unit.stranded > 0]
+    stranding = [unit for unit in occupied if unit.stranded > 0]
     worst = sorted(stranding, key=lambda unit: (-unit.stranded / (unit.size - unit.stranded), unit.address))
     if len(worst) > limit:
         most = sorted(stranding, key=lambda unit: (-unit.stranded, unit.address))[: limit // 2]
@@ -230,7 +230,7 @@ def paths_to(graph: Graph, blocks: Iterable[Block], held: BlockHolders) -> dict[
     for number, node in enumerate(graph.nodes):
         for storage in node.storages:
             nodes.setdefault(storage, []).append(number)
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for place, storages in wanted.items():
         root = graph.roots[held.holders[place].roots[0]]
         goals: dict[int, list[int]] = {}
@@ -240,13 +240,13 @@ def paths_to(graph: Graph, blocks: Iterable[Block], held: BlockHolders) -> dict[
         for end, path in shortest_paths(graph, root, goals).items():
             text = path_text(graph, root, path, shorten=6)
             for address in goals[end]:
-                found[address] = min(found.get(address, text), text, key=len)
-    return found
+                texts[address] = min(texts.get(address, text), text, key=len)
+    return texts
 
 
-def pins_of_holders(graph: Graph, found: Sequence[Unit], held: BlockHolders) -> tuple[HolderPins, ...]:
+def pins_of_holders(graph: Graph, occupied: Sequence[Unit], held: BlockHolders) -> tuple[HolderPins, ...]:
     """Return what each holder pins, the one that alone gives most back first."""
-    owners = [(unit, frozenset(map(held.place, unit.live))) for unit in found]
+    owners = [(unit, frozenset(map(held.place, unit.live))) for unit in occupied]
     examples: dict[int, tuple[int, Block]] = {}
     touched: dict[int, list[Unit]] = {}
     for unit, places in owners:

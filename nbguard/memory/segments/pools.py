@@ -45,16 +45,16 @@ def given_back(
     """
     devices = [device for device in facts.devices if device.segments is not None]
     gone, also = set(storages), blocks or {}
-    found = (returnable(facts, device, gone, in_use, also.get(device.device, frozenset())) for device in devices)
-    return sum(found) if devices else None
+    sizes = (returnable(facts, device, gone, in_use, also.get(device.device, frozenset())) for device in devices)
+    return sum(sizes) if devices else None
 
 
 def pools_of(facts: Facts, device: DeviceFacts) -> tuple[Pool, ...]:
     """Return the pools of `device`: small blocks, large blocks, those of other streams, of CUDA graphs and MemPools."""
     if device.segments is None:
         return ()
-    found = by_pool(device.segments, in_use=pools_in_use(facts))
-    return tuple(Pool(_name(facts, key), space) for key, space in found.items())
+    spaces = by_pool(device.segments, in_use=pools_in_use(facts))
+    return tuple(Pool(_name(facts, key), space) for key, space in spaces.items())
 
 
 def _name(facts: Facts, key: PoolKey) -> str:

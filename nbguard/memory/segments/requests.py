@@ -59,7 +59,7 @@ class Room:
     @property
     def is_expandable(self) -> bool:
         """Say whether new memory extends a segment page by page."""
-        return "expandable_segments:True" in self.device.settings or any(each.is_expandable for each in self.segments)
+        return "expandable_segments:True" in self.device.settings or any(segment.is_expandable for segment in self.segments)
 
     def largest(self) -> LargestRequest:
         """Return the largest request, by each way of serving it."""
@@ -100,7 +100,11 @@ class Room:
 
     def serving(self, *, small: bool) -> Sequence[Segment]:
         """Return the segments whose free blocks a request can get."""
-        return [each for each in self.segments if (each.pool, each.stream, each.is_small) == ((0, 0), self.stream, small)]
+        return [
+            segment
+            for segment in self.segments
+            if (segment.pool, segment.stream, segment.is_small) == ((0, 0), self.stream, small)
+        ]
 
     def _free_blocks(self, *, small: bool) -> Iterator[int]:
         """Yield the bytes of each free block that a request can get, less what is taken before."""
@@ -129,7 +133,9 @@ class Room:
         """Return what is free then: emptying the cache waits for blocks that other streams still use."""
         if not flush:
             return self.freed
-        waiting = {block.address for each in self.segments for block in each.blocks if block.state == "active_pending_free"}
+        waiting = {
+            block.address for segment in self.segments for block in segment.blocks if block.state == "active_pending_free"
+        }
         return waiting | set(self.freed)
 
     def _tail(self, flush: bool, *, small: bool) -> int:
@@ -138,7 +144,7 @@ class Room:
             return 0
         flush |= self.is_emptied
         page, freed = EXPANDABLE_PAGE["small" if small else "large"], self._freed(flush)
-        for segment in sorted(self.serving(small=small), key=lambda each: -each.address):
+        for segment in sorted(self.serving(small=small), key=lambda segment: -segment.address):
             start, size = list(free_runs(segment, freed))[-1:][0] if segment.blocks and _ends_free(segment, freed) else (0, 0)
             if not segment.is_expandable or (flush and size == segment.total_size):
                 continue

@@ -104,7 +104,7 @@ def pool_table(pools: Sequence[Pool]) -> Table | None:
         amounts = [sum(getattr(space, name) for space in group) for group in shown.values()]
         columns.append([*format_column(amounts, unit), *format_column([sum(amounts)], unit)])
     largest = [max(space.largest_free for space in group) for group in shown.values()]
-    columns.append([*(format_column([each], unit)[0] for each in largest), ""])
+    columns.append([*(format_column([nbytes], unit)[0] for nbytes in largest), ""])
     *rows, total = zip([*shown, "all pools"], *columns, strict=True)
     return Table(
         names=("cache", *parts.values(), "largest free"),

@@ -17,18 +17,18 @@ def zombies_blocks(zombies: Zombies) -> Iterator[Block]:
     yield from map(Line, _sentences(zombies))
 
 
-def _row(each: Judged) -> TableRow:
-    process = each.found
+def _row(judged: Judged) -> TableRow:
+    process = judged.found
     started = datetime.fromtimestamp(process.process.started).strftime("%Y-%m-%d %H:%M")
     command = " ".join(process.command) or "(command not readable)"
-    judgement = f"{'orphan' if each.is_orphan else 'left alone'}: {each.reason}"
-    return TableRow(cells=(f"pid {process.process.pid}", f"since {started}", command, _bytes(each), judgement))
+    judgement = f"{'orphan' if judged.is_orphan else 'left alone'}: {judged.reason}"
+    return TableRow(cells=(f"pid {process.process.pid}", f"since {started}", command, _bytes(judged), judgement))
 
 
-def _bytes(each: Judged) -> str:
-    if each.found.used is not None:
-        return format_bytes(each.found.used)
-    return "keeps the device open" if each.found.holds_files else "? (the driver does not say)"
+def _bytes(judged: Judged) -> str:
+    if judged.found.used is not None:
+        return format_bytes(judged.found.used)
+    return "keeps the device open" if judged.found.holds_files else "? (the driver does not say)"
 
 
 def _sentences(zombies: Zombies) -> Iterator[str]:
