@@ -60,20 +60,20 @@ class Notebook:
     @property
     def out(self) -> dict[int, Any]:
         """Return IPython's output history, `Out`."""
-        found: dict[int, Any] = self.namespace.get("_oh", {}) if self.shell is not None else {}
-        return found
+        history: dict[int, Any] = self.namespace.get("_oh", {}) if self.shell is not None else {}
+        return history
 
     @property
     def hidden(self) -> dict[str, Any]:
         """Return the names that IPython itself put into the namespace."""
-        found: dict[str, Any] = self.shell.user_ns_hidden if self.shell is not None else {}
-        return found
+        names: dict[str, Any] = self.shell.user_ns_hidden if self.shell is not None else {}
+        return names
 
     @property
     def inputs(self) -> list[str]:
         """Return the sources of the session's cells, by number."""
-        found: list[str] = self.namespace.get("In", []) if self.shell is not None else []
-        return found
+        sources: list[str] = self.namespace.get("In", []) if self.shell is not None else []
+        return sources
 
     def shell_attributes(self) -> dict[int, str]:
         """Return the ids of the dicts that hold the shell's attributes, each with how one writes the shell."""
@@ -83,7 +83,7 @@ class Notebook:
     def internals(self) -> set[int]:
         """Return the ids of objects that are IPython's machinery: the walk stops there, else it would find everything."""
         shell = self.shell
-        found = [self.namespace, self]
+        machinery = [self.namespace, self]
         if shell is not None:
             names = (
                 "user_ns_hidden",
@@ -96,9 +96,9 @@ class Notebook:
                 "compile",
                 "__dict__",
             )
-            found += [shell, self.out, self.inputs, *(getattr(shell, name, None) for name in names)]
-            found.append(shell.displayhook.__dict__)
-        return {id(value) for value in found if value is not None}
+            machinery += [shell, self.out, self.inputs, *(getattr(shell, name, None) for name in names)]
+            machinery.append(shell.displayhook.__dict__)
+        return {id(value) for value in machinery if value is not None}
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,8 @@ def _made_here(roots: list[tuple[LiveRoot, list[int]]], notebook: Notebook) -> s
 
 def _of_kind(kind: str, walk: Walk, numbers: dict[int, int]) -> list[tuple[int, Any]]:
     """Return (node, object) of each object of a kind that the graph knows."""
-    found = compress(walk.objects, map(kind.__eq__, walk.kind))
-    return [(numbers[id(obj)], obj) for obj in found if id(obj) in numbers]
+    objects = compress(walk.objects, map(kind.__eq__, walk.kind))
+    return [(numbers[id(obj)], obj) for obj in objects if id(obj) in numbers]
 
 
 def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
@@ -215,14 +215,14 @@ def _place_label(name: str) -> str:
 
 def _walk_from(roots: list[LiveRoot], walk: Walk) -> list[tuple[LiveRoot, list[int]]]:
     """Walk from the user's own roots, then from the stale ones; return each with the numbers of its objects."""
-    found = []
+    with_entries = []
     for stale in (False, True):
         first = len(walk.objects)
         walk.most_tensors += stale * MORE_TENSORS
-        found += [(root, _entries(walk, root)) for root in roots if (root.kind in STALE_KINDS) is stale]
+        with_entries += [(root, _entries(walk, root)) for root in roots if (root.kind in STALE_KINDS) is stale]
         walk.run()
     walk.only_stale = range(first, len(walk.objects))
-    return found
+    return with_entries
 
 
 def _count_entries(roots: list[tuple[LiveRoot, list[int]]], walk: Walk, notebook: Notebook) -> None:

@@ -38,7 +38,7 @@ step counters of optimizers, values to fill in."""
 _ADD = torch.ops.aten.add.Tensor
 
 
-class _Seen(weakref.ref[Any]):
+class _StorageRef(weakref.ref[Any]):
     """A weak reference to a storage that is followed."""
 
     __slots__ = ("key", "nbytes", "token")
@@ -72,10 +72,10 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
         self.unseen = 0
         self._observer = observer
         self._device = device
-        self._known: dict[int, _Seen] = {}
-        self._left_out: dict[int, _Seen] = {}
-        self._sum: tuple[_Seen, _Seen, Any] | None = None
-        self._late: BaseException | None = None
+        self._known: dict[int, _StorageRef] = {}
+        self._left_out: dict[int, _StorageRef] = {}
+        self._sum: tuple[_StorageRef, _StorageRef, Any] | None = None
+        self._failure: BaseException | None = None
 
     supports_higher_order_operators = True  # else torch refuses them while a mode is entered
 
@@ -86,7 +86,7 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = None
         self.settle()
-        failed, self._late = self._late, None
+        failed, self._failure = self._failure, None
         older = func is not _LIFT
         failed = failed or self._note(args, func, older) or (self._note(kwargs.values(), func, older) if kwargs else None)
         if failed is None:
@@ -132,22 +132,22 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
         except (NotImplementedError, RuntimeError):
             self.unseen += 1
             return None
-        seen = self._known.get(key)
-        if seen is not None and seen.nbytes == nbytes:
+        tracked = self._known.get(key)
+        if tracked is not None and tracked.nbytes == nbytes:
             return None
-        if seen is None and (not nbytes or storage.device.type != self._device or key in self._left_out):
+        if tracked is None and (not nbytes or storage.device.type != self._device or key in self._left_out):
             return None  # a fake tensor's storage is on no device, whatever the tensor says
-        if seen is None and op is _LIFT and not tensor.ndim:
+        if tracked is None and op is _LIFT and not tensor.ndim:
             self._follow(self._left_out, storage, 0, 0)
             return None
         try:
             token = self._observer.born(nbytes, op, is_older=is_older) if nbytes else 0
         except Exception as error:  # noqa: BLE001 - raised again where no tensor is in sight
             return error.with_traceback(None)
-        if seen is None:
+        if tracked is None:
             self._follow(self._known, storage, nbytes, token)
             return None
-        former, seen.nbytes, seen.token = seen.token, nbytes, token
+        former, tracked.nbytes, tracked.token = tracked.token, nbytes, token
         self._observer.died(former)
         return None
 
@@ -165,30 +165,30 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
 
     def settle(self) -> None:
         """Let a sum of gradients that has not taken over a block have one of its own. The next operation tells a failure."""
-        found, self._sum = self._sum, None
-        if found is not None:
-            _, new, op = found
+        waiting, self._sum = self._sum, None
+        if waiting is not None:
+            _, new, op = waiting
             try:
                 new.token = self._observer.born(new.nbytes, op, is_older=False)
             except Exception as error:  # noqa: BLE001 - raised where no tensor is in sight
-                self._late = error.with_traceback(None)
+                self._failure = error.with_traceback(None)
 
-    def _follow(self, home: dict[int, _Seen], storage: Any, nbytes: int, token: int) -> None:
-        entry = _Seen(storage, self._died)
+    def _follow(self, home: dict[int, _StorageRef], storage: Any, nbytes: int, token: int) -> None:
+        entry = _StorageRef(storage, self._died)
         entry.key, entry.nbytes, entry.token = storage._cdata, nbytes, token
         home[entry.key] = entry
 
-    def _died(self, seen: _Seen) -> None:
+    def _died(self, dead: _StorageRef) -> None:
         waiting = self._sum
-        if waiting is not None and waiting[0] is seen:
-            waiting[1].token, seen.token, self._sum = seen.token, 0, None
+        if waiting is not None and waiting[0] is dead:
+            waiting[1].token, dead.token, self._sum = dead.token, 0, None
         elif waiting is not None:
             self.settle()
-        if self._known.get(seen.key) is seen:
-            del self._known[seen.key]
-            self._observer.died(seen.token)
-        elif self._left_out.get(seen.key) is seen:
-            del self._left_out[seen.key]
+        if self._known.get(dead.key) is dead:
+            del self._known[dead.key]
+            self._observer.died(dead.token)
+        elif self._left_out.get(dead.key) is dead:
+            del self._left_out[dead.key]
 
     def leave_out(self, tensors: Any) -> None:
         """Follow the storages of `tensors` no longer, now and later: to the observer it looks as if they died."""
@@ -204,7 +204,7 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
     def places(self) -> dict[int, int]:
         """Return the numbers of the living storages by the address of their memory."""
         self.settle()
-        alive = ((seen(), seen.token) for seen in tuple(self._known.values()))
+        alive = ((tracked(), tracked.token) for tracked in tuple(self._known.values()))
         return {storage.data_ptr(): token for storage, token in alive if storage is not None}
 
     @property

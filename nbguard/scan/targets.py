@@ -147,14 +147,14 @@ def _attribute(owner: Any, name: str, text: str) -> tuple[Any, tuple[Any, ...]]:
                 return _once(slot.__get__(owner), owner, gc.get_referents(owner))
             except AttributeError:  # a slot without a value
                 break
-    found = attributes_of(owner)
-    if found is None:
+    attributes = attributes_of(owner)
+    if attributes is None:
         return _MISSING, ()
-    if name in found:
-        value, containers = _once(found[name], owner, found.values())
-        return value, (*containers, found) if containers else ()
+    if name in attributes:
+        value, containers = _once(attributes[name], owner, attributes.values())
+        return value, (*containers, attributes) if containers else ()
     for inner in ("_modules", "_parameters", "_buffers"):
-        part = found.get(inner)
+        part = attributes.get(inner)
         if part is not None and dict in mro_of(type(part)) and name in part:
             return part[name], (part,)
     bases = [namespace_of(base) for base in mro_of(type(owner))]

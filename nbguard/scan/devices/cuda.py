@@ -143,11 +143,11 @@ def _unused(torch: Any) -> tuple[DeviceFacts, ...]:
     with NvmlReader() as nvml:
         for index in range(torch.cuda.device_count()):
             try:
-                found = nvml.at(torch.cuda._get_nvml_device_index(index))
+                readings = nvml.at(torch.cuda._get_nvml_device_index(index))
             except Exception:  # noqa: BLE001 - a torch without this, settings that name no device: then there is nothing to tell
-                found = None
-            if found is not None:
-                name, driver = found
+                readings = None
+            if readings is not None:
+                name, driver = readings
                 free = driver.total - min(driver.used, driver.total)
                 facts.append(
                     DeviceFacts(
@@ -201,10 +201,10 @@ def segments_by_device() -> dict[int, tuple[Segment, ...]]:
     """Return the allocator's segments by device, without the trace (which can take most of a second to copy)."""
     torch: Any = sys.modules["torch"]
     try:
-        found = torch.cuda.memory_snapshot(include_traces=False)
+        snapshot = torch.cuda.memory_snapshot(include_traces=False)
     except TypeError:  # this torch has no such option: its call gives segments only
-        found = torch.cuda.memory_snapshot()
-    return read_segments(found if type(found) is list else found.get("segments", ()))
+        snapshot = torch.cuda.memory_snapshot()
+    return read_segments(snapshot if type(snapshot) is list else snapshot.get("segments", ()))
 
 
 def read_segments(listed: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Segment, ...]]:

@@ -40,9 +40,9 @@ def host_facts(root: Path = Path("/")) -> HostFacts:
 def _machine(root: Path) -> tuple[int | None, int | None]:
     """Return (total, available) of the machine: the kernel's own figures, elsewhere psutil's, if it is there."""
     lines = _read(root / "proc/meminfo").splitlines()
-    found = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
-    if "MemAvailable" in found:
-        return found.get("MemTotal"), found["MemAvailable"]
+    fields = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if rest.split()}
+    if "MemAvailable" in fields:
+        return fields.get("MemTotal"), fields["MemAvailable"]
     try:
         import psutil  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
@@ -88,10 +88,10 @@ def _address_space(root: Path) -> tuple[int | None, int | None]:
 
 def _shared(folder: Path) -> tuple[int | None, int | None]:
     try:
-        found = os.statvfs(folder)
+        file_system = os.statvfs(folder)
     except (OSError, AttributeError):  # no such folder; not a Unix
         return None, None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return file_system.f_blocks * file_system.f_frsize, file_system.f_bavail * file_system.f_frsize
 
 
 def _number(path: Path) -> int | None:

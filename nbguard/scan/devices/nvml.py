@@ -79,16 +79,16 @@ class NvmlReader:
 
     def everybody(self) -> dict[int, list[tuple[str, int | None]]]:
         """Return the processes on the machine's GPUs: by pid, (device as the driver counts it, bytes or None)."""
-        nvml, found = self._nvml, dict[int, list[tuple[str, int | None]]]()
+        nvml, by_pid = self._nvml, dict[int, list[tuple[str, int | None]]]()
         if nvml is None:
-            return found
+            return by_pid
         try:
             for index in range(nvml.nvmlDeviceGetCount()):
                 for process in self._processes(nvml.nvmlDeviceGetHandleByIndex(index)) or ():
-                    found.setdefault(process.pid, []).append((f"GPU {index}", process.used))
+                    by_pid.setdefault(process.pid, []).append((f"GPU {index}", process.used))
         except nvml.NVMLError as error:
             self.reason = f"the NVIDIA driver refused a reading ({error}): it does not say who is on the GPUs"
-        return found
+        return by_pid
 
     def _handle(self, properties: Any, index: int) -> tuple[Any, bool]:
         """Return the driver's handle, and whether it is a MIG slice.
@@ -110,7 +110,7 @@ class NvmlReader:
         """Return the processes on the device; None where the driver may not say (containers, MIG without rights)."""
         nvml = self._nvml
         try:
-            found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except nvml.NVMLError:
             return None
-        return tuple(ProcessFact(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found)
+        return tuple(ProcessFact(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in running)

@@ -39,10 +39,10 @@ def _ask(question: Callable[[], Answer]) -> Answer | None:
 
 def process_of(pid: int) -> Process | None:
     """Return the process that has `pid` now; None if there is none, or only the entry of one that has ended."""
-    found = _ask(lambda: psutil.Process(pid))
-    if found is None or _ask(found.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+    entry = _ask(lambda: psutil.Process(pid))
+    if entry is None or _ask(entry.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
         return None
-    started = _ask(found.create_time)
+    started = _ask(entry.create_time)
     return None if started is None else Process(pid, started)
 
 
@@ -58,14 +58,14 @@ def is_child(process: Process) -> bool:
 
 def is_listed(process: Process) -> bool:
     """Say whether the system still has an entry for this very process, be it one that has ended and was not asked for."""
-    found = _ask(lambda: psutil.Process(process.pid))
-    return found is not None and _ask(found.create_time) == process.started
+    entry = _ask(lambda: psutil.Process(process.pid))
+    return entry is not None and _ask(entry.create_time) == process.started
 
 
 def private_bytes(pid: int) -> int | None:
     """Return the bytes of memory that come back when this process ends: those it shares with no other."""
-    found = _ask(lambda: psutil.Process(pid).memory_full_info().uss)
-    return None if found is None else int(found)
+    nbytes = _ask(lambda: psutil.Process(pid).memory_full_info().uss)
+    return None if nbytes is None else int(nbytes)
 
 
 def shared_bytes(pid: int) -> int | None:
@@ -98,8 +98,8 @@ def surroundings() -> Surroundings:
     kernels = []
     for other in psutil.process_iter():
         command = tuple(_ask(other.cmdline) or ())
-        if is_kernel(command) and _is_forked(other.pid) is not True and (found := process_of(other.pid)) is not None:
-            kernels.append(Kernel(found, connection_of(command)))
+        if is_kernel(command) and _is_forked(other.pid) is not True and (kernel := process_of(other.pid)) is not None:
+            kernels.append(Kernel(kernel, connection_of(command)))
     return Surroundings(me.pid, ancestors, _owner(me) or (), tuple(kernels))
 
 
@@ -117,8 +117,8 @@ def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
     listed = {pid: everybody[pid] for pid in _seen_here(everybody, holding)}
     if len(listed) < len(everybody):
         reason = "the driver lists processes by pids of another namespace (a container's host): they are not judged"
-    found = (_facts(pid, tuple(listed.get(pid, ())), pid in holding) for pid in sorted({*listed, *holding}))
-    return tuple(each for each in found if each is not None), reason
+    processes = (_facts(pid, tuple(listed.get(pid, ())), pid in holding) for pid in sorted({*listed, *holding}))
+    return tuple(process for process in processes if process is not None), reason
 
 
 def _seen_here(listed: Collection[int], holding: Collection[int]) -> set[int]:
@@ -146,26 +146,26 @@ def _holders_of_device_files() -> Iterator[int]:
 
 
 def _facts(pid: int, devices: tuple[tuple[str, int | None], ...], holds_files: bool) -> DeviceProcess | None:
-    found = _ask(lambda: psutil.Process(pid))
-    started = None if found is None else _ask(found.create_time)
-    if found is None or started is None:
+    entry = _ask(lambda: psutil.Process(pid))
+    started = None if entry is None else _ask(entry.create_time)
+    if entry is None or started is None:
         return None
-    command = tuple(_ask(found.cmdline) or ())
-    parents = _ask(found.parents)
-    is_parent_gone = parents is not None and not parents and bool(_ask(found.ppid))
+    command = tuple(_ask(entry.cmdline) or ())
+    parents = _ask(entry.parents)
+    is_parent_gone = parents is not None and not parents and bool(_ask(entry.ppid))
     return DeviceProcess(
         process=Process(pid, started),
         ancestors=tuple(parent.pid for parent in parents or ()),
-        owner=_owner(found),
+        owner=_owner(entry),
         command=command,
         parent_command=None if not parents else tuple(_ask(parents[0].cmdline) or ()),
         is_parent_gone=is_parent_gone,
         is_forked=_is_forked(pid),
         is_session_leader=_ask(lambda: os.getsid(pid) == pid) if hasattr(os, "getsid") else None,
-        has_clients=_has_clients(found),
-        connection=_has_connection_file(found, command),
+        has_clients=_has_clients(entry),
+        connection=_has_connection_file(entry, command),
         is_elsewhere=_is_elsewhere(pid),
-        is_defunct=_ask(found.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD),
+        is_defunct=_ask(entry.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD),
         devices=devices,
         holds_files=holds_files,
     )
@@ -196,8 +196,8 @@ def _is_elsewhere(pid: int) -> bool | None:
 
 def _has_clients(process: Any) -> bool | None:
     ask = getattr(process, "net_connections", None) or process.connections  # the older name, until psutil 6
-    found = _ask(lambda: ask(kind="inet"))
-    return None if found is None else any(each.status == psutil.CONN_ESTABLISHED for each in found)
+    connections = _ask(lambda: ask(kind="inet"))
+    return None if connections is None else any(connection.status == psutil.CONN_ESTABLISHED for connection in connections)
 
 
 def _has_connection_file(process: Any, command: tuple[str, ...]) -> bool | None:

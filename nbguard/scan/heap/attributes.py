@@ -46,12 +46,12 @@ def attribute_of(obj: Any, name: str) -> Any:
 
 def hiding_names(cls: type) -> frozenset[str]:
     """Return the names that the class answers itself (a property), whatever the instance's attribute dict says."""
-    found = set()
+    names = set()
     for base in mro_of(cls):
         for name, value in list(namespace_of(base).items()):
-            if type(name) is str and any("__set__" in namespace_of(each) for each in mro_of(type(value))):
-                found.add(name)
-    return frozenset(found)
+            if type(name) is str and any("__set__" in namespace_of(value_base) for value_base in mro_of(type(value))):
+                names.add(name)
+    return frozenset(names)
 
 
 def key_text(key: object) -> str:

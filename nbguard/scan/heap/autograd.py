@@ -44,15 +44,15 @@ class Autograd:
         return {id(value): label for value, label in self._in_cpp(tensor)}
 
     def _in_cpp(self, tensor: Any) -> list[tuple[Any, str]]:
-        found = []
+        referents = []
         for label, read in ((" → base", self.base), (".grad", self.grad)):
             try:
                 value = read(tensor) if label != ".grad" or self.is_leaf(tensor) else None
             except RuntimeError:  # e.g. a view changed in place: torch refuses to say
                 continue
             if value is not None:
-                found.append((value, label))
-        return found
+                referents.append((value, label))
+        return referents
 
     def has_graph(self, tensor: Any) -> bool:
         """Say whether a tensor was computed in a graph, without asking for its node: that would give it a wrapper."""
@@ -72,19 +72,19 @@ class Autograd:
 
     def sparse_parts(self, tensor: Any) -> list[Any]:
         """Return the tensors a sparse tensor is made of; it has no storage of its own."""
-        found: list[Any] = []
+        parts: list[Any] = []
         if self.layout(tensor) is self.strided:
-            return found
+            return parts
         for name in _SPARSE:
             try:
-                found.append(getattr(self.tensor_base, name)(tensor))
+                parts.append(getattr(self.tensor_base, name)(tensor))
             except (RuntimeError, AttributeError, NotImplementedError):
                 continue
-        return found
+        return parts
 
     def graph_referents(self, node: Any) -> list[Any]:
         """Return what an autograd node keeps: its leaf, what it saved, its Python attributes; not the nodes before it."""
-        found = gc.get_referents(node)
+        referents = gc.get_referents(node)
         cls = type(node)
         names = self.saved_names.get(cls)
         if names is None:
@@ -93,10 +93,10 @@ class Autograd:
             )
         for name in names:
             try:
-                found += self._saved(node, name)
+                referents += self._saved(node, name)
             except (RuntimeError, AttributeError):  # freed by backward, or changed in place since
                 continue
-        return found
+        return referents
 
     def _saved(self, node: Any, name: str) -> list[Any]:
         if name == "variable":

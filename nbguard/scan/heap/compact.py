@@ -50,11 +50,11 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
         )
         if kind in EXPERIMENT_KINDS:
             walk.tracker.note(obj)
-    found = []
+    kept_roots = []
     for root, entries in roots:
         known = tuple(dict.fromkeys(new[entry] for entry in entries if entry in new))
         if known:
-            found.append(
+            kept_roots.append(
                 Root(
                     kind=root.kind,
                     label=root.label,
@@ -67,7 +67,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                 )
             )
     storages = tuple(replace(fact, nbytes=nbytes(fact)) for fact in walk.storages)
-    return Graph(tuple(found), tuple(nodes), storages, None if walk.rest is None else new[walk.rest])
+    return Graph(tuple(kept_roots), tuple(nodes), storages, None if walk.rest is None else new[walk.rest])
 
 
 def _is_goal(walk: Walk, number: int) -> bool:
@@ -85,13 +85,13 @@ def _on_shortest_paths(walk: Walk, new: dict[int, int], roots: Iterable[tuple[Li
             if child in new and child not in above:
                 above[child] = parent
                 todo.append(child)
-    found: set[int] = set()
+    on_a_path: set[int] = set()
     for goal in above:
         at: int | None = goal if _is_goal(walk, goal) else None
-        while at is not None and at not in found:
-            found.add(at)
+        while at is not None and at not in on_a_path:
+            on_a_path.add(at)
             at = above[at]
-    return found
+    return on_a_path
 
 
 def _node_kind(obj: Any, kind: str) -> Any:

@@ -63,9 +63,9 @@ class _Record:
     def note(self, new: list[tuple[int, int, list[int]]], depths: dict[int, int]) -> None:
         """Note the nodes of one walk: (id, sequence number, ids of those before it) of each, and how deep each was."""
         cut: dict[int, int] = {}
-        for key, sequence, before in sorted(new, key=lambda each: (bool(each[2]), each[1])):
-            if all(each in self.whole for each in before):
-                height = 1 + max((self.whole[each][1] for each in before), default=0)
+        for key, sequence, before in sorted(new, key=lambda node: (bool(node[2]), node[1])):
+            if all(earlier in self.whole for earlier in before):
+                height = 1 + max((self.whole[earlier][1] for earlier in before), default=0)
                 self.whole[key] = (sequence, height)
                 self._highest = max(self._highest, height)
             else:
@@ -170,13 +170,13 @@ class Graphs:
                 continue
             self._done.add(key)
             self.nodes += 1
-            before = [each for each, _ in node.next_functions if each is not None]
-            for each in before:
-                link(node, each)
-                below, found = depth + (id(each) not in _record.keys), depths.get(id(each))
-                depths[id(each)] = max(below, found or 0)
-                if found is None:
-                    heapq.heappush(todo, (-sequence_of(each), next(order), each))
+            before = [earlier for earlier, _ in node.next_functions if earlier is not None]
+            for earlier in before:
+                link(node, earlier)
+                below, known_depth = depth + (id(earlier) not in _record.keys), depths.get(id(earlier))
+                depths[id(earlier)] = max(below, known_depth or 0)
+                if known_depth is None:
+                    heapq.heappush(todo, (-sequence_of(earlier), next(order), earlier))
             if not known:
                 new.append((key, -negative, list(map(id, before))))
         if self._stays:

@@ -111,18 +111,18 @@ class Labels:
                 (n, s) for space in spaces for n, s in space.items() if type(s) is types.MemberDescriptorType
             ]
         labels: dict[int, str] = {}
-        seen: set[str] = set()
+        taken: set[str] = set()
         for name, slot in slots:
-            label = f" → {name}" if name in seen else f".{name}"  # of two slots of that name an attribute gives the first
+            label = f" → {name}" if name in taken else f".{name}"  # of two slots of that name an attribute gives the first
             with contextlib.suppress(AttributeError):  # a slot without a value
                 labels.setdefault(id(slot.__get__(obj)), label)
-            seen.add(name)
+            taken.add(name)
         return labels
 
     def _label(self, obj: Any, kind: str, known: dict[int, str], child: Any) -> str:
-        found = known.get(id(child))
-        if found is not None:
-            return found
+        written = known.get(id(child))
+        if written is not None:
+            return written
         if kind == "tensor" and (type(child) is Unwalked or is_graph_node(type(child))):
             return " → graph"
         if type(child) is Unwalked:

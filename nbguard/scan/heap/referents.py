@@ -54,8 +54,8 @@ class Referents:
         expand = self._expand.get(kind)
         if expand is not None:
             return expand(obj)
-        found = gc.get_referents(obj)
-        return [] if len(found) >= _BULK and type(obj) in _PLAIN_TYPES and self._all_plain(found) else found
+        referents = gc.get_referents(obj)
+        return [] if len(referents) >= _BULK and type(obj) in _PLAIN_TYPES and self._all_plain(referents) else referents
 
     def is_users_class(self, cls: type) -> bool:
         """Say whether a class is the user's own, so that what its attributes hold counts as held by the user."""
@@ -80,12 +80,12 @@ class Referents:
         path = (module_namespace(module) or {}).get("__file__")
         return type(path) is str and not path.startswith(self._libraries)
 
-    def _all_plain(self, found: list[Any]) -> bool:
+    def _all_plain(self, objects: list[Any]) -> bool:
         """Say whether everything below `found` is plain data (numbers, text, containers and simple instances of them).
 
         With C-speed calls, some 50 ns an object instead of a Python loop, and in pieces that stay in the processor's cache.
         """
-        return all(self._plain_below(found[at : at + _PIECE]) for at in range(0, len(found), _PIECE))
+        return all(self._plain_below(objects[at : at + _PIECE]) for at in range(0, len(objects), _PIECE))
 
     def _plain_below(self, level: list[Any]) -> bool:
         allowed = _ROOM * (len(level) + _BULK)
@@ -117,10 +117,10 @@ def _array(array: Any) -> list[Any]:
     """Return an array's base and, where it holds objects, its elements. numpy keeps both out of gc's sight."""
     numpy: Any = sys.modules["numpy"]
     base = numpy.ndarray.__dict__["base"].__get__(array)
-    found = [] if base is None else [base]
+    referents = [] if base is None else [base]
     if base is None and numpy.ndarray.__dict__["dtype"].__get__(array).hasobject:
-        found.append(numpy.ndarray.tolist(array))
-    return found if numpy.ndarray is type(array) else found + gc.get_referents(array)
+        referents.append(numpy.ndarray.tolist(array))
+    return referents if numpy.ndarray is type(array) else referents + gc.get_referents(array)
 
 
 def _part_of_an_array(part: Any) -> list[Any]:
@@ -137,8 +137,8 @@ def _part_of_an_array(part: Any) -> list[Any]:
 
 def _context_value(variable: Any) -> list[Any]:
     """Return the value that a context variable has here. The context keeps it, out of the variable's own references."""
-    found = gc.get_referents(variable)
+    referents = gc.get_referents(variable)
     try:
-        return [*found, variable.get()]
+        return [*referents, variable.get()]
     except LookupError:
-        return found
+        return referents

@@ -35,13 +35,13 @@ def fill_rest(walk: Walk) -> None:
 
 
 def _behind_skipped(walk: Walk) -> list[int]:
-    found: list[int] = []
+    added: list[int] = []
     for at in range(0, len(walk.skipped), _CHUNK):
         behind = gc.get_referents(*walk.skipped[at : at + _CHUNK])
-        different = {id(each): each for each in behind}.values()  # most refer to their class alone
-        numbers = (walk.add(each) for each in different if walk.kinds.of(type(each)) is not LEAF)
-        found += [number for number in numbers if number is not None]
-    return found
+        different = {id(obj): obj for obj in behind}.values()  # most refer to their class alone
+        numbers = (walk.add(obj) for obj in different if walk.kinds.of(type(obj)) is not LEAF)
+        added += [number for number in numbers if number is not None]
+    return added
 
 
 def _held_in_cpp(walk: Walk) -> set[int]:

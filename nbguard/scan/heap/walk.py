@@ -93,20 +93,20 @@ class Walk:
 
     def _number(self, obj: Any, kind: str) -> int:
         key = id(obj)
-        found = self.number.get(key)
-        if found is None:
+        number = self.number.get(key)
+        if number is None:
             self.tensors += kind == "tensor"
-            found = self.number[key] = len(self.objects)
+            number = self.number[key] = len(self.objects)
             self.objects.append(obj)
             self.kind.append(kind)
-        return found
+        return number
 
-    def add_as_many_as_may_be(self, found: list[Any]) -> None:
+    def add_as_many_as_may_be(self, objects: list[Any]) -> None:
         """Number what no root has led to; tensors only as long as there are not too many."""
-        tensors = [obj for obj in found if self.kinds.of(type(obj)) == "tensor"]
+        tensors = [obj for obj in objects if self.kinds.of(type(obj)) == "tensor"]
         self.skipped += tensors[max(0, self.most_tensors - self.tensors) :]
         left_out = set(map(id, tensors[max(0, self.most_tensors - self.tensors) :]))
-        for obj in found:
+        for obj in objects:
             if id(obj) not in left_out:
                 self.add(obj)
         if left_out and self.rest is None:
@@ -128,7 +128,7 @@ class Walk:
             if at % _OFTEN == 0:
                 progress.report(len(objects))
             obj, kind = objects[at], kinds[at]
-            found = self._later.pop(at, [])
+            children = self._later.pop(at, [])
             for child in self.referents.of(obj, kind) if at != self.rest else ():
                 cls = type(child)
                 child_kind = known.get(cls) or kind_of(cls)
@@ -147,8 +147,8 @@ class Walk:
                     known_number = number[key] = len(objects)
                     objects.append(child)
                     kinds.append(child_kind)
-                found.append(known_number)
-            self.children.append(found)
+                children.append(known_number)
+            self.children.append(children)
             if kind in ("tensor", "storage"):
                 self._note_storage(at, obj, kind)
             if kind == "graph" or (kind == "tensor" and has_graph(obj)):
@@ -248,9 +248,9 @@ class Walk:
         everything = gc.get_objects()
         types = list(map(type, everything))
         wanted = {cls for cls in set(types) if self.kinds.of(cls) in kinds}
-        found = [obj for obj in compress(everything, map(wanted.__contains__, types)) if id(obj) not in self.number]
+        unmet = [obj for obj in compress(everything, map(wanted.__contains__, types)) if id(obj) not in self.number]
         del everything, types
-        return found
+        return unmet
 
 
 def references_by_asking() -> int:

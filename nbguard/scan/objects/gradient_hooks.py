@@ -34,7 +34,9 @@ def hooked_storages(tracker: WeakTracker) -> dict[int, str]:
                 reasons |= dict.fromkeys((id(tensor), id(tensor.grad)), _HOOKED)
         for tensor in filter(_may_move, _synchronised(tracker)):
             reasons |= dict.fromkeys((id(tensor), id(tensor.grad)), _SYNCHRONISED)
-        return {number: reasons[id(each)] for number, found in living.items() for each in found if id(each) in reasons}
+        return {
+            number: reasons[id(tensor)] for number, tensors in living.items() for tensor in tensors if id(tensor) in reasons
+        }
 
 
 def _may_move(tensor: Any) -> bool:
@@ -59,4 +61,4 @@ def _is_hooked(tensor: Any) -> bool:
     with torch.enable_grad():
         end = tensor.expand_as(tensor).grad_fn.next_functions[0][0]
     hooks = (obj for obj in gc.get_referents(end) if dict in mro_of(type(obj)) and dict.__len__(obj))
-    return any(each is not tensor._backward_hooks for each in hooks)
+    return any(hook is not tensor._backward_hooks for hook in hooks)

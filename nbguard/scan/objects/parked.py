@@ -102,7 +102,7 @@ def fixed_storages(tracker: WeakTracker) -> dict[int, str]:
 
 def sharing(addresses: Collection[int]) -> dict[int, list[Any]]:
     """Return the living tensors on each of the storages at `addresses`, also those made since it was parked."""
-    found = dict[int, list[Any]]()
+    by_address = dict[int, list[Any]]()
     with pause_main_thread():
         for tensor in _tensors():
             try:
@@ -110,9 +110,9 @@ def sharing(addresses: Collection[int]) -> dict[int, list[Any]]:
             except RuntimeError:  # a tensor without a storage of its own
                 continue
             if address in addresses:
-                found.setdefault(address, []).append(tensor)
+                by_address.setdefault(address, []).append(tensor)
         tensor = None  # before the main thread goes on: it would count as a holder
-    return found
+    return by_address
 
 
 def _tensors() -> list[Any]:

@@ -59,14 +59,14 @@ def _of_iterators(
 def worker_processes(iterator: Any) -> tuple[Process, ...]:
     """Return the processes of an iterator that still run."""
     workers = attribute_of(iterator, "_workers")
-    found = []
+    processes = []
     for worker in workers if type(workers) is list else ():
         popen = attribute_of(worker, "_popen")
         pid = attribute_of(popen, "pid")
         process = process_of(pid) if type(pid) is int else None
         if process is not None:
-            found.append(process)
-    return tuple(found)
+            processes.append(process)
+    return tuple(processes)
 
 
 def _pin_thread(iterator: Any) -> bool:
@@ -75,15 +75,15 @@ def _pin_thread(iterator: Any) -> bool:
 
 
 def _fact(iterator: Any, node: int, loaders: tuple[int, ...], is_in_use: bool) -> WorkersFact:
-    found = attributes_of(iterator) or {}
+    attributes = attributes_of(iterator) or {}
     processes = worker_processes(iterator)
-    sent, received = (_count(found.get(name)) for name in ("_send_idx", "_rcvd_idx"))
+    sent, received = (_count(attributes.get(name)) for name in ("_send_idx", "_rcvd_idx"))
     return replace(
         _fact_on(processes),
         node=node,
         loaders=loaders,
-        given=_count(found.get("_num_yielded")),
-        is_midway=sent > received and found.get("_shutdown") is not True,
+        yielded=_count(attributes.get("_num_yielded")),
+        is_midway=sent > received and attributes.get("_shutdown") is not True,
         is_in_use=is_in_use,
     )
 
@@ -106,14 +106,14 @@ def _count(value: object) -> int:
 
 def _loaders(walk: Walk, running: dict[int, int], numbers: dict[int, int]) -> dict[int, tuple[int, ...]]:
     """Return the nodes of the DataLoaders that keep each iterator for their next epoch, by the iterator's id."""
-    found: dict[int, tuple[int, ...]] = {}
+    by_iterator: dict[int, tuple[int, ...]] = {}
     for place, kind in enumerate(walk.kind):
         if kind == "loader":
             loader = walk.objects[place]
             kept = id(attribute_of(loader, "_iterator"))
             if kept in running and id(loader) in numbers:
-                found[kept] = (*found.get(kept, ()), numbers[id(loader)])
-    return found
+                by_iterator[kept] = (*by_iterator.get(kept, ()), numbers[id(loader)])
+    return by_iterator
 
 
 def _is_made_since(holder: Any, walk: Walk) -> bool:

@@ -67,12 +67,12 @@ def output_places(shell: Any) -> Iterator[tuple[dict[str, Any], str]]:
 def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRoot]:
     """Return a root for each global of the user's own modules (but the one whose globals are the namespace)."""
     roots = []
-    for module_name, found_there in module_namespaces().items():
-        if referents.is_users_module(sys.modules.get(module_name)) and found_there is not namespace:
+    for module_name, module_globals in module_namespaces().items():
+        if referents.is_users_module(sys.modules.get(module_name)) and module_globals is not namespace:
             kind: RootKind = "module"
             roots += [
                 LiveRoot(kind=kind, label=f"{module_name}.{name}", objects=(value,), what="global of your module")
-                for name, value in list(found_there.items())
+                for name, value in list(module_globals.items())
                 if type(value) is not types.ModuleType and not name.startswith("__")
             ]
     return roots

@@ -88,13 +88,13 @@ class ErrorParts:
 def error_parts(shell: Any) -> ErrorParts:
     """Return what the last error keeps: of chained and grouped exceptions and of the debugger too."""
     parts = ErrorParts({}, {})
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo = list(error_holders(shell))
     while todo:
         value = todo.pop()
-        if value is None or id(value) in seen:
+        if value is None or id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         if type(value) is dict:  # what the debugger left
             todo += value.values()
         elif type(value) is types.FrameType:
