@@ -72,17 +72,17 @@ def _alone() -> Iterator[None]:
         _ONE_AT_A_TIME.release()
 
 
-def apply(plan: Plan, notebook: Notebook, seen: Scan, uncovered: int = 0) -> Cleaned:
-    """Carry out `plan`, made from what `seen` found in `notebook`, and return the outcome, measured.
+def apply(plan: Plan, notebook: Notebook, scanned: Scan, uncovered: int = 0) -> Cleaned:
+    """Carry out `plan`, made from the scan `scanned` of `notebook`, and return the outcome, measured.
 
     `uncovered` bytes have been given back before the look.
     """
     with Interrupts() as interrupts, _alone():
-        outcome, after = _apply(plan, notebook, seen, interrupts)
+        outcome, after = _apply(plan, notebook, scanned, interrupts)
         return Cleaned(replace(outcome, before=outcome.before + uncovered, extra=outcome.extra + uncovered), after)
 
 
-def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -> tuple[Outcome, TimedScan]:
+def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts) -> tuple[Outcome, TimedScan]:
     reserved_before = _counted("memory_reserved")
     done: list[Action] = []
     undone: list[tuple[str, str]] = []
@@ -95,7 +95,7 @@ def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -
             StepContext(
                 action=action,
                 notebook=notebook,
-                tracker=seen.tracker,
+                tracker=scanned.tracker,
                 promised=plan.storages,
                 interrupts=interrupts,
                 freed=freed,
@@ -105,9 +105,9 @@ def _apply(plan: Plan, notebook: Notebook, seen: Scan, interrupts: Interrupts) -
             undone.append((action.label, reason))
         else:
             done.append(action)
-    expired = seen.tracker.expired()
+    expired = scanned.tracker.expired()
     after = timed_scan(notebook)
-    outcome = _measure(plan, seen.facts, expired, Analysis(after.facts))
+    outcome = _measure(plan, scanned.facts, expired, Analysis(after.facts))
     return replace(
         outcome,
         done=tuple(done),

@@ -148,7 +148,7 @@ def _puzzle(room: Room, blocks: Iterable[Unit], held: BlockHolders, masks: Seque
             mask |= masks[held.place(block)]
         if held_blocks and not mask & _NOBODYS:  # where all wait for streams, emptying the cache gives it back anyway
             back[mask] = back.get(mask, 0) + unit.gives_back
-    holes = {mask for each in room.serving(small=small) for mask in _holes(each, held, masks, rounded)}
+    holes = {mask for segment in room.serving(small=small) for mask in _holes(segment, held, masks, rounded)}
     losses: dict[int, int] = {}
     for holder, mask in zip(held.holders, masks, strict=True):
         if holder.retained and not mask & _NOBODYS:

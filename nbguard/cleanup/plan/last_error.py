@@ -14,18 +14,18 @@ def shell_of(graph: Graph, entries: Iterable[int]) -> set[int]:
 
     A tuple or dict right below an exception (a group's parts) or at the top (what a debugger left) is passed through.
     """
-    found: set[int] = set()
+    shell: set[int] = set()
     todo = [(node, True) for node in entries]
     while todo:
         node, may_pass = todo.pop()
         fact = graph.nodes[node]
         if fact.kind in ("frame", "traceback", "locals"):
-            if node not in found:
-                found.add(node)
+            if node not in shell:
+                shell.add(node)
                 todo += [(child, fact.kind == "traceback") for child in fact.children]
         elif may_pass and fact.type_name in ("tuple", "dict"):
             todo += [(child, False) for child in fact.children]
-    return found
+    return shell
 
 
 def variables_of_error(graph: Graph) -> set[int]:
@@ -66,22 +66,22 @@ def parts_of_error(graph: Graph, owner: int) -> Iterable[tuple[int, str, set[Edg
     """
     fact = graph.nodes[owner]
     if fact.kind == "frame":
-        variables = [each for each in _variables(graph, owner) if each[1] not in ("", FUNCTION)]
-        found = [(child, label, _release_edges(graph, owner, child)) for child, label in variables]
-        return found + _parts_of_function(graph, owner)
+        variables = [variable for variable in _variables(graph, owner) if variable[1] not in ("", FUNCTION)]
+        parts = [(child, label, _release_edges(graph, owner, child)) for child, label in variables]
+        return parts + _parts_of_function(graph, owner)
     if fact.kind == "locals":
         return []
-    found = [(child, label, {(owner, child)}) for child, label in fact.references if label == ".obj"]
-    return found + _attributes(graph, owner)
+    parts = [(child, label, {(owner, child)}) for child, label in fact.references if label == ".obj"]
+    return parts + _attributes(graph, owner)
 
 
 def _parts_of_function(graph: Graph, frame: int) -> list[tuple[int, str, set[Edge]]]:
-    found: list[tuple[int, str, set[Edge]]] = []
+    parts: list[tuple[int, str, set[Edge]]] = []
     for function, label in graph.nodes[frame].references:
         if label in ("", FUNCTION) and graph.nodes[function].type_name == "function":
-            found += [(part, DEFAULT, {(function, part)}) for part, step in graph.nodes[function].references if step == DEFAULT]
-            found += _attributes(graph, function)
-    return found
+            parts += [(part, DEFAULT, {(function, part)}) for part, step in graph.nodes[function].references if step == DEFAULT]
+            parts += _attributes(graph, function)
+    return parts
 
 
 def _attributes(graph: Graph, owner: int) -> list[tuple[int, str, set[Edge]]]:
@@ -93,11 +93,11 @@ def _attributes(graph: Graph, owner: int) -> list[tuple[int, str, set[Edge]]]:
 def _variables(graph: Graph, frame: int) -> Iterable[tuple[int, str]]:
     """Return the (node, label) of each variable of a finished frame: its own, and those of the namespace it keeps."""
     fact = graph.nodes[frame]
-    found = dict(fact.references)
+    variables = dict(fact.references)
     for view in [child for child in fact.children if graph.nodes[child].kind == "locals"]:
         for child, label in graph.nodes[view].references:
-            found.setdefault(child, label)
-    return found.items()
+            variables.setdefault(child, label)
+    return variables.items()
 
 
 def _release_edges(graph: Graph, frame: int, variable: int) -> set[Edge]:

@@ -55,8 +55,8 @@ def _worth(
     gone = 0
     for fact, cut in zip(idle, cuts, strict=True):
         own = sum(1 << edges[edge] for edge in cut)
-        found = {mask: nbytes for edge in cut for mask, nbytes in behind.get(edges[edge], {}).items()}
-        freed = sum(nbytes for mask, nbytes in found.items() if mask & ~gone and not mask & ~(gone | own))
+        behind_cut = {mask: nbytes for edge in cut for mask, nbytes in behind.get(edges[edge], {}).items()}
+        freed = sum(nbytes for mask, nbytes in behind_cut.items() if mask & ~gone and not mask & ~(gone | own))
         is_worth_it = freed >= _LOSS or not _HARMLESS.issuperset(fact.leftovers)
         gone |= own if is_worth_it else 0
         yield fact, cut, is_worth_it

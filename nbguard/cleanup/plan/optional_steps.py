@@ -26,8 +26,8 @@ def kept_errors(graph: Graph) -> dict[str, set[int]]:
         return {}
     named = [root for root in graph.roots if root.kind in ("name", "module")]
     owners = owners_of_nodes(graph, [root.nodes for root in named])
-    found = {root.label: {n for n in exceptions if owners[n] >> number & 1} for number, root in enumerate(named)}
-    return {label: errors for label, errors in found.items() if errors}
+    by_name = {root.label: {n for n in exceptions if owners[n] >> number & 1} for number, root in enumerate(named)}
+    return {label: errors for label, errors in by_name.items() if errors}
 
 
 def held_by_errors(graph: Graph, errors: Set[int]) -> int:
@@ -88,12 +88,12 @@ def give_pinned_memory_back(builder: PlanBuilder) -> None:
 
 def clear_workspaces(builder: PlanBuilder) -> Workspaces:
     """Clear the workspaces of cuBLAS, where that is safe, and return them."""
-    found = clearable_workspaces(builder.facts)
-    if found.nbytes:
-        builder.add(found.action)
-    elif found.why_not:
-        builder.skipped.append(found.why_not)
-    return found
+    workspaces = clearable_workspaces(builder.facts)
+    if workspaces.nbytes:
+        builder.add(workspaces.action)
+    elif workspaces.why_not:
+        builder.skipped.append(workspaces.why_not)
+    return workspaces
 
 
 def words_on_kept_error(label: str, nbytes: int) -> str:

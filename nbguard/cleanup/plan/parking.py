@@ -65,7 +65,7 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
     if not actions:
         raise TargetError(_nothing(facts, [target.text for target in targets], skipped))
     storages = frozenset(taken)
-    words = tuple(f"{format_bytes(nbytes_of(graph, found))} stays: {reason}" for reason, found in skipped.items())
+    words = tuple(f"{format_bytes(nbytes_of(graph, numbers))} stays: {reason}" for reason, numbers in skipped.items())
     promised = nbytes_of(graph, storages)
     in_use = pools_in_use(facts)
     reserved = given_back(facts, storages, in_use)
@@ -122,7 +122,7 @@ def _refuse_running(facts: Facts, text: str, nodes: set[int]) -> None:
 def _needed_by_others(facts: Facts, together: set[int]) -> dict[int, str]:
     """Return why storages stay that a Learner needs which is not parked: it must go on working."""
     graph = facts.graph
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for root in graph.roots:
         if root.kind in STALE_KINDS:
             continue
@@ -130,8 +130,8 @@ def _needed_by_others(facts: Facts, together: set[int]) -> dict[int, str]:
         if others:
             name = path_text(graph, root, shortest_path(graph, root, others), shorten=4)
             reason = f"{name} needs it too (park both, or neither)"
-            found = dict.fromkeys(storages_of(graph, _below(graph, others)), reason) | found
-    return found
+            reasons = dict.fromkeys(storages_of(graph, _below(graph, others)), reason) | reasons
+    return reasons
 
 
 def _in_wrappers(graph: Graph) -> dict[int, str]:
@@ -179,17 +179,17 @@ def _parts(graph: Graph, nodes: set[int], moved: set[int]) -> Iterator[tuple[str
     starts = [("gradients", gradients)]
     starts += [(kind, {n for n in nodes if graph.nodes[n].kind == kind}) for kind in _PART_OF_IT]
     for name, start in starts:
-        found = left & storages_of(graph, start if name == "gradients" else _below(graph, start))
-        left -= found
-        if found:
-            yield name, nbytes_of(graph, found)
+        part = left & storages_of(graph, start if name == "gradients" else _below(graph, start))
+        left -= part
+        if part:
+            yield name, nbytes_of(graph, part)
     if left:
         yield ("tensors" if len(left) == len(moved) else "other tensors"), nbytes_of(graph, left)
 
 
 def _nothing(facts: Facts, texts: list[str], skipped: Mapping[str, set[int]]) -> str:
     names = " ".join(texts)
-    reasons = "; ".join(f"{format_bytes(nbytes_of(facts.graph, found))}: {reason}" for reason, found in skipped.items())
+    reasons = "; ".join(f"{format_bytes(nbytes_of(facts.graph, numbers))}: {reason}" for reason, numbers in skipped.items())
     if reasons:
         return f"{names} cannot be parked. {reasons}"
     parked = ", ".join(dict.fromkeys(fact.label for fact in facts.parked))

@@ -61,7 +61,7 @@ def worker_sets(facts: Facts) -> tuple[WorkerSet, ...]:
     users = _reached(facts, {"name", "module"})
     beside = _reached(facts, {"name", "module"}, kept)
     stale = _reached(facts, STALE_KINDS)
-    found = []
+    sets = []
     for fact in facts.workers:
         use: Use
         if fact.node is None:
@@ -73,8 +73,8 @@ def worker_sets(facts: Facts) -> tuple[WorkerSet, ...]:
         else:
             use = "stale" if fact.node in stale else "in use"  # only a library's: whose it is cannot be told
         edges = frozenset(edge for edge in kept if edge[1] == fact.node)
-        found.append(WorkerSet(fact, use, _label(facts, fact, use), edges))
-    return tuple(found)
+        sets.append(WorkerSet(fact, use, _label(facts, fact, use), edges))
+    return tuple(sets)
 
 
 def _reached(facts: Facts, kinds: set[str] | frozenset[str], cut: set[Edge] | frozenset[Edge] = frozenset()) -> set[int]:
@@ -96,23 +96,23 @@ def _label(facts: Facts, fact: WorkersFact, use: Use) -> str:
     for root in facts.graph.roots:
         path = shortest_path(facts.graph, root, goals)
         if path and root.kind not in telling_nothing:
-            found = (order.index(root.kind), len(path), path_text(facts.graph, root, path, shorten=5))
-            best = found if best is None else min(best, found)
+            candidate = (order.index(root.kind), len(path), path_text(facts.graph, root, path, shorten=5))
+            best = candidate if best is None else min(best, candidate)
     return best[2] if best else "a DataLoader"
 
 
 def actions_on_workers(facts: Facts, within: set[int] | None) -> Iterator[tuple[Action, frozenset[Edge]]]:
     """Yield the steps that end workers (of iterators among the nodes `within`, if given) with the references they remove."""
     graph = facts.graph
-    for found in worker_sets(facts):
-        fact = found.fact
-        if found.use == "in use" or (within is not None and fact.node not in within):
+    for workers in worker_sets(facts):
+        fact = workers.fact
+        if workers.use == "in use" or (within is not None and fact.node not in within):
             continue
         refs = () if fact.node is None else tuple(graph.nodes[node].ref for node in (fact.node, *fact.loaders))
         host = "" if fact.host is None else f", {format_bytes(fact.host)} of host memory"
-        detail = f"{found.pids}{host}; {_AFTERWARDS[found.use]}"
-        label = f"{found.words} ended"
-        given = (str(fact.given),)  # by which the step sees whether somebody has gone on with it
+        detail = f"{workers.pids}{host}; {_AFTERWARDS[workers.use]}"
+        label = f"{workers.words} ended"
+        yielded = (str(fact.yielded),)  # by which the step sees whether somebody has gone on with it
         yield (
             Action(
                 kind="workers",
@@ -120,11 +120,11 @@ def actions_on_workers(facts: Facts, within: set[int] | None) -> Iterator[tuple[
                 nbytes=0,
                 detail=detail,
                 refs=refs,
-                names=given,
+                names=yielded,
                 host=fact.host or 0,
                 processes=fact.processes,
             ),
-            found.edges,
+            workers.edges,
         )
 
 
@@ -146,30 +146,30 @@ _AFTERWARDS = {
 
 def workers_left(facts: Facts, within: set[int] | None) -> Iterator[str]:
     """Yield, in words, the workers that a plan leaves running, and why."""
-    for found in worker_sets(facts):
-        if found.use == "in use" and (within is None or found.fact.node in within):
-            yield f"{found.words} ({found.pids}) go on: in use by what runs"
+    for workers in worker_sets(facts):
+        if workers.use == "in use" and (within is None or workers.fact.node in within):
+            yield f"{workers.words} ({workers.pids}) go on: in use by what runs"
 
 
 def idle_workers(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for workers that wait: for the next epoch, or for a `next()` that may never come."""
-    for found in worker_sets(facts):
-        count = len(found.fact.processes)
+    for workers in worker_sets(facts):
+        count = len(workers.fact.processes)
         s = "s" if count != 1 else ""
-        host = "" if found.fact.host is None else f" ({format_bytes(found.fact.host)} of host memory)"
-        if found.use == "idle":
+        host = "" if workers.fact.host is None else f" ({format_bytes(workers.fact.host)} of host memory)"
+        if workers.use == "idle":
             yield Finding(
                 "workers",
-                f"{found.label} keeps {count} idle worker{s}{host}: `%reset_gpu --workers` ends them, the next epoch starts "
+                f"{workers.label} keeps {count} idle worker{s}{host}: `%reset_gpu --workers` ends them, the next epoch starts "
                 "new ones",
                 "%reset_gpu --workers",
             )
-        elif found.use == "held":
-            is_name = any(root.kind == "name" and root.label == found.label for root in facts.graph.roots)
-            command = f"%reset_gpu {found.label}" if is_name and not found.fact.loaders else "%reset_gpu --workers"
-            sentence = f"{found.label} keeps {count} worker{s} running in mid-epoch{host}: `{command}` ends them"
+        elif workers.use == "held":
+            is_name = any(root.kind == "name" and root.label == workers.label for root in facts.graph.roots)
+            command = f"%reset_gpu {workers.label}" if is_name and not workers.fact.loaders else "%reset_gpu --workers"
+            sentence = f"{workers.label} keeps {count} worker{s} running in mid-epoch{host}: `{command}` ends them"
             yield Finding("workers", sentence, command)
-        elif found.use == "stale":
+        elif workers.use == "stale":
             it = "them" if s else "it"
-            sentence = f"{found.words} {'run' if s else 'runs'} though no name leads to {it}{host}"
+            sentence = f"{workers.words} {'run' if s else 'runs'} though no name leads to {it}{host}"
             yield Finding("workers", f"{sentence}: `%reset_gpu --workers` ends {it}", "%reset_gpu --workers")

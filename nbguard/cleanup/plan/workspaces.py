@@ -34,14 +34,14 @@ def clearable_workspaces(facts: Facts) -> Workspaces:
     None while a function runs, which may be about to use one, nor where a CUDA graph is: it may have one recorded, and a
     replay would write to memory that is no longer its own.
     """
-    found = {
+    by_device = {
         device.device: workspace_blocks(facts.graph, device) for device in facts.devices if device.segments and device.workspace
     }
-    nbytes = sum(block.size for blocks in found.values() for block in blocks)
+    nbytes = sum(block.size for blocks in by_device.values() for block in blocks)
     if not nbytes:
         return Workspaces()
     if any(root.kind == "frame" for root in facts.graph.roots) or any(learner.is_running for learner in facts.learners):
         return Workspaces(why_not="cuBLAS workspaces stay: a function is running that may use them")
     if facts.pools or any(segment.is_private for device in facts.devices for segment in device.segments or ()):
         return Workspaces(why_not="cuBLAS workspaces stay: a CUDA graph may have recorded them")
-    return Workspaces(nbytes, {device: frozenset(block.address for block in blocks) for device, blocks in found.items()})
+    return Workspaces(nbytes, {device: frozenset(block.address for block in blocks) for device, blocks in by_device.items()})
