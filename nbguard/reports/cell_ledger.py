@@ -118,7 +118,7 @@ class CellRecord:
 
     def only(self, devices: Collection[str]) -> CellRecord:
         """Return what the cell did to these devices."""
-        changed = tuple(each for each in self.devices if each.device in devices)
+        changed = tuple(change for change in self.devices if change.device in devices)
         came, went, stale = (
             tuple(share for share in shares if share.device in devices) for shares in (self.came, self.went, self.stale)
         )
@@ -162,7 +162,7 @@ class History(Result):
     def of(self, device: str) -> tuple[tuple[CellRecord, DeviceChange], ...]:
         """Return the cells with what each did to `device`."""
         return tuple(
-            (record.only((device,)), each) for record in self.records for each in record.devices if each.device == device
+            (record.only((device,)), change) for record in self.records for change in record.devices if change.device == device
         )
 
 
@@ -209,10 +209,10 @@ def compare(before: CellHoldings, after: CellHoldings) -> tuple[tuple[Share, ...
     return _shares(came, before.labels), _shares(went), _shares(stale)
 
 
-def _shares(found: Mapping[tuple[str, str], int], known: frozenset[str] | None = None) -> tuple[Share, ...]:
+def _shares(sizes: Mapping[tuple[str, str], int], known: frozenset[str] | None = None) -> tuple[Share, ...]:
     shares = (
         Share(device, label, nbytes, known is not None and label not in known)
-        for (device, label), nbytes in found.items()
+        for (device, label), nbytes in sizes.items()
         if nbytes
     )
     return tuple(sorted(shares, key=lambda share: (-share.nbytes, share.label, share.device)))

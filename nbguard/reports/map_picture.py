@@ -114,7 +114,7 @@ def map_lines(device: DeviceMap, limit: int) -> Iterator[str]:
 
 def _shown_paints(device: DeviceMap) -> set[str]:
     paints = Paints.of(device)
-    return {paints.of_block(block.holder) for pool in device.pools for each in pool.segments for block in each.blocks}
+    return {paints.of_block(block.holder) for pool in device.pools for segment in pool.segments for block in segment.blocks}
 
 
 def _cells(row: MapRow, letters: dict[str, str]) -> str:

@@ -81,27 +81,27 @@ def rows_of(device: DeviceMap, pool: MapPool, limit: int, pieces: int) -> list[M
     """
     paints, pins = Paints.of(device), _pins_by_segment(device)
     if len(pool.segments) <= limit:
-        return [_single(each, paints, pins, pieces) for each in pool.segments]
-    alone = sorted(pool.segments, key=lambda each: (-each.part(STRANDED), -each.size, each.address))[: limit // 2]
-    chosen = {each.address for each in alone}
-    rows = [_single(each, paints, pins, pieces) for each in pool.segments if each.address in chosen]
+        return [_single(segment, paints, pins, pieces) for segment in pool.segments]
+    alone = sorted(pool.segments, key=lambda segment: (-segment.part(STRANDED), -segment.size, segment.address))[: limit // 2]
+    chosen = {segment.address for segment in alone}
+    rows = [_single(segment, paints, pins, pieces) for segment in pool.segments if segment.address in chosen]
     groups: dict[tuple[str, int], list[MapSegment]] = {}
-    for each in pool.segments:
-        if each.address not in chosen:
-            groups.setdefault((_state(each), each.size), []).append(each)
+    for segment in pool.segments:
+        if segment.address not in chosen:
+            groups.setdefault((_state(segment), segment.size), []).append(segment)
     room = limit - len(rows)
-    ordered = sorted(groups.items(), key=lambda item: -sum(each.size for each in item[1]))
+    ordered = sorted(groups.items(), key=lambda item: -sum(segment.size for segment in item[1]))
     kept = ordered if len(ordered) <= room else ordered[: max(0, room - 1)]
     rows += [_sum(segments, paints, state) for (state, _), segments in kept]
-    left = [each for _, segments in ordered[len(kept) :] for each in segments]
+    left = [segment for _, segments in ordered[len(kept) :] for segment in segments]
     return [*rows, _sum(left, paints, _several(left))] if left else rows
 
 
 def _several(segments: Sequence[MapSegment]) -> str:
     """Return what segments of several sizes are: 'of several sizes: 40 pinned, 12 full'."""
     counts: dict[str, int] = {}
-    for each in segments:
-        state = _state(each).partition(":")[0]
+    for segment in segments:
+        state = _state(segment).partition(":")[0]
         counts[state] = counts.get(state, 0) + 1
     return "of several sizes: " + ", ".join(f"{count} {state}" for state, count in counts.items())
 
@@ -120,7 +120,7 @@ def _state(segment: MapSegment) -> str:
 def _pins_by_segment(device: DeviceMap) -> dict[int, list[Pinner]]:
     """Return what pins each segment, by its address; an expandable one can be pinned in several places, the worst first."""
     by_segment: dict[int, list[Pinner]] = {}
-    starts = sorted((each.address, each.size) for pool in device.pools for each in pool.segments)
+    starts = sorted((segment.address, segment.size) for pool in device.pools for segment in pool.segments)
     for pinner in device.pinners:
         for start, size in _around(starts, pinner.address):
             if start <= pinner.address < start + size:
@@ -155,18 +155,18 @@ def _note(segments: Sequence[MapSegment], holders: Sequence[MapHolder], state: s
     if state != "pinned":
         return state
     counts: dict[str, int] = {}
-    for each in segments:
-        for place in {block.holder for block in each.blocks if block.holder >= 0}:
+    for segment in segments:
+        for place in {block.holder for block in segment.blocks if block.holder >= 0}:
             name = _blocks_of(holders[place].label, holders[place].source)
             counts[name] = counts.get(name, 0) + 1
     first = sorted(counts, key=lambda name: (-counts[name], name))
     names = ", ".join(first[:2]) + (f" and {len(first) - 2} more" if len(first) > 2 else "")
-    return f"pinned by {names}: {format_bytes(sum(each.part(STRANDED) for each in segments))} stranded"
+    return f"pinned by {names}: {format_bytes(sum(segment.part(STRANDED) for segment in segments))} stranded"
 
 
 def _sum(segments: Sequence[MapSegment], paints: Paints, what: str) -> MapRow:
-    pieces = _added_up([piece for each in segments for piece in _pieces(each, paints)])
-    size = sum(each.size for each in segments)
+    pieces = _added_up([piece for segment in segments for piece in _pieces(segment, paints)])
+    size = sum(segment.size for segment in segments)
     return MapRow(
         count=len(segments), nbytes=size, pieces=tuple(pieces), note=_note(segments, paints.holders, what), is_summed=True
     )

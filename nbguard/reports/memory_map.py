@@ -111,15 +111,15 @@ class MemoryMap(Result):
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of all devices, mapped or not."""
-        return (*(each.device for each in self.devices), *self.without)
+        return (*(mapped.device for mapped in self.devices), *self.without)
 
     def only(self, device: str) -> MemoryMap:
         """Return the map of one device, `cuda:0` or `0`."""
         wanted = {device, f"{self.tracked}:{device}"}
         return replace(
             self,
-            devices=tuple(each for each in self.devices if each.device in wanted),
-            without=tuple(each for each in self.without if each in wanted),
+            devices=tuple(mapped for mapped in self.devices if mapped.device in wanted),
+            without=tuple(mapped for mapped in self.without if mapped in wanted),
         )
 
 
@@ -169,7 +169,7 @@ def _holder(holder: Holder, nbytes: int) -> MapHolder:
 def _pools(device: DeviceAnalysis, held: BlockHolders) -> tuple[MapPool, ...]:
     in_use = device.analysis.pools_in_use
     groups: dict[tuple[tuple[int, int], int, bool], list[Segment]] = {}
-    for segment in sorted(device.facts.segments or (), key=lambda each: each.address):
+    for segment in sorted(device.facts.segments or (), key=lambda segment: segment.address):
         groups.setdefault((segment.pool, segment.stream, not segment.is_small), []).append(segment)
     return tuple(
         MapPool(pool.name, pool.space, tuple(_segment(segment, held, segment.pool in in_use) for segment in groups[key]))
@@ -193,17 +193,17 @@ def _segment(segment: Segment, held: BlockHolders, is_kept: bool) -> MapSegment:
 
 def rounding_waste(segments: Iterable[Segment]) -> int | None:
     """Return by how many bytes live blocks are larger than what was asked for; None where that is not known of any."""
-    live = [block for each in segments for block in each.blocks if block.state == "active_allocated" and block.requested]
+    live = [block for segment in segments for block in segment.blocks if block.state == "active_allocated" and block.requested]
     return sum(block.size - block.requested for block in live) if live else None
 
 
-def page_occupancy(segments: Iterable[Segment], found: Iterable[Unit]) -> Pages | None:
+def page_occupancy(segments: Iterable[Segment], occupied: Iterable[Unit]) -> Pages | None:
     """Return how full the pages of the expandable segments are; None where there are none. `found` are their `units`."""
-    total = sum(each.total_size // unit_pages(each) for each in segments if each.is_expandable)
+    total = sum(segment.total_size // unit_pages(segment) for segment in segments if segment.is_expandable)
     if not total:
         return None
     full = partly = 0
-    for unit in found:
+    for unit in occupied:
         if unit.segment.is_expandable:
             page = unit_pages(unit.segment)
             filled = _full_pages(unit, page)

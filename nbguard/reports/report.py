@@ -61,7 +61,7 @@ class Report(Result):
     def only(self, device: str) -> Report:
         """Return the report on one device, `cuda:0` or `0`."""
         wanted = f"{self.tracked}:{device}" if device.isdigit() else device
-        return replace(self, devices=tuple(found for found in self.devices if found.device in (wanted, device)))
+        return replace(self, devices=tuple(report for report in self.devices if report.device in (wanted, device)))
 
 
 def build_report(analysis: Analysis) -> Report:
