@@ -67,12 +67,12 @@ def memory_map(request: int | str | None = None, namespace: dict[str, Any] | Non
 def _nbytes(size: int | str | None) -> int | None:
     """Return a size in bytes; raise NbguardError if it is none, or not above 0."""
     try:
-        found = parse_bytes(size) if isinstance(size, str) else size
+        nbytes = parse_bytes(size) if isinstance(size, str) else size
     except ValueError as error:
         raise NbguardError(str(error)) from None
-    if found is not None and found <= 0:
-        raise NbguardError(f"a request of {found} bytes cannot be; write it as 2GiB or 512MiB")
-    return found
+    if nbytes is not None and nbytes <= 0:
+        raise NbguardError(f"a request of {nbytes} bytes cannot be; write it as 2GiB or 512MiB")
+    return nbytes
 
 
 def why(name: str, namespace: dict[str, Any] | None = None) -> Why:
@@ -156,8 +156,8 @@ def release(
     notebook = Notebook.current(namespace)
     request = _request(notebook, targets, keep, everything, errors=errors, compiled=compiled, workers=workers, hard=hard)
     uncovered = uncover()
-    planned, seen = _plan(notebook, request)
-    outcome = apply(planned, notebook, seen, uncovered).outcome
+    planned, scanned = _plan(notebook, request)
+    outcome = apply(planned, notebook, scanned, uncovered).outcome
     return replace(outcome, zombies=_zombies_too(orphans)) if hard else outcome
 
 
@@ -178,9 +178,9 @@ def park(*names: str, dry_run: bool = False, namespace: dict[str, Any] | None = 
     """
     notebook = Notebook.current(namespace)
     targets = resolve_targets(names, notebook.namespace, notebook.out, notebook.hidden)
-    seen = scan(notebook, tensors=True)
-    planned = plan_parking(seen.facts, targets, fixed_storages(seen.tracker))
-    return planned if dry_run else apply(planned, notebook, seen).outcome
+    scanned = scan(notebook, tensors=True)
+    planned = plan_parking(scanned.facts, targets, fixed_storages(scanned.tracker))
+    return planned if dry_run else apply(planned, notebook, scanned).outcome
 
 
 def unpark(*names: str) -> Unparked:
@@ -203,13 +203,13 @@ def release_error(namespace: dict[str, Any] | None = None) -> Outcome | None:
     return None if cleaned is None else cleaned.outcome
 
 
-def release_error_in(notebook: Notebook, seen: Scan) -> Cleaned | None:
+def release_error_in(notebook: Notebook, scanned: Scan) -> Cleaned | None:
     """Do what `release_error` does, by a scan that is at hand already, and return the scan after it, too."""
-    planned = plan_cleanup(seen.facts, Request(only_error=True))
+    planned = plan_cleanup(scanned.facts, Request(only_error=True))
     held = any(action.nbytes for action in planned.actions if action.kind != "collect")
-    if not held or any(learner.is_running for learner in seen.facts.learners):
+    if not held or any(learner.is_running for learner in scanned.facts.learners):
         return None
-    return apply(planned, notebook, seen)
+    return apply(planned, notebook, scanned)
 
 
 def _zombies_too(orphans: bool) -> Zombies:
@@ -240,11 +240,11 @@ def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], ev
     for name in keep:
         if not output_label(parse_target(name), notebook.out):
             lookup(ast.parse(name, mode="eval").body, notebook.namespace)
-    found = resolve_targets(targets, notebook.namespace, notebook.out, notebook.hidden)
+    resolved = resolve_targets(targets, notebook.namespace, notebook.out, notebook.hidden)
     consent["workers"] |= consent["hard"]
-    return Request(targets=found, keep=keep, everything=everything, **consent)
+    return Request(targets=resolved, keep=keep, everything=everything, **consent)
 
 
 def _plan(notebook: Notebook, request: Request) -> tuple[Plan, Scan]:
-    seen = scan(notebook)
-    return plan_cleanup(seen.facts, request), seen
+    scanned = scan(notebook)
+    return plan_cleanup(scanned.facts, request), scanned

@@ -137,7 +137,7 @@ def _meter(share: float, colour: str) -> Html:
 
 
 def _bar(bar: Bar) -> Html:
-    whole = bar.whole or sum(max(0, each.amount) for each in bar.slices) or 1
+    whole = bar.whole or sum(max(0, part.amount) for part in bar.slices) or 1
     cells = (_stretch(part, whole) for part in bar.slices if part.colour)
     keys = (_entry(part.colour, clean(part.name, NAME), part.figure, clean(part.note)) for part in bar.slices)
     name = tag("div", bar.name, class_="dim") if bar.name else Html()

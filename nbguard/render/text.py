@@ -96,17 +96,17 @@ def _bar(bar: Bar) -> Iterator[str]:
     if bar.is_drawn_as_text:
         yield f"  ▏{_drawn(bar)}▏"
     name = f"{bar.name:<{_WORD}}  " if bar.name else ""
-    yield f"  {name}" + "   ".join(f"{clean(each.name, NAME)} {each.figure}" for each in bar.slices)
+    yield f"  {name}" + "   ".join(f"{clean(part.name, NAME)} {part.figure}" for part in bar.slices)
 
 
 def _drawn(bar: Bar) -> str:
     whole = bar.whole or 1
     text, reached = "", 0
-    for each in bar.slices:
-        reached += each.amount
+    for part in bar.slices:
+        reached += part.amount
         cells = round(reached / whole * _BAR) - len(text)
-        is_seen = each.amount > whole / 1000 and each.colour
-        text += (each.mark if each.colour else " ") * max(cells, 1 if is_seen else 0)
+        is_seen = part.amount > whole / 1000 and part.colour
+        text += (part.mark if part.colour else " ") * max(cells, 1 if is_seen else 0)
     return text[:_BAR].ljust(_BAR)
 
 
