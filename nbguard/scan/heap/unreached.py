@@ -30,9 +30,12 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     first, unreached = walk.only_stale.start, walk.only_stale.stop
     walk.most_tensors += MORE_TENSORS
     walk.follows_graphs = walk.rest is None  # a long graph's own tensors, mostly, each a way into it
-    walk.add_as_many_as_may_be(walk.unreached())
+    candidates, nodes = walk.unreached()
+    walk.add_as_many_as_may_be(candidates)
+    del candidates  # references are counted from here on: none may be ours
     walk.run()
-    fill_rest(walk)
+    fill_rest(walk, nodes)
+    del nodes
     if len(walk.objects) == first:
         return []
     by_rest = [] if walk.rest is None else [n for n in walk.children[walk.rest] if n >= first]

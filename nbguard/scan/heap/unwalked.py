@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 _CHUNK = 4096
 
 
-def fill_rest(walk: Walk) -> None:
-    """Have the rest refer to what it may hold of the objects and storages that the walk has met, and look into that."""
+def fill_rest(walk: Walk, nodes: list[Any]) -> None:
+    """Let the rest refer to all that it may hold of the objects and storages that the walk has met, and look into that.
+
+    `nodes` are the autograd nodes that gc tracks and no root had led to: contexts of the user's functions, nodes with hooks.
+    """
     if walk.rest is None:
         return
     held = set(_behind_skipped(walk))
-    for obj in walk.unnumbered("graph"):  # contexts of functions of the user's, nodes with hooks
-        held.update(number for ref in gc.get_referents(obj) if (number := walk.add(ref)) is not None)
-        del obj
+    for node in nodes:
+        if id(node) not in walk.number:
+            held.update(number for ref in gc.get_referents(node) if (number := walk.add(ref)) is not None)
     walk.run()
     held |= _held_in_cpp(walk)
     walk.children[walk.rest] = sorted({*walk.children[walk.rest], *held} - {walk.rest})

@@ -236,21 +236,21 @@ class Walk:
                     parents.setdefault(child, []).append(parent)
         return upwards(parents, goals)
 
-    def unreached(self) -> list[Any]:
-        """Return tensors and experiments that gc tracks and no root has led to, in one pass over the heap.
+    def unreached(self) -> tuple[list[Any], list[Any]]:
+        """Return the objects that gc tracks and no root has led to, in one pass: tensors and experiments; autograd nodes.
 
         Where tensors were left out, no root leads to them either: then it is experiments alone.
         """
-        return self.unnumbered(*(_CANDIDATES if not self.skipped else KEPT_KINDS))
-
-    def unnumbered(self, *kinds: str) -> list[Any]:
-        """Return the objects of some kinds that gc tracks and the walk has not met."""
         everything = gc.get_objects()
         types = list(map(type, everything))
-        wanted = {cls for cls in set(types) if self.kinds.of(cls) in kinds}
-        unmet = [obj for obj in compress(everything, map(wanted.__contains__, types)) if id(obj) not in self.number]
-        del everything, types
-        return unmet
+        kinds = {cls: self.kinds.of(cls) for cls in set(types)}
+        candidate_kinds = _CANDIDATES if not self.skipped else KEPT_KINDS
+
+        def unnumbered(wanted: Collection[str]) -> list[Any]:
+            classes = {cls for cls, kind in kinds.items() if kind in wanted}
+            return [obj for obj in compress(everything, map(classes.__contains__, types)) if id(obj) not in self.number]
+
+        return unnumbered(candidate_kinds), unnumbered({"graph"})
 
 
 def references_by_asking() -> int:
