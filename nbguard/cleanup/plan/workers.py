@@ -159,8 +159,8 @@ def idle_workers(facts: Facts) -> Iterator[Finding]:
         if workers.use == "idle":
             yield Finding(
                 "workers",
-                f"{workers.label} keeps {counted(count, 'idle worker')}{host}: `%reset_gpu --workers` ends them, the next epoch "
-                "starts new ones",
+                f"{workers.label} keeps {counted(count, 'idle worker')}{host}: `%reset_gpu --workers` ends them, the next "
+                "epoch starts new ones",
                 "%reset_gpu --workers",
             )
         elif workers.use == "held":
