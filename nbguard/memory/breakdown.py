@@ -8,6 +8,7 @@ from enum import Enum
 
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, PoolId
 from nbguard.memory.segments.fragmentation import fragmentation
+from nbguard.units import counted
 
 
 class DevicePart(str, Enum):
@@ -149,5 +150,5 @@ def _outside(device: DeviceFacts, pid: int, outside: int, reserved: int) -> list
         context = min(context, max(0, mine[0].used - reserved))
     driver = outside - theirs - context
     parts = [Part(DevicePart.CONTEXT, context, "CUDA itself in this kernel")] if mine else []
-    parts.append(Part(DevicePart.OTHERS, theirs, f"{len(others)} other process{'es' if len(others) != 1 else ''}"))
+    parts.append(Part(DevicePart.OTHERS, theirs, counted(len(others), "other process", "other processes")))
     return [*parts, Part(DevicePart.DRIVER, driver, "in use, but by no process that the driver lists")] if driver else parts

@@ -21,7 +21,7 @@ from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owner
 from nbguard.memory.references.unwalked import left_out
 from nbguard.memory.segments.pinning import HolderPins
 from nbguard.out_of_memory.card import out_of_memory
-from nbguard.units import MiB, format_bytes
+from nbguard.units import MiB, counted, format_bytes
 
 _WORTH_SAYING = 0.05
 """Share of the bytes held below which a finding is not worth a line."""
@@ -86,7 +86,7 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
         heads = {n for n in with_graph if without[n] >> number & 1}
         heads -= {child for head in heads for child in graph.nodes[head].children}  # a view's base is not one more
         if heads:
-            many = f"{len(heads)} autograd graphs" if len(heads) > 1 else "an autograd graph"
+            many = counted(len(heads), "autograd graph") if len(heads) > 1 else "an autograd graph"
             label, least = holder.label, "at least " if holder.at_least else ""
             yield Finding(
                 "graph",
@@ -169,8 +169,8 @@ def _unpin(rows: tuple[HolderPins, ...], stranded: int) -> tuple[str, str]:
         if (row.stale or row.kind == "name") and row.stranded_alone > _WORTH_NAMING * stranded:
             command = "%reset_gpu" if row.stale else f"%reset_gpu {' '.join(row.names)}"
             share = "all" if row.stranded_alone == stranded else format_bytes(row.stranded_alone)
-            s, least = "s" if row.blocks > 1 else "", "at least " if row.stale else ""
-            pinned = f", {share} of it pinned by {row.label} ({row.blocks} tensor{s}, {format_bytes(row.nbytes)})"
+            tensors, least = counted(row.blocks, "tensor"), "at least " if row.stale else ""
+            pinned = f", {share} of it pinned by {row.label} ({tensors}, {format_bytes(row.nbytes)})"
             return f"{pinned}: `{command}` gives {least}{format_bytes(row.gives_back)} back to the device", command
     return ": `%reset_gpu` frees what is stale among them", "%reset_gpu"
 
@@ -184,7 +184,7 @@ def _outside(facts: Facts) -> Iterator[Finding]:
     elif count:
         yield Finding(
             "outside",
-            f"{count} tensor{'s lie' if count > 1 else ' lies'} outside PyTorch's allocator (another process's or library's): "
+            f"{counted(count, 'tensor lies', 'tensors lie')} outside PyTorch's allocator (another process's or library's): "
             "counted under context or others, freed by whoever made them",
             "",
         )

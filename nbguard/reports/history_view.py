@@ -26,6 +26,7 @@ class _Entry:
     reserved: int | None = None  # bytes after it, where an allocator counts them
     peak: str = ""  # the most while the cell ran, in words
     what: str = ""  # the holders that came and went
+    is_cell: bool = False  # a cell's own row
 
 
 def history_blocks(history: History, limit: int = 12) -> Iterator[Block]:
@@ -66,6 +67,7 @@ def _entries(changes: Sequence[tuple[CellRecord, DeviceChange]], limit: int) -> 
             reserved=change.reserved,
             peak=_peak(change),
             what=_what(record),
+            is_cell=True,
         )
     outside = now.after - before - sum(change.delta for _, change in changed)
     if outside:
@@ -92,7 +94,7 @@ def _table(entries: Iterable[_Entry]) -> Table:
     """Return the table of a device; the changes re-add to the last of `allocated`."""
     rows = tuple(entries)
     unit = unit_of(max(row.allocated or 0 for row in rows))
-    of_changes = unit_of(max((abs(row.change) for row in rows if row.cell.startswith("In[")), default=unit[0]))
+    of_changes = unit_of(max((abs(row.change) for row in rows if row.is_cell), default=unit[0]))
     changes = [figure.replace("-", "−") for figure in format_column([row.change for row in rows[:-1]], of_changes)]
     columns = (
         [row.cell for row in rows],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from nbguard.memory.facts import HolderSource
 from nbguard.memory.segments.pinning import Pinner
@@ -17,6 +19,21 @@ NAMED = 6
 """So many holders have a colour of their own, the largest."""
 _MARKS = 8
 """Marks on a row; more would hide it."""
+
+
+class _State(Enum):
+    """The state of a segment: in a few words, and as the note on its row."""
+
+    PARTLY_KEPT = "of a graph, partly free", "of a graph, partly free"
+    KEPT = "free for their graph only", "free for their graph only"
+    PINNED = "pinned", ""  # the note names the holders
+    FULL = "full", "full"
+    FREE = "free", "free: emptying the cache gives it back"
+    PAGES_FREE = "whole pages are free", "whole pages are free"
+
+    def __init__(self, words: str, note: str) -> None:
+        self.words = words
+        self.note = note
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +102,33 @@ def rows_of(device: DeviceMap, pool: MapPool, limit: int, pieces: int) -> list[M
     alone = sorted(pool.segments, key=lambda segment: (-segment.part(STRANDED), -segment.size, segment.address))[: limit // 2]
     chosen = {segment.address for segment in alone}
     rows = [_single(segment, paints, pins, pieces) for segment in pool.segments if segment.address in chosen]
-    groups: dict[tuple[str, int], list[MapSegment]] = {}
+    groups: dict[tuple[_State, int], list[MapSegment]] = {}
     for segment in pool.segments:
         if segment.address not in chosen:
             groups.setdefault((_state(segment), segment.size), []).append(segment)
     room = limit - len(rows)
     ordered = sorted(groups.items(), key=lambda item: -sum(segment.size for segment in item[1]))
     kept = ordered if len(ordered) <= room else ordered[: max(0, room - 1)]
-    rows += [_sum(segments, paints, state) for (state, _), segments in kept]
+    rows += [_sum(segments, paints, _note(segments, paints.holders, state)) for (state, _), segments in kept]
     left = [segment for _, segments in ordered[len(kept) :] for segment in segments]
     return [*rows, _sum(left, paints, _several(left))] if left else rows
 
 
 def _several(segments: Sequence[MapSegment]) -> str:
     """Return what segments of several sizes are: 'of several sizes: 40 pinned, 12 full'."""
-    counts: dict[str, int] = {}
-    for segment in segments:
-        state = _state(segment).partition(":")[0]
-        counts[state] = counts.get(state, 0) + 1
-    return "of several sizes: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+    counts = Counter(map(_state, segments))
+    return "of several sizes: " + ", ".join(f"{count} {state.words}" for state, count in counts.items())
 
 
-def _state(segment: MapSegment) -> str:
+def _state(segment: MapSegment) -> _State:
     free = {block.holder for block in segment.blocks if block.holder < 0}
     if KEPT in free:
-        return "of a graph, partly free" if len(segment.blocks) > 1 else "free for their graph only"
+        return _State.PARTLY_KEPT if len(segment.blocks) > 1 else _State.KEPT
     if STRANDED in free:
-        return "pinned"
+        return _State.PINNED
     if not free:
-        return "full"
-    return "free: emptying the cache gives it back" if len(segment.blocks) == 1 else "whole pages are free"
+        return _State.FULL
+    return _State.FREE if len(segment.blocks) == 1 else _State.PAGES_FREE
 
 
 def _pins_by_segment(device: DeviceMap) -> dict[int, list[Pinner]]:
@@ -136,7 +150,7 @@ def _around(starts: Sequence[tuple[int, int]], address: int) -> Sequence[tuple[i
 def _single(segment: MapSegment, paints: Paints, pins: Mapping[int, Sequence[Pinner]], limit: int) -> MapRow:
     pieces = list(_pieces(segment, paints))
     if is_summed := len(pieces) > limit:
-        pieces = _added_up(pieces)
+        pieces = _added_up(pieces, paints)
     pinners = pins.get(segment.address, ())
     blocks = [block for pinner in pinners for block in pinner.blocks]
     marks: tuple[int, ...] = ()
@@ -150,10 +164,10 @@ def _single(segment: MapSegment, paints: Paints, pins: Mapping[int, Sequence[Pin
     return MapRow(count=1, nbytes=segment.size, pieces=tuple(pieces), note=note, marks=marks, is_summed=is_summed)
 
 
-def _note(segments: Sequence[MapSegment], holders: Sequence[MapHolder], state: str) -> str:
+def _note(segments: Sequence[MapSegment], holders: Sequence[MapHolder], state: _State) -> str:
     """Return the note on segments that do not stand alone: the holders in those that are pinned, the most frequent first."""
-    if state != "pinned":
-        return state
+    if state is not _State.PINNED:
+        return state.note
     counts: dict[str, int] = {}
     for segment in segments:
         for place in {block.holder for block in segment.blocks if block.holder >= 0}:
@@ -164,12 +178,10 @@ def _note(segments: Sequence[MapSegment], holders: Sequence[MapHolder], state: s
     return f"pinned by {names}: {format_bytes(sum(segment.part(STRANDED) for segment in segments))} stranded"
 
 
-def _sum(segments: Sequence[MapSegment], paints: Paints, what: str) -> MapRow:
-    pieces = _added_up([piece for segment in segments for piece in _pieces(segment, paints)])
+def _sum(segments: Sequence[MapSegment], paints: Paints, note: str) -> MapRow:
+    pieces = _added_up([piece for segment in segments for piece in _pieces(segment, paints)], paints)
     size = sum(segment.size for segment in segments)
-    return MapRow(
-        count=len(segments), nbytes=size, pieces=tuple(pieces), note=_note(segments, paints.holders, what), is_summed=True
-    )
+    return MapRow(count=len(segments), nbytes=size, pieces=tuple(pieces), note=note, is_summed=True)
 
 
 def _pieces(segment: MapSegment, paints: Paints) -> Iterator[RowPiece]:
@@ -190,16 +202,14 @@ def _piece(nbytes: int, paint: str, count: int, paints: Paints) -> RowPiece:
     return RowPiece(nbytes, paint, f"{paints.label(paint)}: {format_bytes(nbytes)}{blocks}")
 
 
-def _added_up(pieces: Sequence[RowPiece]) -> list[RowPiece]:
+def _added_up(pieces: Sequence[RowPiece], paints: Paints) -> list[RowPiece]:
     """Return one piece for each paint, holders first, with all its bytes."""
-    total: dict[str, int] = {}
-    words: dict[str, str] = {}
+    total = Counter[str]()
     for piece in pieces:
-        total[piece.paint] = total.get(piece.paint, 0) + piece.nbytes
-        words[piece.paint] = piece.title.partition(": ")[0] if piece.paint not in words else words[piece.paint]
+        total[piece.paint] += piece.nbytes
     last = (OTHERS, *WORDS.values())
     order = sorted(total, key=lambda paint: (last.index(paint) + 1 if paint in last else 0, -total[paint]))
-    return [RowPiece(total[paint], paint, f"{words[paint]}: {format_bytes(total[paint])}") for paint in order]
+    return [_piece(total[paint], paint, 1, paints) for paint in order]
 
 
 def pin_note(pinner: Pinner) -> str:

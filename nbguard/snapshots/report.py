@@ -18,6 +18,7 @@ from nbguard.render.result import Result
 from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import DeviceReport, Report
 from nbguard.snapshots.load import HolderNames, NotebookNames, Progress, device_facts, load_named, settings_of
+from nbguard.units import counted
 
 _NOT_PYTHONS = "not held by Python"
 _UNKNOWN = "unknown"
@@ -172,7 +173,7 @@ def saved_map(file: str, devices: Sequence[tuple[DeviceFacts, HolderNames | None
 
 
 def _holder(label: str, sizes: Sequence[int], sites: Mapping[str, int]) -> Holder:
-    blocks = f"{len(sizes)} block" + ("s" if len(sizes) != 1 else "")
+    blocks = counted(len(sizes), "block")
     most = max(sites, key=sites.__getitem__, default="")
     mostly = "" if not most else f", {'mostly ' if len(sites) > 1 else ''}{most}"
     return Holder(

@@ -130,7 +130,7 @@ def test_dry_run_touches_nothing_and_promises_what_is_freed(notebook: Kernel) ->
         ("%reset_gpu Out[77]", "Out[77] does not exist"),
         ("%reset_gpu get_ipython", "IPython's own"),
         ("%reset_gpu --al", "unrecognized arguments: --al"),
-        ("%reset_gpu learn --all", "not both"),
+        ("%reset_gpu learn --all", "argument --all: not allowed with argument targets"),
         ("%reset_gpu --all --keep lern", "did you mean learn?"),
         ("%gpumem why", "give one name"),
         ("%gpumem why lern", "did you mean learn?"),
@@ -241,9 +241,13 @@ def test_options_may_stand_before_the_word(shared_notebook: Kernel) -> None:
 
 
 def test_help_shows_every_option(shared_notebook: Kernel) -> None:
-    text = shared_notebook.value("get_ipython().find_line_magic('reset_gpu').__doc__")
+    for magic in ("reset_gpu", "profile_fit"):
+        asked = shared_notebook.value(f"get_ipython().object_inspect_text({'%' + magic!r})")
+        read = shared_notebook.run(f"%{magic} --help").ok().stdout
 
-    assert all(option in text for option in ("--dry-run", "--keep", "--all", "--json", "-o NAME"))
+        options = ("--dry-run", "--keep", "--all", "--json", "-o NAME") if magic == "reset_gpu" else ("--memory", "-o NAME")
+        assert all(option in text for option in options for text in (asked, read))
+        assert ("Only references are removed" if magic == "reset_gpu" else "any loop over PyTorch") in asked
 
 
 def test_without_torch_one_line_says_so(plain_kernel: Kernel) -> None:

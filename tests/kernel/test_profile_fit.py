@@ -188,7 +188,7 @@ def test_the_next_cell_is_not_profiled_and_unloading_takes_all_off(notebook: Ker
 
 
 def test_help_names_every_option(notebook: Kernel) -> None:
-    text = notebook.run("%%profile_fit?").ok().text + notebook.value("get_ipython().find_cell_magic('profile_fit').__doc__")
+    text = notebook.value("get_ipython().object_inspect_text('%%profile_fit')")
 
     for option in ("--memory", "--tune-workers", "--stop-on-nan"):
         assert option in text

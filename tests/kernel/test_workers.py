@@ -226,7 +226,10 @@ def test_a_worker_that_does_not_listen_is_ended_and_an_interrupt_leaves_a_true_r
         ("--zombies --workers", "--zombies stands alone"),
         ("--yes", "--yes goes with --zombies or --hard"),
         ("--hard learn", "--hard takes no targets"),
-        ("--zombies --yes --dry-run", "give --yes or --dry-run, not both"),
+        ("--unpark --dry-run", "--park NAMES and --unpark NAMES go alone"),
+        ("learn --park other", "--park NAMES and --unpark NAMES go alone"),
+        ("--park=other --all", "--park NAMES and --unpark NAMES go alone"),
+        ("--zombies --yes --dry-run", "argument --dry-run: not allowed with argument --yes"),
     ],
 )
 def test_contradictions_are_one_line(plain_kernel: Kernel, line: str, says: str) -> None:

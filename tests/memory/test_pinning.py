@@ -226,7 +226,8 @@ def test_the_cheapest_set_is_the_cheapest_and_is_enough(drawn: tuple[Facts, int]
     names = range(error)
 
     def fits(freed: set[int]) -> bool | None:
-        return Room(device=device, freed={graph.storages[number].address for number in freed}).fits(nbytes)
+        addresses = {graph.storages[number].address for number in freed}
+        return Room(device=device, freed=addresses, is_emptied=bool(freed)).fits(nbytes)
 
     found = cheapest_release(Analysis(facts).devices[0], nbytes)
 

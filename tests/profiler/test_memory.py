@@ -123,7 +123,7 @@ def test_kept_batches_are_named_with_their_size() -> None:
     found = grown(run)
 
     assert found.per_batch == pytest.approx(INPUT, rel=0.05)
-    assert found.holder == "running run() → kept"
+    assert (found.holder, found.is_graph) == ("running run() → kept", False)
     assert found.held >= 20 * INPUT
     assert growth_finding(found).kind == "growth"
 
@@ -136,7 +136,7 @@ def test_losses_that_keep_their_graphs_are_named() -> None:
     found = grown(run)
 
     assert found.per_batch == pytest.approx(2 * INPUT, rel=0.2)  # the input, and what relu saved
-    assert found.holder == "running run() → losses → graph"
+    assert (found.holder, found.is_graph) == ("running run() → losses", True)
     assert growth_finding(found).kind == "graph"
     assert "`losses.append(loss.item())`" in growth_finding(found).change
 
@@ -153,7 +153,7 @@ def test_a_running_sum_of_losses_is_named_although_its_graph_has_no_tensors_left
 
     found = grown(run)
 
-    assert found.holder == "running run() → total → graph"
+    assert (found.holder, found.is_graph) == ("running run() → total", True)
     assert found.is_sum
     assert "`total += loss.item()`" in growth_finding(found).change
 

@@ -353,7 +353,7 @@ def test_findings_come_with_the_gravest_first() -> None:
     [
         (Growth(per_batch=MiB, batches=90), r"growth +\+1.00 MiB per batch over 90 batches: who holds it is not known$"),
         (
-            Growth(per_batch=MiB, batches=90, holder="loss → graph"),
+            Growth(per_batch=MiB, batches=90, holder="loss", is_graph=True),
             r"growth +\+1.00 MiB per batch over 90 batches: held by loss → graph$",
         ),
         (

@@ -19,6 +19,10 @@ MPS = (
     "MPS backend out of memory (MPS allocated: 17.64 GB, other allocations: 428.00 MB, max allowed: 18.13 GB). "
     "Tried to allocate 256.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit …"
 )
+SIMULATED = (
+    "Simulated CUDA out of memory (nbguard.simulate): tried to allocate 80.00 MiB; the simulated device of 100.00 MiB has "
+    "20.00 MiB free. 80.00 MiB is allocated by tensors, and 0 B is reserved by PyTorch's allocator but unallocated. …"
+)
 XPU = "XPU out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 15.56 GiB. Of the allocated …"
 CPU = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 123 bytes."
@@ -49,6 +53,8 @@ def _read(text: str, *types: str, errno: int | None = None) -> OomText | None:
             2 * MiB,
             None,
         ),
+        (SIMULATED, "device", "simulated:0", 80 * MiB, None),
+        ("Exception occured in `X` when calling event `fit`:\n\t" + SIMULATED, "device", "simulated:0", 80 * MiB, None),
         ("Exception occured in `X` when calling event `fit`:\n\t" + CUDA.format(""), "device", "cuda:1", 700 * MiB, None),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "library", "cuda", None, None),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "library", "cuda", None, None),

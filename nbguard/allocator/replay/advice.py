@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nbguard.allocator.model.policy import DEFAULT_POOL, parse_version, round_size
 from nbguard.allocator.replay.whatif import Refusal, WhatIf, WhatIfRow
 from nbguard.allocator.snapshot.snapshot import Frame
-from nbguard.units import format_bytes
+from nbguard.units import counted, format_bytes
 
 _WORTHWHILE = 0.02
 """A setting that saves less than this share of the peak is no advice."""
@@ -22,7 +22,7 @@ def settings_name(row: WhatIfRow) -> str:
 
 def requests_name(result: WhatIf) -> str:
     """Return the number of requests, in words."""
-    return "1 request" if result.requests == 1 else f"{result.requests} requests"
+    return counted(result.requests, "request")
 
 
 def recommendation(result: WhatIf) -> str:
@@ -83,7 +83,7 @@ def _what_to_free(result: WhatIf, refusal: Refusal) -> str:
 
 
 def _holder(result: WhatIf, stack: int, size: int, count: int) -> str:
-    blocks = "1 block" if count == 1 else f"{count} blocks"
+    blocks = counted(count, "block")
     return f"{format_bytes(size)} in {blocks} {_site(result.snapshot.stacks[stack]) if stack >= 0 else 'of unknown origin'}"
 
 

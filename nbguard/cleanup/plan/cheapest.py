@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 from nbguard.cleanup.plan.default import block_holders_of, default_plan
 from nbguard.cleanup.plan.plan import Plan, Request
@@ -67,13 +69,13 @@ def cheapest_release(device: DeviceAnalysis, nbytes: int) -> Release:
 
 
 def _after(facts: Facts, room: Room, *plans: Plan) -> Room:
-    """Return what requests can have once `plans` have been carried out."""
+    """Return the room that requests have once `plans` have been carried out: every cleanup empties the cache."""
     freed = {
         storage.address
         for storage in (facts.graph.storages[number] for plan in plans for number in plan.storages)
         if storage.device == room.device.device
     }
-    return replace(room, freed=freed, in_use=frozenset.intersection(*(plan.pools for plan in plans)))
+    return replace(room, freed=freed, in_use=frozenset.intersection(*(plan.pools for plan in plans)), is_emptied=True)
 
 
 def _back(before: Room, after: Room) -> int:
@@ -82,20 +84,30 @@ def _back(before: Room, after: Room) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Puzzle:
-    """A request over sets of candidates, as bits: it succeeds if one of `holes` is within the set, or if enough comes back.
+class _Hole:
+    """A stretch of blocks in one segment that is large enough for a request, over sets of candidates, as bits.
 
-    `holes` are what must go for one stretch of blocks; `back` and `losses` the bytes that come back, and that are lost,
-    once all of some candidates are gone; `missing` is what must come back.
+    The cleanup that frees it gives a segment back of which nothing is live any more: then the stretch is no longer there.
     """
 
-    holes: frozenset[int]
-    back: dict[int, int]
-    losses: dict[int, int]
-    missing: int
+    mask: int  # candidates that must go for the stretch to be free
+    segment: int  # candidates that must go for the whole segment to be free
+
+    def is_there(self, chosen: int) -> bool:
+        return not self.mask & ~chosen and bool(self.segment & ~chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Puzzle:
+    """A request over sets of candidates, as bits: it succeeds if one of `holes` is there, or if enough bytes come back."""
+
+    holes: frozenset[_Hole]
+    back: dict[int, int]  # bytes that come back to the device once all candidates of a mask are gone
+    losses: dict[int, int]  # bytes that the user loses with them
+    missing: int  # bytes that must come back for a new segment
 
     def is_solved(self, chosen: int) -> bool:
-        if any(not hole & ~chosen for hole in self.holes):
+        if any(hole.is_there(chosen) for hole in self.holes):
             return True
         return sum(nbytes for mask, nbytes in self.back.items() if not mask & ~chosen) >= self.missing
 
@@ -113,9 +125,7 @@ def _ways(device: DeviceAnalysis, nbytes: int) -> Iterator[tuple[tuple[str, ...]
     bit_of_root = {root: 1 << number for number, row in enumerate(rows) for root in row.roots}
     masks = [0 if row.stale else _mask(row, bit_of_root) for row in held.holders]
     puzzle = _puzzle(room, device.units, held, masks, nbytes)
-    relevant = 0
-    for mask in (*puzzle.holes, *puzzle.back):
-        relevant |= mask
+    relevant = reduce(or_, (*(hole.mask for hole in puzzle.holes), *puzzle.back), 0)
     count = relevant.bit_count()
     work = (1 << min(count, 40)) * (1 + len(puzzle.holes) + len(puzzle.back))
     is_exact = work <= _EXACT_STEPS and len(rows) < _CANDIDATES
@@ -143,12 +153,10 @@ def _puzzle(room: Room, blocks: Iterable[Unit], held: BlockHolders, masks: Seque
     back: dict[int, int] = {}
     for unit in blocks:
         held_blocks = [block for block in unit.live if block.state == "active_allocated"]
-        mask = 0
-        for block in held_blocks:
-            mask |= masks[held.place(block)]
+        mask = reduce(or_, (masks[held.place(block)] for block in held_blocks), 0)
         if held_blocks and not mask & _NOBODYS:  # where all wait for streams, emptying the cache gives it back anyway
             back[mask] = back.get(mask, 0) + unit.gives_back
-    holes = {mask for segment in room.serving(small=small) for mask in _holes(segment, held, masks, rounded)}
+    holes = {hole for segment in room.serving(small=small) for hole in _holes(segment, held, masks, rounded)}
     losses: dict[int, int] = {}
     for holder, mask in zip(held.holders, masks, strict=True):
         if holder.retained and not mask & _NOBODYS:
@@ -156,11 +164,11 @@ def _puzzle(room: Room, blocks: Iterable[Unit], held: BlockHolders, masks: Seque
     return _Puzzle(frozenset(holes), back, losses, room.missing(need))
 
 
-def _holes(segment: Segment, held: BlockHolders, masks: Sequence[int], rounded: int) -> Iterator[int]:
-    """Yield what must go for each shortest stretch of blocks that is large enough."""
+def _holes(segment: Segment, held: BlockHolders, masks: Sequence[int], rounded: int) -> Iterator[_Hole]:
+    """Yield each shortest stretch of blocks that is large enough."""
     blocks = segment.blocks
-    owners = [0 if block.state == "inactive" else masks[held.place(block)] for block in blocks]
-    owners = [_NOBODYS if block.state == "active_pending_free" else o for o, block in zip(owners, blocks, strict=True)]
+    owners = [masks[held.place(block)] if block.state == "active_allocated" else 0 for block in blocks]
+    whole = _NOBODYS if segment.is_expandable else reduce(or_, owners, 0)  # a page that goes back can be mapped again
     end = size = 0
     for start, block in enumerate(blocks):
         while size < rounded and end < len(blocks):
@@ -168,11 +176,9 @@ def _holes(segment: Segment, held: BlockHolders, masks: Sequence[int], rounded: 
             end += 1
         if size < rounded:
             return
-        mask = 0
-        for owner in owners[start:end]:
-            mask |= owner
+        mask = reduce(or_, owners[start:end], 0)
         if not mask & _NOBODYS:
-            yield mask
+            yield _Hole(mask, whole)
         size -= block.size
 
 
@@ -189,9 +195,7 @@ def _every_set(puzzle: _Puzzle, relevant: int) -> int | None:
 
 def _step_by_step(puzzle: _Puzzle, relevant: int) -> int | None:
     """Return a good set: the best of each hole, and of candidates taken by what they give for what is lost, then pruned."""
-    if not puzzle.is_solved(relevant):
-        return None
-    holes = sorted(puzzle.holes, key=puzzle.cost)[:1]
+    good = [hole.mask for hole in puzzle.holes if puzzle.is_solved(hole.mask)]
     single = {1 << number: 0 for number in bits_of(relevant)}
     for mask, nbytes in puzzle.back.items():
         for number in bits_of(mask):
@@ -204,4 +208,5 @@ def _step_by_step(puzzle: _Puzzle, relevant: int) -> int | None:
     for bit in sorted(single, key=puzzle.loss, reverse=True):
         if chosen & bit and puzzle.is_solved(chosen & ~bit):
             chosen &= ~bit
-    return min([*holes, chosen], key=puzzle.cost)
+    good += [chosen] if puzzle.is_solved(chosen) else []
+    return min(good, key=puzzle.cost, default=None)

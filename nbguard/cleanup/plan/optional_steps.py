@@ -12,7 +12,7 @@ from nbguard.cleanup.plan.workspaces import Workspaces, clearable_workspaces
 from nbguard.memory.facts import Graph
 from nbguard.memory.references.graph import STALE_KINDS, leading_to, nbytes_of, reach, storages_of
 from nbguard.memory.references.owner_sets import owners_of_nodes
-from nbguard.units import format_bytes
+from nbguard.units import counted, format_bytes
 
 
 def kept_errors(graph: Graph) -> dict[str, set[int]]:
@@ -47,8 +47,7 @@ def release_kept_errors(builder: PlanBuilder) -> None:
     for name, errors in by_name.items():
         parts = released_parts(graph, shell_of(graph, errors), leading, builder.cut)
         if parts.cut:
-            s = "s" if len(parts.names) > 1 else ""
-            what = f"{name}: {len(parts.names)} variable{s} of its exception's frames released"
+            what = f"{name}: {counted(len(parts.names), 'variable')} of its exception's frames released"
             detail = "the exception stays, with its message and its lines"
             builder.add(
                 Action(kind="kept_error", label=what, nbytes=0, detail=detail, refs=parts.refs, names=parts.names),

@@ -13,7 +13,17 @@ from nbguard.cleanup.plan.plan import Action, Plan, Request
 from nbguard.errors import TargetError
 from nbguard.memory.facts import Facts, Graph
 from nbguard.memory.finding import Finding
-from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, storages_of
+from nbguard.memory.references.graph import (
+    BASE,
+    GRADIENT,
+    GRAPH,
+    STALE_KINDS,
+    nbytes_of,
+    path_text,
+    reach,
+    shortest_path,
+    storages_of,
+)
 from nbguard.memory.segments.pools import given_back, pools_in_use
 from nbguard.memory.target import Target
 from nbguard.render.result import Result
@@ -141,7 +151,7 @@ def _in_wrappers(graph: Graph) -> dict[int, str]:
         for node in graph.nodes
         if node.kind == "tensor" and not node.storages
         for child, label in node.references
-        if label not in (" → graph", " → base", ".grad") and graph.nodes[child].kind == "tensor"
+        if label not in (GRAPH, BASE, GRADIENT) and graph.nodes[child].kind == "tensor"
     }
     return dict.fromkeys(storages_of(graph, inside), "it is part of a sparse or wrapped tensor")
 
@@ -175,7 +185,7 @@ def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action
 def _parts(graph: Graph, nodes: set[int], moved: set[int]) -> Iterator[tuple[str, int]]:
     """Yield (what, bytes) of what is parked, in the words of a training loop; the bytes re-add."""
     left = set(moved)
-    gradients = {child for n in nodes for child, label in graph.nodes[n].references if label == ".grad"}
+    gradients = {child for n in nodes for child, label in graph.nodes[n].references if label == GRADIENT}
     starts = [("gradients", gradients)]
     starts += [(kind, {n for n in nodes if graph.nodes[n].kind == kind}) for kind in _PART_OF_IT]
     for name, start in starts:

@@ -25,6 +25,7 @@ from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots
 from nbguard.memory.segments.pools import given_back, pools_in_use
 from nbguard.memory.target import Target
+from nbguard.units import counted
 
 
 def plan_cleanup(facts: Facts, request: Request) -> Plan:
@@ -215,9 +216,8 @@ def _release_error(builder: PlanBuilder, live: set[int], given_up: set[int] | No
         shell = shell_of(graph, root.nodes) & reached
         parts = released_parts(graph, shell, _leading_to_memory(builder, live | shell, given_up))
         if parts.cut:
-            count, frames = len(parts.names), len(parts.owners)
-            s = "s" if count > 1 else ""
-            label = f"last error: {count} variable{s} of {frames} frame{'s' if frames > 1 else ''} released"
+            variables, frames = counted(len(parts.names), "variable"), counted(len(parts.owners), "frame")
+            label = f"last error: {variables} of {frames} released"
             detail = "%tb and %debug still work, with stand-ins"
             builder.add(
                 Action(kind="error", label=label, nbytes=0, detail=detail, refs=parts.refs, names=parts.names), cut=parts.cut

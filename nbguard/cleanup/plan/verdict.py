@@ -10,7 +10,7 @@ from nbguard.memory.breakdown import NOT_OURS, DevicePart, parts_of
 from nbguard.memory.facts import Facts, HolderSource
 from nbguard.memory.references.graph import STALE_KINDS
 from nbguard.memory.references.holders import Holder, unheld
-from nbguard.units import MiB, format_bytes
+from nbguard.units import MiB, counted, format_bytes
 
 _WORTH_A_RESTART = 64 * MiB
 _SHARE = 0.01
@@ -104,8 +104,8 @@ def _class_of(facts: Facts, row: Holder) -> str:
 
 def _reason(rest: tuple[Rest, ...], gain: int, is_needed: bool, names: int, broken: str) -> str:
     what = ", ".join(f"{part.name} {format_bytes(part.nbytes)}" for part in rest if part.needs_restart)
-    that = "1 name that leads" if names == 1 else f"{names} names that lead"
-    loses = f"it loses every variable, {that} to memory among them"
+    leading = counted(names, "name that leads", "names that lead")
+    loses = f"it loses every variable, {leading} to memory among them"
     if broken:
         return f"a restart of the kernel is needed: CUDA answers every call with an error ({broken}); {loses}"
     if not gain:

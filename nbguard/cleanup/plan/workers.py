@@ -155,21 +155,20 @@ def idle_workers(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for workers that wait: for the next epoch, or for a `next()` that may never come."""
     for workers in worker_sets(facts):
         count = len(workers.fact.processes)
-        s = "s" if count != 1 else ""
         host = "" if workers.fact.host is None else f" ({format_bytes(workers.fact.host)} of host memory)"
         if workers.use == "idle":
             yield Finding(
                 "workers",
-                f"{workers.label} keeps {count} idle worker{s}{host}: `%reset_gpu --workers` ends them, the next epoch starts "
-                "new ones",
+                f"{workers.label} keeps {counted(count, 'idle worker')}{host}: `%reset_gpu --workers` ends them, the next "
+                "epoch starts new ones",
                 "%reset_gpu --workers",
             )
         elif workers.use == "held":
             is_name = any(root.kind == "name" and root.label == workers.label for root in facts.graph.roots)
             command = f"%reset_gpu {workers.label}" if is_name and not workers.fact.loaders else "%reset_gpu --workers"
-            sentence = f"{workers.label} keeps {count} worker{s} running in mid-epoch{host}: `{command}` ends them"
+            sentence = f"{workers.label} keeps {counted(count, 'worker')} running in mid-epoch{host}: `{command}` ends them"
             yield Finding("workers", sentence, command)
         elif workers.use == "stale":
-            it = "them" if s else "it"
-            sentence = f"{workers.words} {'run' if s else 'runs'} though no name leads to {it}{host}"
+            run, it = ("runs", "it") if count == 1 else ("run", "them")
+            sentence = f"{workers.words} {run} though no name leads to {it}{host}"
             yield Finding("workers", f"{sentence}: `%reset_gpu --workers` ends {it}", "%reset_gpu --workers")

@@ -6,7 +6,7 @@ from functools import reduce
 from operator import and_
 
 from nbguard.memory.facts import Facts
-from nbguard.memory.references.graph import Edge, nbytes_of, reach_of_roots
+from nbguard.memory.references.graph import GRADIENT, Edge, nbytes_of, reach_of_roots
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 
 
@@ -39,7 +39,7 @@ def gradient_storages(facts: Facts) -> tuple[tuple[str, int, frozenset[int]], ..
 def _gradients_by_learners(facts: Facts, learners: list[int]) -> dict[int, list[Edge]]:
     """Return the references to gradients below any of these Learners, by the set of those that they are below."""
     graph = facts.graph
-    edges = [(parent, child) for parent, node in enumerate(graph.nodes) for child, text in node.references if text == ".grad"]
+    edges = [(parent, child) for parent, node in enumerate(graph.nodes) for child, text in node.references if text == GRADIENT]
     if not edges or not learners:
         return {}
     reached = reach_of_roots(graph, range(len(graph.roots)))

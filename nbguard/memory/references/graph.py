@@ -18,6 +18,15 @@ cleanup can remove this reference; what the function keeps can go."""
 DEFAULT = " → default "
 """How the step from a function to the defaults of its arguments is written."""
 
+GRAPH = " → graph"
+"""How the step from a tensor to the autograd graph behind it is written."""
+
+BASE = " → base"
+"""How the step from a view to the tensor that it shows a part of is written."""
+
+GRADIENT = ".grad"
+"""How the step from a tensor to its gradient is written."""
+
 KEY = " → key "
 """How the step from a dict to one of its keys is written."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from nbguard.memory.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Graph, HolderSource, Segment
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, shortest_path
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +169,7 @@ def unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Holder, t
     for segment, block in _unheld_blocks(graph, device):
         by_kind.setdefault(_kind(device, segment, block), []).append(block)
     for (label, what, source), blocks in by_kind.items():
-        s = "s" if len(blocks) > 1 else ""
-        yield _row(label, sum(block.size for block in blocks), f"{len(blocks)} block{s} {what}", source), tuple(blocks)
+        yield _row(label, sum(block.size for block in blocks), f"{counted(len(blocks), 'block')} {what}", source), tuple(blocks)
 
 
 def _unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Segment, Block]]:

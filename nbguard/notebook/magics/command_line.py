@@ -7,6 +7,7 @@ import dis
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import cleandoc
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -76,11 +77,14 @@ def _variable(name: str) -> str:
     return name
 
 
-def with_options(options: MagicArgumentParser) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that shows a parser's options in the magic's help (`%gpumem?`)."""
+def with_options(options: Callable[[], MagicArgumentParser]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that shows a parser's options in the magic's help (`%reset_gpu?`).
 
-    def decorate(magic: Callable[..., Any]) -> Callable[..., Any]:
-        magic.__doc__ = f"{(magic.__doc__ or '').rstrip()}\n\n{options.format_help()}"
+    IPython asks a magic for its help by `getdoc()` where it has one: so the parser is built when somebody first asks.
+    """
+
+    def decorate(magic: Any) -> Any:
+        magic.getdoc = lambda: f"{cleandoc(magic.__doc__ or '')}\n\n{options().format_help()}"
         return magic
 
     return decorate

@@ -6,7 +6,8 @@ becomes a line magic that starts the profile, the rest is IPython's as without i
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic
@@ -16,24 +17,38 @@ from IPython.core.magic import line_cell_magic as line_and_cell_magic
 from nbguard.notebook.magics.command_line import guarded, keep, parse, parser, with_options
 from nbguard.notebook.session import session_of
 
+if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
 _NAME = "%%profile_fit"
-_OPTIONS = parser(_NAME, "Run the cell as it is, and report where a fit's time and memory go.", as_json=False)
-_OPTIONS.add_argument("--memory", action="store_true", help="the allocator's history of two batches: what is behind the peak")
-_OPTIONS.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
-_OPTIONS.add_argument("--stop-on-nan", action="store_true", help="stop the fit at the first loss that is NaN or infinite")
-_OPTIONS.add_argument("--compare", choices=["last"], help="last: against the last run of the same cell")
-_OPTIONS.add_argument("--trace", metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome")
-_OPTIONS.add_argument("--json", metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers")
-_OPTIONS.add_argument(
-    "--save", metavar="FILE", default="", help="save the profile; `python -m nbguard profile FILE` shows its report again"
-)
-_OPTIONS.add_argument(
-    "--log",
-    action="append",
-    metavar="LOG",
-    default=[],
-    help="also log the figures: csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE; may be given several times",
-)
+
+
+@cache
+def _options() -> MagicArgumentParser:
+    options = parser(_NAME, "Run the cell as it is, and report where a fit's time and memory go.", as_json=False)
+    options.add_argument(
+        "--memory", action="store_true", help="the allocator's history of two batches: what is behind the peak"
+    )
+    options.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
+    options.add_argument("--stop-on-nan", action="store_true", help="stop the fit at the first loss that is NaN or infinite")
+    options.add_argument("--compare", choices=["last"], help="last: against the last run of the same cell")
+    options.add_argument(
+        "--trace", metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome"
+    )
+    options.add_argument(
+        "--json", metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers"
+    )
+    options.add_argument(
+        "--save", metavar="FILE", default="", help="save the profile; `python -m nbguard profile FILE` shows its report again"
+    )
+    options.add_argument(
+        "--log",
+        action="append",
+        metavar="LOG",
+        default=[],
+        help="also log the figures: csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE; may be given several times",
+    )
+    return options
 
 
 def _unquoted(path: str) -> str:
@@ -59,7 +74,7 @@ class ProfileFitMagics(Magics):
     replaced: dict[tuple[str, str], Any]
 
     @line_and_cell_magic
-    @with_options(_OPTIONS)
+    @with_options(_options)
     def profile_fit(self, line: str, cell: str | None = None) -> None:
         """Run the cell as it is and report where the time and the memory of its fits go, and what to change first.
 
@@ -74,7 +89,7 @@ class ProfileFitMagics(Magics):
             return
         from nbguard.profiler.options import FitOptions
 
-        options = parse(_OPTIONS, line)
+        options = parse(_options(), line)
         if options is None:
             return
         chosen = FitOptions(

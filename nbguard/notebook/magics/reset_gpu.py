@@ -3,53 +3,141 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
-from nbguard.notebook.magics.command_line import guarded, parse, parser, show, with_options
+from nbguard.notebook.magics.command_line import asks_for_help, guarded, parser, show, split, with_options
 
 if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
     from nbguard.cleanup.plan.parking import Unparked
     from nbguard.cleanup.plan.plan import Outcome, Plan
     from nbguard.memory.processes import Zombies
 
-_MODES = ("everything", "errors", "compiled", "workers", "hard")
-_OPTIONS = parser("%reset_gpu", "Free what is stale, or just the targets.")
-_OPTIONS.add_argument("targets", nargs="*", help="what to free, as after del: learn  runs['a']  exp.learn  Out[3]")
-_OPTIONS.add_argument("--dry-run", action="store_true", help="show the plan with its bytes and touch nothing")
-_OPTIONS.add_argument(
-    "--keep", nargs="+", default=[], metavar="NAME", help="names (with --all) or displayed results that must stay"
+_NAME = "%reset_gpu"
+
+
+def _pid(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"--zombies takes pids only, not {text} ({_NAME} {text} frees a name)")
+    return int(text)
+
+
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "targets": {"nargs": "*", "default": [], "help": "what to free, as after del: learn  runs['a']  exp.learn  Out[3]"},
+    "--dry-run": {"action": "store_true", "help": "show the plan with its bytes and touch nothing"},
+    "--keep": {
+        "nargs": "+",
+        "default": [],
+        "metavar": "NAME",
+        "help": "names (with --all) or displayed results that must stay",
+    },
+    "--all": {"action": "store_true", "help": "free every name that leads to device memory, but those after --keep"},
+    "--errors": {
+        "action": "store_true",
+        "help": "also what exceptions hold that a variable, future or task keeps; they stay",
+    },
+    "--compiled": {"action": "store_true", "help": "also what torch.compile has compiled; live models compile again"},
+    "--park": {"nargs": "+", "metavar": "NAME", "help": "move what NAME leads to into host memory; every name stays valid"},
+    "--unpark": {"nargs": "*", "metavar": "NAME", "help": "bring back what was parked as NAME, or everything"},
+    "--workers": {
+        "action": "store_true",
+        "help": "also end the worker processes of DataLoaders that no running code uses, and give unused pinned host memory "
+        "back",
+    },
+    "--zombies": {
+        "action": "store_true",
+        "help": "list what is on the GPUs besides this kernel, and which of it a dead program of yours left behind; pids "
+        "beside it: only these",
+    },
+    "pids": {"nargs": "*", "type": _pid, "metavar": "PID", "help": "with --zombies: only these processes"},
+    "--yes": {"action": "store_true", "help": "with --zombies or --hard: end those leftovers"},
+    "--hard": {
+        "action": "store_true",
+        "help": "all of it that needs no consent: --workers, cuBLAS workspaces, the list of --zombies; then say whether only a "
+        "restart of the kernel would give more back",
+    },
+}
+"""What argparse is told of each argument."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One way to use the magic: the option that stands for it, and the arguments that go with it."""
+
+    option: str  # that chooses this form; empty: none
+    arguments: tuple[str | tuple[str, ...], ...]  # that go together; of those in a tuple of their own, one at a time
+    advice: str  # the next step after an option that goes with another form
+
+
+_MORE = ("--keep", "--errors", "--compiled", "--workers")
+_ALONE = "--park NAMES and --unpark NAMES go alone, one of them at a time"
+_FORMS = (
+    Form(option="--park", arguments=("--park", "--dry-run"), advice=_ALONE),
+    Form(option="--unpark", arguments=("--unpark",), advice=f"{_ALONE}; %gpumem says what is parked"),
+    Form(
+        option="--zombies",
+        arguments=("--zombies", "pids", ("--yes", "--dry-run")),
+        advice="--zombies stands alone (--hard lists the same and cleans up, too)",
+    ),
+    Form(
+        option="--hard",
+        arguments=("--hard", "--all", *_MORE, ("--yes", "--dry-run")),
+        advice=f"--hard takes no targets: free them first, with  {_NAME} TARGETS",
+    ),
+    Form(
+        option="",
+        arguments=(("targets", "--all"), *_MORE, "--dry-run"),
+        advice="--yes goes with --zombies or --hard: it ends what a dead program left on the GPUs",
+    ),
 )
-_OPTIONS.add_argument("--all", action="store_true", dest="everything", help="free every name that leads to device memory")
-_OPTIONS.add_argument(
-    "--errors", action="store_true", help="also what exceptions hold that a variable, future or task keeps; they stay"
-)
-_OPTIONS.add_argument("--compiled", action="store_true", help="also what torch.compile has compiled; live models compile again")
-_OPTIONS.add_argument(
-    "--park", nargs="+", metavar="NAME", help="move what NAME leads to into host memory; every name stays valid"
-)
-_OPTIONS.add_argument("--unpark", nargs="*", metavar="NAME", help="bring back what was parked as NAME, or everything")
-_OPTIONS.add_argument(
-    "--workers",
-    action="store_true",
-    help="also end the worker processes of DataLoaders that no running code uses, and give unused pinned host memory back",
-)
-_OPTIONS.add_argument(
-    "--zombies",
-    action="store_true",
-    help="list what is on the GPUs besides this kernel, and which of it a dead program of yours left behind; pids as targets: "
-    "only these",
-)
-_OPTIONS.add_argument("--yes", action="store_true", help="with --zombies or --hard: end those leftovers")
-_OPTIONS.add_argument(
-    "--hard",
-    action="store_true",
-    help="all of it that needs no consent: --workers, cuBLAS workspaces, the list of --zombies; then say whether only a "
-    "restart of the kernel would give more back",
-)
+
+
+@cache
+def _parser(form: Form) -> MagicArgumentParser:
+    options = parser(_NAME, "Free what is stale, or just the targets.")
+    for argument in form.arguments:
+        group = options if isinstance(argument, str) else options.add_mutually_exclusive_group()
+        for name in (argument,) if isinstance(argument, str) else argument:
+            group.add_argument(name, **_ARGUMENTS[name])
+    return options
+
+
+@cache
+def _help() -> MagicArgumentParser:
+    """Return a parser with the arguments of all forms, for the help: their usage line by line, each argument once."""
+    options = _parser(Form(option="", arguments=tuple(_ARGUMENTS), advice=""))
+    usages = [_parser(form).format_usage().partition(": ")[2].rstrip() for form in reversed(_FORMS)]
+    options.usage = "\n       ".join(usages).replace("%", "%%")
+    return options
+
+
+def _parse(line: str) -> argparse.Namespace | None:
+    """Return the parsed line; None if it asked for help, which is shown.
+
+    Raises:
+        UsageError: the line cannot be read, or options do not go together; one line says why, and what to do next.
+    """
+    texts = split(line)
+    if asks_for_help(texts):
+        sys.stdout.write(_help().format_help())
+        return None
+    form = next(form for form in _FORMS if form.option in ("", *(text.partition("=")[0] for text in texts)))
+    try:
+        options, unknown = _parser(form).parse_known_args(texts)
+    except UsageError as error:
+        raise UsageError(f"{_NAME}: {error} ({_NAME}? shows the options)") from None
+    if unknown:
+        advice = f": {form.advice}" if form.option or unknown[0].partition("=")[0] in _ARGUMENTS else ""
+        raise UsageError(f"{_NAME}: unrecognized arguments: {' '.join(unknown)}{advice} ({_NAME}? shows the options)")
+    return options
 
 
 @magics_class
@@ -59,7 +147,7 @@ class ResetGpuMagics(Magics):
     replaced: dict[tuple[str, str], Any]
 
     @line_magic
-    @with_options(_OPTIONS)
+    @with_options(_help)
     def reset_gpu(self, line: str) -> Plan | Outcome | Unparked | Zombies | None:
         """Free what is stale: what only the last error, displayed results or unreachable cycles still hold.
 
@@ -73,50 +161,27 @@ class ResetGpuMagics(Magics):
         """
         from nbguard import api
 
-        options = parse(_OPTIONS, line)
+        options = _parse(line)
         if options is None:
             return None
-        if mistake := _contradiction(options):
-            raise UsageError(f"%reset_gpu: {mistake}")
         return show(self.shell, options, self._done(api, options))
 
     @staticmethod
     def _done(api: Any, options: argparse.Namespace) -> Plan | Outcome | Unparked | Zombies:
         """Do what the options ask for and return what came of it."""
-        if options.park is not None:
+        if "park" in options:
             parked: Plan | Outcome = guarded("%reset_gpu --park", api.park, *options.park, dry_run=options.dry_run)
             return parked
-        if options.unpark is not None:
+        if "unpark" in options:
             unparked: Unparked = guarded("%reset_gpu --unpark", api.unpark, *options.unpark)
             return unparked
-        if options.zombies:
+        if "zombies" in options:
             zombies: Callable[..., Zombies] = api.end_zombies if options.yes else api.zombies
-            return guarded("%reset_gpu", zombies, *map(int, options.targets))
+            return guarded(_NAME, zombies, *options.pids)
         call: Callable[..., Plan | Outcome] = api.plan if options.dry_run else api.release
-        choices = {name: getattr(options, name) for name in ("keep", *_MODES)}
-        if options.yes:
+        choices = {name: getattr(options, name) for name in ("keep", "errors", "compiled", "workers")}
+        is_hard = "hard" in options
+        if is_hard and options.yes:
             choices["orphans"] = True
-        return guarded("%reset_gpu", call, *options.targets, **choices)
-
-
-def _contradiction(options: argparse.Namespace) -> str:
-    """Return what is wrong with options that do not go together, and what to write instead; an empty string if they do."""
-    others = options.targets or options.keep or options.zombies or any(getattr(options, name) for name in _MODES)
-    parking = [option for option in (options.park, options.unpark) if option is not None]
-    if parking and (others or len(parking) > 1):
-        return "--park NAMES and --unpark NAMES go alone, one of them at a time"
-    if options.unpark is not None and options.dry_run:
-        return "there is no --dry-run of --unpark (%gpumem says what is parked)"
-    if options.everything and options.targets:
-        return "give targets or --all, not both (--all --keep NAME keeps a name)"
-    if options.yes and options.dry_run:
-        return "give --yes or --dry-run, not both (--zombies alone only lists)"
-    if options.yes and not (options.zombies or options.hard):
-        return "--yes goes with --zombies or --hard: it ends what a dead program left on the GPUs"
-    if options.zombies and (options.keep or any(getattr(options, name) for name in _MODES)):
-        return "--zombies stands alone (--hard lists the same and cleans up, too)"
-    if options.zombies and (words := [word for word in options.targets if not (word.isdecimal() and word.isascii())]):
-        return f"--zombies takes pids only, not {words[0]} (%reset_gpu {words[0]} frees a name)"
-    if options.hard and options.targets:
-        return "--hard takes no targets: free them first, with  %reset_gpu TARGETS"
-    return ""
+        targets = () if is_hard else options.targets
+        return guarded(_NAME, call, *targets, everything=options.all, hard=is_hard, **choices)

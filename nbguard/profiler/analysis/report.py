@@ -147,7 +147,8 @@ class Growth:
 
     per_batch: int  # bytes; 0: only the growth per epoch is known
     batches: int  # training batches in which it was watched
-    holder: str = ""  # the way to it as one would write it, e.g. "losses → graph"; "": not known
+    holder: str = ""  # the way to it as one would write it, e.g. "losses"; "": not known
+    is_graph: bool = False  # the autograd graphs of its tensors grow
     held: int = 0  # bytes that the holder had at the last look
     per_epoch: int | None = None  # bytes; None: none, or too few epochs
     epochs: int = 1  # training epochs in which it was watched

@@ -84,9 +84,10 @@ def _phases(peaks: Sequence[PhasePeak]) -> str:
 def _growth(growth: Growth) -> str:
     each = f"{signed(growth.per_batch)} per batch over {counted(growth.batches, 'batch', 'batches')}"
     epoch = "" if growth.per_epoch is None else f", {signed(growth.per_epoch)} per epoch"
-    holder = f"held by `{growth.holder}`" if growth.holder else "who holds it is not known"
+    name = f"`{growth.holder}{' → graph' if growth.is_graph else ''}`"
+    holder = f"held by {name}" if growth.holder else "who holds it is not known"
     if growth.holder and growth.held:
-        holder = f"`{growth.holder}` holds {format_bytes(growth.held)} of it"
+        holder = f"{name} holds {format_bytes(growth.held)} of it"
     return f"{each}{epoch}: {holder}"
 
 

@@ -14,6 +14,8 @@ from functools import partial
 from operator import is_
 from typing import Any
 
+from nbguard.memory.references.graph import BASE, GRADIENT
+
 _SPARSE = ("_indices", "_values", "crow_indices", "col_indices", "values")
 
 
@@ -45,9 +47,9 @@ class Autograd:
 
     def _in_cpp(self, tensor: Any) -> list[tuple[Any, str]]:
         referents = []
-        for label, read in ((" → base", self.base), (".grad", self.grad)):
+        for label, read in ((BASE, self.base), (GRADIENT, self.grad)):
             try:
-                value = read(tensor) if label != ".grad" or self.is_leaf(tensor) else None
+                value = read(tensor) if label != GRADIENT or self.is_leaf(tensor) else None
             except RuntimeError:  # e.g. a view changed in place: torch refuses to say
                 continue
             if value is not None:

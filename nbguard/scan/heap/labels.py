@@ -7,7 +7,7 @@ import gc
 import types
 from typing import Any
 
-from nbguard.memory.references.graph import DEFAULT, FUNCTION, KEY
+from nbguard.memory.references.graph import DEFAULT, FUNCTION, GRAPH, KEY
 from nbguard.scan.heap.attributes import TRANSPARENT, Writer, attributes_of, hiding_names, key_text
 from nbguard.scan.heap.autograd import Autograd
 from nbguard.scan.heap.kinds import Unwalked, is_graph_node, mro_of, name_of, namespace_of
@@ -124,7 +124,7 @@ class Labels:
         if written is not None:
             return written
         if kind == "tensor" and (type(child) is Unwalked or is_graph_node(type(child))):
-            return " → graph"
+            return GRAPH
         if type(child) is Unwalked:
             return ""
         if type(child) is types.CellType and kind == "frame":

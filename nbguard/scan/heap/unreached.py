@@ -8,6 +8,7 @@ whole passes over the heap, to a module's global if there is one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,7 @@ from nbguard.scan.heap.referrers import name_by_referrers
 from nbguard.scan.heap.unwalked import fill_rest
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk
 from nbguard.scan.roots.root import LiveRoot
+from nbguard.units import counted
 
 
 def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, list[int]]]:
@@ -114,13 +116,8 @@ def _is_worth_it(walk: Walk, first: int, held: list[int], name_above: int) -> bo
 
 def _count(walk: Walk, garbage: list[int]) -> str:
     """Return what garbage is made of, e.g. `2 Learners, 3 models`, largest notion first."""
-    for kind, one, many in (
-        ("learner", "earlier Learner", "earlier Learners"),
-        ("model", "module", "modules"),
-        ("loader", "DataLoader", "DataLoaders"),
-    ):
-        count = sum(walk.kind[n] == kind for n in garbage)
-        if count:
-            return f"{count} {one if count == 1 else many}"
-    tensors = sum(walk.kind[n] == "tensor" for n in garbage)
-    return f"{tensors} tensor{'s' if tensors != 1 else ''}"
+    kinds = Counter(walk.kind[n] for n in garbage)
+    for kind, name in (("learner", "earlier Learner"), ("model", "module"), ("loader", "DataLoader")):
+        if kinds[kind]:
+            return counted(kinds[kind], name)
+    return counted(kinds["tensor"], "tensor")

@@ -7,10 +7,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from nbguard.memory.oom_facts import OomKind, OomNote
+from nbguard.memory.simulated import DEVICE as SIMULATED_DEVICE
 
 _SIZE = r"([\d.]+) (bytes|[KMGTPE]i?B)"
 _POWERS = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
-_DEVICE = re.compile(r"\b(CUDA|HIP|XPU|MPS backend) out of memory\b")
+_DEVICE = re.compile(r"\b(?P<simulated>Simulated )?(?P<name>CUDA|HIP|XPU|MPS backend) out of memory\b")
+"""The device in PyTorch's own words; errors of `nbguard.simulate` say that theirs is simulated."""
 _KIND_OF_DEVICE = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu", "MPS backend": "mps"}
 _ASKED = re.compile(rf"(?:[Tt]ried to allocate|Requested size:?) {_SIZE}")
 _STATE = re.compile(
@@ -76,7 +78,8 @@ def read_text(types: Collection[str], text: str, errno: int | None = None) -> Oo
     """
     name = _DEVICE.search(text)
     if name is not None or "OutOfMemoryError" in types:
-        return _of_device(text, "cuda" if name is None else _KIND_OF_DEVICE[name[1]])
+        kind = "cuda" if name is None else _KIND_OF_DEVICE[name["name"]]
+        return _of_device(text, kind, is_simulated=name is not None and name["simulated"] is not None)
     if _LIBRARY.search(text):
         return OomText(kind="library", device="cuda", requested=None)
     if _SHM.search(text):
@@ -94,10 +97,11 @@ def read_text(types: Collection[str], text: str, errno: int | None = None) -> Oo
     return None
 
 
-def _of_device(text: str, kind: str) -> OomText:
+def _of_device(text: str, kind: str, *, is_simulated: bool) -> OomText:
     where, asked, allowed = re.search(r"\bGPU (\d+)", text), _ASKED.search(text), _ALLOWED.search(text)
-    simulated = text.startswith("Simulated ")  # nbguard.simulate
-    device = "simulated:0" if simulated else f"{kind}:{where[1]}" if where is not None else "mps:0" if kind == "mps" else ""
+    device = (
+        SIMULATED_DEVICE if is_simulated else f"{kind}:{where[1]}" if where is not None else "mps:0" if kind == "mps" else ""
+    )
     limit = None if allowed is None else size_of(*[part for part in allowed.groups() if part])[0]
     figures = frozenset(f"{number} {unit}" for number, unit in re.findall(_SIZE, text))
     requested, slack = (None, 0) if asked is None else size_of(asked[1], asked[2])

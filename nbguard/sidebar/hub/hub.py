@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from nbguard.cells.cell_end import CellEnd
@@ -21,9 +22,10 @@ from nbguard.sidebar.hub.sampler import Sampler
 if TYPE_CHECKING:
     from nbguard.memory.counters import TickReading
     from nbguard.scan.scan import Notebook
+    from nbguard.sidebar.hub.outbox import Outbox
     from nbguard.sidebar.hub.requests import RequestHandler
     from nbguard.sidebar.hub.tick_source import TickSource
-    from nbguard.sidebar.protocol import answers, messages
+    from nbguard.sidebar.protocol import messages
 
 _SETTLED = 0.3
 """Seconds after a cell's end before the heap is looked at: the next cell may be waiting already."""
@@ -68,8 +70,6 @@ class Hub:
 
     def close(self) -> None:
         """Take no more messages, forget who looks, see the threads end, and say that nothing more comes."""
-        from nbguard.sidebar.protocol import answers
-
         self._is_open = False
         channels = {
             id(channel): channel for channel in (self._panels, *self._leases.channels)
@@ -83,8 +83,7 @@ class Hub:
         self._jobs.join()
         if self._tick_source is not None:
             self._tick_source.close()
-        for channel in channels.values():
-            _send(channel, answers.Closed())
+        self._outbox.say_goodbye(channels.values())
         self._panels.close()
 
     @property
@@ -156,7 +155,7 @@ class Hub:
         self._leases.end_channel(channel)
 
     def _take(self, message: Any, channel: Channel) -> None:
-        from nbguard.sidebar.protocol import answers, messages
+        from nbguard.sidebar.protocol import messages
 
         match messages.parse(message):
             case messages.Hello() as hello:
@@ -166,7 +165,7 @@ class Hub:
             case messages.Bye(client):
                 self._leases.end(client)
             case messages.BadRequest(rid, why):
-                _send(channel, answers.Refused(rid, why))
+                self._outbox.refuse(channel, rid, why)
             case messages.Cancel(rid):
                 self._cancel(channel, rid)
             case messages.Refresh(rid):
@@ -179,44 +178,39 @@ class Hub:
 
     def _put(self, channel: Channel, rid: str, title: str, why: str, run: Callable[[], None]) -> None:
         """Have a request done, and its sender told how it goes; `why` it waits, if a cell runs."""
-        from nbguard.sidebar.protocol import answers
-
-        _send(channel, answers.Acknowledged(rid))
-
-        def refuse(reason: str) -> None:
-            _send(channel, answers.Refused(rid, reason))
-
-        def tell_queued(reason: str) -> None:
-            _send(channel, answers.Queued(rid, reason))
-
+        self._outbox.acknowledge(channel, rid)
+        refuse, tell_queued = (partial(tell, channel, rid) for tell in (self._outbox.refuse, self._outbox.queue))
         if not self._jobs.put(Job(run=run, failed=refuse, rid=rid, title=title, why=why, tell_queued=tell_queued)):
             refuse("too much is waiting to be done already: wait for the cell to end")
 
     def _answer(self, channel: Channel, asked: messages.Ask | messages.PlanRequest | messages.Apply) -> None:
-        from nbguard.sidebar.protocol import answers
-
         handler = self._ready()
         try:
-            answer = handler.answer(asked)
+            answer, has_cleaned = handler.answer(asked)
         except OldHeapError:
-            _send(channel, answers.StateSent(handler.states.last))
+            self._outbox.send_state([channel], handler.states.last)
             raise
-        _send(channel, answer)
-        if isinstance(answer, answers.Done):
+        self._outbox.answer(channel, answer)
+        if has_cleaned:
             self._look_and_tell(always=True)
 
     def _cancel(self, channel: Channel, rid: str) -> None:
         """Drop what waits under `rid`. What runs goes on, and is answered when it is done."""
-        from nbguard.sidebar.protocol import answers
-
-        _send(channel, answers.Acknowledged(rid))
+        self._outbox.acknowledge(channel, rid)
         dropped = self._jobs.cancel(rid)
         if dropped is not None:
             dropped.failed("cancelled before it began: nothing was touched")
         elif not self._jobs.has(rid):
-            _send(channel, answers.Refused(rid, "there is nothing to cancel: it is done already"))
+            self._outbox.refuse(channel, rid, "there is nothing to cancel: it is done already")
 
     # --- what is told -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _outbox(self) -> Outbox:
+        """Return what sends messages: imported here alone, once there is somebody to send one to."""
+        from nbguard.sidebar.hub.outbox import Outbox
+
+        return Outbox()
 
     def _notebook(self) -> Notebook:
         """Return where the names live, and whether a cell runs while this thread looks."""
@@ -234,15 +228,14 @@ class Hub:
             return self._handler
 
     def _tick(self) -> None:
-        from nbguard.sidebar.protocol import answers
-
         try:
             if self._tick_source is None:
                 from nbguard.sidebar.hub.tick_source import TickSource
 
                 self._tick_source = TickSource(self._boot, self._simulated)
             heap = 0 if self._handler is None else self._handler.states.last.heap
-            self._tell(answers.TickSent(self._tick_source.tick(heap, self._busy.cell, self._jobs.listed)))
+            tick = self._tick_source.tick(heap, self._busy.cell, self._jobs.listed)
+            self._outbox.send_tick(self._leases.channels, tick)
             if self._to_greet:
                 self._greet(self._ready())
         except Exception:  # noqa: BLE001 - the next one may do
@@ -250,12 +243,10 @@ class Hub:
 
     def _greet(self, handler: RequestHandler) -> None:
         """Send the heap to who has said hello without it; look again if it is old, beside a cell only if there is none yet."""
-        from nbguard.sidebar.protocol import answers
-
         while self._to_greet:
             channel, hello = self._to_greet.popleft()
             if (hello.boot, hello.heap) != (self._boot, handler.states.last.heap):
-                _send(channel, answers.StateSent(handler.states.last))
+                self._outbox.send_state([channel], handler.states.last)
         if handler.states.is_outdated and (self._busy.cell is None or not handler.states.last.heap):
             self._look(waits=bool(handler.states.last.heap))
 
@@ -267,36 +258,13 @@ class Hub:
         )
 
     def _look_and_tell(self, *, always: bool = False) -> None:
-        from nbguard.sidebar.protocol import answers
-
         states = self._ready().states
         has_changed = states.look()
         if self._tick_source is not None:
             self._tick_source.call(states.learners)
         if has_changed or always:
-            self._tell(answers.StateSent(states.last))
+            self._outbox.send_state(self._leases.channels, states.last)
 
     def _refresh(self) -> None:
         self._forget_offered()
         self._look_and_tell(always=True)
-
-    def _tell(self, message: answers.Broadcast) -> None:
-        """Send a message to every view that looks."""
-        from nbguard.sidebar.protocol import answers
-
-        wired = answers.message_of(message)
-        for channel in self._leases.channels:
-            _send_wired(channel, wired)
-
-
-def _send(channel: Channel, message: answers.Answer | answers.Broadcast) -> None:
-    from nbguard.sidebar.protocol import answers
-
-    _send_wired(channel, answers.message_of(message))
-
-
-def _send_wired(channel: Channel, message: dict[str, Any]) -> None:
-    try:
-        channel.send(message)
-    except Exception:  # noqa: BLE001 - a view that cannot be reached is its own loss
-        _log.debug("a sidebar could not be told", exc_info=True)

@@ -30,17 +30,17 @@ class RequestHandler:
         self.states = MemoryStates(notebook, boot)
         self.plans = Plans(notebook)
 
-    def answer(self, asked: Ask | PlanRequest | Apply) -> Answer:
-        """Return the answer to a request. Raises NbguardError to refuse it."""
+    def answer(self, asked: Ask | PlanRequest | Apply) -> tuple[Answer, bool]:
+        """Return the answer to a request, and whether a cleanup has run. Raises NbguardError to refuse it."""
         match asked:
             case Ask(rid, heap, id):
-                return Explained(rid, why_view(why_in(self._notebook(), self._texts("why", heap, (id,))[0])))
+                return Explained(rid, why_view(why_in(self._notebook(), self._texts("why", heap, (id,))[0]))), False
             case PlanRequest():
-                return Planned(asked.rid, self._plan(asked))
+                return Planned(asked.rid, self._plan(asked)), False
             case Apply(rid, token):
                 view = self.plans.apply(token)
                 self.states.offer(self.plans.take_measured())
-                return Planned(rid, view) if isinstance(view, PlanView) else Done(rid, view)
+                return (Planned(rid, view), False) if isinstance(view, PlanView) else (Done(rid, view), True)
 
     def _plan(self, asked: PlanRequest) -> PlanView:
         texts = asked.names if asked.action == "unpark" else ()

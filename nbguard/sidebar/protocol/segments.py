@@ -11,7 +11,7 @@ from nbguard.memory.segments.fragmentation import free_runs, returnable_part
 from nbguard.memory.segments.pinning import HolderPins
 from nbguard.sidebar.protocol.state import DeviceSegments, Piece, PieceKind, Strip
 from nbguard.sidebar.protocol.truncation import truncate_utf8
-from nbguard.units import format_bytes
+from nbguard.units import counted, format_bytes
 
 _KINDS: tuple[PieceKind, ...] = ("allocated", "releasable", "stranded", "kept")
 _STRIPS = 40
@@ -95,10 +95,10 @@ def _sentence(device: DeviceAnalysis) -> str:
 
 def _pinned_by(row: HolderPins) -> str:
     what = "block" if row.kind in ("library", "pending") else "tensor"
-    s = "s" if row.blocks > 1 else ""
-    who = f"{row.blocks} {what}{s} of {truncate_utf8(row.label, 80)} ({format_bytes(row.nbytes)})"
+    who = f"{counted(row.blocks, what)} of {truncate_utf8(row.label, 80)} ({format_bytes(row.nbytes)})"
+    pin = "pins" if row.blocks == 1 else "pin"
     if not row.stranded_alone:
-        return f"{who}, together with others, pin{'' if s else 's'} {format_bytes(row.stranded)}."
+        return f"{who}, together with others, {pin} {format_bytes(row.stranded)}."
     how = "Clean stale frees it" if row.stale else "letting it go"
     gives = f"{'and gives' if row.stale else 'gives'} {format_bytes(row.gives_back)} back"
-    return f"{who} pin{'' if s else 's'} {format_bytes(row.stranded_alone)}: {how} {gives}."
+    return f"{who} {pin} {format_bytes(row.stranded_alone)}: {how} {gives}."

@@ -114,20 +114,20 @@ def test_the_holder_is_the_place_below_which_the_growth_divides() -> None:
 
     found = grown(*looks, expected=8 * MiB)
 
-    assert found == Grown("running train() → losses → graph", 8 * (MiB + KiB), 23 * (MiB + KiB))
+    assert found == Grown(holder="running train() → losses", nbytes=8 * (MiB + KiB), held=23 * (MiB + KiB), is_graph=True)
 
 
 def test_tensors_without_a_graph_are_not_said_to_have_one() -> None:
     looks = [holder_sizes(_graph(count, with_graph=False), {1: "kept"}) for count in (15, 23)]
 
-    assert grown(*looks, expected=8 * KiB) == Grown("running train() → kept", 8 * KiB, 23 * KiB)
+    assert grown(*looks, expected=8 * KiB) == Grown(holder="running train() → kept", nbytes=8 * KiB, held=23 * KiB)
 
 
 def test_graphs_that_lost_their_tensors_are_told_by_their_nodes() -> None:
     before = HolderSizes({("total",): 4, ("learn", ".model"): MiB}, {("total", " → graph"): 40})
     after = HolderSizes({("total",): 4, ("learn", ".model"): MiB}, {("total", " → graph"): 90})
 
-    assert grown(before, after, expected=50 * KiB) == Grown("total → graph", is_sum=True)
+    assert grown(before, after, expected=50 * KiB) == Grown(holder="total", is_graph=True, is_sum=True)
 
 
 def test_what_all_graphs_share_does_not_hide_that_they_are_kept() -> None:
@@ -140,7 +140,7 @@ def test_what_all_graphs_share_does_not_hide_that_they_are_kept() -> None:
         for last in (14, 22)
     )
 
-    assert grown(before, after, expected=50 * KiB) == Grown("losses → graph")
+    assert grown(before, after, expected=50 * KiB) == Grown(holder="losses", is_graph=True)
 
 
 def test_what_is_merely_replaced_has_not_grown() -> None:
@@ -149,7 +149,7 @@ def test_what_is_merely_replaced_has_not_grown() -> None:
         {("learn", ".xb", "[0]"): 5 * MiB, ("kept", "[0]"): MiB, ("kept", "[1]"): MiB, ("kept", "[2]"): MiB}, {}
     )
 
-    assert grown(before, after, expected=2 * MiB) == Grown("kept", 2 * MiB, 3 * MiB)
+    assert grown(before, after, expected=2 * MiB) == Grown(holder="kept", nbytes=2 * MiB, held=3 * MiB)
     assert grown(after, after, expected=2 * MiB) is None
 
 
@@ -167,8 +167,10 @@ def test_names_come_before_running_functions_and_outer_functions_before_inner() 
 
 
 def test_a_finding_names_the_line_to_change() -> None:
-    graph = growth_finding(Growth(per_batch=3 * MiB, batches=40, holder="running train() → losses → graph", held=90 * MiB))
-    total = growth_finding(Growth(per_batch=5 * KiB, batches=40, holder="total → graph", is_sum=True))
+    graph = growth_finding(
+        Growth(per_batch=3 * MiB, batches=40, holder="running train() → losses", held=90 * MiB, is_graph=True)
+    )
+    total = growth_finding(Growth(per_batch=5 * KiB, batches=40, holder="total", is_graph=True, is_sum=True))
     kept = growth_finding(Growth(per_batch=MiB, batches=40, holder="learn.keep.preds", held=40 * MiB, epochs=2))
     cache = growth_finding(Growth(per_batch=MiB, batches=40, holder="ds.cache", held=40 * MiB))
     unknown = growth_finding(Growth(per_batch=0, batches=40, per_epoch=MiB, epochs=4))
@@ -301,4 +303,4 @@ def test_a_list_is_named_and_not_the_one_of_its_graphs_by_which_what_is_new_was_
     found = grown(HolderSizes({at: 1000}, {at: 9}), HolderSizes({at: 90_000}, {at: 900}), 80_000)
 
     assert found is not None
-    assert (found.holder, found.is_sum) == ("losses → graph", False)
+    assert (found.holder, found.is_graph, found.is_sum) == ("losses", True, False)

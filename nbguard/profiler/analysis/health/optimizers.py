@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbguard.profiler.analysis.report import FitFinding
-from nbguard.units import MiB, format_bytes
+from nbguard.units import MiB, counted, format_bytes
 
 HALF_ROUNDS_TO_ZERO = 2.0**-25
 """The largest number that float16 rounds to 0."""
@@ -59,7 +59,7 @@ def _eps(facts: OptimizerFacts) -> Iterator[FitFinding]:
             kind="eps",
             severity="problem",
             what=f"eps={eps:g} of {_name(facts)} is 0 in float16",
-            evidence=f"{count} float16 parameter{_s(count)}: where the moments are 0, too, the step divides 0 by 0 "
+            evidence=f"{counted(count, 'float16 parameter')}: where the moments are 0, too, the step divides 0 by 0 "
             "and gives NaN",
             change=f"{eps_of}, or keep the parameters in float32 and use `torch.autocast`",
         )
@@ -111,7 +111,7 @@ def _without_gradients(facts: OptimizerFacts) -> Iterator[FitFinding]:
         yield FitFinding(
             kind="unused",
             severity="note",
-            what=f"{len(names)} parameter{_s(len(names))} of {_name(facts)} never got a gradient",
+            what=f"{counted(len(names), 'parameter')} of {_name(facts)} never got a gradient",
             evidence=f"{shown}{more}: {'it requires' if len(names) == 1 else 'they require'} one, and the loss does "
             "not depend on "
             f"{'it' if len(names) == 1 else 'them'}",
@@ -121,7 +121,3 @@ def _without_gradients(facts: OptimizerFacts) -> Iterator[FitFinding]:
 
 def _name(facts: OptimizerFacts) -> str:
     return "fastai's optimizer" if facts.is_fastai else facts.name
-
-
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"

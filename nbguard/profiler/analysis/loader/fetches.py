@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbguard.profiler.analysis.loader.slowest import FetchStep
-from nbguard.units import format_time
+from nbguard.units import counted, format_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class SlowStep:
 
     def evidence(self) -> str:
         """Return its figures in words."""
-        calls = f"{self.calls:.0f} call{'s' if round(self.calls) != 1 else ''} per batch"
+        calls = f"{counted(round(self.calls), 'call')} per batch"
         whole = f"{format_time(self.per_batch)} of each batch's {format_time(self.fetch)}"
         inner = f", nearly all of it in {self.step.function.inner}" if self.step.function.inner else ""
         return f"{format_time(self.per_call)} per call, {calls}, {whole}{inner}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import median
 
-from nbguard.profiler.analysis.memory.holders import GRAPH, Grown
+from nbguard.profiler.analysis.memory.holders import Grown
 from nbguard.profiler.analysis.report import FitFinding, Growth
 from nbguard.units import KiB, format_bytes
 
@@ -80,7 +80,7 @@ def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
     per_batch, per_epoch = growth_per_batch(samples), growth_per_epoch(samples)
     if per_batch is None and per_epoch is None:
         return None
-    holder = grown or Grown("")
+    holder = grown or Grown(holder="")
     return Growth(
         per_batch=per_batch or 0,
         batches=samples[-1].batch - WARM_UP,
@@ -88,6 +88,7 @@ def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
         held=holder.held,
         per_epoch=per_epoch,
         epochs=len({sample.epoch for sample in samples}),
+        is_graph=holder.is_graph,
         is_sum=holder.is_sum,
     )
 
@@ -110,7 +111,7 @@ def growth_finding(growth: Growth) -> FitFinding:
     """Return the finding on memory that grows."""
     per, nbytes = ("batch", growth.per_batch) if growth.per_batch else ("epoch", growth.per_epoch)
     rate = f"{format_bytes(nbytes)} per {per}"
-    where, is_graph = growth.holder.removesuffix(GRAPH), growth.holder.endswith(GRAPH)
+    where, is_graph = growth.holder, growth.is_graph
     what = f"memory grows by {rate}: "
     evidence = f"+{rate}, seen over {growth.batches} training batches at the same point of each"
     if growth.held:

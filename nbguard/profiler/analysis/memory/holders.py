@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from nbguard.memory.facts import Graph, Root
-from nbguard.memory.references.graph import STALE_KINDS, shortest_paths
+from nbguard.memory.references.graph import GRAPH, STALE_KINDS, shortest_paths
 
 HolderPath = tuple[str, ...]
 """The way from a root to a tensor as one would write it, step by step: ("losses", "[3]", " → graph")."""
@@ -16,8 +16,6 @@ HolderPath = tuple[str, ...]
 _ORDER = ("name", "module", "frame")
 _ITEM = r"\[\d+\]"
 """A step to an item of a list."""
-
-GRAPH = " → graph"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +96,14 @@ class _Writer:
         return tuple(steps)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
     """The holder that grew most between two looks, in bytes."""
 
-    holder: str  # the way to it as one would write it
+    holder: str  # the way to it as one would write it, e.g. "losses"
     nbytes: int = 0  # by which it grew between the two looks
     held: int = 0  # bytes that it held at the second
+    is_graph: bool = False  # the autograd graphs of its tensors grow
     is_sum: bool = False  # it is one tensor, whose graph grows
 
 
@@ -123,13 +122,23 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
         in_graphs, nodes = _where(before.nodes, after.nodes)
         if nodes:
             place = _of_list(in_graphs)
-            return Grown("".join(place).removesuffix(GRAPH) + GRAPH, is_sum=GRAPH in place)
+            return Grown(holder=_written(place), is_graph=True, is_sum=GRAPH in place)
     if not at:
         return None
     at = _of_list(at)
     graphs = _total(after.nbytes, at, GRAPH) - _total(before.nbytes, at, GRAPH)
-    words = "".join(at) + (GRAPH if GRAPH not in at and graphs > nbytes / 2 else "")
-    return Grown(words, nbytes, _total(after.nbytes, at), is_sum=GRAPH in at)
+    return Grown(
+        holder=_written(at),
+        nbytes=nbytes,
+        held=_total(after.nbytes, at),
+        is_graph=at[-1] == GRAPH or (GRAPH not in at and graphs > nbytes / 2),
+        is_sum=GRAPH in at,
+    )
+
+
+def _written(at: HolderPath) -> str:
+    """Return a place as one would write it; the step to a graph at its end is left out."""
+    return "".join(at[:-1] if at[-1:] == (GRAPH,) else at)
 
 
 def _of_list(at: HolderPath) -> HolderPath:
