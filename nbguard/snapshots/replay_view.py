@@ -19,18 +19,18 @@ _NAMES = ("settings", "peak reserved", "out of memory", "retries", "driver calls
 
 
 def replay_blocks(name: str, replays: tuple[DeviceReplay, ...]) -> Iterator[Block]:
-    """Yield how much of each device's trace was reproduced."""
+    """Yield the share of each device's trace that was reproduced."""
     if not replays:
         yield Title(f"{name}: no device is in it")
     for replay in replays:
         yield Section(name, f"cuda:{replay.device}", _self_check(replay))
         yield Line(_state(replay))
         if replay.repairs:
-            yield Line(f"{replay.repairs} facts on the state before the trace were told by the trace itself")
+            yield Line(f"{replay.repairs} facts on the state before the trace follow from the trace itself")
 
 
 def _self_check(replay: DeviceReplay) -> str:
-    """Return 'x of y events reproduced', and where the first is not."""
+    """Return 'x of y events reproduced', and the first difference."""
     if not replay.events:
         return "no trace was recorded"
     text = f"{replay.reproduced} of {replay.events} events reproduced"
@@ -53,9 +53,9 @@ def _state(replay: DeviceReplay) -> str:
 
 
 def whatifs_blocks(whatifs: WhatIfs) -> Iterator[Block]:
-    """Yield each device's what-if, then what can be let go now."""
-    for each in whatifs.devices:
-        yield from whatif_blocks(whatifs.name, each)
+    """Yield each device's what-if, then the memory that can be freed now."""
+    for whatif in whatifs.devices:
+        yield from whatif_blocks(whatifs.name, whatif)
     if whatifs.to_free:
         yield Listing(sentences=whatifs.to_free, mark="•")
 

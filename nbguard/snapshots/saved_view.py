@@ -16,7 +16,7 @@ _CHANGE_NAMES = ("change", "before", "after")
 
 
 def written_blocks(written: SnapshotFiles) -> Iterator[Block]:
-    """Yield the file that was written, the one beside it, and what they lack."""
+    """Yield the file that was written, the one beside it, and the facts that they lack."""
     parts = f"{counted(written.segments, 'segment')}, {_entries(written.events)}"
     yield Title(f"{written.path}  {format_bytes(written.nbytes)}: {parts}")
     left = f"; {counted(written.unnamed, 'small holder')} had no room" if written.unnamed else ""

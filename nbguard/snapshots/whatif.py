@@ -65,7 +65,7 @@ def whatif_report(
         capacity: bytes that the allocator can have in all; by default as many as it could have had.
         fraction: the share of `capacity` that the process may take, where the sidecar has none.
         progress: called while a file is read.
-        namespace: the names to say what to free by; the notebook's, or the script's, if not given.
+        namespace: the names that the advice on freeing uses; by default the notebook's, or the script's.
 
     Raises:
         NbguardError: nothing is recorded; or the file, a setting or the device cannot be used.

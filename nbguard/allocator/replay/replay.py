@@ -48,11 +48,11 @@ class DeviceReplay:
     live_at_start: int  # blocks in use when the trace begins
     settings: AllocatorSettings  # recorded, else PyTorch's defaults
     torch_version: str  # whose rules were applied
-    is_version_known: bool  # the file, its sidecar or the caller tells the version
+    is_version_known: bool  # the version is known from the file, its sidecar or the caller
 
     @property
     def is_exact(self) -> bool:
-        """Return whether every event and the final state are as recorded."""
+        """Say whether every event and the final state are as recorded."""
         return self.reproduced == self.events and self.is_final_equal
 
 
@@ -66,7 +66,7 @@ class RecordedDevice:
     start: InitialState  # the state before the first event of the trace
     settings: AllocatorSettings  # recorded, else PyTorch's defaults
     torch_version: str  # whose rules apply
-    is_version_known: bool  # the file, its sidecar or the caller tells the version
+    is_version_known: bool  # the version is known from the file, its sidecar or the caller
     capacity: int | None = None  # bytes of the device; None: not known
     fraction: float | None = None  # share of the device that the process might take; None: not known
 

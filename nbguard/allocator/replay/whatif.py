@@ -175,7 +175,7 @@ def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple
     by_stack: dict[int, list[int]] = {}
     for address, held in live.values():
         by_stack.setdefault(held.stack, []).append(model.live[address].size)
-    holders = sorted(((stack, sum(sizes), len(sizes)) for stack, sizes in by_stack.items()), key=lambda each: -each[1])
+    holders = sorted(((stack, sum(sizes), len(sizes)) for stack, sizes in by_stack.items()), key=lambda holder: -holder[1])
     return Refusal(
         position=op.position,
         number=number,

@@ -10,13 +10,13 @@ Observed = TypeVar("Observed", covariant=True)
 
 
 class Instrument(Protocol[Observed]):
-    """Watches one thing during a fit, and returns what it saw as a part of `FitObservations`: frozen, without live objects."""
+    """Watches one thing during a fit. Its observations are a part of `FitObservations`: frozen, without live objects."""
 
     def start(self, recorder: Recorder) -> None:
-        """Put up what it needs, on the thread of the fit. An exception switches it off, not the fit."""
+        """Subscribe and patch, on the thread of the fit. An exception switches it off, not the fit."""
 
     def stop(self) -> None:
         """Take everything down again; called once, however the fit has ended, and before anything is shown."""
 
     def observe(self) -> Observed:
-        """Return what it saw; called after `stop`."""
+        """Return its observations; called after `stop`."""

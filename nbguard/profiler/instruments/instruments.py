@@ -68,7 +68,7 @@ class Instruments:
         )
 
     def start(self) -> None:
-        """Put everything around what runs from here on."""
+        """Put all instruments around the code that runs from here on."""
         for instrument in self._instruments:
             self._try("start", instrument, self.recorder)
         for front in (self.loop, self.fastai):
@@ -82,7 +82,7 @@ class Instruments:
         return log
 
     def observe(self, log: PhaseLog, *, title: str, ending: Ending, error: str) -> FitObservations:
-        """Return what all instruments saw of a fit that ended in this way; called after `stop`.
+        """Return the observations of all instruments, of a fit that ended in this way; called after `stop`.
 
         The messages of other ranks are not in it yet: they are exchanged once this rank's own fit is analysed.
         """
@@ -108,7 +108,7 @@ class Instruments:
         )
 
     def _ask(self, instrument: Instrument[_T], otherwise: _T) -> _T:
-        """Return what an instrument saw; of one that fails, `otherwise`."""
+        """Return the observations of an instrument; `otherwise` if it fails."""
         try:
             return instrument.observe()
         except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the rest of the report

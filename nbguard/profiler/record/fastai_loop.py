@@ -46,13 +46,13 @@ class FastaiLoop:
         """Put the marks in; if fastai is not imported yet, once a loader is asked after it has been."""
         self._put_in()
         if not self._is_in:
-            self._recorder.subscribe("loader", self._late)
+            self._recorder.subscribe("loader", self._put_in_late)
 
-    def _late(self, _: Any) -> None:
+    def _put_in_late(self, _: Any) -> None:
         """Put the marks in if fastai has been imported since; the fit that asks its first loader then goes on already."""
         self._put_in()
         if self._is_in:
-            self._recorder.unsubscribe("loader", self._late)
+            self._recorder.unsubscribe("loader", self._put_in_late)
             learner = _fitting()
             if learner is not None:
                 self.joins(learner)
@@ -161,7 +161,7 @@ class FastaiLoop:
             targets, loss = learner.yb, learner.loss_grad
         except AttributeError:
             return
-        if type(targets) in (tuple, list) and not targets:  # the loss is that of an earlier batch
+        if type(targets) in (tuple, list) and not targets:  # the loss belongs to an earlier batch
             return
         self._recorder.boundary("loss")
         self._recorder.emit("loss", loss)

@@ -1,7 +1,7 @@
 """The log of a running fit, and its events for instruments.
 
-A mark says what went on since the mark before; so every nanosecond belongs to one phase, whatever is nested in what. Time
-in which nbguard itself looks is marked, too.
+A mark ends the phase that began at the mark before; so every nanosecond belongs to one phase, however phases are nested.
+Time in which nbguard itself looks is marked, too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 def _not_in_the_child() -> None:
-    """A worker is forked from the thread of the fit and has its identity: what it does is no part of the log."""
+    """A worker is forked from the thread of the fit and has its identity: its calls are no part of the log."""
     for recorder in _running:
         recorder.thread = _OFF
 
@@ -79,10 +79,10 @@ class StopFit(Exception):  # noqa: N818 - no mistake: it is meant
 
 
 class Recorder:
-    """Keeps the log of the thread that makes it, and calls subscribers at events. Holds no object of the user's.
+    """Keeps the log of the thread that creates it, and calls subscribers at events. Holds no object of the user's.
 
     `mark(code)` logs the phase that has gone on since the last mark; `current` is the number of the phase that goes on now;
-    `subscribers` are those of this batch, by event.
+    `subscribers` receive the events of this batch.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -91,7 +91,7 @@ class Recorder:
         self.batches = 0
         self.trained = 0  # batches of loaders in which there was a loss to train on
         self.elsewhere = False  # whether another thread asked a loader for a batch
-        self.loading = 0  # a loader is asked now: what goes on inside is its way to make a batch
+        self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
         self.failed: list[str] = []  # instruments that made a mistake and are off, in words
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
@@ -162,27 +162,27 @@ class Recorder:
         """Note that the iterator had no such batch left."""
         self.batches -= 1
         self.boundary("end", loop)
-        self.subscribers, self.looks = self._sampled, True  # what follows may be a loop without a loader
+        self.subscribers, self.looks = self._sampled, True  # a loop without a loader may follow
         self.emit("end")
 
     def look_at(self, batches: int) -> None:
         """Have the next batches looked at, all of them."""
         self._all = max(self._all, self.batches + batches)
 
-    def subscribe(self, event: Event, act: Callable[..., None], *, each: bool = False) -> None:
+    def subscribe(self, event: Event, act: Callable[..., None], *, every_batch: bool = False) -> None:
         """Have `act` called at an event, once even if asked for twice; its time is nbguard's own.
 
-        `each`: in every batch, not only in those that are looked at. One that raises is called no more, and the fit goes on.
+        `every_batch`: also in batches that are not looked at otherwise. One that raises is called no more, and the fit goes on.
         Only `StopFit` ends the fit. Patched functions log nothing of the calls that `act` makes.
         """
-        for subscribers in (self._sampled, self._always)[: 1 + (each or event in _RARE)]:
+        for subscribers in (self._sampled, self._always)[: 1 + (every_batch or event in _RARE)]:
             if act not in subscribers[event]:
                 subscribers[event] = (*subscribers[event], act)
 
     def unsubscribe(self, event: Event, act: Callable[..., None]) -> None:
         """Have `act` called no more: an event without subscribers costs next to nothing."""
         for subscribers in (self._sampled, self._always):
-            subscribers[event] = tuple(each for each in subscribers[event] if each != act)
+            subscribers[event] = tuple(subscriber for subscriber in subscribers[event] if subscriber != act)
 
     def emit(self, event: Event, *facts: Any) -> None:
         """Call the subscribers to an event."""
@@ -211,7 +211,9 @@ class Recorder:
         part = getattr(act, "__self__", act)
         for subscribers in (self._sampled, self._always):
             for name, acts in subscribers.items():
-                subscribers[name] = tuple(each for each in acts if getattr(each, "__self__", each) is not part)
+                subscribers[name] = tuple(
+                    subscriber for subscriber in acts if getattr(subscriber, "__self__", subscriber) is not part
+                )
         self.failed.append(f"{type(part).__name__} failed at {event!r} and was switched off ({type(error).__name__}: {error})")
 
     def stop(self) -> PhaseLog:

@@ -16,7 +16,7 @@ _PYTHON = 0.30  # of a step in callbacks and other code, on a CPU
 
 
 def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accelerator: bool) -> LoaderVerdict:
-    """Return what the steady state of a fit waits for, and what to change in its loaders.
+    """Return the verdict on the steady state of a fit, and the advice on its loaders.
 
     Args:
         timing: where the time went; `busy` is the GPU's share, where it is known.

@@ -9,7 +9,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.units import format_time
 
 _SHARE, _LITTLE = 0.05, 0.01
-"""Of a batch: what takes as much is worth a change, or a word."""
+"""Shares of a batch from which a callback is worth a change, or a word."""
 _NOTICED = 500_000
 """Nanoseconds of a batch: less is not worth a word."""
 

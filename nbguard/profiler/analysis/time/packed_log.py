@@ -29,9 +29,9 @@ def pack_log(log: PhaseLog) -> dict[str, Any]:
         "codes": _pack("H", log.codes),
         "times": _pack("q", _steps(log.times, log.start)),
         "boundaries": len(log.boundaries),
-        "kinds": _pack("B", [_KINDS.index(each.kind) for each in log.boundaries]),
-        "places": _pack("q", _steps([each.at for each in log.boundaries], 0)),
-        "loops": _pack("q", [each.loop for each in log.boundaries]),
+        "kinds": _pack("B", [_KINDS.index(boundary.kind) for boundary in log.boundaries]),
+        "places": _pack("q", _steps([boundary.at for boundary in log.boundaries], 0)),
+        "loops": _pack("q", [boundary.loop for boundary in log.boundaries]),
     }
 
 

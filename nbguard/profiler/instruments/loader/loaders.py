@@ -1,4 +1,4 @@
-"""Watches a fit's loaders: how they are set up, what their fetches cost and which function costs it."""
+"""Watches a fit's loaders: their settings, the cost of their fetches and the function that costs most."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Watched:
         return replace(self.facts, iterators=self.iterators, start=start, fetch=fetch)
 
     def new_board(self, workers: int) -> WorkerBoard:
-        """Return what the workers that are about to start write to."""
+        """Return the board of the workers that are about to start."""
         board = WorkerBoard(workers, self.part())
         self.boards.append(board)
         if len(self.boards) > _BOARDS:
@@ -75,7 +75,7 @@ class LoaderWatch:
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._board: WorkerBoard | None = None  # that a process forked now writes to
         self._mine: tuple[int, FetchTimer] | None = None  # in a worker
-        self._late: tuple[_Watched, int] | None = None  # waits for its first batch
+        self._awaited: tuple[_Watched, int] | None = None  # waits for its first batch
         self._fresh: tuple[_Watched, int] | None = None  # has given one batch at most
 
     def start(self, recorder: Recorder) -> None:
@@ -102,10 +102,10 @@ class LoaderWatch:
 
     def loader(self) -> Any | None:
         """Return the loader of the training batches itself: torch's or fastai's; None if it is gone, or there was none."""
-        training = [each for each in self._watched if each.facts.is_training and each.ref is not None]
-        found = max(training, key=lambda each: each.part().fetches, default=None)
-        loader = found.ref() if found is not None and found.ref is not None else None
-        is_fastai = found is not None and found.facts.is_fastai
+        training = [watched for watched in self._watched if watched.facts.is_training and watched.ref is not None]
+        busiest = max(training, key=lambda watched: watched.part().fetches, default=None)
+        loader = busiest.ref() if busiest is not None and busiest.ref is not None else None
+        is_fastai = busiest is not None and busiest.facts.is_fastai
         return attribute_of(loader, "d") if is_fastai else loader
 
     # --- on the thread of the fit, as iterators begin ---------------------------------------------------------------------
@@ -162,14 +162,14 @@ class LoaderWatch:
         self._recorder.subscribe("backward", self._backward)
         begun = self._begun.get(iterator)
         if begun is not None:
-            self._late = watched, begun
+            self._awaited = watched, begun
             self._recorder.subscribe("waited", self._waited)
 
     def _waited(self) -> None:
-        if self._late is not None:
-            watched, begun = self._late
+        if self._awaited is not None:
+            watched, begun = self._awaited
             watched.starts.append(self._recorder.clock() - begun)
-        self._late = None
+        self._awaited = None
         self._recorder.unsubscribe("waited", self._waited)
 
     def _batch(self, number: int) -> None:
@@ -183,7 +183,7 @@ class LoaderWatch:
         self._settle()
 
     def _settle(self) -> None:
-        """Listen no more: what the loader is for is known."""
+        """Listen no more: the purpose of the loader is known."""
         self._fresh = None
         self._recorder.unsubscribe("batch", self._batch)
         self._recorder.unsubscribe("backward", self._backward)
