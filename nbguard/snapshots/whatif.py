@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from nbguard.allocator.replay.data import whatif_data
 from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
@@ -18,7 +19,6 @@ from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
 from nbguard.snapshots.capture import cell_files
 from nbguard.snapshots.load import Progress, load_named, with_cell_names
-from nbguard.snapshots.replay_data import whatif_data
 from nbguard.snapshots.save import live_snapshot
 from nbguard.units import format_bytes
 
@@ -33,7 +33,7 @@ class WhatIfs(Result):
     """The what-ifs of all devices of one history."""
 
     kind: ClassVar[str] = "whatif"
-    view: ClassVar[str] = "nbguard.snapshots.replay_view:whatifs_blocks"
+    view: ClassVar[str] = "nbguard.snapshots.saved_view:whatifs_blocks"
 
     name: str  # of the file; "this kernel" for the history of this process
     devices: tuple[WhatIf, ...]
@@ -41,7 +41,7 @@ class WhatIfs(Result):
 
     def to_data(self) -> dict[str, Any]:
         """Return for each device the same data as `python -m nbguard whatif --json`; bytes as integers."""
-        devices = [whatif_data(self.name, whatif) for whatif in self.devices]
+        devices = [{"file": self.name, **whatif_data(whatif)} for whatif in self.devices]
         return {"schema": SCHEMA, "kind": self.kind, "name": self.name, "devices": devices, "to_free": list(self.to_free)}
 
 

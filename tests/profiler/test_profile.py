@@ -158,7 +158,13 @@ def test_a_simulated_device_counts_the_memory_of_a_fit() -> None:
 
 def timing(**medians: int) -> Timing:
     rows = tuple(
-        TimeRow(phase=name.replace("_", " "), group="batch", total=10 * median, median=median)
+        TimeRow(
+            phase=name.replace("_", " "),
+            group="batch",
+            total=10 * median,
+            callback=name.partition("callback_")[2],
+            median=median,
+        )
         for name, median in medians.items()
     )
     return Timing(wall=sum(row.total for row in rows), rows=rows, batches=10, warm_up=3, step=sum(medians.values()))
@@ -177,7 +183,7 @@ def test_a_callback_that_takes_a_share_of_a_batch_is_named() -> None:
 
 
 def test_a_callback_that_works_in_few_batches_costs_each_its_share() -> None:
-    row = TimeRow(phase=phases.callback("Logs"), group="batch", total=300 * MS, median=0, p95=30 * MS)
+    row = TimeRow(phase=phases.callback("Logs"), callback="Logs", group="batch", total=300 * MS, median=0, p95=30 * MS)
     every_tenth = Timing(
         wall=1300 * MS,
         rows=(TimeRow(phase=phases.FORWARD, group="batch", total=1000 * MS, median=10 * MS), row),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, Driver, SimulatedDriver
@@ -13,6 +14,8 @@ from nbguard.allocator.replay.player import Player
 from nbguard.allocator.replay.rollback import InitialState, roll_back
 from nbguard.allocator.replay.start import StartCorrections
 from nbguard.allocator.snapshot.snapshot import Event, Snapshot, SnapshotSegment, Trace
+from nbguard.render.json import SCHEMA
+from nbguard.render.result import Result
 
 _MOST_PASSES = 40
 """Passes over a trace to learn the state at its start."""
@@ -33,8 +36,12 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReplay:
+class DeviceReplay(Result):
     """The replay of one device under the recorded settings."""
+
+    kind: ClassVar[str] = "devicereplay"
+    view: ClassVar[str] = "nbguard.allocator.replay.view:device_replay_blocks"
+    label: ClassVar[str] = "replay of a recorded trace"
 
     device: int  # number of the device
     events: int  # of the allocator, in the trace
@@ -54,6 +61,12 @@ class DeviceReplay:
     def is_exact(self) -> bool:
         """Say whether every event and the final state are as recorded."""
         return self.reproduced == self.events and self.is_final_equal
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the data of a device in `python -m nbguard replay --json`; bytes as integers."""
+        from nbguard.allocator.replay.data import replay_data
+
+        return {"schema": SCHEMA, "kind": self.kind, **replay_data(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, SimulatedDriver
@@ -13,6 +14,8 @@ from nbguard.allocator.replay.program import Op, program, usable_bytes
 from nbguard.allocator.replay.replay import DeviceReplay, RecordedDevice, best_play, recorded_device
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError
+from nbguard.render.json import SCHEMA
+from nbguard.render.result import Result
 
 Progress = Callable[[int, int], None]
 """Called after each run with (runs done, runs in all)."""
@@ -69,14 +72,24 @@ class WhatIfRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(Result):
     """The results of one device's recorded program under several settings."""
+
+    kind: ClassVar[str] = "devicewhatif"
+    view: ClassVar[str] = "nbguard.allocator.replay.view:whatif_blocks"
+    label: ClassVar[str] = "what if the allocator had other settings"
 
     replay: DeviceReplay  # under the recorded settings, with the share of events reproduced
     rows: tuple[WhatIfRow, ...]  # the recorded settings first
     capacity: int | None  # bytes that the allocator can have in all; None: not known, and no request is refused
     requests: int  # in the trace, and those for blocks from before it
     snapshot: Snapshot  # the source
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the data of `python -m nbguard whatif --json`, without the name of the file; bytes as integers."""
+        from nbguard.allocator.replay.data import whatif_data
+
+        return {"schema": SCHEMA, "kind": self.kind, **whatif_data(self)}
 
 
 def what_if(

@@ -21,6 +21,7 @@ class TimeRow:
     phase: str  # in the words of `phases`, e.g. "forward"
     group: Group  # where in the fit
     total: int  # sum over the fit
+    callback: str = ""  # class of the callback whose code this is; "": no callback's
     median: int | None = None  # of a batch; None: not in training batches
     p95: int | None = None  # 95th percentile of a batch; None likewise
     gpu: int | None = None  # median of the GPU's own time, where CUDA events were recorded

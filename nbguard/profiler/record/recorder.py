@@ -95,6 +95,7 @@ class Recorder:
         self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
         self.failed: list[str] = []  # instruments that made a mistake and are off, in words
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
+        self._callbacks: dict[int, str] = {}  # class of the callback, by the number of its phase
         self._log = Log(clock)
         self.mark = self._log.mark
         self._sampled: Subscribers = dict.fromkeys(get_args(Event), ())
@@ -112,6 +113,16 @@ class Recorder:
     def code(self, phase: str) -> int:
         """Return the number of a phase, by which marks know it."""
         return self._labels.setdefault(phase, len(self._labels))
+
+    def code_of_callback(self, name: str) -> int:
+        """Return the number of the phase in which callbacks of a class run."""
+        code = self.code(phases.callback(name))
+        self._callbacks[code] = name
+        return code
+
+    def callback(self, code: int) -> str:
+        """Return the class of the callback whose phase has a number; "" where it is no callback's."""
+        return self._callbacks.get(code, "")
 
     def phase(self, code: int) -> str:
         """Return the phase of a number."""
@@ -223,7 +234,8 @@ class Recorder:
             self._has_ended, self.thread = True, _OFF
             self._sampled = self._always = self.subscribers = dict.fromkeys(self._sampled, ())
             self.looks = False
-        return self._log.marks(self._start, tuple(self._labels))
+        callbacks = {self.phase(code): name for code, name in self._callbacks.items()}
+        return self._log.marks(self._start, tuple(self._labels), callbacks)
 
     def boundaries(self, most: int) -> Iterator[Boundary]:
         """Yield the boundaries among so many of the log's first entries."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nbguard.profiler.analysis.time import phases
@@ -46,6 +46,7 @@ class Batches:
     start: int  # when the log began, by the clock of the marks
     wall: int  # nanoseconds: all of it
     fits: int = 0  # of Learners
+    callbacks: Mapping[str, str] = field(default_factory=dict)  # class of the callback by its phase, as in the log
 
 
 @dataclass(slots=True, kw_only=True)
@@ -229,7 +230,12 @@ def divide(marks: PhaseLog) -> Batches:
     """Return the batches of a log. Their times and those outside add up to its wall time."""
     divider = _Divider(marks)
     return Batches(
-        batches=tuple(divider.batches), outside=dict(divider.outside), start=marks.start, wall=marks.wall, fits=divider.fits
+        batches=tuple(divider.batches),
+        outside=dict(divider.outside),
+        start=marks.start,
+        wall=marks.wall,
+        fits=divider.fits,
+        callbacks=marks.callbacks,
     )
 
 

@@ -57,14 +57,21 @@ def _rows(batches: Batches, trained: set[int], steady: list[Batch]) -> Iterator[
     validation = [batch for batch in batches.batches if batch.loop not in trained]
     for phase, total in _ordered(_total(batch for batch in batches.batches if batch.loop in trained)):
         steadily = sorted(batch.times.get(phase, 0) for batch in steady)
-        yield TimeRow(phase=phase, group="batch", total=total, median=quantile(steadily, 0.5), p95=quantile(steadily, 0.95))
+        yield TimeRow(
+            phase=phase,
+            group="batch",
+            total=total,
+            callback=batches.callbacks.get(phase, ""),
+            median=quantile(steadily, 0.5),
+            p95=quantile(steadily, 0.95),
+        )
     groups: tuple[tuple[Group, Counter[str]], ...] = (("validation", _total(validation)), ("around", Counter(batches.outside)))
     own = sum(batch.times.get(phases.OWN, 0) for batch in batches.batches)
     for group, totals in groups:
         if group == "around" and own + totals[phases.OWN]:
             totals[phases.OWN] += own
         for phase, total in _ordered(totals):
-            yield TimeRow(phase=phase, group=group, total=total)
+            yield TimeRow(phase=phase, group=group, total=total, callback=batches.callbacks.get(phase, ""))
 
 
 def _total(batches: Iterable[Batch]) -> Counter[str]:

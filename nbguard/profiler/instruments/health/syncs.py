@@ -10,7 +10,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite
-from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.batch_position import Bodies, Body
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
@@ -176,8 +175,7 @@ class SyncWatch:
 
     def _callback(self) -> str:
         """Return the callback that runs now; an empty string if none does."""
-        phase = self._recorder.phase(self._recorder.current)
-        return phase.removeprefix(phases.callback("")) if phases.is_callback(phase) else ""
+        return self._recorder.callback(self._recorder.current)
 
     def _is_internal(self, code: CodeType) -> bool:
         known = self._internal.get(code)

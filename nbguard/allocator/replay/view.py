@@ -1,9 +1,8 @@
-"""Replays and what-ifs as blocks, in a notebook and on the command line."""
+"""Replays and what-ifs of one device as blocks, in a notebook and on the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from nbguard.allocator.replay.advice import notes, recommendation, requests_name, settings_name
 from nbguard.allocator.replay.replay import DeviceReplay
@@ -11,9 +10,6 @@ from nbguard.allocator.replay.whatif import WhatIf, WhatIfRow
 from nbguard.allocator.snapshot.snapshot import Event
 from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
 from nbguard.units import format_bytes
-
-if TYPE_CHECKING:
-    from nbguard.snapshots.whatif import WhatIfs
 
 _NAMES = ("settings", "peak reserved", "out of memory", "retries", "driver calls")
 
@@ -23,10 +19,15 @@ def replay_blocks(name: str, replays: tuple[DeviceReplay, ...]) -> Iterator[Bloc
     if not replays:
         yield Title(f"{name}: no device is in it")
     for replay in replays:
-        yield Section(name, f"cuda:{replay.device}", _self_check(replay))
-        yield Line(_state(replay))
-        if replay.repairs:
-            yield Line(f"{replay.repairs} facts on the state before the trace follow from the trace itself")
+        yield from device_replay_blocks(replay, name)
+
+
+def device_replay_blocks(replay: DeviceReplay, name: str = "replay") -> Iterator[Block]:
+    """Yield the share of one device's trace that was reproduced; `name`: of the file."""
+    yield Section(name, f"cuda:{replay.device}", _self_check(replay))
+    yield Line(_state(replay))
+    if replay.repairs:
+        yield Line(f"{replay.repairs} facts on the state before the trace follow from the trace itself")
 
 
 def _self_check(replay: DeviceReplay) -> str:
@@ -52,16 +53,8 @@ def _state(replay: DeviceReplay) -> str:
     return f"peak reserved {format_bytes(replay.peak_reserved)} · segments and blocks at the end {final} · {settings}"
 
 
-def whatifs_blocks(whatifs: WhatIfs) -> Iterator[Block]:
-    """Yield each device's what-if, then the memory that can be freed now."""
-    for whatif in whatifs.devices:
-        yield from whatif_blocks(whatifs.name, whatif)
-    if whatifs.to_free:
-        yield Listing(sentences=whatifs.to_free, mark="•")
-
-
-def whatif_blocks(name: str, whatif: WhatIf) -> Iterator[Block]:
-    """Yield the self-check of the replay, the table of settings, the recommendation and notes."""
+def whatif_blocks(whatif: WhatIf, name: str = "what if") -> Iterator[Block]:
+    """Yield the self-check of the replay, the table of settings, the recommendation and notes; `name`: of the file."""
     device = f"cuda:{whatif.replay.device}"
     if not whatif.replay.events:
         start = "torch.cuda.memory._record_memory_history() starts one."
