@@ -15,7 +15,7 @@ from nbguard.profiler.analysis.report import Ending, FitReport, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.instruments import Instruments
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
-from nbguard.profiler.instruments.memory.retained_graphs import kept_graphs
+from nbguard.profiler.instruments.memory.growth import kept_graphs
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.outputs import Outputs
 from nbguard.profiler.record.recorder import Recorder

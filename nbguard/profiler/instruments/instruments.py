@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.health.amp import AmpFacts
@@ -20,7 +20,6 @@ from nbguard.profiler.instruments.health.gpu import GpuWatch
 from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
 from nbguard.profiler.instruments.health.switches import SwitchWatch
 from nbguard.profiler.instruments.health.syncs import SyncWatch
-from nbguard.profiler.instruments.instrument import Instrument
 from nbguard.profiler.instruments.loader.loader_facts import usable_cores
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
@@ -34,6 +33,20 @@ from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
 _T = TypeVar("_T")
+Observed = TypeVar("Observed", covariant=True)
+
+
+class Instrument(Protocol[Observed]):
+    """Watches one thing during a fit. Its observations are a part of `FitObservations`: frozen, without live objects."""
+
+    def start(self, recorder: Recorder) -> None:
+        """Subscribe and patch, on the thread of the fit. An exception switches it off, not the fit."""
+
+    def stop(self) -> None:
+        """Take everything down again; called once, however the fit has ended, and before anything is shown."""
+
+    def observe(self) -> Observed:
+        """Return its observations; called after `stop`."""
 
 
 class Instruments:

@@ -1,13 +1,14 @@
-"""Watches whether memory grows from batch to batch, and if so looks twice for its holder."""
+"""Watches whether memory grows from batch to batch, and if so looks twice for its holder; after the fit, for kept graphs."""
 
 from __future__ import annotations
 
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, Sample, growth_per_batch
-from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes
+from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, KeptGraphs, Sample, growth_per_batch
+from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes, keepers
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.roots.frames import frame_locals, running_frames
 from nbguard.scan.scan import Notebook, scan
@@ -86,3 +87,10 @@ def _variables() -> dict[int, str]:
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             names.update((id(value), name) for name, value in frame_locals(frame).items())
     return names
+
+
+def kept_graphs() -> tuple[KeptGraphs, ...]:
+    """Return the names that hold many tensors with graphs of their own, the most first, however few their bytes."""
+    graph = scan(Notebook.current()).facts.graph
+    names = tuple(root for root in graph.roots if root.kind == "name")
+    return tuple(KeptGraphs(name, count) for name, count in keepers(holder_sizes(replace(graph, roots=names), {}), ENOUGH))
