@@ -13,7 +13,6 @@ from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
 from nbguard.memory.analysis import Analysis
-from nbguard.render.json import SCHEMA
 from nbguard.render.result import Result
 from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
@@ -34,15 +33,17 @@ class WhatIfs(Result):
 
     kind: ClassVar[str] = "whatif"
     view: ClassVar[str] = "nbguard.snapshots.saved_view:whatifs_blocks"
+    data: ClassVar[str] = "nbguard.snapshots.whatif:whatifs_data"
 
     name: str  # of the file; "this kernel" for the history of this process
     devices: tuple[WhatIf, ...]
     to_free: tuple[str, ...] = ()  # sentences on memory that can be freed now, where no setting helps
 
-    def to_data(self) -> dict[str, Any]:
-        """Return for each device the same data as `python -m nbguard whatif --json`; bytes as integers."""
-        devices = [{"file": self.name, **whatif_data(whatif)} for whatif in self.devices]
-        return {"schema": SCHEMA, "kind": self.kind, "name": self.name, "devices": devices, "to_free": list(self.to_free)}
+
+def whatifs_data(whatifs: WhatIfs) -> dict[str, Any]:
+    """Return for each device the same data as `python -m nbguard whatif --json`; bytes as integers."""
+    devices = [{"file": whatifs.name, **whatif_data(whatif)} for whatif in whatifs.devices]
+    return {"name": whatifs.name, "devices": devices, "to_free": list(whatifs.to_free)}
 
 
 def whatif_report(

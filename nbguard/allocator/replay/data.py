@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbguard.allocator.replay.advice import notes, recommendation
-
-if TYPE_CHECKING:
-    from nbguard.allocator.replay.replay import DeviceReplay
-    from nbguard.allocator.replay.whatif import WhatIf, WhatIfOutcome
+from nbguard.allocator.replay.replay import DeviceReplay
+from nbguard.allocator.replay.whatif import WhatIf, WhatIfOutcome
 
 
 def file_replay_data(name: str, replays: tuple[DeviceReplay, ...]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, Driver, SimulatedDriver
@@ -14,7 +14,6 @@ from nbguard.allocator.replay.player import Player
 from nbguard.allocator.replay.rollback import InitialState, roll_back
 from nbguard.allocator.replay.start import StartCorrections
 from nbguard.allocator.snapshot.snapshot import Event, Snapshot, SnapshotSegment, Trace
-from nbguard.render.json import SCHEMA
 from nbguard.render.result import Result
 
 _MOST_PASSES = 40
@@ -41,6 +40,7 @@ class DeviceReplay(Result):
 
     kind: ClassVar[str] = "devicereplay"
     view: ClassVar[str] = "nbguard.allocator.replay.view:device_replay_blocks"
+    data: ClassVar[str] = "nbguard.allocator.replay.data:replay_data"
     label: ClassVar[str] = "replay of a recorded trace"
 
     device: int  # number of the device
@@ -61,12 +61,6 @@ class DeviceReplay(Result):
     def is_exact(self) -> bool:
         """Say whether every event and the final state are as recorded."""
         return self.reproduced == self.events and self.is_final_equal
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the data of a device in `python -m nbguard replay --json`; bytes as integers."""
-        from nbguard.allocator.replay.data import replay_data
-
-        return {"schema": SCHEMA, "kind": self.kind, **replay_data(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

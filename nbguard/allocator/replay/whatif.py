@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, SimulatedDriver
@@ -14,7 +14,6 @@ from nbguard.allocator.replay.program import Op, program, usable_bytes
 from nbguard.allocator.replay.replay import DeviceReplay, RecordedDevice, best_play, recorded_device
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError
-from nbguard.render.json import SCHEMA
 from nbguard.render.result import Result
 
 Progress = Callable[[int, int], None]
@@ -77,6 +76,7 @@ class WhatIf(Result):
 
     kind: ClassVar[str] = "devicewhatif"
     view: ClassVar[str] = "nbguard.allocator.replay.view:whatif_blocks"
+    data: ClassVar[str] = "nbguard.allocator.replay.data:whatif_data"
     label: ClassVar[str] = "what if the allocator had other settings"
 
     replay: DeviceReplay  # under the recorded settings, with the share of events reproduced
@@ -84,12 +84,6 @@ class WhatIf(Result):
     capacity: int | None  # bytes that the allocator can have in all; None: not known, and no request is refused
     requests: int  # in the trace, and those for blocks from before it
     snapshot: Snapshot  # the source
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the data of `python -m nbguard whatif --json`, without the name of the file; bytes as integers."""
-        from nbguard.allocator.replay.data import whatif_data
-
-        return {"schema": SCHEMA, "kind": self.kind, **whatif_data(self)}
 
 
 def what_if(

@@ -34,6 +34,8 @@ class RankWatch:
     after which rank 0 says so in the log of a program; in a notebook nothing is said but the report.
     """
 
+    watches = "other ranks"
+
     def __init__(self, limit: float = 10.0, patience: float = 60.0) -> None:
         self._limit = limit
         self._patience = patience

@@ -39,6 +39,9 @@ Observed = TypeVar("Observed", covariant=True)
 class Instrument(Protocol[Observed]):
     """Watches one thing during a fit. Its observations are a part of `FitObservations`: frozen, without live objects."""
 
+    watches: str
+    """The thing in plural, named in the report where the instrument fails; of the class."""
+
     def start(self, recorder: Recorder) -> None:
         """Subscribe and patch, on the thread of the fit. An exception switches it off, not the fit."""
 
@@ -137,4 +140,6 @@ class Instruments:
 
     def _note_mistake(self, part: object, action: str, error: Exception) -> None:
         name = type(part).__name__
-        self._mistakes.append(f"{name} could not {action} ({type(error).__name__}: {error}): please report it")
+        watches = getattr(type(part), "watches", "")
+        unseen = f"{watches} not seen; " if watches else ""
+        self._mistakes.append(f"{name} could not {action} ({type(error).__name__}: {error}): {unseen}please report it")

@@ -25,6 +25,8 @@ class CallbackTimes:
     Of three calls of callbacks two are such; they are why `Callback.__call__` is left as it is.
     """
 
+    watches = "times of callbacks"
+
     def __init__(self, recorder: Recorder, patches: Patches, fails: Callable[[BaseException], None]) -> None:
         """`fails` gets the exception of a callback before the fit: a profile that began there sees no more of the fit."""
         self.of_fastai: set[str] = set()  # phases of callbacks without which it does not train

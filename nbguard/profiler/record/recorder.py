@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
@@ -56,6 +56,7 @@ _ALL = 32
 _EVERY = 7
 """Of the first batches all are looked at, then each seventh: no usual interval of a loop is a multiple of it."""
 _OFF = -1
+_T = TypeVar("_T")
 Subscribers = dict[str, tuple[Callable[..., None], ...]]
 _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
@@ -106,6 +107,8 @@ class Recorder:
         self._trained_at = 0
         self._own = self._labels[phases.OWN]
         self._has_ended = False
+        self._off: dict[int, object] = {}  # parts that failed, by their ids
+        self._stopping: Exception | None = None  # that ends the fit on purpose
         self.current = self._labels[phases.OTHER]
         self._start = clock()
         _running.add(self)
@@ -209,23 +212,42 @@ class Recorder:
                 try:
                     act(*facts)
                 except StopFit as stop:
+                    self._stopping = stop.error
                     raise stop.error from None
                 except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
-                    self._drop(event, act, error)
+                    self._switch_off(getattr(act, "__self__", act), event, error)
         finally:
             if not self._has_ended:
                 self.thread = thread
                 self.mark(self._own)
 
-    def _drop(self, event: Event, act: Callable[..., None], error: Exception) -> None:
-        """Call no method of an instrument that failed any more: half of the events would make a wrong finding."""
-        part = getattr(act, "__self__", act)
+    def attempt(self, part: object, action: str, act: Callable[..., _T], *facts: Any) -> _T | None:
+        """Return `act(*facts)`: the one way in which patched functions read objects of the user's or a library's.
+
+        Where that fails `part` is switched off, with all its subscriptions, and the fit goes on. None then, and from then on.
+        """
+        if id(part) in self._off:
+            return None
+        try:
+            return act(*facts)
+        except Exception as error:
+            if error is self._stopping:
+                raise
+            self._switch_off(part, action, error)
+            return None
+
+    def _switch_off(self, part: object, action: str, error: Exception) -> None:
+        """Call no method of a part that failed any more: half of the events would make a wrong finding."""
+        self._off[id(part)] = part
         for subscribers in (self._sampled, self._always):
             for name, acts in subscribers.items():
                 subscribers[name] = tuple(
                     subscriber for subscriber in acts if getattr(subscriber, "__self__", subscriber) is not part
                 )
-        self.failed.append(f"{type(part).__name__} failed at {event!r} and was switched off ({type(error).__name__}: {error})")
+        watches = getattr(type(part), "watches", "")
+        unseen = f": {watches} not seen from batch {self.batches} on" if watches else ""
+        name, why = type(part).__name__, f"{type(error).__name__}: {error}"
+        self.failed.append(f"{name} failed at {action!r} and was switched off ({why}){unseen}; please report it")
 
     def stop(self) -> PhaseLog:
         """End the recording and return the log. Patched functions that are still called pass the call on from here."""

@@ -24,6 +24,8 @@ class TorchLoop:
     Most calls of a fit are only passed on: that takes one look at `inside`.
     """
 
+    watches = "phases of the loop"
+
     def __init__(self, recorder: Recorder) -> None:
         self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
         self.in_learner = 0
@@ -119,7 +121,12 @@ class TorchLoop:
             if recorder.loading or get_ident() != recorder.thread:
                 recorder.elsewhere = recorder.elsewhere or not recorder.loading
                 return original(iterator)
-            number = self._number if self._iterator() is iterator else self._number_of(iterator)
+            if self._iterator() is iterator:
+                number = self._number
+            elif (asked := recorder.attempt(self, "a batch", self._number_of, iterator)) is not None:
+                number = asked
+            else:
+                return original(iterator)
             if self._steps and not self.inside:
                 recorder.current = self._steps[0]
                 self._steps.clear()

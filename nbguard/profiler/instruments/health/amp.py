@@ -59,6 +59,8 @@ class _Scaler:
 class AmpWatch:
     """Follows the scales. Those on a device are read late, without waiting for it."""
 
+    watches = "scales of mixed precision"
+
     def __init__(self) -> None:
         self._patches = Patches()
         self._scalers: list[_Scaler] = []

@@ -24,6 +24,8 @@ _LOOKS = 250_000_000  # ns between two questions to the driver
 class GpuWatch:
     """Records events at the ends of phases, on the stream that the model's device uses."""
 
+    watches = "the GPU's own times"
+
     def __init__(self) -> None:
         self._marks: list[GpuMark] = []
         self._pending: deque[tuple[Any, int, str, int]] = deque()

@@ -49,6 +49,8 @@ class _Optimizer:
 class OptimizerWatch:
     """Looks at the parameters of each optimizer at its first step, its second, fourth, eighth and so on."""
 
+    watches = "steps of optimizers"
+
     def __init__(self) -> None:
         self._patches = Patches()
         self._optimizers: list[_Optimizer] = []
@@ -66,7 +68,7 @@ class OptimizerWatch:
         self._recorder = recorder
         self._arriving = AsyncScalars(torch)
         self._patches.put(torch.nn.Module, "zero_grad", self._clear_model)
-        recorder.subscribe("model", lambda module, _: self._models.add(module))
+        recorder.subscribe("model", self._model)
         recorder.subscribe("loss", self._loss)
         recorder.subscribe("step", self._step)
         recorder.subscribe("zero_grad", self._zero_grad)
@@ -85,6 +87,9 @@ class OptimizerWatch:
     def observe(self) -> OptimizersFacts:
         """Return the observations; to be called after `stop`."""
         return self._facts or OptimizersFacts()
+
+    def _model(self, module: Any, _: Any) -> None:
+        self._models.add(module)
 
     def _of(self, optimizer: Any) -> _Optimizer:
         for known in self._optimizers:

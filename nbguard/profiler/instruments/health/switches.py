@@ -81,6 +81,8 @@ def _images(torch: Any, module: Any, args: Any) -> dict[str, Any]:
 class SwitchWatch:
     """Reads the switches in the first training batch, and sees whether the fit is of a kind for which they matter."""
 
+    watches = "switches of torch"
+
     def __init__(self) -> None:
         self._shapes: set[Any] = set()
         self._unseeded: dict[str, None] = {}

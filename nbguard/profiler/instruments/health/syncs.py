@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite
 from nbguard.profiler.record.batch_position import Bodies, Body
@@ -32,8 +32,20 @@ _ON_HOST = ("ProgressCallback", "LRFinder", "ParamScheduler")
 _Line = tuple[CodeType, int, str]  # a line of code, and the part of fastai or torch that reads there for it
 
 
+class _Read(NamedTuple):
+    """One call that may wait for a device, while it is looked at."""
+
+    name: str  # of the method
+    took: int  # nanoseconds; -1: nothing waits, as no device is in use
+    args: tuple[Any, ...]  # the tensor first
+    named: dict[str, Any]  # arguments given by name
+    result: Any  # of the call
+
+
 class SyncWatch:
     """Counts reads of tensors per training batch and line, and times those that wait for a device."""
+
+    watches = "hidden synchronisations"
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -93,7 +105,8 @@ class SyncWatch:
                 finally:
                     self._is_inside = False
                 took = recorder.clock() - start if start else -1
-                self._note(body, name, took, args, kw, result, sys._getframe(1))
+                read = _Read(name=name, took=took, args=args, named=kw, result=result)
+                recorder.attempt(self, name, self._note, body, read, sys._getframe(1))
                 return result
 
             _leave_untraced(counted)
@@ -104,21 +117,15 @@ class SyncWatch:
     def _look_for_device(self, _module: Any, _args: Any) -> None:
         self._has_device = self._torch.cuda.is_initialized()
 
-    def _has_come(self, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> bool:
+    def _has_come(self, read: _Read) -> bool:
         """Say whether `to` has waited for a tensor to come from a device into host memory."""
-        return not self._is_on_host(args) and self._is_on_host((result,)) and not named.get("non_blocking")
+        return not self._is_on_host(read.args) and self._is_on_host((read.result,)) and not read.named.get("non_blocking")
 
-    def _note(
-        self, body: Body, name: str, took: int, args: tuple[Any, ...], named: dict[str, Any], result: Any, frame: FrameType
-    ) -> None:
-        try:
-            if name == _TO and not self._has_come(args, named, result):
-                return
-            if took < 0 or not self._is_on_host(args):
-                self._count(body, name, took, frame)
-        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
-            self._patches.restore()
-            self._recorder.failed.append(f"SyncWatch failed and was switched off ({type(error).__name__}: {error})")
+    def _note(self, body: Body, read: _Read, frame: FrameType) -> None:
+        if read.name == _TO and not self._has_come(read):
+            return
+        if read.took < 0 or not self._is_on_host(read.args):
+            self._count(body, read.name, read.took, frame)
 
     def _is_on_host(self, args: tuple[Any, ...]) -> bool:
         torch = self._torch

@@ -112,16 +112,24 @@ class FetchTimer:
             duration = time.perf_counter_ns() - begin
         finally:
             self._profiler.disable()
+        self._count(index)
+        try:
+            self._keep_profile(duration)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
+            self._next = sys.maxsize
+            self.failed = f"not known: reading a profile failed ({type(error).__name__}: {error})"
+        return batch
+
+    def _keep_profile(self, duration: int) -> None:
+        """Keep the profile of a fetch that took `duration` nanoseconds, unless calls of other threads are in it."""
         counted = self._profiler.getstats()
         self._profiler.clear()
-        self._count(index)
         if _COUNTS_ALL_THREADS and self._mixed < _MOST and any(map(_is_of_another_thread, counted)):
             self._mixed += 1
-            return batch
+            return
         self.profiled, self.profiled_time = self.profiled + 1, self.profiled_time + duration
         self._durations.append(duration)
         self._raw.append(counted)
-        return batch
 
     @property
     def here(self) -> tuple[int, int]:

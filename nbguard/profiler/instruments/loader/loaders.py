@@ -65,6 +65,8 @@ class _Watched:
 class LoaderWatch:
     """Watches every loader that a fit asks for batches, and their workers, as far as these are forked meanwhile."""
 
+    watches = "fetches of loaders"
+
     def __init__(self) -> None:
         self._patches = Patches()
         self._pid = os.getpid()
@@ -115,10 +117,7 @@ class LoaderWatch:
 
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807 - it stands in for it
             if get_ident() == recorder.thread and os.getpid() == self._pid:
-                try:
-                    self._begins(iterator, loader)
-                except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
-                    recorder.failed.append(f"LoaderWatch does not know a loader ({type(error).__name__}: {error})")
+                recorder.attempt(self, "the start of an iterator", self._begins, iterator, loader)
             original(iterator, loader)
 
         return __init__
@@ -196,10 +195,7 @@ class LoaderWatch:
         def fetch(fetcher: Any, index: Any) -> Any:
             if get_ident() != recorder.thread:  # a worker's neither
                 return original(fetcher, index) if os.getpid() == self._pid else self._in_worker(original, fetcher, index)
-            known, timer = self._current
-            if known() is not fetcher:
-                timer = self._counters.get(fetcher)
-                self._current = weakref.ref(fetcher), timer
+            timer = recorder.attempt(self, "a fetch", self._timer_of, fetcher)
             if timer is None:
                 return original(fetcher, index)
             batch, is_disturbed = timer.fetch(original, fetcher, index)
@@ -208,6 +204,13 @@ class LoaderWatch:
             return batch
 
         return fetch
+
+    def _timer_of(self, fetcher: Any) -> FetchTimer | None:
+        known, timer = self._current
+        if known() is not fetcher:
+            timer = self._counters.get(fetcher)
+            self._current = weakref.ref(fetcher), timer
+        return timer
 
     def _in_worker(self, original: Function, fetcher: Any, index: Any) -> Any:
         from torch.utils.data import get_worker_info

@@ -24,6 +24,8 @@ _MOST_SAMPLES = 2048
 class GrowthWatch:
     """Keeps samples of allocated memory after training batches. Holds no object of the user's."""
 
+    watches = "holders of growing memory"
+
     def __init__(self, recorder: Recorder, read: Callable[[], int]) -> None:
         self.looks = 0
         self._recorder = recorder

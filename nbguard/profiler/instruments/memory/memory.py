@@ -23,6 +23,8 @@ class MemoryWatch:
         counter: of memory, if not torch's or malloc's: `SimulatedCounter(sim)` while `nbguard.simulate` runs.
     """
 
+    watches = "figures of memory"
+
     def __init__(self, deep: bool = False, counter: MemoryCounter | None = None) -> None:
         self._deep = deep
         self._given = counter

@@ -24,6 +24,8 @@ _ALONE = 4
 class MemoryTimeline:
     """Reads the counters at boundaries of batches and, in some, after their phases; takes stock once per epoch."""
 
+    watches = "figures of memory"
+
     def __init__(self, recorder: Recorder, counter: MemoryCounter, start: Level, *, deep: bool) -> None:
         self._recorder = recorder
         self._counter = counter

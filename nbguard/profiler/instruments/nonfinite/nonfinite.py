@@ -35,6 +35,8 @@ class FiniteWatch:
     other by StoppedAtNaN.
     """
 
+    watches = "NaN and infinite values"
+
     def __init__(self, *, stop_on_nan: bool = False) -> None:
         self._stops = stop_on_nan
         self._losses = self._gradients = 0
