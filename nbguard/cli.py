@@ -35,27 +35,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _replay(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
+    from nbguard.allocator.replay.data import file_replay_data
     from nbguard.allocator.replay.replay import replay
+    from nbguard.allocator.replay.view import replay_blocks
     from nbguard.render.text import blocks_text
-    from nbguard.snapshots.replay_data import replay_data
-    from nbguard.snapshots.replay_view import replay_blocks
 
     replays = replay(snapshot, options.torch, options.capacity, options.fraction)
-    print(json.dumps(replay_data(name, replays)) if options.json else blocks_text(replay_blocks(name, replays)), flush=True)
+    print(
+        json.dumps(file_replay_data(name, replays)) if options.json else blocks_text(replay_blocks(name, replays)), flush=True
+    )
     return 0 if all(device.is_exact for device in replays) else 1
 
 
 def _whatif(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
+    from nbguard.allocator.replay.data import whatif_data
+    from nbguard.allocator.replay.view import whatif_blocks
     from nbguard.allocator.replay.whatif import what_if
     from nbguard.render.text import blocks_text
-    from nbguard.snapshots.replay_data import whatif_data
-    from nbguard.snapshots.replay_view import whatif_blocks
 
     for device in snapshot.devices:
         progress = _show("runs") if not options.json else None
         result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, progress=progress)
-        text = json.dumps(whatif_data(name, result)) if options.json else blocks_text(whatif_blocks(name, result)) + "\n"
-        print(text, flush=True)
+        if options.json:
+            print(json.dumps({"file": name, **whatif_data(result)}), flush=True)
+        else:
+            print(blocks_text(whatif_blocks(result, name)), end="\n\n", flush=True)
     return 0
 
 

@@ -1,1 +1,1 @@
-"""A model of PyTorch's caching allocator, exact event by event, and what it can say about a recorded run. Pure Python."""
+"""A model of PyTorch's caching allocator, exact event by event, and replays of recorded runs on it. Pure Python."""

@@ -41,7 +41,7 @@ def read_observations(path: str | Path) -> FitObservations:
 
 
 def write_json(path: str | Path, data: Any) -> Path:
-    """Write plain data as JSON and return the path; what was there stays until the new file is whole."""
+    """Write plain data as JSON and return the path; an older file stays until the new one is whole."""
     return write_text(path, json.dumps(data, ensure_ascii=False, allow_nan=False))
 
 

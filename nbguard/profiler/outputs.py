@@ -30,7 +30,7 @@ class Outputs:
         self.failed: list[str] = []
 
     def write(self, report: FitReport, observations: FitObservations) -> Iterator[str]:
-        """Write everything and yield where, in words; what could not be written is in `failed`."""
+        """Write everything and yield the places, in words; failures are in `failed`."""
         for place, act in self._acts(report, observations):
             try:
                 act()
@@ -40,7 +40,7 @@ class Outputs:
                 yield place
 
     def _acts(self, report: FitReport, observations: FitObservations) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Yield each place to write to, and what writes there."""
+        """Yield each place to write to, and the function that writes there."""
         if self._trace is not None:
             yield str(self._trace), partial(_write_trace, self._trace, report, observations)
         if self._json is not None:

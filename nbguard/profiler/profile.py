@@ -15,7 +15,7 @@ from nbguard.profiler.analysis.report import Ending, FitReport, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.instruments import Instruments
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
-from nbguard.profiler.instruments.memory.retained_graphs import kept_graphs
+from nbguard.profiler.instruments.memory.growth import kept_graphs
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.outputs import Outputs
 from nbguard.profiler.record.recorder import Recorder
@@ -24,11 +24,11 @@ _running: FitProfile | None = None
 
 
 class FitProfile:
-    """A profile of the code that runs between `start` and `finish`, on the thread that starts it.
+    """Profiles the code that runs between `start` and `finish`, on the thread that starts it.
 
     Args:
         options: what to do beyond the usual.
-        counter: of memory, if not torch's or malloc's: that of a simulated device.
+        counter: of memory, if not torch's or malloc's, e.g. of a simulated device.
     """
 
     def __init__(self, options: FitOptions | None = None, counter: MemoryCounter | None = None) -> None:
@@ -59,7 +59,7 @@ class FitProfile:
         return _running is not None
 
     def start(self) -> None:
-        """Put the profile around what runs from here on.
+        """Put the profile around the code that runs from here on.
 
         Raises:
             NbguardError: another profile runs (they would measure each other), PyTorch is not installed, or a file that the

@@ -22,6 +22,8 @@ class Result:
     """The name of the result in JSON. Readers depend on it: it stays when the class is renamed."""
     view: ClassVar[str]
     """`module:function` of the view. A view imports its result's class, so the class can only name it."""
+    data: ClassVar[str] = ""
+    """`module:function` that returns the fields of the JSON, where these are not the fields of the class."""
     label: ClassVar[str] = "GPU memory report"
     """The name of the region in HTML, for who cannot see it."""
 
@@ -49,9 +51,12 @@ class Result:
 
     def to_data(self) -> dict[str, Any]:
         """Return the result as JSON-ready data; sizes in bytes."""
+        from pkgutil import resolve_name
+
         from nbguard.render.json import SCHEMA, fields_as_data
 
-        return {"schema": SCHEMA, "kind": self.kind, **fields_as_data(self)}
+        fields: dict[str, Any] = resolve_name(self.data)(self) if self.data else fields_as_data(self)
+        return {"schema": SCHEMA, "kind": self.kind, **fields}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002 - IPython's names
         """Return the mimebundle that IPython shows where a cell ends with the result."""

@@ -60,11 +60,11 @@ def torch_snapshot() -> dict[str, Any]:
 
 
 def sidecar_of(devices: Iterable[DeviceFacts], settings: str | None = None) -> Sidecar:
-    """Return the facts that PyTorch's format lacks. A list by device ends at the first device for which its figure is unknown.
+    """Return the facts that PyTorch's format lacks. A list by device ends before the first device whose figure is unknown.
 
     Args:
         devices: from a scan, in the order of their numbers.
-        settings: of the allocator, where the snapshot has them; by default those of the environment.
+        settings: of the allocator, where the snapshot has them; by default from the environment.
     """
     torch: Any = sys.modules["torch"]
     facts = tuple(devices)

@@ -1,22 +1,24 @@
-"""Snapshot files as blocks: one that was written, the report on one, the changes between two."""
+"""Snapshot files as blocks: one that was written, the report on one, the changes between two, what-ifs of its devices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from nbguard.allocator.replay.view import whatif_blocks
 from nbguard.memory.views.device import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
 from nbguard.reports.report import DeviceReport
 from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
 from nbguard.snapshots.report import SnapshotReport
 from nbguard.snapshots.save import SnapshotFiles
+from nbguard.snapshots.whatif import WhatIfs
 from nbguard.units import counted, format_bytes, format_column, signed, unit_of
 
 _CHANGE_NAMES = ("change", "before", "after")
 
 
 def written_blocks(written: SnapshotFiles) -> Iterator[Block]:
-    """Yield the file that was written, the one beside it, and what they lack."""
+    """Yield the file that was written, the one beside it, and the facts that they lack."""
     parts = f"{counted(written.segments, 'segment')}, {_entries(written.events)}"
     yield Title(f"{written.path}  {format_bytes(written.nbytes)}: {parts}")
     left = f"; {counted(written.unnamed, 'small holder')} had no room" if written.unnamed else ""
@@ -95,3 +97,11 @@ def _fewer(rows: Sequence[SizeChange], limit: int) -> list[SizeChange]:
 
 def _signed(figure: str) -> str:
     return figure.replace("-", "−") if figure.startswith("-") else f"+{figure}"
+
+
+def whatifs_blocks(whatifs: WhatIfs) -> Iterator[Block]:
+    """Yield each device's what-if, then the memory that can be freed now."""
+    for whatif in whatifs.devices:
+        yield from whatif_blocks(whatif, whatifs.name)
+    if whatifs.to_free:
+        yield Listing(sentences=whatifs.to_free, mark="•")

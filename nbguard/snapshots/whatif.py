@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from nbguard.allocator.replay.data import whatif_data
 from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
 from nbguard.memory.analysis import Analysis
-from nbguard.render.json import SCHEMA
 from nbguard.render.result import Result
 from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
 from nbguard.snapshots.capture import cell_files
 from nbguard.snapshots.load import Progress, load_named, with_cell_names
-from nbguard.snapshots.replay_data import whatif_data
 from nbguard.snapshots.save import live_snapshot
 from nbguard.units import format_bytes
 
@@ -33,16 +32,18 @@ class WhatIfs(Result):
     """The what-ifs of all devices of one history."""
 
     kind: ClassVar[str] = "whatif"
-    view: ClassVar[str] = "nbguard.snapshots.replay_view:whatifs_blocks"
+    view: ClassVar[str] = "nbguard.snapshots.saved_view:whatifs_blocks"
+    data: ClassVar[str] = "nbguard.snapshots.whatif:whatifs_data"
 
     name: str  # of the file; "this kernel" for the history of this process
     devices: tuple[WhatIf, ...]
     to_free: tuple[str, ...] = ()  # sentences on memory that can be freed now, where no setting helps
 
-    def to_data(self) -> dict[str, Any]:
-        """Return for each device the same data as `python -m nbguard whatif --json`; bytes as integers."""
-        devices = [whatif_data(self.name, whatif) for whatif in self.devices]
-        return {"schema": SCHEMA, "kind": self.kind, "name": self.name, "devices": devices, "to_free": list(self.to_free)}
+
+def whatifs_data(whatifs: WhatIfs) -> dict[str, Any]:
+    """Return for each device the same data as `python -m nbguard whatif --json`; bytes as integers."""
+    devices = [{"file": whatifs.name, **whatif_data(whatif)} for whatif in whatifs.devices]
+    return {"name": whatifs.name, "devices": devices, "to_free": list(whatifs.to_free)}
 
 
 def whatif_report(
@@ -65,7 +66,7 @@ def whatif_report(
         capacity: bytes that the allocator can have in all; by default as many as it could have had.
         fraction: the share of `capacity` that the process may take, where the sidecar has none.
         progress: called while a file is read.
-        namespace: the names to say what to free by; the notebook's, or the script's, if not given.
+        namespace: the names that the advice on freeing uses; by default the notebook's, or the script's.
 
     Raises:
         NbguardError: nothing is recorded; or the file, a setting or the device cannot be used.

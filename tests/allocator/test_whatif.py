@@ -6,11 +6,11 @@ import pytest
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.replay.advice import notes, recommendation
+from nbguard.allocator.replay.view import whatif_blocks
 from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.render.text import blocks_text
-from nbguard.snapshots.replay_view import whatif_blocks
 from tests.allocator.test_replay import new_model, raw_snapshot, snapshot_of
 
 MIB = 2**20
@@ -61,7 +61,7 @@ def test_the_defaults_are_had_by_unsetting_the_variable() -> None:
 
     said = "Unset PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, for the defaults: at most 20.00 MiB would be reserved"
     assert recommendation(found).startswith(said)
-    assert "\n  1 request\n" in blocks_text(whatif_blocks("run.pickle", found))
+    assert "\n  1 request\n" in blocks_text(whatif_blocks(found, "run.pickle"))
 
 
 def test_what_came_before_the_trace_is_blamed_where_it_is_to_blame() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from nbguard.profiler.instruments.instrument import Instrument
+from nbguard.profiler.instruments.instruments import Instrument
 from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop

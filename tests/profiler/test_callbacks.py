@@ -48,7 +48,7 @@ def seconds(act: Any, *args: Any) -> dict[str, float]:
         act(*args)
     named: dict[str, float] = {}
     for row in profile.report.timing.rows:
-        name = row.phase.removeprefix("callback ")
+        name = row.callback
         if name in ("Base", "Derived", "Inherits"):
             named[name] = named.get(name, 0) + row.total / 1e9
     return named

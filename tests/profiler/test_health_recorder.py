@@ -47,7 +47,7 @@ def test_a_part_that_fails_is_told_of_nothing_more() -> None:
             self.losses += 1
 
     part, recorder = Part(), Recorder()
-    recorder.subscribe("loss", part.loss, each=True)
+    recorder.subscribe("loss", part.loss, every_batch=True)
     recorder.subscribe("step", part.step)
     for event in ("loss", "step", "loss"):
         recorder.emit(event, None)
@@ -109,7 +109,7 @@ def test_who_need_not_see_each_batch_sees_the_first_ones_and_then_each_seventh()
     recorder = Recorder()
     some, every = [], []
     recorder.subscribe("step", some.append)
-    recorder.subscribe("step", every.append, each=True)
+    recorder.subscribe("step", every.append, every_batch=True)
     for number in range(1, 61):
         recorder.begin_batch(1)
         recorder.emit("step", number)

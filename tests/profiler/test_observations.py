@@ -104,7 +104,9 @@ def test_an_instrument_that_cannot_be_read_costs_its_part_only(monkeypatch: pyte
     report = profiled(train).report
 
     assert report.timing.batches == 16
-    assert report.notes == ("AmpWatch could not observe (ZeroDivisionError: planted): please report it",)
+    assert report.notes == (
+        "AmpWatch could not observe (ZeroDivisionError: planted): scales of mixed precision not seen; please report it",
+    )
 
 
 def numbers(least: int = -(2**40), most: int = 2**40) -> st.SearchStrategy[int]:

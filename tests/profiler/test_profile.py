@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,7 @@ from fastai.torch_core import set_seed
 import nbguard
 from nbguard.errors import NbguardError, StoppedAtNaN
 from nbguard.notebook.profile import profile_fit
-from nbguard.profiler.analysis.first_steps import first_steps
-from nbguard.profiler.analysis.report import FitFinding, FitReport, LoaderVerdict, TimeRow, Timing
-from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.callbacks import slow_callbacks
+from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.profile import FitProfile
 from nbguard.profiler.run_history import forget
 from tests.profiler.loops import Fails, items, learner, model, quiet_fit, torch_loader, train
@@ -154,62 +150,3 @@ def test_a_simulated_device_counts_the_memory_of_a_fit() -> None:
     assert isinstance(report.memory, nbguard.profiler.analysis.report.MemoryReport)
     assert report.memory.source == "simulated device"
     assert report.memory.capacity == 2**30
-
-
-def timing(**medians: int) -> Timing:
-    rows = tuple(
-        TimeRow(phase=name.replace("_", " "), group="batch", total=10 * median, median=median)
-        for name, median in medians.items()
-    )
-    return Timing(wall=sum(row.total for row in rows), rows=rows, batches=10, warm_up=3, step=sum(medians.values()))
-
-
-def test_a_callback_that_takes_a_share_of_a_batch_is_named() -> None:
-    found = list(
-        slow_callbacks(timing(forward=890 * MS, callback_Slow=90 * MS, callback_Slower=15 * MS, callback_Quick=5 * MS))
-    )
-
-    assert [(each.severity, each.what, each.time) for each in found] == [
-        ("advice", "the callback `Slow` takes 90.0 ms of each batch", 90 * MS),
-        ("note", "the callback `Slower` takes 15.0 ms of each batch", 15 * MS),
-    ]
-    assert list(slow_callbacks(timing(forward=9 * MS, callback_Recorder=MS), ("callback Recorder",))) == []
-
-
-def test_a_callback_that_works_in_few_batches_costs_each_its_share() -> None:
-    row = TimeRow(phase=phases.callback("Logs"), group="batch", total=300 * MS, median=0, p95=30 * MS)
-    every_tenth = Timing(
-        wall=1300 * MS,
-        rows=(TimeRow(phase=phases.FORWARD, group="batch", total=1000 * MS, median=10 * MS), row),
-        batches=100,
-        warm_up=3,
-        step=10 * MS,
-    )
-
-    (found,) = slow_callbacks(every_tenth)
-
-    assert (found.severity, found.time) == ("advice", 3 * MS)
-    assert "on average" in found.what
-    assert found.evidence.startswith("23% of a batch of 13.0 ms")
-    assert list(slow_callbacks(replace(every_tenth, batches=12))) == []
-    held_up = replace(row, p95=0)
-    assert list(slow_callbacks(replace(every_tenth, rows=(every_tenth.rows[0], held_up)))) == []
-
-
-def test_a_fit_that_waits_is_not_said_to_stand_out_in_nothing() -> None:
-    waits = LoaderVerdict(bound="data", sentence="data-bound: 8 ms to gain", gain=8 * MS)
-
-    assert first_steps(timing(forward=10 * MS), waits, ()) == ("data-bound: 8 ms to gain",)
-
-
-def test_what_to_do_first() -> None:
-    def finding(severity: Any, what: str, time: int | None = None) -> FitFinding:
-        return FitFinding(kind="x", severity=severity, what=what, evidence="", change="mend it", time=time)
-
-    whole = timing(forward=100 * MS)
-    loader = LoaderVerdict(bound="compute", sentence="compute-bound")
-    found = [finding("note", "a"), finding("advice", "b", MS), finding("advice", "c", 9 * MS), finding("problem", "d")]
-
-    assert first_steps(whole, loader, found) == ("d: mend it", "c: mend it (up to 9.00 ms of each batch)")
-    assert first_steps(whole, loader, found[:2]) == ("nothing stands out: compute-bound",)
-    assert first_steps(Timing(wall=0, rows=(), batches=0, warm_up=0), loader, ())[0].startswith("nothing was trained here")

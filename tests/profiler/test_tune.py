@@ -18,7 +18,7 @@ import torch
 from fastai.data.core import TfmdDL, Transform
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from nbguard.profiler.analysis.loader.tuning import WorkerTuning, candidates, choose, is_enough
+from nbguard.profiler.analysis.loader.tuning import WorkerTuning
 from nbguard.profiler.analysis.report import WorkerTrial
 from nbguard.profiler.instruments.loader.tune import tune
 
@@ -172,32 +172,3 @@ def test_what_cannot_be_shared_with_a_fork_is_refused(tmp_path: Path) -> None:
         assert "an open file" in refusal(inner=Rows, file=file)
     assert tune(DataLoader(Stream()), MS).sentence == "not tuned: its dataset is a stream, which trials could use up"
     assert tune(None, MS).sentence.startswith("not tuned: the loader of the training batches is gone")
-
-
-def trials_of(*figures: tuple[int, float]) -> list[WorkerTrial]:
-    return [WorkerTrial(workers, round(ms * MS), 0) for workers, ms in figures]
-
-
-def test_what_is_tried_and_when_it_ends() -> None:
-    assert candidates(0, 2) == (0, 1, 2)
-    assert candidates(8, 2) == (0, 8, 1, 2)
-    assert candidates(3, 6) == (0, 3, 1, 2, 4, 6)
-    assert candidates(2, 1) == (0, 2, 1)
-    step = 8 * MS
-    assert is_enough(trials_of((0, 7.1)), 0, step)
-    assert not is_enough(trials_of((0, 7.3)), 0, step)
-    assert not is_enough(trials_of((0, 13.3), (8, 7.0)), 8, step)  # fewer may do as well
-    assert not is_enough(trials_of((0, 13.3), (1, 16.4)), 0, step)
-    assert not is_enough(trials_of((0, 13.3), (1, 16.4), (2, 8.05)), 0, step)
-    assert is_enough(trials_of((0, 13.3), (1, 16.4), (2, 13.0)), 0, step)
-
-
-def test_what_trials_say() -> None:
-    step = 8 * MS
-    best, words = choose(trials_of((0, 13.3), (1, 16.4), (2, 8.05), (4, 9.6)), 0, step)
-    assert best == 2
-    assert words.startswith("2 workers: a batch every 8.05 ms instead of 13.3 ms with 0; the rest of a step takes 8.00 ms, so")
-    assert "still waits" in words
-    assert choose(trials_of((0, 13), (8, 6), (1, 12), (2, 6.5)), 8, step)[0] == 2
-    assert "nothing waits" in choose(trials_of((0, 3)), 0, step)[1]
-    assert choose([], 0, step) == (None, "nothing was measured")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.render.results import RESULTS
+from nbguard.render.result import Result
+from tests.render.results import EXAMPLES, RESULTS
 
 SCHEMA = Path(__file__).parents[1] / "golden" / "json_schema.json"
 
@@ -33,8 +34,26 @@ def _schema(annotation: Any) -> Any:
     return getattr(annotation, "__name__", str(annotation))
 
 
+def _shape(value: Any) -> Any:
+    """Return the shape of JSON data, as `_schema` writes it: `[item]` for lists, whose items are taken together."""
+    if isinstance(value, dict):
+        return {name: _shape(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        shapes = list({json.dumps(_shape(item)): _shape(item) for item in value}.values())
+        return shapes if len(shapes) < 2 else [{"any of": shapes}]
+    return "None" if value is None else type(value).__name__
+
+
+def _written(example: Result) -> Any:
+    """Return the shape of a result's JSON: by its fields, or by an example where the result writes its JSON itself."""
+    assert type(example).to_data is Result.to_data
+    if not example.data:
+        return _schema(type(example))
+    return _shape({name: item for name, item in example.to_data().items() if name not in ("schema", "kind")})
+
+
 def test_kinds_and_field_names_are_frozen(request: pytest.FixtureRequest) -> None:
-    schema = {result.kind: _schema(result) for result in sorted(RESULTS, key=lambda result: result.kind)}
+    schema = {example.kind: _written(example) for example in sorted(EXAMPLES, key=lambda example: example.kind)}
     text = json.dumps(schema, indent=1) + "\n"
     if request.config.getoption("--update-golden"):
         SCHEMA.write_text(text, encoding="utf-8")
@@ -44,3 +63,12 @@ def test_kinds_and_field_names_are_frozen(request: pytest.FixtureRequest) -> Non
 
 def test_every_kind_is_told_apart() -> None:
     assert len({result.kind for result in RESULTS}) == len(RESULTS)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.kind)
+def test_json_names_its_schema_and_kind_first(example: Result) -> None:
+    data = example.to_data()
+
+    assert list(data)[:2] == ["schema", "kind"]
+    assert data["kind"] == example.kind
+    assert json.loads(json.dumps(data))["kind"] == example.kind

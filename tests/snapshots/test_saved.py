@@ -114,7 +114,7 @@ def test_a_diff_of_a_named_and_an_unnamed_file_compares_lines(tmp_path: Path) ->
     found = snapshot_diff(before, after)
 
     assert [(row.label, row.grown) for row in found.devices[0].holders] == [("allocated at train.py:41", MIB)]
-    assert found.notes == ("a.pickle has no names beside it: both are told by the lines that allocated",)
+    assert found.notes == ("a.pickle has no names beside it: both are compared by the lines that allocated",)
 
 
 def test_two_equal_files_differ_in_nothing(tmp_path: Path) -> None:

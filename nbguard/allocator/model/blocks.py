@@ -50,7 +50,7 @@ class ModelBlock:
     def __init__(self, address: int, size: int, home: FreeSet, range_: Range | None, rank: int, state: int) -> None:
         self.address = address  # of the first byte
         self.size = size  # bytes, a multiple of 512
-        self.home = home  # the set in which the block lies when it is free: that of its pool and stream
+        self.home = home  # the set in which the block lies when it is free, one for each pool and stream
         self.range = range_  # address space of its expandable segment; None in a classic segment
         self.rank = rank  # counter that orders free blocks of one size, shifted by COUNTER_SHIFT; 0 where addresses decide
         self.state = state  # FREE, LIVE, PENDING or UNMAPPED

@@ -1,7 +1,7 @@
 """Inference of the order of blocks from before a trace, from the choices that the trace shows.
 
 Since torch 2.12 a counter decides which of two free blocks of one size is taken, and a snapshot does not hold it. But
-each choice between blocks from before the trace tells which of them came first, and so does the order of releases.
+each choice between blocks from before the trace shows which of them came first, and so does the order of releases.
 """
 
 from __future__ import annotations

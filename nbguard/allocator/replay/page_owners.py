@@ -27,7 +27,7 @@ def page_owners(segments: Iterable[SnapshotSegment], trace: Trace, large_segment
         segments: at the end of the trace.
         trace: of the same device.
         large_segment: the large segment size, bytes.
-        reach: bytes of address space of one expandable segment: nothing further away tells the owner of a page.
+        reach: bytes of address space of one expandable segment: no page further away has the same owner for certain.
     """
     actions = {event[0] for event in trace.events}
     if actions.isdisjoint(("segment_map", "segment_unmap")):

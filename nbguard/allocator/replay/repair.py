@@ -195,9 +195,9 @@ def follow_request(model: CachingAllocator, events: tuple[Event, ...], pool: Poo
 
 
 def follow_cut(model: CachingAllocator, events: tuple[Event, ...], pool: PoolId) -> bool:
-    """Follow a request at the very start of a trace if the start cuts it in two; return whether it does.
+    """Follow a request that the start of the trace cuts in two; return whether there is one.
 
-    The driver's events for it before the start are not in the trace, so the free blocks at its search are not those of now.
+    The driver's events for it before the start are not in the trace, so other blocks are free now than at its search.
     """
     fitting = finds(model, events[-1], pool)
     action, address, _, _ = events[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, Driver, SimulatedDriver
@@ -13,6 +14,7 @@ from nbguard.allocator.replay.player import Player
 from nbguard.allocator.replay.rollback import InitialState, roll_back
 from nbguard.allocator.replay.start import StartCorrections
 from nbguard.allocator.snapshot.snapshot import Event, Snapshot, SnapshotSegment, Trace
+from nbguard.render.result import Result
 
 _MOST_PASSES = 40
 """Passes over a trace to learn the state at its start."""
@@ -33,8 +35,13 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReplay:
+class DeviceReplay(Result):
     """The replay of one device under the recorded settings."""
+
+    kind: ClassVar[str] = "devicereplay"
+    view: ClassVar[str] = "nbguard.allocator.replay.view:device_replay_blocks"
+    data: ClassVar[str] = "nbguard.allocator.replay.data:replay_data"
+    label: ClassVar[str] = "replay of a recorded trace"
 
     device: int  # number of the device
     events: int  # of the allocator, in the trace
@@ -48,11 +55,11 @@ class DeviceReplay:
     live_at_start: int  # blocks in use when the trace begins
     settings: AllocatorSettings  # recorded, else PyTorch's defaults
     torch_version: str  # whose rules were applied
-    is_version_known: bool  # the file, its sidecar or the caller tells the version
+    is_version_known: bool  # the version is known from the file, its sidecar or the caller
 
     @property
     def is_exact(self) -> bool:
-        """Return whether every event and the final state are as recorded."""
+        """Say whether every event and the final state are as recorded."""
         return self.reproduced == self.events and self.is_final_equal
 
 
@@ -66,7 +73,7 @@ class RecordedDevice:
     start: InitialState  # the state before the first event of the trace
     settings: AllocatorSettings  # recorded, else PyTorch's defaults
     torch_version: str  # whose rules apply
-    is_version_known: bool  # the file, its sidecar or the caller tells the version
+    is_version_known: bool  # the version is known from the file, its sidecar or the caller
     capacity: int | None = None  # bytes of the device; None: not known
     fraction: float | None = None  # share of the device that the process might take; None: not known
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, SimulatedDriver
@@ -13,6 +14,7 @@ from nbguard.allocator.replay.program import Op, program, usable_bytes
 from nbguard.allocator.replay.replay import DeviceReplay, RecordedDevice, best_play, recorded_device
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError
+from nbguard.render.result import Result
 
 Progress = Callable[[int, int], None]
 """Called after each run with (runs done, runs in all)."""
@@ -69,8 +71,13 @@ class WhatIfRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(Result):
     """The results of one device's recorded program under several settings."""
+
+    kind: ClassVar[str] = "devicewhatif"
+    view: ClassVar[str] = "nbguard.allocator.replay.view:whatif_blocks"
+    data: ClassVar[str] = "nbguard.allocator.replay.data:whatif_data"
+    label: ClassVar[str] = "what if the allocator had other settings"
 
     replay: DeviceReplay  # under the recorded settings, with the share of events reproduced
     rows: tuple[WhatIfRow, ...]  # the recorded settings first
@@ -175,7 +182,7 @@ def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple
     by_stack: dict[int, list[int]] = {}
     for address, held in live.values():
         by_stack.setdefault(held.stack, []).append(model.live[address].size)
-    holders = sorted(((stack, sum(sizes), len(sizes)) for stack, sizes in by_stack.items()), key=lambda each: -each[1])
+    holders = sorted(((stack, sum(sizes), len(sizes)) for stack, sizes in by_stack.items()), key=lambda holder: -holder[1])
     return Refusal(
         position=op.position,
         number=number,

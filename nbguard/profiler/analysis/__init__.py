@@ -1,1 +1,1 @@
-"""The analysis of a profile: pure functions from what was recorded to a `FitReport`."""
+"""The analysis of a profile: pure functions from `FitObservations` to a `FitReport`."""

@@ -18,11 +18,11 @@ _WORK = ("batch size", "device")
 """Settings that make a batch of one run other work than a batch of another."""
 _SHARE = 0.01
 """A phase that takes less of the step than this in both runs is left out."""
-_ONE_RUN_EACH = "One run each: what else the machine did meanwhile shows as a difference, too."
+_ONE_RUN_EACH = "One run each: other work of the machine shows as a difference, too."
 
 
 def compare(now: RunRecord, before: RunRecord) -> Comparison:
-    """Return what has changed since the run `before`, the step first."""
+    """Return the changes since the run `before`, the step first."""
     changes: list[RunChange] = []
     if now.steps and before.steps:
         changes = [_change(STEP, now.steps, before.steps), *_phases(now, before)]
@@ -57,7 +57,7 @@ def _phases(now: RunRecord, before: RunRecord) -> Iterator[RunChange]:
     """Yield the phases that both runs have and that take a part of the step worth naming, the largest difference first."""
     former = {samples.phase: samples.values for samples in before.phases}
     least = _SHARE * max(median(now.steps), median(before.steps))
-    both = [(each.phase, each.values, former.get(each.phase, ())) for each in now.phases]
+    both = [(sample.phase, sample.values, former.get(sample.phase, ())) for sample in now.phases]
     changes = [_change(phase, values, others) for phase, values, others in both if values and others]
     notable = [change for change in changes if max(change.now, change.before) >= least]
     yield from sorted(notable, key=lambda change: -abs(change.now - change.before))
@@ -77,7 +77,7 @@ def _sentence(now: RunRecord, before: RunRecord, changes: list[RunChange]) -> st
 
 
 def _notes(now: RunRecord, before: RunRecord) -> Iterator[str]:
-    """Yield what else differs between the runs, and how far the comparison goes."""
+    """Yield other differences between the runs, and the limits of the comparison, in words."""
     if before.title != now.title:
         yield f"Compared with: {before.title}"
     if now.batches != before.batches:

@@ -101,7 +101,7 @@ def _kind(epoch: EpochRow) -> str:
 
 
 def summary(report: FitReport) -> str:
-    """Return what the report says in words, as Markdown: what to do first, and the findings."""
+    """Return the sentences of the report as Markdown: the first steps, the findings and the notes."""
     lines = [f"**{report.title}**: {report.ending}", ""]
     lines += [f"{number}. {sentence}" for number, sentence in enumerate(report.first, 1)]
     for finding in report.findings:

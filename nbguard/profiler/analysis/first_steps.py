@@ -1,4 +1,4 @@
-"""The few sentences with which the report begins: what to do first."""
+"""The few sentences with which the report begins: the first things to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     """Return what to do first, problems before what would save the most time; one sentence where nothing stands out."""
     ordered = sorted(findings, key=_urgency)
     sentences = [
-        _sentence(each, timing.step or 0) for each in ordered if each.severity == "problem" or _is_worth_it(each, timing)
+        _sentence(finding, timing.step or 0)
+        for finding in ordered
+        if finding.severity == "problem" or _is_worth_it(finding, timing)
     ]
     if not sentences and not timing.batches:
         sentences.append("nothing was trained here: no backward pass and no optimizer step were seen on this thread")
@@ -36,6 +38,6 @@ def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
 
 def _sentence(finding: FitFinding, step: int) -> str:
     gain = ""
-    if finding.severity == "advice" and finding.time:  # what takes longer than a batch is spread over those of an epoch
+    if finding.severity == "advice" and finding.time:  # more than a batch: a cost per epoch, spread over its batches
         gain = f" (up to {format_time(finding.time)} {'of each' if finding.time <= step else 'per'} batch)"
     return f"{finding.what}: {finding.change}{gain}"

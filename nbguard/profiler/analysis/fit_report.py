@@ -68,8 +68,8 @@ class FitAnalysis:
     @cached_property
     def timing(self) -> Timing:
         """Return where the time went, with the GPU's own times where the fit ran on one."""
-        timing, seen = timing_of(self.batches), self.observations.gpu
-        return _with_gpu(timing, gpu_facts(seen.marks, seen.used, seen.why_not)) if self.has_gpu else timing
+        timing, observed = timing_of(self.batches), self.observations.gpu
+        return _with_gpu(timing, gpu_facts(observed.marks, observed.used, observed.why_not)) if self.has_gpu else timing
 
     @property
     def has_gpu(self) -> bool:
@@ -84,7 +84,7 @@ class FitAnalysis:
 
     @cached_property
     def loader(self) -> LoaderVerdict:
-        """Return what the fit waits for, with the trials of other numbers of workers if these were made."""
+        """Return the verdict on the loader, with the trials of other numbers of workers if these were made."""
         observed = self.observations
         sentence = verdict(self.timing, observed.loaders, observed.cores, self.has_gpu)
         tuning = observed.tuning

@@ -34,7 +34,7 @@ class SubjectFacts:
 
     kind: str = "PyTorch loop"  # or "fastai fit", once a Learner was fitted
     names: tuple[str, ...] = ()  # of model classes and of fastai's architectures, in the order of their first call
-    missed: int = 0  # batches that the loop had been given before the profile began
+    missed: int = 0  # batches that the loop got before the profile began
 
     @property
     def title(self) -> str:
@@ -52,7 +52,7 @@ class FitObservations:
     log: PhaseLog  # the phases of the fit, with the boundaries of its batches
     mark_cost: int = 0  # nanoseconds that one entry of the log costs the fit, measured after it
     cores: int = 1  # CPU cores that the process may use, by its affinity and control group
-    subject: SubjectFacts = field(default_factory=SubjectFacts)  # the names of what was trained
+    subject: SubjectFacts = field(default_factory=SubjectFacts)  # names of the models that were trained
     loaders: tuple[LoaderFacts, ...] = ()  # those that were asked for batches
     gpu: GpuObservations = field(default_factory=GpuObservations)  # events in the GPU's stream
     memory: MemoryObservations | Unavailable  # counters and samples; Unavailable: the reason why there are none

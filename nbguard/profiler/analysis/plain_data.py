@@ -26,10 +26,10 @@ def to_plain(value: Any) -> Any:
     if type(value) is tuple:
         if value and dataclasses.is_dataclass(value[0]):
             names = [field.name for field in dataclasses.fields(value[0])]
-            return {_COLUMNS: names, _ROWS: [[to_plain(getattr(each, name)) for name in names] for each in value]}
-        return [to_plain(each) for each in value]
+            return {_COLUMNS: names, _ROWS: [[to_plain(getattr(item, name)) for name in names] for item in value]}
+        return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {name: to_plain(each) for name, each in value.items()}
+        return {name: to_plain(item) for name, item in value.items()}
     if dataclasses.is_dataclass(value):
         return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return value
@@ -52,7 +52,7 @@ def from_plain(annotation: Any, data: Any, where: str = "") -> Any:
         return _one_of(arguments, data, where)
     if origin is Mapping or origin is typing.get_origin(Mapping[str, int]):
         _check(type(data) is dict, where, "an object", data)
-        return {name: from_plain(arguments[1], each, f"{where}.{name}") for name, each in data.items()}
+        return {name: from_plain(arguments[1], item, f"{where}.{name}") for name, item in data.items()}
     if origin is Literal:
         _check(type(data) is str and data in arguments, where, f"one of {', '.join(arguments)}", data)
         return data
@@ -72,7 +72,7 @@ def _record(cls: Any, data: Any, where: str) -> Any:
     if missing:
         raise ProfileFileError(f"its field {_path(where, missing[0])!r} is missing")
     hints = _hints(cls)
-    return cls(**{name: from_plain(hints[name], each, _path(where, name)) for name, each in data.items()})
+    return cls(**{name: from_plain(hints[name], item, _path(where, name)) for name, item in data.items()})
 
 
 def _row(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
@@ -82,7 +82,7 @@ def _row(arguments: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
         if dataclasses.is_dataclass(cls) and type(data) is dict:
             return _table(cls, data, where)
         _check(type(data) is list, where, "a list", data)
-        return tuple(from_plain(cls, each, f"{where}[{place}]") for place, each in enumerate(data))
+        return tuple(from_plain(cls, item, f"{where}[{place}]") for place, item in enumerate(data))
     _check(type(data) is list and len(data) == len(arguments), where, f"a list of {len(arguments)}", data)
     return tuple(from_plain(kind, data[place], f"{where}[{place}]") for place, kind in enumerate(arguments))
 

@@ -42,17 +42,17 @@ def remedy_context(
     optimizers: OptimizersFacts, amp: AmpFacts, switches: SwitchFacts, memory: MemoryReport | None = None
 ) -> RemedyContext:
     """Return the observations of several instruments together."""
-    in_place = [each for each in optimizers.optimizers if each.is_fastai or each.cleared_in_place]
+    in_place = [optimizer for optimizer in optimizers.optimizers if optimizer.is_fastai or optimizer.cleared_in_place]
     categories = {} if memory is None else {category.name: category.nbytes for category in memory.categories}
     dtypes = [dtype for dtype in ("float16", "bfloat16") if amp.in_dtype(dtype)]
     return RemedyContext(
         has_device=switches.has_device,
         peak=None if memory is None else memory.peak,
         capacity=None if memory is None else memory.capacity,
-        gradients=sum(each.gradient_bytes for each in in_place),
+        gradients=sum(optimizer.gradient_bytes for optimizer in in_place),
         activations=categories.get("activations"),
         clears_in_place=bool(in_place),
-        is_fastai=any(each.is_fastai for each in in_place),
+        is_fastai=any(optimizer.is_fastai for optimizer in in_place),
         dtype=dtypes[0] if dtypes else "float32",
         batch_size=switches.batch_size,
         convolves=switches.convolves,
@@ -64,10 +64,10 @@ def remedies(facts: RemedyContext) -> tuple[Remedy, ...]:
     """Return the remedies that fit a fit, measured ones first."""
     if not facts.has_device and not facts.is_tight:
         return ()
-    found = [*_set_to_none(facts), *_precision(facts), *_layout(facts)]
+    fitting = [*_set_to_none(facts), *_precision(facts), *_layout(facts)]
     if facts.is_tight:
-        found += [*_batch(facts), *_checkpointing(facts)]
-    return tuple(sorted(found, key=lambda remedy: not remedy.measured))
+        fitting += [*_batch(facts), *_checkpointing(facts)]
+    return tuple(sorted(fitting, key=lambda remedy: not remedy.measured))
 
 
 def _set_to_none(facts: RemedyContext) -> Iterator[Remedy]:

@@ -21,6 +21,7 @@ class TimeRow:
     phase: str  # in the words of `phases`, e.g. "forward"
     group: Group  # where in the fit
     total: int  # sum over the fit
+    callback: str = ""  # class of the callback whose code this is; "": no callback's
     median: int | None = None  # of a batch; None: not in training batches
     p95: int | None = None  # 95th percentile of a batch; None likewise
     gpu: int | None = None  # median of the GPU's own time, where CUDA events were recorded
@@ -46,7 +47,7 @@ class Timing:
     rows: tuple[TimeRow, ...]  # training batches first, then validation, then around them
     batches: int  # training batches, warm-up and the unfinished one included
     warm_up: int  # of these, left out of medians and percentiles
-    first: int | None = None  # the first batch, with what it starts
+    first: int | None = None  # the first batch, with the start of workers and libraries
     step: int | None = None  # median of a whole batch in the steady state
     step_p95: int | None = None  # its 95th percentile
     epochs: tuple[EpochRow, ...] = ()  # in the order in which they began
@@ -74,13 +75,13 @@ class WorkerTrial:
 class LoaderVerdict:
     """The verdict on the loader: what bounds the fit, the figure that says so, and the gain to expect."""
 
-    bound: Bound  # what a batch of the steady state mostly waits for
+    bound: Bound  # the thing a batch of the steady state mostly waits for
     sentence: str  # the verdict in words, with its figure
     gain: int | None = None  # nanoseconds per batch that go if it is fixed; None: nothing to gain, or not known
     advice: tuple[FitFinding, ...] = ()  # the most rewarding first
     trials: tuple[WorkerTrial, ...] = ()  # of `--tune-workers`
     best: int | None = None  # the number of workers that the trials speak for
-    tuning: str = ""  # what the trials say in a sentence, or why there are none
+    tuning: str = ""  # the result of the trials in a sentence, or why there are none
 
 
 Severity = Literal["problem", "advice", "note"]
@@ -195,12 +196,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """One rank of a distributed fit. `state` says how it ended, or what it last did."""
+    """One rank of a distributed fit. `state` says how it ended, or its last sign of life."""
 
     rank: int  # its number, from 0
     host: str  # name of its machine
     pid: int  # of its process
-    state: str  # how it ended, or what it last did
+    state: str  # how it ended, or its last sign of life
     batches: int = 0  # training batches
     step: int | None = None  # nanoseconds, median of a whole batch; None: too few
     wait: int | None = None  # nanoseconds of a batch waiting for data
@@ -211,7 +212,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """All ranks, and what differs between them."""
+    """All ranks, and the differences between them."""
 
     world: int  # number of ranks
     rows: tuple[RankRow, ...]  # by rank
@@ -238,7 +239,7 @@ class Comparison:
 
     sentence: str  # the result in words
     changes: tuple[RunChange, ...] = ()  # the step first, then phases by the size of the difference
-    notes: tuple[str, ...] = ()  # what else differs between the runs
+    notes: tuple[str, ...] = ()  # other differences between the runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +269,7 @@ class FitReport(Result):
     ending: Ending  # the way in which the fit ended
     timing: Timing  # the time by phase
     overhead: Overhead  # the cost of the profile
-    first: tuple[str, ...] = ()  # what to do first, most rewarding first, in a sentence each
+    first: tuple[str, ...] = ()  # the first things to do, most rewarding first, in a sentence each
     error: str = ""  # of a partial report, e.g. "KeyboardInterrupt"
     loader: LoaderVerdict | None = None  # None: only in reports made by hand
     memory: MemoryReport | Unavailable | None = None  # Unavailable: it could not be followed

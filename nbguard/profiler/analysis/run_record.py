@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nbguard.profiler.analysis.report import Setting
 
 LIMIT = 1000
-"""Samples kept of the steps. Beyond, what more of them would tell is less than what the machine changes from run to run."""
+"""Samples kept of the steps. More of them would say less than the machine changes from run to run."""
 
 PHASE_LIMIT = 250
 """Samples kept of each phase: there are many phases, and to compare them should take less than a second."""

@@ -35,11 +35,11 @@ class RankExchange:
         _aside(lambda: self._put(rank, text)).join(limit)
 
     def listen(self, ranks: Collection[int]) -> None:
-        """Begin to look for what these ranks send through the store."""
+        """Begin to look for messages of these ranks in the store."""
         _aside(lambda: self._look(set(ranks)))
 
     def read(self, ranks: Collection[int]) -> dict[int, str]:
-        """Return what has come from these ranks until now."""
+        """Return the messages of these ranks so far."""
         texts = {rank: self._inbox[rank] for rank in ranks if rank in self._inbox}
         for rank in ranks:
             if self._folder is not None and rank not in texts:
@@ -83,7 +83,7 @@ class RankExchange:
 
 
 def _aside(act: Callable[[], None]) -> threading.Thread:
-    """Start a thread that does something and says nothing if it fails: the folder, or a rank not heard of, is what remains."""
+    """Start a thread that does something and says nothing if it fails: then there is the folder, or a rank not heard of."""
 
     def quietly() -> None:
         with suppress(Exception):

@@ -49,7 +49,7 @@ class RankLiveness:
 
 
 def pulse_of(folder: Path, rank: int, fit: int) -> Pulse | None:
-    """Return what a rank last did in this fit; None if it has no file here: not begun, ended, or on another host."""
+    """Return the last sign of life of a rank in this fit; None if it has no file here: not begun, ended, or on another host."""
     try:
         data = _path(folder, rank).read_bytes()
         magic, pid, started, number = _HEAD.unpack_from(data)
@@ -86,13 +86,13 @@ def forget(folder: Path, ranks: Iterable[int]) -> None:
 
 def leave(folder: Path) -> None:
     """Remove the folder if nothing is left in it, and what jobs have left behind that were killed."""
-    for each in (folder, *folder.parent.glob(f"{_prefix()}*")):
+    for candidate in (folder, *folder.parent.glob(f"{_prefix()}*")):
         with suppress(OSError):
-            files = list(each.iterdir())
-            if each != folder and not any(_is_somebodys(file) for file in files):
+            files = list(candidate.iterdir())
+            if candidate != folder and not any(_is_somebodys(file) for file in files):
                 for file in files:
                     file.unlink(missing_ok=True)
-            each.rmdir()
+            candidate.rmdir()
 
 
 def _is_somebodys(file: Path) -> bool:
@@ -115,7 +115,7 @@ def _prefix() -> str:
 
 
 def _job() -> str:
-    """Return what all ranks of the job on this host have in common, and no other job."""
+    """Return a name that all ranks of the job on this host share, and no other job."""
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     key = [os.environ.get(name, "") for name in names]
     if not os.environ.get("MASTER_PORT"):

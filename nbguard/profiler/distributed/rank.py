@@ -43,7 +43,7 @@ def current_rank() -> Rank | None:
 
 
 def environment() -> Iterator[Setting]:
-    """Yield what should be the same on all ranks: variables of the communication, and versions."""
+    """Yield the settings that should be the same on all ranks: variables of the communication, and versions."""
     for name, value in sorted(os.environ.items()):
         if name.startswith(_PREFIXES) or name in _NAMES:
             yield Setting(name, value)

@@ -34,6 +34,8 @@ class RankWatch:
     after which rank 0 says so in the log of a program; in a notebook nothing is said but the report.
     """
 
+    watches = "other ranks"
+
     def __init__(self, limit: float = 10.0, patience: float = 60.0) -> None:
         self._limit = limit
         self._patience = patience
@@ -83,7 +85,7 @@ class RankWatch:
         return self._observed
 
     def observe(self) -> RankObservations | None:
-        """Return what the exchange has collected; None before it, on other ranks, and in a program of one process."""
+        """Return the messages of the exchange; None before it, on other ranks, and in a program of one process."""
         return self._observed
 
     def _loads(self, _iterator: object) -> None:
@@ -110,8 +112,8 @@ class RankWatch:
             self._folder = job_folder()
             self._liveness = RankLiveness(self._folder, self._rank.rank, self._fit)
             if self._recorder is not None:
-                self._recorder.subscribe("batch", self._begins, each=True)
-                self._recorder.subscribe("phase", self._ended, each=True)
+                self._recorder.subscribe("batch", self._begins, every_batch=True)
+                self._recorder.subscribe("phase", self._ended, every_batch=True)
                 self._start_watchdog(self._rank)
 
     def _start_watchdog(self, at: Rank) -> None:

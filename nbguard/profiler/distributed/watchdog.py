@@ -81,7 +81,7 @@ class RankWatchdog:
 
 
 def _wake_at_end(pid: int, wakers: select.poll, until: ExitStack) -> None:
-    """Have the end of a process wake who waits, where the system can do that; elsewhere it is seen at the next look."""
+    """Have the end of a process wake the poll, where the system can do that; elsewhere the next look sees it."""
     if hasattr(os, "pidfd_open"):
         with suppress(OSError):  # it has ended in this moment
             fd = os.pidfd_open(pid)

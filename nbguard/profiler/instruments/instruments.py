@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.health.amp import AmpFacts
@@ -20,7 +20,6 @@ from nbguard.profiler.instruments.health.gpu import GpuWatch
 from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
 from nbguard.profiler.instruments.health.switches import SwitchWatch
 from nbguard.profiler.instruments.health.syncs import SyncWatch
-from nbguard.profiler.instruments.instrument import Instrument
 from nbguard.profiler.instruments.loader.loader_facts import usable_cores
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
@@ -34,6 +33,23 @@ from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
 _T = TypeVar("_T")
+Observed = TypeVar("Observed", covariant=True)
+
+
+class Instrument(Protocol[Observed]):
+    """Watches one thing during a fit. Its observations are a part of `FitObservations`: frozen, without live objects."""
+
+    watches: str
+    """The thing in plural, named in the report where the instrument fails; of the class."""
+
+    def start(self, recorder: Recorder) -> None:
+        """Subscribe and patch, on the thread of the fit. An exception switches it off, not the fit."""
+
+    def stop(self) -> None:
+        """Take everything down again; called once, however the fit has ended, and before anything is shown."""
+
+    def observe(self) -> Observed:
+        """Return its observations; called after `stop`."""
 
 
 class Instruments:
@@ -68,7 +84,7 @@ class Instruments:
         )
 
     def start(self) -> None:
-        """Put everything around what runs from here on."""
+        """Put all instruments around the code that runs from here on."""
         for instrument in self._instruments:
             self._try("start", instrument, self.recorder)
         for front in (self.loop, self.fastai):
@@ -82,7 +98,7 @@ class Instruments:
         return log
 
     def observe(self, log: PhaseLog, *, title: str, ending: Ending, error: str) -> FitObservations:
-        """Return what all instruments saw of a fit that ended in this way; called after `stop`.
+        """Return the observations of all instruments, of a fit that ended in this way; called after `stop`.
 
         The messages of other ranks are not in it yet: they are exchanged once this rank's own fit is analysed.
         """
@@ -108,7 +124,7 @@ class Instruments:
         )
 
     def _ask(self, instrument: Instrument[_T], otherwise: _T) -> _T:
-        """Return what an instrument saw; of one that fails, `otherwise`."""
+        """Return the observations of an instrument; `otherwise` if it fails."""
         try:
             return instrument.observe()
         except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the rest of the report
@@ -124,4 +140,6 @@ class Instruments:
 
     def _note_mistake(self, part: object, action: str, error: Exception) -> None:
         name = type(part).__name__
-        self._mistakes.append(f"{name} could not {action} ({type(error).__name__}: {error}): please report it")
+        watches = getattr(type(part), "watches", "")
+        unseen = f"{watches} not seen; " if watches else ""
+        self._mistakes.append(f"{name} could not {action} ({type(error).__name__}: {error}): {unseen}please report it")

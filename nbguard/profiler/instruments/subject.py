@@ -15,6 +15,8 @@ _MOST = 3  # names of models that are shown
 class Subject:
     """Notes the names of models; keeps none of them."""
 
+    watches = "names of models"
+
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
         self._kind = "PyTorch loop"

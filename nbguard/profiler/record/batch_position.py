@@ -51,6 +51,8 @@ class Body:
 class Bodies:
     """Follows the batches that are looked at. `closed` is called with each one that has ended."""
 
+    watches = "hidden synchronisations"
+
     def __init__(self, recorder: Recorder, closed: Callable[[Body], None]) -> None:
         self.body: Body | None = None  # whose code runs now; None outside of loops
         self._recorder = weakref.proxy(recorder)

@@ -12,6 +12,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.heap.kinds import name_of
 
 Function = Callable[..., Any]
 
@@ -23,6 +24,8 @@ class CallbackTimes:
 
     Of three calls of callbacks two are such; they are why `Callback.__call__` is left as it is.
     """
+
+    watches = "times of callbacks"
 
     def __init__(self, recorder: Recorder, patches: Patches, fails: Callable[[BaseException], None]) -> None:
         """`fails` gets the exception of a callback before the fit: a profile that began there sees no more of the fit."""
@@ -43,13 +46,13 @@ class CallbackTimes:
         self._seen.add(kind)
         from fastai.callback.core import event
 
-        phase = phases.callback(kind.__name__)
+        name = name_of(kind)
         if kind.__module__ in _OF_FASTAI:
-            self.of_fastai.add(phase)
-        around = self._timed(kind, self._recorder.code(phase))
-        for name in event._fields:
-            if type(getattr(kind, name, None)) is FunctionType:
-                self._patches.put(kind, name, around)
+            self.of_fastai.add(phases.callback(name))
+        around = self._timed(kind, self._recorder.code_of_callback(name))
+        for method in event._fields:
+            if type(getattr(kind, method, None)) is FunctionType:
+                self._patches.put(kind, method, around)
 
     def _timed(self, kind: type, code: int) -> Callable[[Function], Function]:
         recorder, mark = self._recorder, self._recorder.mark

@@ -33,6 +33,8 @@ _INNER = frozenset(("batch", "backward", "step"))
 class FastaiLoop:
     """Marks the phases of every Learner's loop."""
 
+    watches = "phases of fastai's loop"
+
     def __init__(self, recorder: Recorder, loop: TorchLoop) -> None:
         self._recorder = recorder
         self._loop = loop
@@ -46,13 +48,13 @@ class FastaiLoop:
         """Put the marks in; if fastai is not imported yet, once a loader is asked after it has been."""
         self._put_in()
         if not self._is_in:
-            self._recorder.subscribe("loader", self._late)
+            self._recorder.subscribe("loader", self._put_in_late)
 
-    def _late(self, _: Any) -> None:
+    def _put_in_late(self, _: Any) -> None:
         """Put the marks in if fastai has been imported since; the fit that asks its first loader then goes on already."""
         self._put_in()
         if self._is_in:
-            self._recorder.unsubscribe("loader", self._late)
+            self._recorder.unsubscribe("loader", self._put_in_late)
             learner = _fitting()
             if learner is not None:
                 self.joins(learner)
@@ -93,7 +95,7 @@ class FastaiLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread:
                 return original(learner)
-            loop.calls(learner.model, learner.xb)
+            recorder.attempt(self, "a batch", self._calls_model, learner)
             loop.inside += 1
             loop.in_learner += 1
             try:
@@ -101,7 +103,7 @@ class FastaiLoop:
             finally:
                 loop.inside -= 1
                 loop.in_learner -= 1
-            if learner.training:
+            if recorder.attempt(self, "a batch", _is_training, learner):
                 recorder.ended(zero)
             return result
 
@@ -137,8 +139,8 @@ class FastaiLoop:
                 ends(original, learner, event)
             else:
                 try:
-                    if learner.training:
-                        act(learner)
+                    if recorder.attempt(self, event, _is_training, learner):
+                        recorder.attempt(self, event, act, learner)
                 finally:  # callbacks finish what they began (MixedPrecision: autocast), also if a part stops the fit here
                     original(learner, event)
 
@@ -150,10 +152,13 @@ class FastaiLoop:
         try:
             original(learner, event)
         except BaseException as error:
-            self._end(error)
+            self._recorder.attempt(self, event, self._end, error)
             raise
         if event == "after_fit":
-            self._end(None)
+            self._recorder.attempt(self, event, self._end, None)
+
+    def _calls_model(self, learner: Any) -> None:
+        self._loop.calls(learner.model, learner.xb)
 
     def _has_loss(self, learner: Any) -> None:
         """Note the loss of a training batch. fastai announces one for a batch without targets, too, and has none then."""
@@ -161,7 +166,7 @@ class FastaiLoop:
             targets, loss = learner.yb, learner.loss_grad
         except AttributeError:
             return
-        if type(targets) in (tuple, list) and not targets:  # the loss is that of an earlier batch
+        if type(targets) in (tuple, list) and not targets:  # the loss belongs to an earlier batch
             return
         self._recorder.boundary("loss")
         self._recorder.emit("loss", loss)
@@ -181,7 +186,7 @@ class FastaiLoop:
             __tracebackhide__ = True
             result = original(learner, callback)
             if get_ident() == self._recorder.thread:
-                self.callbacks.see(learner)
+                self._recorder.attempt(self.callbacks, "add_cb", self.callbacks.see, learner)
             return result
 
         return add_cb
@@ -193,19 +198,19 @@ class FastaiLoop:
             __tracebackhide__ = True
             if kind in _INNER or get_ident() != recorder.thread:
                 return original(learner, act, kind, *args, **kw)
-            self.callbacks.see(learner)
+            recorder.attempt(self.callbacks, kind, self.callbacks.see, learner)
             if kind == "fit":
-                self._begin(learner)
+                recorder.attempt(self, kind, self._begin, learner)
             try:
                 result = original(learner, act, kind, *args, **kw)
             except BaseException as error:
                 if (
                     kind in ("fit", "epoch") and type(error).__name__ != "CancelFitException"
                 ):  # else `after_fit` is still to come
-                    self._end(error)
+                    recorder.attempt(self, kind, self._end, error)
                 raise
             if kind == "fit":
-                self._end(None)
+                recorder.attempt(self, kind, self._end, None)
             return result
 
         return _with_events
@@ -220,7 +225,7 @@ class FastaiLoop:
     def _fails(self, error: BaseException) -> None:
         """End the fit with an error that leaves it: after a cancellation `after_fit` is still to come."""
         if type(error).__name__ != "CancelFitException":
-            self._end(error)
+            self._recorder.attempt(self, "before_fit", self._end, error)
 
     def _end(self, error: BaseException | None) -> None:
         """Emit once that a fit has ended; a profile that began inside the fit learns it from the events inside."""
@@ -228,6 +233,10 @@ class FastaiLoop:
             self._is_fitting = False
             self._loop.watch_modules()  # before the event: a subscriber may end the profile
             self._recorder.emit("fit ends", error)
+
+
+def _is_training(learner: Any) -> bool:
+    return learner.training is True
 
 
 def _fitting() -> Any | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import get_args
 
@@ -58,14 +58,15 @@ class Log:
             else:
                 marks += 1
 
-    def marks(self, start: int, labels: tuple[str, ...]) -> PhaseLog:
+    def marks(self, start: int, labels: tuple[str, ...], callbacks: Mapping[str, str]) -> PhaseLog:
         """Return the whole log, which began at `start`; `labels` are the phases by their codes."""
         codes, times = array("H"), array("q")
         for code, time in self._entries():
             if code >= 0:
                 codes.append(code)
                 times.append(time)
-        return PhaseLog(start=start, codes=codes, times=times, labels=labels, boundaries=tuple(self.boundaries()))
+        boundaries = tuple(self.boundaries())
+        return PhaseLog(start=start, codes=codes, times=times, labels=labels, boundaries=boundaries, callbacks=callbacks)
 
 
 def _pack(numbers: Sequence[int]) -> bytes:

@@ -14,14 +14,14 @@ _ABSENT = object()
 class _Put:
     owner: Any
     name: str
-    before: Any  # what the owner itself had, _ABSENT if the attribute was inherited
+    before: Any  # the owner's own attribute, _ABSENT if it was inherited
     after: Any
 
 
 class Patches:
     """Replaces attributes of classes and modules; `restore` puts the very same objects back, the last replaced first.
 
-    What somebody else has replaced in the meantime stays theirs: then ours, which they call, only passes the call on.
+    An attribute that somebody else has replaced meanwhile stays theirs: ours, which they call, then only passes the call on.
     """
 
     def __init__(self) -> None:

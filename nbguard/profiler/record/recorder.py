@@ -1,7 +1,7 @@
 """The log of a running fit, and its events for instruments.
 
-A mark says what went on since the mark before; so every nanosecond belongs to one phase, whatever is nested in what. Time
-in which nbguard itself looks is marked, too.
+A mark ends the phase that began at the mark before; so every nanosecond belongs to one phase, however phases are nested.
+Time in which nbguard itself looks is marked, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
@@ -56,12 +56,13 @@ _ALL = 32
 _EVERY = 7
 """Of the first batches all are looked at, then each seventh: no usual interval of a loop is a multiple of it."""
 _OFF = -1
+_T = TypeVar("_T")
 Subscribers = dict[str, tuple[Callable[..., None], ...]]
 _running: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 def _not_in_the_child() -> None:
-    """A worker is forked from the thread of the fit and has its identity: what it does is no part of the log."""
+    """A worker is forked from the thread of the fit and has its identity: its calls are no part of the log."""
     for recorder in _running:
         recorder.thread = _OFF
 
@@ -79,10 +80,10 @@ class StopFit(Exception):  # noqa: N818 - no mistake: it is meant
 
 
 class Recorder:
-    """Keeps the log of the thread that makes it, and calls subscribers at events. Holds no object of the user's.
+    """Keeps the log of the thread that creates it, and calls subscribers at events. Holds no object of the user's.
 
     `mark(code)` logs the phase that has gone on since the last mark; `current` is the number of the phase that goes on now;
-    `subscribers` are those of this batch, by event.
+    `subscribers` receive the events of this batch.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -91,10 +92,11 @@ class Recorder:
         self.batches = 0
         self.trained = 0  # batches of loaders in which there was a loss to train on
         self.elsewhere = False  # whether another thread asked a loader for a batch
-        self.loading = 0  # a loader is asked now: what goes on inside is its way to make a batch
+        self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
         self.failed: list[str] = []  # instruments that made a mistake and are off, in words
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
+        self._callbacks: dict[int, str] = {}  # class of the callback, by the number of its phase
         self._log = Log(clock)
         self.mark = self._log.mark
         self._sampled: Subscribers = dict.fromkeys(get_args(Event), ())
@@ -105,6 +107,8 @@ class Recorder:
         self._trained_at = 0
         self._own = self._labels[phases.OWN]
         self._has_ended = False
+        self._off: dict[int, object] = {}  # parts that failed, by their ids
+        self._stopping: Exception | None = None  # that ends the fit on purpose
         self.current = self._labels[phases.OTHER]
         self._start = clock()
         _running.add(self)
@@ -112,6 +116,16 @@ class Recorder:
     def code(self, phase: str) -> int:
         """Return the number of a phase, by which marks know it."""
         return self._labels.setdefault(phase, len(self._labels))
+
+    def code_of_callback(self, name: str) -> int:
+        """Return the number of the phase in which callbacks of a class run."""
+        code = self.code(phases.callback(name))
+        self._callbacks[code] = name
+        return code
+
+    def callback(self, code: int) -> str:
+        """Return the class of the callback whose phase has a number; "" where it is no callback's."""
+        return self._callbacks.get(code, "")
 
     def phase(self, code: int) -> str:
         """Return the phase of a number."""
@@ -162,27 +176,27 @@ class Recorder:
         """Note that the iterator had no such batch left."""
         self.batches -= 1
         self.boundary("end", loop)
-        self.subscribers, self.looks = self._sampled, True  # what follows may be a loop without a loader
+        self.subscribers, self.looks = self._sampled, True  # a loop without a loader may follow
         self.emit("end")
 
     def look_at(self, batches: int) -> None:
         """Have the next batches looked at, all of them."""
         self._all = max(self._all, self.batches + batches)
 
-    def subscribe(self, event: Event, act: Callable[..., None], *, each: bool = False) -> None:
+    def subscribe(self, event: Event, act: Callable[..., None], *, every_batch: bool = False) -> None:
         """Have `act` called at an event, once even if asked for twice; its time is nbguard's own.
 
-        `each`: in every batch, not only in those that are looked at. One that raises is called no more, and the fit goes on.
+        `every_batch`: also in batches that are not looked at otherwise. One that raises is called no more, and the fit goes on.
         Only `StopFit` ends the fit. Patched functions log nothing of the calls that `act` makes.
         """
-        for subscribers in (self._sampled, self._always)[: 1 + (each or event in _RARE)]:
+        for subscribers in (self._sampled, self._always)[: 1 + (every_batch or event in _RARE)]:
             if act not in subscribers[event]:
                 subscribers[event] = (*subscribers[event], act)
 
     def unsubscribe(self, event: Event, act: Callable[..., None]) -> None:
         """Have `act` called no more: an event without subscribers costs next to nothing."""
         for subscribers in (self._sampled, self._always):
-            subscribers[event] = tuple(each for each in subscribers[event] if each != act)
+            subscribers[event] = tuple(subscriber for subscriber in subscribers[event] if subscriber != act)
 
     def emit(self, event: Event, *facts: Any) -> None:
         """Call the subscribers to an event."""
@@ -198,21 +212,42 @@ class Recorder:
                 try:
                     act(*facts)
                 except StopFit as stop:
+                    self._stopping = stop.error
                     raise stop.error from None
                 except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
-                    self._drop(event, act, error)
+                    self._switch_off(getattr(act, "__self__", act), event, error)
         finally:
             if not self._has_ended:
                 self.thread = thread
                 self.mark(self._own)
 
-    def _drop(self, event: Event, act: Callable[..., None], error: Exception) -> None:
-        """Call no method of an instrument that failed any more: half of the events would make a wrong finding."""
-        part = getattr(act, "__self__", act)
+    def attempt(self, part: object, action: str, act: Callable[..., _T], *facts: Any) -> _T | None:
+        """Return `act(*facts)`: the one way in which patched functions read objects of the user's or a library's.
+
+        Where that fails `part` is switched off, with all its subscriptions, and the fit goes on. None then, and from then on.
+        """
+        if id(part) in self._off:
+            return None
+        try:
+            return act(*facts)
+        except Exception as error:
+            if error is self._stopping:
+                raise
+            self._switch_off(part, action, error)
+            return None
+
+    def _switch_off(self, part: object, action: str, error: Exception) -> None:
+        """Call no method of a part that failed any more: half of the events would make a wrong finding."""
+        self._off[id(part)] = part
         for subscribers in (self._sampled, self._always):
             for name, acts in subscribers.items():
-                subscribers[name] = tuple(each for each in acts if getattr(each, "__self__", each) is not part)
-        self.failed.append(f"{type(part).__name__} failed at {event!r} and was switched off ({type(error).__name__}: {error})")
+                subscribers[name] = tuple(
+                    subscriber for subscriber in acts if getattr(subscriber, "__self__", subscriber) is not part
+                )
+        watches = getattr(type(part), "watches", "")
+        unseen = f": {watches} not seen from batch {self.batches} on" if watches else ""
+        name, why = type(part).__name__, f"{type(error).__name__}: {error}"
+        self.failed.append(f"{name} failed at {action!r} and was switched off ({why}){unseen}; please report it")
 
     def stop(self) -> PhaseLog:
         """End the recording and return the log. Patched functions that are still called pass the call on from here."""
@@ -221,7 +256,8 @@ class Recorder:
             self._has_ended, self.thread = True, _OFF
             self._sampled = self._always = self.subscribers = dict.fromkeys(self._sampled, ())
             self.looks = False
-        return self._log.marks(self._start, tuple(self._labels))
+        callbacks = {self.phase(code): name for code, name in self._callbacks.items()}
+        return self._log.marks(self._start, tuple(self._labels), callbacks)
 
     def boundaries(self, most: int) -> Iterator[Boundary]:
         """Yield the boundaries among so many of the log's first entries."""

@@ -15,23 +15,25 @@ from nbguard.profiler.record.recorder import Recorder
 
 Function = Callable[..., Any]
 
-_FIRST = 3  # batches of an iterator that are looked at: what it is for shows in them
+_FIRST = 3  # batches of an iterator that are looked at: its purpose shows in them
 
 
 class TorchLoop:
     """Marks the phases of any loop over torch. While `in_learner` is true fastai's own events tell them apart.
 
-    What only passes a call on does so by one look at `inside`: most calls of a fit are such.
+    Most calls of a fit are only passed on: that takes one look at `inside`.
     """
 
+    watches = "phases of the loop"
+
     def __init__(self, recorder: Recorder) -> None:
-        self.inside = 0  # a module, a loader or fastai's batch, however deep: what is called there is a part of it
+        self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
         self.in_learner = 0
         self._recorder = recorder
         self._patches = Patches()
         self._modules = Patches()
         self._hooks: list[Any] = []
-        self._steps: list[int] = []  # what went on around optimizers' steps; of one that failed it stays
+        self._steps: list[int] = []  # codes of the phases around optimizers' steps; of a step that failed it stays
         self._model: Callable[[], Any] = _nothing
         self._iterator: Callable[[], Any] = _nothing  # the one that was asked last, and its number
         self._number = 0
@@ -119,7 +121,12 @@ class TorchLoop:
             if recorder.loading or get_ident() != recorder.thread:
                 recorder.elsewhere = recorder.elsewhere or not recorder.loading
                 return original(iterator)
-            number = self._number if self._iterator() is iterator else self._number_of(iterator)
+            if self._iterator() is iterator:
+                number = self._number
+            elif (asked := recorder.attempt(self, "a batch", self._number_of, iterator)) is not None:
+                number = asked
+            else:
+                return original(iterator)
             if self._steps and not self.inside:
                 recorder.current = self._steps[0]
                 self._steps.clear()
@@ -160,7 +167,7 @@ class TorchLoop:
         def around(original: Function) -> Function:
             def __call__(module: Any, *args: Any, **kw: Any) -> Any:  # noqa: N807 - it stands in for it
                 __tracebackhide__ = True
-                # Asked first: what torch.compile traces is then a constant to it, and the rest of this is not looked at.
+                # Asked first: it is a constant while torch.compile traces, which then does not look at the rest.
                 if is_compiling() or self.inside or get_ident() != recorder.thread:
                     return original(module, *args, **kw)
                 code = loss if issubclass(type(module), losses) else forward
@@ -231,9 +238,9 @@ class TorchLoop:
 def _reference(module: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(module)
-    except TypeError:  # whatever a Learner takes for its model: it is emitted at each call
+    except TypeError:  # a Learner may take any callable for its model: it is emitted at each call
         return _nothing
 
 
 def _nothing() -> None:
-    """Stand in for a weak reference to a model that there is not."""
+    """Stand in for a weak reference to a model where there is none."""

@@ -16,7 +16,7 @@ from nbguard.units import format_bytes, format_time
 _HEIGHT, _TOP, _BOTTOM = 190, 18, 22
 _MARGIN = "8px 0 2px"
 _GAP, _CLOSE_UP = 26, 250
-"""Pixels between the whole fit and the batch beside it, and those of the latter."""
+"""Pixels between the whole fit and the batch beside it, and the width of the batch."""
 _FEW = 48
 """So many points are drawn each by itself, with its phase; of more there is an envelope, and a close-up of one batch."""
 _FOLLOWED = 4
@@ -73,7 +73,7 @@ def memory_picture(memory: MemoryReport, epochs: Sequence[EpochRow]) -> Html:
 
 
 def _span(points: Sequence[MemoryPoint], peak: int) -> tuple[int, int]:
-    """Return the bytes at the bottom and at the top: 0 at the bottom, unless what changes is a small part of all."""
+    """Return the bytes at the bottom and at the top: 0 at the bottom, unless the changes are a small part of the whole."""
     top = max(peak, *(max(point.allocated, point.reserved or 0) for point in points), 1)
     least = min(point.allocated for point in points)
     if not _TINY * top <= top - least <= _SMALL * top:

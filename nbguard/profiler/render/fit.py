@@ -1,4 +1,4 @@
-"""The profile of a fit as blocks: first its ending and what to do, then the figures behind that."""
+"""The profile of a fit as blocks: its ending and the first things to do, then the figures behind them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ENDINGS: dict[Ending, str] = {
 
 
 def fit_blocks(report: FitReport) -> Iterator[Block]:
-    """Yield the profile; a terminal shows phases of 1 % of the time and more, a notebook those of 0.1 %."""
+    """Yield the profile; a terminal shows phases of 1 % of the time and more, a notebook those from 0.1 % on."""
     timing, memory = report.timing, report.memory
     yield _head(report)
     if len(report.first) == 1:
@@ -41,7 +41,7 @@ def fit_blocks(report: FitReport) -> Iterator[Block]:
     if not (isinstance(memory, MemoryReport) and len(memory.points) > 1):
         yield Picture(step_picture(timing.rows))
     if report.loader is not None:
-        yield from loader_blocks(report.loader, is_said=any(report.loader.sentence in each for each in report.first))
+        yield from loader_blocks(report.loader, is_said=any(report.loader.sentence in sentence for sentence in report.first))
     yield from memory_blocks(memory, timing.epochs)
     if report.findings:
         yield finding_points(report.findings)

@@ -82,21 +82,21 @@ def _phases(peaks: Sequence[PhasePeak]) -> str:
 
 
 def _growth(growth: Growth) -> str:
-    each = f"{signed(growth.per_batch)} per batch over {counted(growth.batches, 'batch', 'batches')}"
+    rate = f"{signed(growth.per_batch)} per batch over {counted(growth.batches, 'batch', 'batches')}"
     epoch = "" if growth.per_epoch is None else f", {signed(growth.per_epoch)} per epoch"
     name = f"`{growth.holder}{' → graph' if growth.is_graph else ''}`"
     holder = f"held by {name}" if growth.holder else "who holds it is not known"
     if growth.holder and growth.held:
         holder = f"{name} holds {format_bytes(growth.held)} of it"
-    return f"{each}{epoch}: {holder}"
+    return f"{rate}{epoch}: {holder}"
 
 
 def _stacks(stacks: Sequence[StackPeak]) -> Table:
-    largest = sorted(stacks, key=lambda each: -each.nbytes)
+    largest = sorted(stacks, key=lambda stack: -stack.nbytes)
     shown, rest = largest[:_SHOWN], largest[_SHOWN:]
-    nbytes = [each.nbytes for each in shown] + ([sum(each.nbytes for each in rest)] if rest else [])
+    nbytes = [stack.nbytes for stack in shown] + ([sum(stack.nbytes for stack in rest)] if rest else [])
     figures = format_column(nbytes, unit_of(max(nbytes)))
-    rows = [TableRow(cells=(each.category, figure, each.site)) for each, figure in zip(shown, figures, strict=False)]
+    rows = [TableRow(cells=(stack.category, figure, stack.site)) for stack, figure in zip(shown, figures, strict=False)]
     if rest:
         rows.append(TableRow(cells=("", figures[-1], f"{len(rest)} more lines")))
     return Table(names=("kind", "bytes", "allocated by"), rows=tuple(rows), figures=(1,))

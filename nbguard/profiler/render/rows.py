@@ -26,7 +26,7 @@ _RANK_NAMES = ("rank", "where", "device", "batches", "step", "waits", "backward"
 
 
 def loader_blocks(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
-    """Yield the verdict on what a fit waits for, unless it `is_said` already, the workers tried, and what is advised."""
+    """Yield the verdict on the loader, unless it `is_said` already, the numbers of workers tried, and the advice."""
     if not is_said:
         yield FactLines((("verdict", loader.sentence),))
     if loader.trials:
@@ -38,46 +38,46 @@ def loader_blocks(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
 
 
 def _trials(trials: Sequence[WorkerTrial], best: int | None) -> Table:
-    columns = zip(trials, _times([each.per_batch for each in trials]), _times([each.first for each in trials]), strict=True)
+    columns = zip(trials, _times([trial.per_batch for trial in trials]), _times([trial.first for trial in trials]), strict=True)
     rows = []
-    for each, *figures in columns:
-        note = " · ".join(word for word in ("best" if each.workers == best else "", each.note) if word)
-        rows.append(TableRow(cells=(f"{each.workers}", *figures, note)))
+    for trial, *figures in columns:
+        note = " · ".join(word for word in ("best" if trial.workers == best else "", trial.note) if word)
+        rows.append(TableRow(cells=(f"{trial.workers}", *figures, note)))
     return Table(names=("workers tried", "per batch", "first batch", ""), rows=tuple(rows), figures=(1, 2))
 
 
 def finding_points(findings: Sequence[FitFinding]) -> Points:
     """Return findings, the gravest first: what, the evidence, the line to change."""
-    gravest = sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
-    return Points(tuple(_finding(each) for each in gravest))
+    gravest = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return Points(tuple(_finding(finding) for finding in gravest))
 
 
-def _finding(each: FitFinding) -> Point:
-    costs = {} if each.time is None else {format_time(each.time): " per batch"}
-    costs |= {} if each.nbytes is None else {format_bytes(each.nbytes): ""}
-    unsaid = [figure + unit for figure, unit in costs.items() if figure not in f"{each.what} {each.evidence}"]
-    what = f"{each.what} ({', '.join(unsaid)})" if unsaid else each.what
-    lines = [each.evidence] if each.evidence else []
-    lines += [f"→ {each.change}"] if each.change else []
-    return Point(word=each.severity, what=what, lines=tuple(lines), warns=each.severity == "problem")
+def _finding(finding: FitFinding) -> Point:
+    costs = {} if finding.time is None else {format_time(finding.time): " per batch"}
+    costs |= {} if finding.nbytes is None else {format_bytes(finding.nbytes): ""}
+    unsaid = [figure + unit for figure, unit in costs.items() if figure not in f"{finding.what} {finding.evidence}"]
+    what = f"{finding.what} ({', '.join(unsaid)})" if unsaid else finding.what
+    lines = [finding.evidence] if finding.evidence else []
+    lines += [f"→ {finding.change}"] if finding.change else []
+    return Point(word=finding.severity, what=what, lines=tuple(lines), warns=finding.severity == "problem")
 
 
 def remedy_points(remedies: Sequence[Remedy]) -> Points:
     """Return the remedies with their effects; measured ones come first."""
-    ordered = sorted(remedies, key=lambda each: not each.measured)
-    words = ("measured" if each.measured else "untried" for each in ordered)
+    ordered = sorted(remedies, key=lambda remedy: not remedy.measured)
+    words = ("measured" if remedy.measured else "untried" for remedy in ordered)
     return Points(
         tuple(
-            Point(word=word, what=f"{each.name}: {each.effect}", lines=(f"→ {each.change}",) if each.change else ())
-            for word, each in zip(words, ordered, strict=True)
+            Point(word=word, what=f"{remedy.name}: {remedy.effect}", lines=(f"→ {remedy.change}",) if remedy.change else ())
+            for word, remedy in zip(words, ordered, strict=True)
         )
     )
 
 
 def settings_table(settings: Sequence[Setting]) -> Table:
     """Return the switches of the environment, behind a fold."""
-    rows = tuple(TableRow(cells=(each.name, each.value, each.note)) for each in settings)
-    brief = " · ".join(f"{each.name} {each.value}" for each in settings)
+    rows = tuple(TableRow(cells=(setting.name, setting.value, setting.note)) for setting in settings)
+    brief = " · ".join(f"{setting.name} {setting.value}" for setting in settings)
     return Table(
         names=("setting", "is", ""),
         rows=rows,
@@ -87,7 +87,7 @@ def settings_table(settings: Sequence[Setting]) -> Table:
 
 
 def rank_blocks(ranks: RankReport) -> Iterator[Block]:
-    """Yield a row per rank, of very many those that differ most, and what differs between them."""
+    """Yield a row per rank, of very many the ones that differ most, and the findings."""
     shown = _telling(ranks.rows)
     columns = [_times([getattr(row, name) for row in shown]) for name in ("step", "wait", "backward")]
     columns.append(_known([None if row.peak is None else format_bytes(row.peak) for row in shown]))
@@ -130,26 +130,26 @@ def comparison_blocks(comparison: Comparison) -> Iterator[Block]:
     """Yield this run against the one before: a sentence, the figures, and whether a difference means anything."""
     yield FactLines((("compared", comparison.sentence),))
     if comparison.changes:
-        rows = tuple(TableRow(cells=(each.name, *_change(each))) for each in comparison.changes)
+        rows = tuple(TableRow(cells=(change.name, *_change(change))) for change in comparison.changes)
         yield Table(names=("against the run before", "before", "now", "change", ""), rows=rows, figures=(1, 2, 3))
     if comparison.notes:
         yield Listing(sentences=comparison.notes)
 
 
-def _change(each: RunChange) -> tuple[str, str, str, str]:
-    match each.unit:
+def _change(change: RunChange) -> tuple[str, str, str, str]:
+    match change.unit:
         case "ns":
-            before, now = format_time(each.before), format_time(each.now)
+            before, now = format_time(change.before), format_time(change.now)
         case "bytes":
-            before, now = format_bytes(each.before), format_bytes(each.now)
+            before, now = format_bytes(change.before), format_bytes(change.now)
         case "batches":
-            before, now = f"{each.before:,}", f"{each.now:,}"
-    change = _ratio(each.now / each.before) if each.before else ""
-    unknown = "too few batches to tell" if each.unit == "ns" else "one reading each"
-    words = {True: "a real difference", False: "within the noise", None: unknown}[each.is_significant]
-    if each.low is not None and each.high is not None:
-        words += f" (95 %: {_ratio(each.low)} to {_ratio(each.high)})"
-    return before, now, change, words
+            before, now = f"{change.before:,}", f"{change.now:,}"
+    ratio = _ratio(change.now / change.before) if change.before else ""
+    unknown = "too few batches to tell" if change.unit == "ns" else "one reading each"
+    words = {True: "a real difference", False: "within the noise", None: unknown}[change.is_significant]
+    if change.low is not None and change.high is not None:
+        words += f" (95 %: {_ratio(change.low)} to {_ratio(change.high)})"
+    return before, now, ratio, words
 
 
 def _ratio(ratio: float) -> str:
@@ -159,7 +159,7 @@ def _ratio(ratio: float) -> str:
 
 
 def overhead_sentence(overhead: Overhead) -> str:
-    """Return what the profile itself has cost."""
+    """Return the cost of the profile itself in words."""
     marks = f"{overhead.marks:,} marks of {format_time(overhead.per_mark)}"
     looked = f" and {format_time(overhead.watching)} of looking" if overhead.watching else ""
     return f"itself took {100 * overhead.share:.2f} % of the wall time, by its own measurement ({marks}{looked})"

@@ -1,4 +1,4 @@
-"""The time of a fit, in words and figures: phases, steps, epochs. What is shown re-adds to the wall time."""
+"""The time of a fit, in words and figures: phases, steps, epochs. The figures shown re-add to the wall time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _phases(time_rows: Sequence[TimeRow], smallest: float) -> Table:
 
 
 def _lines(rows: Sequence[TimeRow], wall: int) -> list[_Line]:
-    """Return phases as shown, those of a step in the order in which they happen, then the others, largest first."""
+    """Return phases as shown: of a step in the order in which they happen, then the others, largest first."""
     order = {phase: place for place, phase in enumerate(phases.STEP_PHASES)}
     rows = sorted(rows, key=lambda row: (order.get(row.phase, len(order)), -row.total))
     totals = [row.total for row in rows]
@@ -80,7 +80,7 @@ def _lines(rows: Sequence[TimeRow], wall: int) -> list[_Line]:
 
 
 def _per_batch(rows: Sequence[TimeRow]) -> list[tuple[str, str, str]]:
-    """Return what each phase takes per batch, each of the columns in one unit."""
+    """Return the time of each phase per batch, each column in one unit."""
     columns = []
     for name in ("median", "p95", "gpu"):
         values = [getattr(row, name) for row in rows]
@@ -161,10 +161,10 @@ def _epochs(epochs: Sequence[EpochRow]) -> Iterator[str]:
 def _passes(epochs: Sequence[EpochRow], *, is_training: bool) -> Iterator[TableRow]:
     """Yield a row per pass; of many, each row stands for a few in succession."""
     passes = [epoch for epoch in epochs if epoch.is_training == is_training]
-    each = -(-len(passes) // _EPOCHS_SHOWN) or 1
-    largest = max((sum(epoch.total for epoch in passes[at : at + each]) for at in range(0, len(passes), each)), default=0)
-    for at in range(0, len(passes), each):
-        group = passes[at : at + each]
+    per_row = -(-len(passes) // _EPOCHS_SHOWN) or 1
+    largest = max((sum(epoch.total for epoch in passes[at : at + per_row]) for at in range(0, len(passes), per_row)), default=0)
+    for at in range(0, len(passes), per_row):
+        group = passes[at : at + per_row]
         total, wait = sum(epoch.total for epoch in group), sum(epoch.wait for epoch in group)
         numbers = str(group[0].number) if len(group) == 1 else f"{group[0].number} to {group[-1].number}"
         yield TableRow(

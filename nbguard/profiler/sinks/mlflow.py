@@ -25,7 +25,7 @@ class MlflowSink:
             self._client.get_experiment_by_name(self._experiment)  # the store is there, and can be read
 
     def write(self, report: FitReport) -> None:
-        """Log the figures, epochs as steps, and what the report says as a file."""
+        """Log the figures, epochs as steps, and the sentences of the report as a file."""
         with own_random("MLflow"):
             active = self._mlflow.active_run()
             if active is not None:
@@ -37,13 +37,13 @@ class MlflowSink:
 
     def _id(self) -> str:
         """Return the id of the experiment, made if there is none."""
-        found = self._client.get_experiment_by_name(self._experiment)
-        return str(found.experiment_id if found is not None else self._client.create_experiment(self._experiment))
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        return str(experiment.experiment_id if experiment is not None else self._client.create_experiment(self._experiment))
 
     def _log(self, run: str, report: FitReport) -> None:
         now = time.time_ns() // 1_000_000
         metrics: list[Any] = [
-            self._mlflow.entities.Metric(each.key, float(each.value), now, each.epoch or 0) for each in figures(report)
+            self._mlflow.entities.Metric(figure.key, float(figure.value), now, figure.epoch or 0) for figure in figures(report)
         ]
         for start in range(0, len(metrics), _AT_ONCE):
             self._client.log_batch(run, metrics[start : start + _AT_ONCE])

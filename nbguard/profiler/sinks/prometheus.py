@@ -11,7 +11,7 @@ from nbguard.profiler.sinks.sink import library, own_random
 
 
 class PrometheusSink:
-    """Writes a file anew: what the last fit has given."""
+    """Writes a file anew, with the figures of the last fit."""
 
     def __init__(self, where: str) -> None:
         self._path = check_path(where)
@@ -23,12 +23,12 @@ class PrometheusSink:
         registry = self._client.CollectorRegistry()
         gauges: dict[str, Any] = {}
         with own_random("Prometheus"):
-            for each in figures(report):
-                labels = {"of": each.of} if each.of else {}
-                if each.full_name not in gauges:
-                    words = f"{each.name.replace('_', ' ')} of the last fit"
-                    name = f"nbguard_{each.full_name}"
-                    gauges[each.full_name] = self._client.Gauge(name, words, list(labels), registry=registry)
-                gauge = gauges[each.full_name]
-                (gauge.labels(**labels) if labels else gauge).set(each.value)
+            for figure in figures(report):
+                labels = {"of": figure.of} if figure.of else {}
+                if figure.full_name not in gauges:
+                    words = f"{figure.name.replace('_', ' ')} of the last fit"
+                    name = f"nbguard_{figure.full_name}"
+                    gauges[figure.full_name] = self._client.Gauge(name, words, list(labels), registry=registry)
+                gauge = gauges[figure.full_name]
+                (gauge.labels(**labels) if labels else gauge).set(figure.value)
             self._client.write_to_textfile(str(self._path), registry)

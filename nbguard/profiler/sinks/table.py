@@ -31,9 +31,9 @@ class CsvSink:
                 rows = csv.writer(file)
                 if not is_old:
                     rows.writerow(_HEAD)
-                for each in figures(report):
-                    epoch = "" if each.epoch is None else each.epoch
-                    rows.writerow([now, report.title, each.name, each.unit, each.of, epoch, each.value])
+                for figure in figures(report):
+                    epoch = "" if figure.epoch is None else figure.epoch
+                    rows.writerow([now, report.title, figure.name, figure.unit, figure.of, epoch, figure.value])
         except OSError as error:
             raise NbguardError(f"cannot write {self._path}: {error.strerror}") from error
 

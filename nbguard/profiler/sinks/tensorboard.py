@@ -1,4 +1,4 @@
-"""A folder of TensorBoard's: scalars, by epoch where there are epochs, and what the report says as text."""
+"""A folder of TensorBoard's: scalars, by epoch where there are epochs, and the sentences of the report as text."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ class TensorBoardSink:
     def write(self, report: FitReport) -> None:
         """Write the scalars and the text."""
         with own_random("TensorBoard"), self._writer(log_dir=str(self._folder)) as writer:
-            for each in figures(report):
-                writer.add_scalar(each.key, each.value, each.epoch or 0)
+            for figure in figures(report):
+                writer.add_scalar(figure.key, figure.value, figure.epoch or 0)
             writer.add_text("nbguard/report", summary(report), 0)

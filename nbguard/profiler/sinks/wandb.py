@@ -44,8 +44,8 @@ class WandbSink:
     def _log(self, run: Any, report: FitReport) -> None:
         epochs: dict[int, dict[str, float]] = {}
         whole: dict[str, Any] = {"nbguard/report": summary(report)}
-        for each in figures(report):
-            (whole if each.epoch is None else epochs.setdefault(each.epoch, {}))[each.key] = each.value
+        for figure in figures(report):
+            (whole if figure.epoch is None else epochs.setdefault(figure.epoch, {}))[figure.key] = figure.value
         for number, values in epochs.items():
             run.log({"nbguard/epoch": number, **values})
         run.summary.update(whole)

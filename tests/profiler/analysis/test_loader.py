@@ -19,7 +19,13 @@ MS = 1_000_000
 def timing(step: float, busy: float | None = None, epochs: tuple[EpochRow, ...] = (), **medians: float) -> Timing:
     names = {"wait": phases.WAIT, "to_device": phases.TO_DEVICE, "other": phases.OTHER, "callback": phases.callback("Slow")}
     rows = [
-        TimeRow(phase=names[name], group="batch", total=round(50 * ms * MS), median=round(ms * MS))
+        TimeRow(
+            phase=names[name],
+            group="batch",
+            total=round(50 * ms * MS),
+            callback="Slow" if name == "callback" else "",
+            median=round(ms * MS),
+        )
         for name, ms in medians.items()
     ]
     rest = step - sum(medians.values())

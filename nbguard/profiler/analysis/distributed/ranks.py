@@ -12,7 +12,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.units import format_time
 
 _PERIOD = 1_000_000_000
-"""Nanoseconds without progress before a rank is said to make none, and never less than half of what was waited for it."""
+"""Nanoseconds without progress before a rank is said to make none, and never less than half of the time waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class RankObservations:
 def rank_report(observed: RankObservations) -> RankReport:
     """Return the report of all ranks."""
     world, waited, host = observed.world, observed.waited, observed.host
-    heard = {each.row.rank: each for each in observed.messages}
+    heard = {message.row.rank: message for message in observed.messages}
     pulses = {pulse.rank: pulse for pulse in observed.pulses}
     rows, findings = [], []
     for rank in range(world):
@@ -79,10 +79,10 @@ def rank_report(observed: RankObservations) -> RankReport:
 
 
 def _silent(rank: int, pulse: Pulse | None, waited: int, host: str) -> tuple[RankRow, FitFinding]:
-    """Return the row and the finding of a rank that has not told anything."""
+    """Return the row and the finding of a rank that sent no message."""
     if pulse is None:
         words = f"it left no sign of life on {host} and did not report within {format_time(waited)}"
-        change = "run the fit of every rank under nbguard.profile_fit(), not that of one rank only"
+        change = "run the fit of every rank under nbguard.profile_fit(), not of one rank only"
         return RankRow(rank=rank, host="", pid=0, state="not heard of"), _finding(
             "advice", f"Nothing is known of rank {rank}", words, change
         )
@@ -111,20 +111,20 @@ def where(pulse: Pulse) -> str:
 
 
 def _next(phase: str) -> str:
-    """Return what comes after a phase, as far as that explains why a rank waits."""
+    """Return the next phase in words, where it explains why a rank waits."""
     before_backward = phase in (phases.FORWARD, phases.LOSS)
     return "; next comes the backward pass, in which ranks wait for each other" if before_backward else ""
 
 
 def _mismatches(messages: Sequence[RankMessage]) -> Iterator[FitFinding]:
     """Yield the settings that are not the same on all ranks."""
-    found = {each.row.rank: {setting.name: setting.value for setting in each.environment} for each in messages}
-    for name in sorted({name for settings in found.values() for name in settings}):
+    environments = {message.row.rank: {setting.name: setting.value for setting in message.environment} for message in messages}
+    for name in sorted({name for settings in environments.values() for name in settings}):
         ranks: dict[str, list[int]] = {}
-        for rank, settings in sorted(found.items()):
+        for rank, settings in sorted(environments.items()):
             ranks.setdefault(settings.get(name, "not set"), []).append(rank)
         if len(ranks) > 1:
-            evidence = "; ".join(f"rank {', '.join(map(str, them))}: {value}" for value, them in ranks.items())
+            evidence = "; ".join(f"rank {', '.join(map(str, numbers))}: {value}" for value, numbers in ranks.items())
             is_version = name.endswith(" version")
             change = f"install the same {name} everywhere" if is_version else f"set `{name}` alike where the ranks are launched"
             yield _finding("problem" if is_version else "advice", f"{name} is not the same on all ranks", evidence, change)

@@ -9,7 +9,7 @@ from nbguard.profiler.analysis.report import FitFinding, RankRow
 from nbguard.units import MiB, format_bytes, format_time
 
 _NOTICED = 0.10
-"""A rank stands out by more than this share of what the others have."""
+"""A rank stands out by more than this share of the others' figure."""
 
 
 def skews(rows: Sequence[RankRow]) -> Iterator[FitFinding]:
@@ -22,10 +22,10 @@ def skews(rows: Sequence[RankRow]) -> Iterator[FitFinding]:
 
 
 def _straggler(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
-    """Yield a finding on a rank that needs longer by itself.
+    """Yield a finding on a rank that is slower than the others.
 
     Whole steps are equally long where ranks wait for each other, which they do in the backward pass: it is shorter on the
-    rank that is waited for. So it is told by the rest of the step, if the others do wait or the whole step is longer, too.
+    rank that is waited for. So the rest of the step decides, if the others do wait or the whole step is longer, too.
     """
     timed = [other for other in others if other.step is not None]
     if row.step is None or not timed:

@@ -11,7 +11,7 @@ _WARM_UP = 10
 """Updates in which a dynamic scale looks for its level: skipped steps are how it does."""
 _SKIPS = 3
 _ENOUGH = 3
-"""Batches before which what is missing may still come."""
+"""Batches until which a missing GradScaler may still come."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class ScalerFacts:
     updates: int  # calls of `update`
     scales: tuple[tuple[int, float], ...] = ()  # (update, scale after it) wherever it changed
     skipped: tuple[int, ...] = ()  # the updates at which the scale fell: that step was skipped
-    is_static: bool = False  # the scale was given by hand: then what was skipped is not known
+    is_static: bool = False  # the scale was given by hand: then the skipped steps are not known
 
     @property
     def last(self) -> float:
@@ -47,7 +47,7 @@ class AmpFacts:
 
 def amp_findings(facts: AmpFacts) -> tuple[FitFinding, ...]:
     """Return what stands out, and for each scaler its history."""
-    return (*_missing(facts), *_needless(facts), *(found for scaler in facts.scalers for found in _history(scaler)))
+    return (*_missing(facts), *_needless(facts), *(finding for scaler in facts.scalers for finding in _history(scaler)))
 
 
 def _missing(facts: AmpFacts) -> Iterator[FitFinding]:
@@ -89,8 +89,10 @@ def _history(scaler: ScalerFacts) -> Iterator[FitFinding]:
         change = "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16"
         yield FitFinding(kind="amp", severity="problem", what=what, evidence=words, change=change)
     elif scaler.last < 1:
-        what = f"the loss scale has fallen to {scaler.last:g}: below 1 it loses what it is there to keep"
-        change = "look for what overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
+        what = f"the loss scale has fallen to {scaler.last:g}: below 1 it makes small gradients smaller instead of keeping them"
+        change = (
+            "look for the operation that overflows in float16 (`%%profile_fit --stop-on-nan`), or use `dtype=torch.bfloat16`"
+        )
         yield FitFinding(kind="amp", severity="problem", what=what, evidence=words, change=change)
     else:
         yield FitFinding(

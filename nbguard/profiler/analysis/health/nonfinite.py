@@ -1,4 +1,4 @@
-"""Values that are NaN or infinite: where they came from first, and what to do about it."""
+"""Values that are NaN or infinite: their first origin, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 from nbguard.profiler.analysis.report import FitFinding
 
 Kind = Literal["input", "layer", "code", "loss", "step", "gradient", "unknown"]
-"""Who made the first value that is not finite. `input`: it came with the batch. `layer`: one module. `code`: lines of a
-module's own `forward`, or between modules. `loss`: what makes the loss of the model's output. `step`: the optimizer step
-before: a parameter is not finite. `gradient`: the backward pass."""
+"""The maker of the first value that is not finite. `input`: it came with the batch. `layer`: one module. `code`: lines of a
+module's own `forward`, or between modules. `loss`: the loss function. `step`: the optimizer step before: a parameter is not
+finite. `gradient`: the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def evidence_of(origin: Origin) -> str:
 def _change(first: NotFinite) -> str:
     clip = "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` before the step (fastai: `cbs=GradientClip`)"
     origin = first.origin
-    found = {
+    remedy = {
         "input": "look for such samples: `torch.isfinite(x).all()` over the dataset; fill or drop them",
         "layer": f"look at what {origin.layer} gets, and keep it in the range of its dtype and away from what it cannot take",
         "code": "keep divisors, logarithms and roots there away from 0: `.clamp_min(1e-6)`",
@@ -110,4 +110,4 @@ def _change(first: NotFinite) -> str:
         "gradient": f"look at its backward pass (roots, norms and divisions at 0), or {clip}",
         "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
     }[origin.kind]
-    return found if first.has_stopped or origin.kind in ("input", "unknown") else f"{found}; `--stop-on-nan` stops there"
+    return remedy if first.has_stopped or origin.kind in ("input", "unknown") else f"{remedy}; `--stop-on-nan` stops there"

@@ -43,10 +43,10 @@ class OptimizersFacts:
 def optimizer_findings(facts: OptimizersFacts, *, is_scaled: bool = False) -> tuple[FitFinding, ...]:
     """Return what stands out. `is_scaled`: a GradScaler decides which steps are taken."""
     findings: list[FitFinding] = []
-    for each in facts.optimizers:
-        findings += [*_eps(each), *_piles_up(each, facts), *_in_place(each), *_without_gradients(each)]
+    for optimizer in facts.optimizers:
+        findings += [*_eps(optimizer), *_piles_up(optimizer, facts), *_in_place(optimizer), *_without_gradients(optimizer)]
         if not is_scaled:
-            findings += _never_steps(each, facts)
+            findings += _never_steps(optimizer, facts)
     return tuple(findings)
 
 

@@ -13,7 +13,7 @@ _SHAPES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchFacts:
-    """The switches as they were in the first training batch, and what of the fit they matter for."""
+    """The switches as they were in the first training batch, and the properties of the fit for which they matter."""
 
     settings: tuple[Setting, ...] = ()  # switches by name, for the table in the report
     detects_anomalies: bool = False  # torch.autograd.set_detect_anomaly was on, at some time
@@ -25,7 +25,7 @@ class SwitchFacts:
     batch_size: int | None = None  # of the first input of the first training batch
     convolves: bool = False  # the model has two-dimensional convolutions
     is_channels_last: bool = False  # and their weights are laid out so
-    unseeded: tuple[str, ...] = ()  # what of the loaders draws from global generators
+    unseeded: tuple[str, ...] = ()  # parts of the loaders that draw from global generators
 
 
 def switch_findings(facts: SwitchFacts) -> tuple[FitFinding, ...]:

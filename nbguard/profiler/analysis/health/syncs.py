@@ -42,7 +42,7 @@ def sync_findings(facts: SyncFacts, step: int | None = None) -> tuple[FitFinding
 def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
     time = None if site.waited is None else site.waited // batches
     who = f"`{site.own}`" if site.own else site.where
-    each = "every batch" if site.batches == batches else f"{site.batches} of {batches} batches"
+    how_often = "every batch" if site.batches == batches else f"{site.batches} of {batches} batches"
     reads = ", ".join(_READS.get(method, f"`.{method}()`") for method in site.methods)
     evidence = f"{reads}: {site.calls} times in {batches} training batches ({site.calls / batches:.3g} per batch)"
     evidence += "; on a GPU each waits for it" if time is None else f"; {time / 1e6:.2f} ms per batch are waited there"
@@ -51,7 +51,7 @@ def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
     else:
         change = "leave it on the device and read it once per epoch, or in every 50th batch; of a loss keep `loss.detach()`"
     is_worth_it = time is not None and step is not None and time >= _SHARE * step and not site.own
-    what = f"{who} waits for the GPU in {each}" if time is not None else f"{who} reads a value of a tensor in {each}"
+    what = f"{who} waits for the GPU in {how_often}" if time is not None else f"{who} reads a value of a tensor in {how_often}"
     return FitFinding(
         kind="sync", severity="advice" if is_worth_it else "note", what=what, evidence=evidence, change=change, time=time
     )

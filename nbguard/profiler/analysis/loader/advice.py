@@ -12,8 +12,8 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.units import counted, format_time
 
 WAITING = 0.10  # of a step: less waiting is not worth a thought
-_SMALL = 0.05  # of a step, or of an epoch: what is less is left alone
-_LARGE = 0.30  # of a fetch: what one function must take of it to be named
+_SMALL = 0.05  # of a step, or of an epoch: less is left alone
+_LARGE = 0.30  # of a fetch: a function that takes less is not named
 _WORTH = 1_000_000  # ns per batch: handing a batch from a worker to the fit takes about as long
 _PAYS = 3 * _WORTH  # ns per batch that workers may save: handing batches over, and starting anew for each epoch, must pay
 _PAYS_EPOCH = 250_000_000  # ns, the same for an epoch
@@ -39,7 +39,7 @@ class LoaderContext:
 
     @property
     def do_workers_pay(self) -> bool:
-        """Say whether the fit waits so long that workers could make up for what they cost themselves."""
+        """Say whether the fit waits so long that workers could make up for their own cost."""
         batches = max((epoch.batches for epoch in self.timing.epochs if epoch.is_training), default=0)
         return self.wait >= _PAYS and self.wait * batches >= _PAYS_EPOCH
 
@@ -58,7 +58,7 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
             *_more_workers(context, context.loader),
             *_copying(context, context.loader),
         ]
-    yield from sorted(findings, key=lambda each: -(each.time or 0))
+    yield from sorted(findings, key=lambda finding: -(finding.time or 0))
 
 
 def _finding(kind: str, what: str, evidence: str, change: str, time: int | None = None) -> FitFinding:
@@ -121,27 +121,33 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
 
 def _crowded(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield workers that are more than the cores they could run on."""
-    many = max((each for each in context.loaders if each.workers > context.cores), key=lambda each: each.workers, default=None)
-    if many is not None:
+    crowded = max(
+        (loader for loader in context.loaders if loader.workers > context.cores),
+        key=lambda loader: loader.workers,
+        default=None,
+    )
+    if crowded is not None:
         cores = counted(context.cores, "core")
-        evidence = f"{_workers(many.workers)} on {cores}: they take turns, with each other and with the fit; each holds batches"
+        evidence = (
+            f"{_workers(crowded.workers)} on {cores}: they take turns, with each other and with the fit; each holds batches"
+        )
         change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
-        yield _finding("workers", f"{_workers(many.workers)} share {cores}", evidence, change)
+        yield _finding("workers", f"{_workers(crowded.workers)} share {cores}", evidence, change)
 
 
 def _restarted(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield workers that are started anew for each epoch, where that takes a part of it."""
     for loader in context.loaders:
-        epochs = [each for each in context.timing.epochs if each.is_training == loader.is_training and each.batches]
+        epochs = [epoch for epoch in context.timing.epochs if epoch.is_training == loader.is_training and epoch.batches]
         if not loader.workers or loader.persistent or loader.iterators < 2 or not loader.start or not epochs:
             continue
-        epoch = sum(each.total for each in epochs) // len(epochs)
-        batches = sum(each.batches for each in epochs) / len(epochs)
+        per_epoch = sum(epoch.total for epoch in epochs) // len(epochs)
+        batches = sum(epoch.batches for epoch in epochs) / len(epochs)
         cost = loader.start - (loader.fetch.median or 0)  # the first batch is made in any case
-        if cost > _SMALL * epoch and cost * loader.iterators > _NOTICED:
+        if cost > _SMALL * per_epoch and cost * loader.iterators > _NOTICED:
             which = "training" if loader.is_training else "validation"
             evidence = f"{format_time(cost)} before the first batch of each {which} epoch, whose batches take "
-            evidence += format_time(epoch)
+            evidence += format_time(per_epoch)
             change = "`persistent_workers=True` starts them once"
             what = f"{_workers(loader.workers)} start anew for each epoch"
             yield _finding("persistent_workers", what, evidence, change, round(cost / batches))
@@ -172,7 +178,7 @@ def _first(context: LoaderContext) -> Iterator[FitFinding]:
         return
     evidence = f"{format_time(loader.start)} until it was there, {format_time(context.step)} for a later one"
     why = f"start of {_workers(loader.workers)}" if loader.workers else "first access to the dataset"
-    change = "keep what the dataset's `__init__` and its first `__getitem__` do small"
+    change = "do less in the dataset's `__init__` and its first `__getitem__`"
     if loader.workers:
         change += ", or use fewer workers"
     yield _finding("first batch", f"the first batch of an epoch is late: {why}", evidence, change)

@@ -62,7 +62,7 @@ class SlowStep:
 
 
 def slowest(fetch: FetchFacts) -> SlowStep | None:
-    """Return what a fetch spends most in. Its share is of profiled fetches, its size of those that were not slowed down."""
+    """Return the function in which a fetch spends most: its share of profiled fetches, applied to the others' median."""
     if not fetch.steps or not fetch.profiled or not fetch.profiled_time:
         return None
     step = fetch.steps[0]
@@ -75,4 +75,4 @@ def slowest(fetch: FetchFacts) -> SlowStep | None:
 
 def training_loader(loaders: Sequence[LoaderFacts]) -> LoaderFacts | None:
     """Return the loader of the training batches: of several, the one with the most."""
-    return max((each for each in loaders if each.is_training), key=lambda each: each.fetch.fetches, default=None)
+    return max((loader for loader in loaders if loader.is_training), key=lambda loader: loader.fetch.fetches, default=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 StepKind = Literal["transform", "collate", "dataset"]
-"""`dataset`: the lines of `__getitem__` or `__iter__` themselves, and what they call in C."""
+"""`dataset`: the lines of `__getitem__` or `__iter__` themselves, and the C code they call."""
 
 _PASSAGES = (
     "torch/utils/data/",
@@ -27,7 +27,7 @@ _ACCESS = frozenset({"__getitem__", "__getitems__", "__iter__", "__next__"})
 _INNER = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 _NEARLY_ALL = 0.8
 _CLASS_SPEAKS = frozenset({"encodes", "forward", "__call__", "transform"})
-"""Methods that say nothing of what they do: their class does."""
+"""Methods with a general name: the name of their class says more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class FetchFunction:
 
     @property
     def called(self) -> str:
-        """Return what it is called by: a transform by its class."""
+        """Return its name for the user: a transform goes by its class."""
         qualified = self.name.rpartition("<locals>.")[2]
         owner, _, method = qualified.rpartition(".")
         return owner if owner and method in _CLASS_SPEAKS else qualified
@@ -54,7 +54,7 @@ class FetchFunction:
 
     @property
     def is_passage(self) -> bool:
-        """Say whether it only leads to what does the work."""
+        """Say whether it only leads to the function that does the work."""
         if self.is_users or not self.file:
             return not self.file or self.short in _ACCESS or self.short in _INNER
         if "collate" in self.short:
@@ -94,24 +94,24 @@ class FetchStep:
 
     @property
     def name(self) -> str:
-        """Return what it is called by: a transform by its class."""
+        """Return its name for the user: a transform goes by its class."""
         return self.function.called
 
 
 @dataclass(slots=True)
 class _Search:
     profile: FetchProfile
-    found: dict[int, tuple[StepKind, int, int]] = field(default_factory=dict)
-    seen: set[int] = field(default_factory=set)
+    steps: dict[int, tuple[StepKind, int, int]] = field(default_factory=dict)
+    visited: set[int] = field(default_factory=set)
 
     def add(self, number: int, kind: StepKind, count: int, time: int) -> None:
-        before = self.found.get(number, (kind, 0, 0))
-        self.found[number] = (before[0], before[1] + count, before[2] + time)
+        before = self.steps.get(number, (kind, 0, 0))
+        self.steps[number] = (before[0], before[1] + count, before[2] + time)
 
     def walk(self, number: int) -> int:
         """Look for steps below a function that leads to them; return the time of C code below it."""
         profile, function = self.profile, self.profile.functions[number]
-        self.seen.add(number)
+        self.visited.add(number)
         inside = 0
         for call in profile.calls.get(number, ()):
             callee = profile.functions[call.callee]
@@ -119,7 +119,7 @@ class _Search:
                 self.add(call.callee, _kind(function, callee), call.count, call.time)
                 continue
             inside += call.own if not callee.file else 0
-            if call.callee not in self.seen:
+            if call.callee not in self.visited:
                 inside += self.walk(call.callee) if not callee.file or not callee.is_users else self._users(call.callee)
         return inside
 
@@ -131,55 +131,55 @@ class _Search:
 
 
 def steps(profile: FetchProfile) -> tuple[FetchStep, ...]:
-    """Return what fetching leads to first: transforms, collate functions, item accesses; the most time first."""
+    """Return the functions to which fetching leads first: transforms, collate functions, item accesses; the most time first."""
     search = _Search(profile)
     called = {call.callee for calls in profile.calls.values() for call in calls}
     for number, function in enumerate(profile.functions):
         if number not in called and function.file:
             search.walk(number)
-    found = []
-    for number, (kind, count, time) in search.found.items():
+    refined_steps = []
+    for number, (kind, count, time) in search.steps.items():
         function, refined = profile.functions[number], None
         if not function.is_users:
             below = (call for call in _users_below(profile, number) if call.time <= time)  # more: it has other callers, too
             refined = max(below, key=lambda call: call.time, default=None)
         if refined is not None and 2 * refined.time >= time:
-            found.append(FetchStep(profile.functions[refined.callee], kind, refined.count, refined.time))
+            refined_steps.append(FetchStep(profile.functions[refined.callee], kind, refined.count, refined.time))
         else:
-            found.append(FetchStep(replace(function, inner=_inner(profile, number, time)), kind, count, time))
-    return tuple(sorted(found, key=lambda step: (-step.time, step.function.file, step.function.line)))
+            refined_steps.append(FetchStep(replace(function, inner=_inner(profile, number, time)), kind, count, time))
+    return tuple(sorted(refined_steps, key=lambda step: (-step.time, step.function.file, step.function.line)))
 
 
 def _inner(profile: FetchProfile, number: int, time: int) -> str:
     """Return the way to where nearly all the time of a function goes, in functions of the user's: `Blur` of a `Compose`."""
     names: list[str] = []
-    seen = {number}
+    visited = {number}
     while True:
         below = [call for call in profile.calls.get(number, ()) if profile.functions[call.callee].is_users]
         most = max(below, key=lambda call: call.time, default=None)
-        if most is None or most.callee in seen or most.time < _NEARLY_ALL * time:
+        if most is None or most.callee in visited or most.time < _NEARLY_ALL * time:
             return " → ".join(names)
         number, time = most.callee, most.time
         names.append(f"`{profile.functions[number].called}`")
-        seen.add(number)
+        visited.add(number)
 
 
 def _kind(caller: FetchFunction, callee: FetchFunction) -> StepKind:
     is_library = not caller.is_users and not callee.is_users
     if is_library and caller.short in _ACCESS and caller.file.rpartition("/")[0] == callee.file.rpartition("/")[0]:
-        return "dataset"  # an item access, and what the same library does for it
+        return "dataset"  # an item access, and the same library's work for it
     is_fetch = caller.file.endswith("torch/utils/data/_utils/fetch.py")
     return "collate" if is_fetch or "collate" in callee.short else "transform"
 
 
 def _users_below(profile: FetchProfile, number: int) -> Iterator[FetchCall]:
     """Yield the calls by which a library's function comes to functions of the user's."""
-    todo, seen = [number], {number}
+    todo, visited = [number], {number}
     while todo:
         for call in profile.calls.get(todo.pop(), ()):
             callee = profile.functions[call.callee]
             if callee.is_users and not callee.is_passage:
                 yield call
-            elif call.callee not in seen:
-                seen.add(call.callee)
+            elif call.callee not in visited:
+                visited.add(call.callee)
                 todo.append(call.callee)

@@ -9,7 +9,7 @@ from nbguard.profiler.analysis.report import WorkerTrial
 from nbguard.units import counted, format_time
 
 _ROOM = 0.9  # of the rest of a step: a loader that takes no longer is waited for by nobody
-_BETTER = 0.9  # of the best so far: what takes longer is no improvement
+_BETTER = 0.9  # of the best so far: a trial that takes longer is no improvement
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ def choose(trials: Sequence[WorkerTrial], current: int, step: int) -> tuple[int 
     """Return the number of workers that the trials speak for, and why, in a sentence.
 
     Args:
-        trials: what was measured.
+        trials: the measurements.
         current: the number of workers in the fit.
-        step: nanoseconds of a batch without waiting for data: what the loader has to keep up with.
+        step: nanoseconds of a batch without waiting for data: the loader has to keep up with it.
     """
     if not trials:
         return None, "nothing was measured"

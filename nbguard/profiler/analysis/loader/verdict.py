@@ -16,7 +16,7 @@ _PYTHON = 0.30  # of a step in callbacks and other code, on a CPU
 
 
 def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accelerator: bool) -> LoaderVerdict:
-    """Return what the steady state of a fit waits for, and what to change in its loaders.
+    """Return the verdict on the steady state of a fit, and the advice on its loaders.
 
     Args:
         timing: where the time went; `busy` is the GPU's share, where it is known.
@@ -54,7 +54,8 @@ def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: b
     if is_idle and on_accelerator and transfer > WAITING * step:
         words = f"transfer-bound: {_share(transfer, step)} brings the batch to the device{gpu}"
         return "transfer", min(transfer, idle), f"{words}; {_at_most(min(transfer, idle), step)}"
-    python = sum(time for phase, time in medians.items() if phases.is_callback(phase) or phase == phases.OTHER)
+    own_code = (row for row in timing.rows if row.group == "batch" and (row.callback or row.phase == phases.OTHER))
+    python = sum(row.median or 0 for row in own_code)
     if busy is not None and busy < _STARVED:
         words = f"Python-bound: the GPU worked {busy:.0%} of the time though {_share(wait, step)} is waiting for data: it waits"
         return "Python", idle, f"{words} for the code that gives it work; {_at_most(idle, step)}"

@@ -47,27 +47,27 @@ def categories(peak: int, start: int, stock: Stock | None, shape: Shape | None, 
 
     Args:
         peak: the most that was allocated.
-        start: what was allocated before the fit.
-        stock: what was found to stay from batch to batch; None: nothing was looked at.
+        start: bytes allocated before the fit.
+        stock: sizes of the tensors that stay from batch to batch; None: not known.
         shape: of the batch with the highest peak that was followed; None: none was.
-        grows: memory grows from batch to batch: then what there was beyond that batch's peak is what had grown since.
+        grows: memory grows from batch to batch: then the bytes beyond that batch's peak have grown since.
     """
     left = peak
-    found = []
+    parts = []
     for name, nbytes in _wanted(start, stock, shape, peak - shape.peak if grows and shape is not None else 0):
         taken = min(nbytes, left)
         left -= taken
         if taken > 0:
-            found.append(Category(name, taken))
+            parts.append(Category(name, taken))
     if left:
         known = stock is not None and shape is not None
-        found.append(Category(TEMPORARIES if known else "of the fit, not told apart", left))
-    return in_order(found)
+        parts.append(Category(TEMPORARIES if known else "of the fit, not told apart", left))
+    return in_order(parts)
 
 
-def in_order(found: Iterable[Category]) -> tuple[Category, ...]:
-    """Return categories in the order in which they are shown: what stays, what comes and goes, the rest."""
-    return tuple(sorted(found, key=lambda each: ORDER.index(each.name) if each.name in ORDER else len(ORDER)))
+def in_order(parts: Iterable[Category]) -> tuple[Category, ...]:
+    """Return categories in the order in which they are shown: lasting ones, passing ones, the rest."""
+    return tuple(sorted(parts, key=lambda category: ORDER.index(category.name) if category.name in ORDER else len(ORDER)))
 
 
 def _wanted(start: int, stock: Stock | None, shape: Shape | None, grown: int) -> Iterator[tuple[str, int]]:
@@ -96,4 +96,4 @@ def _passing(stock: Stock, shape: Shape) -> Iterator[tuple[str, int]]:
     elif shape.phase in (phases.STEP, phases.ZERO_GRAD):
         yield gradients
     else:
-        yield from sorted((gradients, activations), key=lambda each: -each[1])
+        yield from sorted((gradients, activations), key=lambda part: -part[1])

@@ -12,7 +12,7 @@ from nbguard.profiler.analysis.report import FitFinding, Growth
 from nbguard.units import KiB, format_bytes
 
 ENOUGH = 12
-"""Samples of the steady state from which growth is told."""
+"""Samples of the steady state that it takes to see growth."""
 WARM_UP = 3
 """Training batches that are left out: allocators and libraries fill their caches in them."""
 NOTICED = 4 * KiB
@@ -53,13 +53,13 @@ def growth_per_batch(samples: Sequence[Sample]) -> int | None:
     if len(kept) < ENOUGH:
         return None
     slopes = _slopes(kept)
-    found = median(slopes)
+    per_batch = median(slopes)
     rising = sum(slope > 0 for slope in slopes) / len(slopes)
-    if found < NOTICED or rising < (_CLEAR if len(kept) < _FEW else _LIKELY):
+    if per_batch < NOTICED or rising < (_CLEAR if len(kept) < _FEW else _LIKELY):
         return None
     third = len(kept) // 3
     parts = (kept[:third], kept[third : 2 * third], kept[2 * third :])
-    return None if any(median(_slopes(part)) < found / 2 for part in parts) else round(found)
+    return None if any(median(_slopes(part)) < per_batch / 2 for part in parts) else round(per_batch)
 
 
 def growth_per_epoch(samples: Sequence[Sample]) -> int | None:
@@ -67,12 +67,12 @@ def growth_per_epoch(samples: Sequence[Sample]) -> int | None:
     by_epoch: dict[int, list[int]] = {}
     for sample in samples:
         by_epoch.setdefault(sample.epoch, []).append(sample.allocated)
-    levels = [median(found) for found in by_epoch.values()][1:]
+    levels = [median(allocated) for allocated in by_epoch.values()][1:]
     steps = [after - before for before, after in pairwise(levels)]
     if len(steps) < 2:
         return None
-    found = median(steps)
-    return round(found) if found >= _NOTICED_EPOCH and min(steps) >= found / 2 else None
+    per_epoch = median(steps)
+    return round(per_epoch) if per_epoch >= _NOTICED_EPOCH and min(steps) >= per_epoch / 2 else None
 
 
 def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
@@ -141,7 +141,7 @@ def growth_finding(growth: Growth) -> FitFinding:
 def graph_findings(kept: Iterable[KeptGraphs], batches: int) -> Iterator[FitFinding]:
     """Yield a finding for each name that keeps the graphs of at least half of so many training batches, however small."""
     least = max(ENOUGH, batches // 2)
-    yield from (_kept(each.name, each.count, batches) for each in kept if each.count >= least)
+    yield from (_kept(holder.name, holder.count, batches) for holder in kept if holder.count >= least)
 
 
 def _kept(name: str, count: int, batches: int) -> FitFinding:

@@ -31,20 +31,20 @@ def holder_sizes(graph: Graph, names: Mapping[int, str]) -> HolderSizes:
 
     Args:
         graph: of one look.
-        names: what the running functions call their variables, by the `ref` of the node.
+        names: variables of running functions, by the `ref` of the node.
     """
     holding = {node: fact.storages for node, fact in enumerate(graph.nodes) if fact.storages}
     left = {storage for storages in holding.values() for storage in storages}
     write = _Writer(graph, names)
     nbytes: dict[HolderPath, int] = {}
     nodes: dict[HolderPath, int] = {}
-    seen: set[int] = set()
+    counted: set[int] = set()
     for root in _in_order(graph.roots):
         goals = {node for node, storages in holding.items() if not left.isdisjoint(storages)}
         if not goals:
             break
-        for node, path in sorted(shortest_paths(graph, root, goals).items(), key=lambda each: len(each[1])):
-            mine, size = left.intersection(holding[node]), _size_of_graph(graph, node, seen)
+        for node, path in sorted(shortest_paths(graph, root, goals).items(), key=lambda way: len(way[1])):
+            mine, size = left.intersection(holding[node]), _size_of_graph(graph, node, counted)
             if not mine and not size:
                 continue
             place = write.place(root, path)
@@ -56,16 +56,16 @@ def holder_sizes(graph: Graph, names: Mapping[int, str]) -> HolderSizes:
     return HolderSizes(nbytes, nodes)
 
 
-def _size_of_graph(graph: Graph, tensor: int, seen: set[int]) -> int:
+def _size_of_graph(graph: Graph, tensor: int, counted: set[int]) -> int:
     """Return how many nodes the graph behind a tensor has that were not `seen` yet."""
-    before = len(seen)
+    before = len(counted)
     todo = [child for child, label in graph.nodes[tensor].references if label == GRAPH]
     while todo:
         node = todo.pop()
-        if graph.nodes[node].kind == "graph" and node not in seen:
-            seen.add(node)
+        if graph.nodes[node].kind == "graph" and node not in counted:
+            counted.add(node)
             todo += graph.nodes[node].children
-    return len(seen) - before
+    return len(counted) - before
 
 
 def _in_order(roots: Iterable[Root]) -> list[Root]:
@@ -112,9 +112,9 @@ _MAIN_PART = 0.7
 
 
 def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
-    """Return the holder that grew most: the place below which growth divides; None without growth.
+    """Return the holder that grew most, as deep as one part of it has nearly all the growth; None without growth.
 
-    Bytes of tensors decide, unless they are less than half of what is `expected`: a graph that has lost its tensors in the
+    Bytes of tensors decide, unless they are less than half of `expected`: a graph that has lost its tensors in the
     backward pass is made of nodes only.
     """
     at, nbytes = _where(before.nbytes, after.nbytes)
@@ -150,13 +150,13 @@ def _of_list(at: HolderPath) -> HolderPath:
 def _where(before: Mapping[HolderPath, int], after: Mapping[HolderPath, int]) -> tuple[HolderPath, int]:
     """Return the place whose size has grown most, as far down as one part of it grew, and by how much.
 
-    A part that grew by more than the whole has got what another part has lost: what all share is met on the way of one.
+    A part that grew by more than the whole has got bytes that another part lost: a shared storage is met on one way only.
     """
     delta = {place: after.get(place, 0) - before.get(place, 0) for place in {*before, *after}}
     at: HolderPath = ()
     here = 0
     while inside := _below(delta, at):
-        step, most = max(inside.items(), key=lambda each: each[1])
+        step, most = max(inside.items(), key=lambda part: part[1])
         if most <= 0 or (at and not _MAIN_PART * here <= most <= here):
             break
         at, here = (*at, step), most
@@ -169,20 +169,20 @@ def _total(sizes: Mapping[HolderPath, int], at: HolderPath, through: str = "") -
 
 def _below(sizes: Mapping[HolderPath, int], at: HolderPath) -> dict[str, int]:
     """Return the bytes of each next step from a place."""
-    found: dict[str, int] = {}
+    sizes_below: dict[str, int] = {}
     for place, nbytes in sizes.items():
         if len(place) > len(at) and place[: len(at)] == at:
-            found[place[len(at)]] = found.get(place[len(at)], 0) + nbytes
-    return found
+            sizes_below[place[len(at)]] = sizes_below.get(place[len(at)], 0) + nbytes
+    return sizes_below
 
 
-def keepers(found: HolderSizes, least: int) -> list[tuple[str, int]]:
+def keepers(sizes: HolderSizes, least: int) -> list[tuple[str, int]]:
     """Return the containers that hold at least `least` tensors with a graph of their own, and how many, the most first."""
     counts: dict[HolderPath, int] = {}
-    for place in found.nodes:
+    for place in sizes.nodes:
         inside = place[:-1]
         while inside and inside[-1].startswith("["):
             inside = inside[:-1]
         counts[inside] = counts.get(inside, 0) + (len(inside) < len(place) - 1)
     many = [("".join(place), count) for place, count in counts.items() if place and count >= least]
-    return sorted(many, key=lambda each: (-each[1], each[0]))
+    return sorted(many, key=lambda holder: (-holder[1], holder[0]))

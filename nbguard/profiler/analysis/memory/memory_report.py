@@ -79,7 +79,7 @@ def memory_report(observed: MemoryObservations) -> MemoryReport:
         capacity=observed.capacity,
         peak_reserved=observed.peak_reserved,
         peak_phase=observed.highest_phase if observed.highest >= _NEAR * peak else "",
-        phases=tuple(replace(each, is_exact=observed.has_own_peak and each.peak == peak) for each in observed.phases),
+        phases=tuple(replace(phase, is_exact=observed.has_own_peak and phase.peak == peak) for phase in observed.phases),
         categories=categories(peak, start, observed.stock, observed.shape, grows=growth is not None),
         points=observed.points,
         growth=growth,

@@ -1,4 +1,4 @@
-"""One batch of a fit, recorded allocation by allocation: the exact peak of each phase, and what it consisted of. Pure."""
+"""One batch of a fit, recorded allocation by allocation: the exact peak of each phase, and its parts. Pure."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class RecordedBatch:
 def read_batch(
     events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd], names: Mapping[int, str], stock: Stock, start: int
 ) -> RecordedBatch:
-    """Return what a recorded batch says.
+    """Return the peaks of a recorded batch.
 
     Args:
         events: from some time before the batch on: of a block that is older nothing is known but the level it is part of.
         marks: of this batch, two at least.
         names: the category of blocks that were found to be a model's, an optimizer's or inputs.
         stock: bytes of these categories, older blocks included.
-        start: what was allocated before the fit.
+        start: bytes allocated before the fit.
     """
     peak, at, phase, by_phase = _peaks(events, marks)
     living: dict[int, tuple[AllocationEvent, int]] = {}
@@ -77,28 +77,30 @@ def read_batch(
     for kind, nbytes in _older(max(older, 0), stock, by_kind, start):
         by_kind[kind] = by_kind.get(kind, 0) + nbytes
     by_kind[memory.OTHER] = by_kind.get(memory.OTHER, 0) + min(older, 0)
-    sites = sorted(((site, nbytes, kind) for (site, kind), nbytes in by_site.items() if site), key=lambda each: -each[1])
+    sites = sorted(((site, nbytes, kind) for (site, kind), nbytes in by_site.items() if site), key=lambda row: -row[1])
     return RecordedBatch(
         peak=peak,
         phase=phase,
         phases=by_phase,
         categories=memory.in_order(Category(kind, nbytes) for kind, nbytes in by_kind.items() if nbytes),
-        stacks=tuple(StackPeak(*each) for each in sites[:_MOST_SITES]),
+        stacks=tuple(StackPeak(*row) for row in sites[:_MOST_SITES]),
     )
 
 
 def with_batch(report: MemoryReport, batch: RecordedBatch) -> MemoryReport:
-    """Return the report with what the recorded batch tells more exactly. Its categories re-add again."""
-    seen = {each.phase: each.peak for each in report.phases}
-    ordered = dict.fromkeys((*seen, *batch.phases))
-    exact = {phase: max(most, seen.get(phase, 0)) for phase, most in batch.phases.items() if most >= _SAME * seen.get(phase, 0)}
+    """Return the report with the more exact figures of the recorded batch. Its categories re-add again."""
+    peaks = {phase_peak.phase: phase_peak.peak for phase_peak in report.phases}
+    ordered = dict.fromkeys((*peaks, *batch.phases))
+    exact = {
+        phase: max(most, peaks.get(phase, 0)) for phase, most in batch.phases.items() if most >= _SAME * peaks.get(phase, 0)
+    }
     peak = max(report.peak, batch.peak)
     beyond = (Category(BEYOND, peak - batch.peak),) if peak > batch.peak else ()
     return replace(
         report,
         peak=peak,
         peak_phase=batch.phase if batch.peak >= report.peak else report.peak_phase,
-        phases=tuple(PhasePeak(phase, exact.get(phase, seen.get(phase, 0)), phase in exact) for phase in ordered),
+        phases=tuple(PhasePeak(phase, exact.get(phase, peaks.get(phase, 0)), phase in exact) for phase in ordered),
         categories=(*batch.categories, *beyond),
         stacks=batch.stacks,
     )
@@ -116,7 +118,7 @@ def _peaks(events: Sequence[AllocationEvent], marks: Sequence[PhaseEnd]) -> tupl
             event = events[position]
             level += event.nbytes or -sizes.get(event.block, 0)
             levels.append((level, position + 1))
-        high, position = max((*levels, (mark.level, mark.position)), key=lambda each: each[0])
+        high, position = max((*levels, (mark.level, mark.position)), key=lambda reading: reading[0])
         by_phase[mark.phase] = max(by_phase.get(mark.phase, 0), high)
         if high > peak:
             peak, at, where = high, position, mark.phase
@@ -146,7 +148,7 @@ class _Kinds:
         return memory.TEMPORARIES if mark.phase in phases.STEP_PHASES else memory.OTHER
 
 
-def _older(nbytes: int, stock: Stock, found: Mapping[str, int], start: int) -> Iterator[tuple[str, int]]:
+def _older(nbytes: int, stock: Stock, by_kind: Mapping[str, int], start: int) -> Iterator[tuple[str, int]]:
     """Yield (category, bytes) of the blocks that are older than the recording; they add up to `nbytes`."""
     wanted = (
         (memory.PARAMETERS, stock.parameters),
@@ -157,7 +159,7 @@ def _older(nbytes: int, stock: Stock, found: Mapping[str, int], start: int) -> I
         (memory.BEFORE, start),
     )
     for kind, most in wanted:
-        taken = min(max(most - found.get(kind, 0), 0), nbytes)
+        taken = min(max(most - by_kind.get(kind, 0), 0), nbytes)
         nbytes -= taken
         yield kind, taken
     yield memory.OTHER, nbytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nbguard.profiler.analysis.time import phases
@@ -33,7 +33,7 @@ class Batch:
 
     @property
     def step(self) -> int:
-        """Return the nanoseconds of the batch, without what nbguard itself took."""
+        """Return the nanoseconds of the batch, without the time of nbguard itself."""
         return sum(nanoseconds for phase, nanoseconds in self.times.items() if phase != phases.OWN)
 
 
@@ -46,11 +46,12 @@ class Batches:
     start: int  # when the log began, by the clock of the marks
     wall: int  # nanoseconds: all of it
     fits: int = 0  # of Learners
+    callbacks: Mapping[str, str] = field(default_factory=dict)  # class of the callback by its phase, as in the log
 
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """A batch that goes on. `later` is what came after a loop inside it: it belongs to it only if its loop goes on."""
+    """A batch that goes on. `later` is the time after a loop inside it: it counts only if its own loop goes on."""
 
     start: int  # nanoseconds, by the clock of the log
     times: Counter[str] = field(default_factory=Counter)  # nanoseconds by phase
@@ -84,7 +85,7 @@ class _Divider:
     """Goes through the log once. The innermost loop that goes on owns the time; a loop inside a batch interrupts it."""
 
     def __init__(self, marks: PhaseLog) -> None:
-        self.found: list[Batch] = []
+        self.batches: list[Batch] = []
         self.outside: Counter[str] = Counter()
         self.fits = 0
         self._open: list[_Loop] = []
@@ -104,9 +105,9 @@ class _Divider:
                 boundary = next(boundaries, None)
             self._add(marks.labels[code], before, time - before)
             before = time
-        for each in (boundary, *boundaries):
-            if each is not None:
-                self._boundary(each, before)
+        for later in (boundary, *boundaries):
+            if later is not None:
+                self._boundary(later, before)
         while self._open:
             loop = self._open.pop()
             self._close(loop, is_complete=loop.has_ended)
@@ -114,7 +115,7 @@ class _Divider:
             self._keep(_STEPS, self._loose, is_complete=False)
         elif self._loose is not None:
             self.outside += self._loose.times
-        self.found.sort(key=lambda batch: batch.start)
+        self.batches.sort(key=lambda batch: batch.start)
 
     def _add(self, phase: str, start: int, nanoseconds: int) -> None:
         if self._open:
@@ -194,7 +195,7 @@ class _Divider:
         around.has_loss |= loop.batch.has_loss
 
     def _end(self, number: int) -> None:
-        """An iterator had no batch left: what it took to say so belongs to no batch."""
+        """An iterator had no batch left: the time it took to say so belongs to no batch."""
         if number in self._beside or not any(loop.number == number for loop in self._open):
             self._beside.discard(number)
             return
@@ -213,7 +214,7 @@ class _Divider:
         self._keep(loop.key, loop.batch, is_complete=is_complete)
 
     def _keep(self, loop: int, batch: _Open, *, is_complete: bool) -> None:
-        self.found.append(
+        self.batches.append(
             Batch(
                 loop=loop,
                 start=batch.start,
@@ -229,13 +230,18 @@ def divide(marks: PhaseLog) -> Batches:
     """Return the batches of a log. Their times and those outside add up to its wall time."""
     divider = _Divider(marks)
     return Batches(
-        batches=tuple(divider.found), outside=dict(divider.outside), start=marks.start, wall=marks.wall, fits=divider.fits
+        batches=tuple(divider.batches),
+        outside=dict(divider.outside),
+        start=marks.start,
+        wall=marks.wall,
+        fits=divider.fits,
+        callbacks=marks.callbacks,
     )
 
 
 def passes(batches: Batches) -> Iterator[tuple[int, list[Batch]]]:
     """Yield each pass over a loader, by its number, with its batches; loops without a loader are one pass."""
-    found: dict[int, list[Batch]] = {}
+    by_loop: dict[int, list[Batch]] = {}
     for batch in batches.batches:
-        found.setdefault(batch.loop, []).append(batch)
-    yield from found.items()
+        by_loop.setdefault(batch.loop, []).append(batch)
+    yield from by_loop.items()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from nbguard.profiler.analysis.report import FitFinding, Timing
-from nbguard.profiler.analysis.time import phases
 from nbguard.units import format_time
 
 _SHARE, _LITTLE = 0.05, 0.01
-"""Of a batch: what takes as much is worth a change, or a word."""
+"""Shares of a batch from which a callback is worth a change, or a word."""
 _NOTICED = 500_000
 """Nanoseconds of a batch: less is not worth a word."""
 
@@ -30,7 +29,7 @@ def slow_callbacks(timing: Timing, of_fastai: Collection[str] = ()) -> Iterator[
     if not timing.step:
         return
     for row in timing.rows:
-        if row.group != "batch" or not phases.is_callback(row.phase) or row.phase in of_fastai:
+        if row.group != "batch" or not row.callback or row.phase in of_fastai:
             continue
         usual, mean = row.median or 0, row.total // max(timing.batches, 1)
         is_rare = timing.batches >= _ENOUGH and (row.p95 or 0) > mean > _RARE * usual  # at every n-th batch
@@ -39,7 +38,7 @@ def slow_callbacks(timing: Timing, of_fastai: Collection[str] = ()) -> Iterator[
         share = time / step
         if share < _LITTLE or time < _NOTICED:
             continue
-        name = row.phase.removeprefix(phases.callback(""))
+        name = row.callback
         some = " on average, though it works in some only" if is_rare else ""
         yield FitFinding(
             kind="callback",

@@ -1,6 +1,6 @@
 """The work of a GPU in a fit, from events in its stream: when each was put there, and when the GPU came to it.
 
-An event that the GPU comes to at once has found it with nothing left to do. One that it comes to late tells how far the GPU is
+An event that the GPU comes to at once has found it with nothing left to do. The delay of any other event is how far the GPU is
 behind the program. The two clocks are set against each other by the events that took least.
 
 Not measured on a GPU yet: tried on timelines that are made up.
@@ -60,17 +60,17 @@ class GpuFacts:
 def lags(marks: Sequence[GpuMark]) -> list[int]:
     """Return by how many nanoseconds the GPU came to each event after it could have: how far it was behind."""
     apart = [mark.gpu - mark.host for mark in marks]
-    least = [float(each) for each in apart]
+    least = [float(delay) for delay in apart]
     for order in (range(1, len(marks)), range(len(marks) - 2, -1, -1)):
         step = 1 if order.step > 0 else -1
         for at in order:
             drift = _DRIFT * abs(marks[at].host - marks[at - step].host)
             least[at] = min(least[at], least[at - step] + drift)
-    return [max(0, round(each - low)) for each, low in zip(apart, least, strict=True)]
+    return [max(0, round(delay - low)) for delay, low in zip(apart, least, strict=True)]
 
 
 def gpu_facts(marks: Sequence[GpuMark], used: Sequence[float] = (), why_not: str = "") -> GpuFacts:
-    """Return what the events say.
+    """Return the GPU's work by the events in its stream.
 
     Args:
         marks: of the fit, in order.
@@ -84,8 +84,8 @@ def gpu_facts(marks: Sequence[GpuMark], used: Sequence[float] = (), why_not: str
     if len(batches) < _FEWEST or not total:
         return GpuFacts(used=driver, note=why_not or "too few batches were followed on the GPU")
     busy, paced, idle = (kinds[kind] / total for kind in ("busy", "paced", "idle"))
-    found = tuple((phase, round(median(times.values()))) for phase, times in by_phase.items() if times)
-    return GpuFacts(phases=found, busy=busy, paced=paced, idle=idle, used=driver, note=_note(len(batches), paced, driver))
+    medians = tuple((phase, round(median(times.values()))) for phase, times in by_phase.items() if times)
+    return GpuFacts(phases=medians, busy=busy, paced=paced, idle=idle, used=driver, note=_note(len(batches), paced, driver))
 
 
 def _steady(marks: Sequence[GpuMark]) -> set[int]:
@@ -95,7 +95,7 @@ def _steady(marks: Sequence[GpuMark]) -> set[int]:
 
 
 def _sums(marks: Sequence[GpuMark], batches: set[int]) -> tuple[dict[str, int], dict[str, dict[int, int]]]:
-    """Return the GPU's nanoseconds by what it did, and by phase and batch where there was work."""
+    """Return the GPU's nanoseconds by kind (busy, paced, idle), and by phase and batch where there was work."""
     kinds: dict[str, int] = defaultdict(int)
     by_phase: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     late, limit = lags(marks), _limit(marks)

@@ -25,13 +25,14 @@ def pack_log(log: PhaseLog) -> dict[str, Any]:
     return {
         "start": log.start,
         "labels": list(log.labels),
+        "callbacks": dict(log.callbacks),
         "marks": len(log.codes),
         "codes": _pack("H", log.codes),
         "times": _pack("q", _steps(log.times, log.start)),
         "boundaries": len(log.boundaries),
-        "kinds": _pack("B", [_KINDS.index(each.kind) for each in log.boundaries]),
-        "places": _pack("q", _steps([each.at for each in log.boundaries], 0)),
-        "loops": _pack("q", [each.loop for each in log.boundaries]),
+        "kinds": _pack("B", [_KINDS.index(boundary.kind) for boundary in log.boundaries]),
+        "places": _pack("q", _steps([boundary.at for boundary in log.boundaries], 0)),
+        "loops": _pack("q", [boundary.loop for boundary in log.boundaries]),
     }
 
 
@@ -45,14 +46,17 @@ def unpack_log(data: Any, where: str) -> PhaseLog:
         places = accumulate(_unpack("q", data["places"], data["boundaries"]))
         loops = _unpack("q", data["loops"], data["boundaries"])
         boundaries = tuple(Boundary(at, _KINDS[kind], loop) for at, kind, loop in zip(places, kinds, loops, strict=True))
-        if len(data) != len(PACKED) or any(code >= len(labels) for code in codes) or not all(map(_is_text, labels)):
+        callbacks = dict(data["callbacks"])
+        if len(data) != len(PACKED) or any(code >= len(labels) for code in codes):
+            raise ValueError
+        if not all(map(_is_text, (*labels, *callbacks, *callbacks.values()))):
             raise ValueError
     except (TypeError, KeyError, IndexError, ValueError, OverflowError, binascii.Error, zlib.error, struct.error):
         raise ProfileFileError(f"its log of phases ({where!r}) is damaged") from None
-    return PhaseLog(start=data["start"], codes=codes, times=times, labels=labels, boundaries=boundaries)
+    return PhaseLog(start=data["start"], codes=codes, times=times, labels=labels, boundaries=boundaries, callbacks=callbacks)
 
 
-PACKED = ("start", "labels", "marks", "codes", "times", "boundaries", "kinds", "places", "loops")
+PACKED = ("start", "labels", "callbacks", "marks", "codes", "times", "boundaries", "kinds", "places", "loops")
 """The fields of a packed log."""
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 BoundaryKind = Literal["batch", "end", "loss", "step", "fit", "disturbed"]
@@ -30,6 +30,7 @@ class PhaseLog:
     times: Sequence[int]  # ends of these phases, nanoseconds of time.perf_counter_ns
     labels: tuple[str, ...]  # names of the phases, by number
     boundaries: tuple[Boundary, ...] = ()  # in their order
+    callbacks: Mapping[str, str] = field(default_factory=dict)  # class of the callback by its phase; other phases are missing
 
     @property
     def end(self) -> int:

@@ -19,14 +19,7 @@ STEP_PHASES = (WAIT, TO_DEVICE, TRANSFORMS, FORWARD, LOSS, BACKWARD, STEP, ZERO_
 
 ALL = (*STEP_PHASES, WORKERS, OWN, OTHER)
 
-_CALLBACK = "callback "
-
 
 def callback(name: str) -> str:
-    """Return the phase in which the callback of this name runs."""
-    return _CALLBACK + name
-
-
-def is_callback(phase: str) -> bool:
-    """Say whether a phase is a callback's."""
-    return phase.startswith(_CALLBACK)
+    """Return the phase in which a callback runs, by the name of its class. Only for display: logs keep the name beside it."""
+    return f"callback {name}"

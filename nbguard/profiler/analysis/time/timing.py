@@ -57,45 +57,52 @@ def _rows(batches: Batches, trained: set[int], steady: list[Batch]) -> Iterator[
     validation = [batch for batch in batches.batches if batch.loop not in trained]
     for phase, total in _ordered(_total(batch for batch in batches.batches if batch.loop in trained)):
         steadily = sorted(batch.times.get(phase, 0) for batch in steady)
-        yield TimeRow(phase=phase, group="batch", total=total, median=quantile(steadily, 0.5), p95=quantile(steadily, 0.95))
+        yield TimeRow(
+            phase=phase,
+            group="batch",
+            total=total,
+            callback=batches.callbacks.get(phase, ""),
+            median=quantile(steadily, 0.5),
+            p95=quantile(steadily, 0.95),
+        )
     groups: tuple[tuple[Group, Counter[str]], ...] = (("validation", _total(validation)), ("around", Counter(batches.outside)))
     own = sum(batch.times.get(phases.OWN, 0) for batch in batches.batches)
     for group, totals in groups:
         if group == "around" and own + totals[phases.OWN]:
             totals[phases.OWN] += own
         for phase, total in _ordered(totals):
-            yield TimeRow(phase=phase, group=group, total=total)
+            yield TimeRow(phase=phase, group=group, total=total, callback=batches.callbacks.get(phase, ""))
 
 
 def _total(batches: Iterable[Batch]) -> Counter[str]:
-    """Return the nanoseconds of batches by phase; what nbguard itself took in them is counted around them."""
-    found: Counter[str] = Counter()
+    """Return the nanoseconds of batches by phase; nbguard's own time in them is counted around them."""
+    sums: Counter[str] = Counter()
     for batch in batches:
-        found.update({phase: time for phase, time in batch.times.items() if phase != phases.OWN})
-    return found
+        sums.update({phase: time for phase, time in batch.times.items() if phase != phases.OWN})
+    return sums
 
 
 def _ordered(totals: Counter[str]) -> list[tuple[str, int]]:
     """Return phases as they happen in a batch, then callbacks and the rest, the longest first."""
     place = {phase: at for at, phase in enumerate(phases.STEP_PHASES)}
     last = {phases.OTHER: 1, phases.OWN: 2}
-    found = [(phase, total) for phase, total in totals.items() if total]
-    return sorted(found, key=lambda row: (place.get(row[0], len(place)), last.get(row[0], 0), -row[1], row[0]))
+    rows = [(phase, total) for phase, total in totals.items() if total]
+    return sorted(rows, key=lambda row: (place.get(row[0], len(place)), last.get(row[0], 0), -row[1], row[0]))
 
 
 def _epochs(batches: Batches) -> Iterator[EpochRow]:
     """Yield the passes over loaders. One with any backward pass is training."""
     training = validation = 0
-    for _, found in passes(batches):
-        is_training = any(batch.is_training for batch in found)
+    for _, members in passes(batches):
+        is_training = any(batch.is_training for batch in members)
         training, validation = training + is_training, validation + (not is_training)
-        wait = sum(batch.times.get(phases.WAIT, 0) for batch in found)
-        total = sum(batch.step for batch in found)
-        start = found[0].start - batches.start
+        wait = sum(batch.times.get(phases.WAIT, 0) for batch in members)
+        total = sum(batch.step for batch in members)
+        start = members[0].start - batches.start
         yield EpochRow(
             number=training if is_training else validation,
             is_training=is_training,
-            batches=len(found),
+            batches=len(members),
             total=total,
             wait=wait,
             start=start,

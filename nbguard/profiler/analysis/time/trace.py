@@ -30,11 +30,11 @@ def trace_events(marks: PhaseLog, points: Sequence[MemoryPoint] = (), title: str
         *sorted(_loops(marks, kept, end), key=lambda event: (event["ts"], -event.get("dur", 0))),
         *_memory([point for point in points if point.at <= end]),
     ]
-    found: dict[str, Any] = {"traceEvents": events, "displayTimeUnit": "ms"}
+    trace: dict[str, Any] = {"traceEvents": events, "displayTimeUnit": "ms"}
     if kept < len(marks.times):
         share = 100 * end / marks.wall
-        found["otherData"] = {"note": f"cut: the first {kept:,} of {len(marks.times):,} marks, {share:.1f} % of the time"}
-    return found
+        trace["otherData"] = {"note": f"cut: the first {kept:,} of {len(marks.times):,} marks, {share:.1f} % of the time"}
+    return trace
 
 
 def _names(title: str) -> Iterator[_Event]:

@@ -23,11 +23,11 @@ class _Scaler:
     """The state of one GradScaler so far."""
 
     def __init__(self, scaler: Any) -> None:
-        found = attributes_of(scaler) or {}
+        attributes = attributes_of(scaler) or {}
         self.of = weakref.ref(scaler)
-        self.initial = self.last = float(found.get("_init_scale", 1.0))
-        self.growth, self.backoff = float(found.get("_growth_factor", 0)), float(found.get("_backoff_factor", 0))
-        self.interval = int(found.get("_growth_interval", 0))
+        self.initial = self.last = float(attributes.get("_init_scale", 1.0))
+        self.growth, self.backoff = float(attributes.get("_growth_factor", 0)), float(attributes.get("_backoff_factor", 0))
+        self.interval = int(attributes.get("_growth_interval", 0))
         self.updates = 0
         self.is_static = False
         self.scales: list[tuple[int, float]] = []
@@ -59,6 +59,8 @@ class _Scaler:
 class AmpWatch:
     """Follows the scales. Those on a device are read late, without waiting for it."""
 
+    watches = "scales of mixed precision"
+
     def __init__(self) -> None:
         self._patches = Patches()
         self._scalers: list[_Scaler] = []
@@ -71,8 +73,8 @@ class AmpWatch:
 
         self._torch: Any = torch
         self._recorder = recorder
-        self._late = AsyncScalars(torch)
-        self._kinds = ["cpu", *([] if (found := _accelerator(torch)) is None else [found])]
+        self._arriving = AsyncScalars(torch)
+        self._kinds = ["cpu", *([] if (accelerator := _accelerator(torch)) is None else [accelerator])]
         self._names = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
         self._patches.put(torch.amp.GradScaler, "update", self._update)
         recorder.subscribe("forward", self._forward)
@@ -80,9 +82,9 @@ class AmpWatch:
         recorder.subscribe("scale", self._scale)
 
     def stop(self) -> None:
-        """Take the patch out, and read what has arrived."""
+        """Take the patch out, and read the values that have arrived."""
         self._patches.restore()
-        self._late.poll()
+        self._arriving.poll()
 
     def observe(self) -> AmpFacts:
         """Return the dtypes and the scales that were seen."""
@@ -95,7 +97,7 @@ class AmpWatch:
 
     def _loss(self, _: Any) -> None:
         self._batches[self._dtype] += 1
-        self._late.poll()
+        self._arriving.poll()
 
     def _update(self, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self._recorder
@@ -112,13 +114,13 @@ class AmpWatch:
         tensor = attribute_of(scaler, "_scale")
         if tensor is None:  # it is off
             return
-        known = next((each for each in self._scalers if each.of() is scaler), None)
+        known = next((watched for watched in self._scalers if watched.of() is scaler), None)
         if known is None:
             known = _Scaler(scaler)
             self._scalers.append(known)
         known.updates += 1
         known.is_static |= is_given
-        self._late.read(tensor, partial(known.is_now, known.updates, is_given))
+        self._arriving.read(tensor, partial(known.is_now, known.updates, is_given))
 
 
 def _accelerator(torch: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Follows a GPU through a fit by events in its stream. Never waits for it: what it has come to is read later."""
+"""Follows a GPU through a fit by events in its stream. Never waits for it: events are read once it has come to them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _LOOKS = 250_000_000  # ns between two questions to the driver
 class GpuWatch:
     """Records events at the ends of phases, on the stream that the model's device uses."""
 
+    watches = "the GPU's own times"
+
     def __init__(self) -> None:
         self._marks: list[GpuMark] = []
         self._pending: deque[tuple[Any, int, str, int]] = deque()
@@ -45,7 +47,7 @@ class GpuWatch:
         recorder.subscribe("model", self._on_model)
 
     def stop(self) -> None:
-        """Read what the GPU comes to within a second; the rest is left."""
+        """Read the events that the GPU comes to within a second; the rest is left."""
         try:
             end = time.monotonic() + _LAST
             while not self._read() and time.monotonic() < end:
@@ -80,9 +82,9 @@ class GpuWatch:
         if self._device is not None:
             self._why_not = ""
             self._recorder.unsubscribe("model", self._on_model)
-            self._recorder.subscribe("forward", self._on_forward, each=True)
-            self._recorder.subscribe("batch", self._on_batch, each=True)
-            self._recorder.subscribe("phase", self._on_phase, each=True)
+            self._recorder.subscribe("forward", self._on_forward, every_batch=True)
+            self._recorder.subscribe("batch", self._on_batch, every_batch=True)
+            self._recorder.subscribe("phase", self._on_phase, every_batch=True)
             self._nvml = NvmlReader().__enter__()
 
     def _on_forward(self, _module: Any, _args: Any) -> None:

@@ -49,6 +49,8 @@ class _Optimizer:
 class OptimizerWatch:
     """Looks at the parameters of each optimizer at its first step, its second, fourth, eighth and so on."""
 
+    watches = "steps of optimizers"
+
     def __init__(self) -> None:
         self._patches = Patches()
         self._optimizers: list[_Optimizer] = []
@@ -64,9 +66,9 @@ class OptimizerWatch:
 
         self._torch: Any = torch
         self._recorder = recorder
-        self._late = AsyncScalars(torch)
+        self._arriving = AsyncScalars(torch)
         self._patches.put(torch.nn.Module, "zero_grad", self._clear_model)
-        recorder.subscribe("model", lambda module, _: self._models.add(module))
+        recorder.subscribe("model", self._model)
         recorder.subscribe("loss", self._loss)
         recorder.subscribe("step", self._step)
         recorder.subscribe("zero_grad", self._zero_grad)
@@ -74,10 +76,10 @@ class OptimizerWatch:
     def stop(self) -> None:
         """Take the patch out, and write the observations down by name."""
         self._patches.restore()
-        self._late.poll()
+        self._arriving.poll()
         names = {id(p): name for model in self._models for name, p in model.named_parameters()}
-        found = tuple(each.facts(names) for each in self._optimizers)
-        self._facts = OptimizersFacts(found, self._backwards, self._clears_model)
+        facts = tuple(optimizer.facts(names) for optimizer in self._optimizers)
+        self._facts = OptimizersFacts(facts, self._backwards, self._clears_model)
         self._optimizers.clear()
         self._looked_at.clear()
         self._models.clear()
@@ -85,6 +87,9 @@ class OptimizerWatch:
     def observe(self) -> OptimizersFacts:
         """Return the observations; to be called after `stop`."""
         return self._facts or OptimizersFacts()
+
+    def _model(self, module: Any, _: Any) -> None:
+        self._models.add(module)
 
     def _of(self, optimizer: Any) -> _Optimizer:
         for known in self._optimizers:
@@ -115,7 +120,7 @@ class OptimizerWatch:
 
     def _loss(self, _: Any) -> None:
         self._backwards += 1
-        self._late.poll()
+        self._arriving.poll()
         while self._looked_at:
             known = self._looked_at.pop()
             if known.sample is not None:
@@ -127,7 +132,7 @@ class OptimizerWatch:
             known.replaced += 1
         else:
             with self._torch._C.DisableTorchFunction():
-                self._late.read(self._torch.count_nonzero(gradient), partial(self._count, known))
+                self._arriving.read(self._torch.count_nonzero(gradient), partial(self._count, known))
 
     def _count(self, known: _Optimizer, values: tuple[float, ...]) -> None:
         if values[0]:
@@ -149,10 +154,10 @@ class OptimizerWatch:
 
 
 def _half_eps(torch: Any, groups: list[Group]) -> dict[float, int]:
-    found: dict[float, int] = {}
+    counts: dict[float, int] = {}
     for group in groups:
         eps = group.settings.get("eps")
         count = sum(p.dtype is torch.float16 for p in group.parameters)
         if type(eps) is float and count and group.settings.get("fused") is not True:
-            found[eps] = found.get(eps, 0) + count
-    return found
+            counts[eps] = counts.get(eps, 0) + count
+    return counts

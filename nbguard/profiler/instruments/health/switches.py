@@ -51,8 +51,8 @@ def _autocast(torch: Any) -> str:
 
 
 def _on(read: Callable[[], object]) -> str:
-    found = _text(read)
-    return {"True": "on", "False": "off"}.get(found, found)
+    text = _text(read)
+    return {"True": "on", "False": "off"}.get(text, text)
 
 
 def _text(read: Callable[[], object]) -> str:
@@ -69,17 +69,19 @@ def _cores() -> int:
 
 
 def _images(torch: Any, module: Any, args: Any) -> dict[str, Any]:
-    """Return what the first batch shows of its size and layout."""
+    """Return the size of the first batch and the layout of the model's weights."""
     first = next((arg for arg in args if torch.Tensor in mro_of(type(arg))), None)
     if first is None or not first.dim():
         return {}
-    kernels = [each.weight for each in module.modules() if type(each) is torch.nn.Conv2d]
+    kernels = [layer.weight for layer in module.modules() if type(layer) is torch.nn.Conv2d]
     last = [kernel.is_contiguous(memory_format=torch.channels_last) and not kernel.is_contiguous() for kernel in kernels]
     return {"batch_size": first.shape[0], "convolves": bool(kernels), "is_channels_last": any(last)}
 
 
 class SwitchWatch:
     """Reads the switches in the first training batch, and sees whether the fit is of a kind for which they matter."""
+
+    watches = "switches of torch"
 
     def __init__(self) -> None:
         self._shapes: set[Any] = set()
@@ -103,10 +105,10 @@ class SwitchWatch:
 
     def observe(self) -> SwitchFacts:
         """Return the observations; to be called after `stop`."""
-        found = self._facts or SwitchFacts()
+        facts = self._facts or SwitchFacts()
         return replace(
-            found,
-            detects_anomalies=self._detects_anomalies or found.detects_anomalies,
+            facts,
+            detects_anomalies=self._detects_anomalies or facts.detects_anomalies,
             shapes=len(self._shapes),
             unseeded=tuple(self._unseeded),
         )

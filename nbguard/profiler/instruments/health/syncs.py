@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite
-from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.batch_position import Bodies, Body
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
@@ -20,7 +19,7 @@ from nbguard.scan.heap.referents import library_paths
 
 _READS = ("item", "cpu", "tolist", "numpy", "is_nonzero", "__bool__", "__float__", "__int__", "__index__")
 _SHAPED_BY_VALUES = ("nonzero", "argwhere", "masked_select", "unique", "equal", "allclose")
-"""They give what only values can tell: a number of elements, an answer. `x[mask]`, which does so too, is not patched: data
+"""Their result depends on values: a number of elements, an answer. `x[mask]`, which does so too, is not patched: data
 sets take their items by index, and each would take longer."""
 _TO = "to"
 _COPIES = ("cpu", _TO)
@@ -28,13 +27,25 @@ _COUNTING = ("torch.optim", "torch.utils.data")
 """Parts of torch that count in tensors of the host: steps, seeds."""
 _RECORDER = "Recorder"
 _ON_HOST = ("ProgressCallback", "LRFinder", "ParamScheduler")
-"""Callbacks of fastai that read only what is in host memory, or what Recorder has brought there before."""
+"""Callbacks of fastai that read only values in host memory, some of which Recorder has brought there."""
 
-_Line = tuple[CodeType, int, str]  # a line of code, and whatever of fastai's or torch's own reads there for it
+_Line = tuple[CodeType, int, str]  # a line of code, and the part of fastai or torch that reads there for it
+
+
+class _Read(NamedTuple):
+    """One call that may wait for a device, while it is looked at."""
+
+    name: str  # of the method
+    took: int  # nanoseconds; -1: nothing waits, as no device is in use
+    args: tuple[Any, ...]  # the tensor first
+    named: dict[str, Any]  # arguments given by name
+    result: Any  # of the call
 
 
 class SyncWatch:
-    """Counts, per training batch and line, what waits for a device. In host memory nothing waits: there it is only counted."""
+    """Counts reads of tensors per training batch and line, and times those that wait for a device."""
+
+    watches = "hidden synchronisations"
 
     def __init__(self) -> None:
         self._patches = Patches()
@@ -65,7 +76,7 @@ class SyncWatch:
             self._patches.put(owner, "synchronize", self._counted("synchronize"))
 
     def stop(self) -> None:
-        """Take the patches out, and write down by line what was seen."""
+        """Take the patches out, and write the reads down by line."""
         self._patches.restore()
         self._bodies.end()
         self._facts = SyncFacts(tuple(self._written(Sites())), self._batches)
@@ -94,7 +105,8 @@ class SyncWatch:
                 finally:
                     self._is_inside = False
                 took = recorder.clock() - start if start else -1
-                self._note(body, name, took, args, kw, result, sys._getframe(1))
+                read = _Read(name=name, took=took, args=args, named=kw, result=result)
+                recorder.attempt(self, name, self._note, body, read, sys._getframe(1))
                 return result
 
             _leave_untraced(counted)
@@ -105,21 +117,15 @@ class SyncWatch:
     def _look_for_device(self, _module: Any, _args: Any) -> None:
         self._has_device = self._torch.cuda.is_initialized()
 
-    def _has_come(self, args: tuple[Any, ...], named: dict[str, Any], result: Any) -> bool:
+    def _has_come(self, read: _Read) -> bool:
         """Say whether `to` has waited for a tensor to come from a device into host memory."""
-        return not self._is_on_host(args) and self._is_on_host((result,)) and not named.get("non_blocking")
+        return not self._is_on_host(read.args) and self._is_on_host((read.result,)) and not read.named.get("non_blocking")
 
-    def _note(
-        self, body: Body, name: str, took: int, args: tuple[Any, ...], named: dict[str, Any], result: Any, frame: FrameType
-    ) -> None:
-        try:
-            if name == _TO and not self._has_come(args, named, result):
-                return
-            if took < 0 or not self._is_on_host(args):
-                self._count(body, name, took, frame)
-        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
-            self._patches.restore()
-            self._recorder.failed.append(f"SyncWatch failed and was switched off ({type(error).__name__}: {error})")
+    def _note(self, body: Body, read: _Read, frame: FrameType) -> None:
+        if read.name == _TO and not self._has_come(read):
+            return
+        if read.took < 0 or not self._is_on_host(read.args):
+            self._count(body, read.name, read.took, frame)
 
     def _is_on_host(self, args: tuple[Any, ...]) -> bool:
         torch = self._torch
@@ -133,12 +139,12 @@ class SyncWatch:
         if line is None or (line == self._copied and name not in _COPIES):
             return  # `.cpu().numpy()`: only the first waits
         self._copied = line if name in _COPIES else None
-        seen = body.calls.get((line, name))
-        if seen is None:
+        tally = body.calls.get((line, name))
+        if tally is None:
             body.calls[line, name] = [1, took]
         else:
-            seen[0] += 1
-            seen[1] += took
+            tally[0] += 1
+            tally[1] += took
 
     def _line(self, frame: FrameType) -> _Line | None:
         """Return the first line outside of torch's and fastai's internals; None for reads that never wait."""
@@ -150,23 +156,25 @@ class SyncWatch:
             return None
         own = "GradScaler" if code.co_filename.startswith(self._scaling) else self._callback()
         if own == _RECORDER:
-            return code, frame.f_lineno, own  # in every batch of every fit: its way to the user's line tells nothing
+            return code, frame.f_lineno, own  # in every batch of every fit: the user's line does not matter
         passed = []
-        found: FrameType | None = frame
-        while found is not None and self._is_internal(found.f_code):
-            passed.append(found.f_code)
-            found = found.f_back
+        caller: FrameType | None = frame
+        while caller is not None and self._is_internal(caller.f_code):
+            passed.append(caller.f_code)
+            caller = caller.f_back
         if not passed:
             return code, frame.f_lineno, ""
         if own in _ON_HOST:
             return None
-        found = found or frame
+        caller = caller or frame
         if not own and not self._drivers.isdisjoint(passed):
-            own = _name(next((each for each in passed if not each.co_filename.startswith(self._torchs)), code))
-        return found.f_code, found.f_lineno, own
+            own = _name(
+                next((passed_code for passed_code in passed if not passed_code.co_filename.startswith(self._torchs)), code)
+            )
+        return caller.f_code, caller.f_lineno, own
 
     def _find_drivers(self, _: Any) -> None:
-        """Note who of a library's asks this iterator for its batches: reads that it leads to are the library's own."""
+        """Note the library's functions that ask this iterator for batches: reads that they lead to are the library's own."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and self._is_internal(frame.f_code):
             self._drivers.add(frame.f_code)
@@ -174,8 +182,7 @@ class SyncWatch:
 
     def _callback(self) -> str:
         """Return the callback that runs now; an empty string if none does."""
-        phase = self._recorder.phase(self._recorder.current)
-        return phase.removeprefix(phases.callback("")) if phases.is_callback(phase) else ""
+        return self._recorder.callback(self._recorder.current)
 
     def _is_internal(self, code: CodeType) -> bool:
         known = self._internal.get(code)
@@ -195,18 +202,18 @@ class SyncWatch:
         lines: dict[_Line, list[tuple[str, list[int]]]] = {}
         for (line, name), total in self._sites.items():
             lines.setdefault(line, []).append((name, total))
-        found = []
+        sync_sites = []
         for (code, number, own), totals in lines.items():
             where = sites.of([{"filename": code.co_filename, "line": number, "name": code.co_name}])
             calls, waited = (sum(total[i] for _, total in totals) for i in (0, 2))
             batches = max(total[1] for _, total in totals)
             names = tuple(name for name, _ in totals)
-            found.append(
+            sync_sites.append(
                 SyncSite(
                     where=where, own=own, methods=names, calls=calls, batches=batches, waited=waited if waited >= 0 else None
                 )
             )
-        return found
+        return sync_sites
 
 
 def _name(code: CodeType) -> str:

@@ -1,7 +1,7 @@
 """The cost of fetches, in the fit's own process and in workers: a time per fetch, and a profile of a few.
 
 Nothing is fetched for it. A worker process that is forked while a profile runs has inherited a piece of memory that it shares
-with the fit, and writes there what its fetches cost: no queue, nothing to wait for, and the fit reads it when it likes.
+with the fit, and writes the cost of its fetches there: no queue, nothing to wait for, and the fit reads it when it likes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST = 6
 _TELLING = 5_000_000  # ns
 
 _COUNTS_ALL_THREADS = sys.version_info >= (3, 12)
-"""Since then a profiler takes what all threads call for calls of one, and loses its place."""
+"""Since then a profiler takes the calls of all threads for calls of one, and loses its place."""
 _RESTING = ("wait", "accept")  # functions of the threads that hand a worker's batches over
 _HANDING_OVER = ("multiprocessing/queues.py", "multiprocessing/resource_sharer.py", "multiprocessing/connection.py")
 _QUIET = 3  # looks one after the other at which all of them rest
@@ -58,14 +58,14 @@ class FetchTimer:
         self.profiled, self.profiled_time = (before.profiled, before.profiled_time) if before else (0, 0)
         self._durations: list[int] = []  # of those profiled here
         self._raw: list[Sequence[Any]] = []  # what their profiles have counted, not read yet: that takes longer than a fetch
-        self._found: list[tuple[FetchStep, ...]] = []  # where their time went
+        self._profiles: list[tuple[FetchStep, ...]] = []  # where their time went
         self.failed = ""
         self._mixed = 0  # profiles that had calls of other threads in them
-        self._next = 0 if before and before.fetches else 1  # the first of all does what is done only once
+        self._next = 0 if before and before.fetches else 1  # the first of all does things that are done only once
         self._profiler: Any = None
 
     def fetch(self, original: Fetch, fetcher: Any, index: Any) -> tuple[Any, bool]:
-        """Return what a fetch gives, and whether it was profiled."""
+        """Return the batch of a fetch, and whether it was profiled."""
         if self.fetches >= self._next and self._begin_profile():
             return self._profiled(original, fetcher, index), True
         begin = time.perf_counter_ns()
@@ -112,16 +112,24 @@ class FetchTimer:
             duration = time.perf_counter_ns() - begin
         finally:
             self._profiler.disable()
+        self._count(index)
+        try:
+            self._keep_profile(duration)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
+            self._next = sys.maxsize
+            self.failed = f"not known: reading a profile failed ({type(error).__name__}: {error})"
+        return batch
+
+    def _keep_profile(self, duration: int) -> None:
+        """Keep the profile of a fetch that took `duration` nanoseconds, unless calls of other threads are in it."""
         counted = self._profiler.getstats()
         self._profiler.clear()
-        self._count(index)
         if _COUNTS_ALL_THREADS and self._mixed < _MOST and any(map(_is_of_another_thread, counted)):
             self._mixed += 1
-            return batch
+            return
         self.profiled, self.profiled_time = self.profiled + 1, self.profiled_time + duration
         self._durations.append(duration)
         self._raw.append(counted)
-        return batch
 
     @property
     def here(self) -> tuple[int, int]:
@@ -130,13 +138,13 @@ class FetchTimer:
         return count, count * median_low(self._durations) if count else 0
 
     def steps(self) -> tuple[FetchStep, ...]:
-        """Return where the time of the profiled fetches went, each step as long as it usually is."""
+        """Return the steps of the profiled fetches, each with its usual time."""
         while self._raw:
-            self._found.append(steps(_profile_of(self._raw.pop()))[:_STEPS])
-        every = {step.function: step.kind for found in self._found for step in found}
+            self._profiles.append(steps(_profile_of(self._raw.pop()))[:_STEPS])
+        every = {step.function: step.kind for profile in self._profiles for step in profile}
         usual = []
         for function, kind in every.items():
-            same = [next((step for step in found if step.function == function), None) for found in self._found]
+            same = [next((step for step in profile if step.function == function), None) for profile in self._profiles]
             time = median_low([step.time if step else 0 for step in same])
             usual.append(FetchStep(function, kind, sum(step.calls for step in same if step), time * len(same)))
         return tuple(sorted(usual, key=lambda step: -step.time))
@@ -156,7 +164,7 @@ class FetchTimer:
 
 
 def _is_of_another_thread(entry: Any) -> bool:
-    """Say whether a profile's entry is of what hands a worker's batches over."""
+    """Say whether an entry of a profile is of the thread that hands a worker's batches over."""
     return type(entry.code) is not str and entry.code.co_filename.endswith(_HANDING_OVER)
 
 
@@ -187,9 +195,9 @@ def together(samples: Sequence[FetchSamples]) -> FetchSamples:
     """Return several processes' parts as one."""
     sums: dict[FetchFunction, list[Any]] = {}
     for step in (step for part in samples for step in part.steps):
-        found = sums.setdefault(step.function, [step.kind, 0, 0])
-        found[1:] = found[1] + step.calls, found[2] + step.time
-    merged = (FetchStep(function, *found) for function, found in sums.items())
+        total = sums.setdefault(step.function, [step.kind, 0, 0])
+        total[1:] = total[1] + step.calls, total[2] + step.time
+    merged = (FetchStep(function, *total) for function, total in sums.items())
     return FetchSamples(
         fetches=sum(part.fetches for part in samples),
         items=sum(part.items for part in samples),
@@ -223,21 +231,21 @@ class WorkerBoard:
         """Say whether the worker has a slot."""
         return worker < self._slots
 
-    def write(self, worker: int, timer: FetchTimer, found: Sequence[FetchStep] = ()) -> None:
-        """Write what a worker's fetches cost so far; called in the worker, after each of them."""
+    def write(self, worker: int, timer: FetchTimer, steps: Sequence[FetchStep] = ()) -> None:
+        """Write the cost of a worker's fetches so far; called in the worker, after each of them."""
         memory, at = self._memory, _SLOT * (worker + 1)
         if timer.written:
             last = (timer.written - 1) % _RING
             _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, timer.times[last])
         size = _HEADER.unpack_from(memory, at)[4]
-        if found:
-            text = _written(found)
+        if steps:
+            text = _written(steps)
             memory[at + _TEXT : at + _TEXT + len(text)] = text
             size = len(text)
         _HEADER.pack_into(memory, at, timer.fetches, timer.items, *timer.here, size, timer.written)
 
     def read(self) -> Iterator[FetchSamples]:
-        """Yield what each worker has written."""
+        """Yield the samples that each worker has written."""
         for slot in range(1, self._slots + 1):
             memory, at = self._memory, _SLOT * slot
             fetches, items, profiled, profiled_time, size, written = _HEADER.unpack_from(memory, at)
@@ -253,9 +261,9 @@ class WorkerBoard:
             )
 
 
-def _written(found: Sequence[FetchStep]) -> bytes:
+def _written(steps: Sequence[FetchStep]) -> bytes:
     """Return steps as JSON: as many of them as a slot takes."""
-    rows = [[*astuple(step.function), step.kind, step.calls, step.time] for step in found]
+    rows = [[*astuple(step.function), step.kind, step.calls, step.time] for step in steps]
     while len(text := json.dumps(rows).encode()) > _SLOT - _TEXT:
         rows.pop()
     return text
@@ -291,17 +299,17 @@ def facts_of(part: FetchSamples) -> FetchFacts:
 
 
 def _profile_of(entries: Sequence[Any]) -> FetchProfile:
-    """Return the call graph of what `_lsprof` has counted."""
+    """Return the call graph that `_lsprof` has counted."""
     libraries = (*library_paths(), "<frozen")
     numbers = {id(entry.code) if type(entry.code) is not str else entry.code: i for i, entry in enumerate(entries)}
     calls = {}
     for number, entry in enumerate(entries):
-        found = []
+        callees = []
         for sub in entry.calls or ():
             callee = numbers.get(id(sub.code) if type(sub.code) is not str else sub.code)
             if callee is not None:
-                found.append(FetchCall(callee, sub.callcount, round(sub.totaltime * 1e9), round(sub.inlinetime * 1e9)))
-        calls[number] = tuple(found)
+                callees.append(FetchCall(callee, sub.callcount, round(sub.totaltime * 1e9), round(sub.inlinetime * 1e9)))
+        calls[number] = tuple(callees)
     functions = tuple(_function(entry.code, libraries) for entry in entries)
     return FetchProfile(
         functions, calls, tuple(e.callcount for e in entries), tuple(round(e.inlinetime * 1e9) for e in entries)

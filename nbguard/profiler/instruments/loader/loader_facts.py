@@ -20,25 +20,25 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def facts_of_iterator(iterator: Any, loader: Any | None) -> LoaderFacts:
     """Return how a loader is set up, from torch's iterator over it and, where it is known, torch's loader."""
-    found = partial(attribute_of, iterator)
-    dataset, is_iterable = found("_dataset"), getattr(found("_dataset_kind"), "real", 0) == 1
+    attribute = partial(attribute_of, iterator)
+    dataset, is_iterable = attribute("_dataset"), getattr(attribute("_dataset_kind"), "real", 0) == 1
     batch_size = attribute_of(loader, "batch_size") or attribute_of(attribute_of(loader, "batch_sampler"), "batch_size")
     fastai = attribute_of(dataset, "d") if type(dataset).__name__ == "_FakeLoader" else None
-    if fastai is not None:  # torch sees an iterable stand-in; what is behind it is fastai's loader
+    if fastai is not None:  # torch sees an iterable stand-in; fastai's loader is behind it
         inner = partial(attribute_of, fastai)
         dataset, is_iterable, batch_size = inner("dataset"), not inner("indexed"), inner("bs")
-    workers = found("_num_workers")
+    workers = attribute("_num_workers")
     return LoaderFacts(
         dataset=type(dataset).__name__,
         is_fastai=fastai is not None,
         is_iterable=is_iterable,
         workers=workers if type(workers) is int else 0,
         batch_size=batch_size if type(batch_size) is int else None,
-        pin_memory=found("_pin_memory") is True or attribute_of(loader, "pin_memory") is True,
-        persistent=found("_persistent_workers") is True,
-        prefetch=found("_prefetch_factor"),
-        in_order=found("_in_order"),
-        start_method=_start_method(found("_workers")),
+        pin_memory=attribute("_pin_memory") is True or attribute_of(loader, "pin_memory") is True,
+        persistent=attribute("_persistent_workers") is True,
+        prefetch=attribute("_prefetch_factor"),
+        in_order=attribute("_in_order"),
+        start_method=_start_method(attribute("_workers")),
     )
 
 

@@ -1,4 +1,4 @@
-"""Watches a fit's loaders: how they are set up, what their fetches cost and which function costs it."""
+"""Watches a fit's loaders: their settings, the cost of their fetches and the function that costs most."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Watched:
         return replace(self.facts, iterators=self.iterators, start=start, fetch=fetch)
 
     def new_board(self, workers: int) -> WorkerBoard:
-        """Return what the workers that are about to start write to."""
+        """Return the board of the workers that are about to start."""
         board = WorkerBoard(workers, self.part())
         self.boards.append(board)
         if len(self.boards) > _BOARDS:
@@ -65,6 +65,8 @@ class _Watched:
 class LoaderWatch:
     """Watches every loader that a fit asks for batches, and their workers, as far as these are forked meanwhile."""
 
+    watches = "fetches of loaders"
+
     def __init__(self) -> None:
         self._patches = Patches()
         self._pid = os.getpid()
@@ -75,7 +77,7 @@ class LoaderWatch:
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._board: WorkerBoard | None = None  # that a process forked now writes to
         self._mine: tuple[int, FetchTimer] | None = None  # in a worker
-        self._late: tuple[_Watched, int] | None = None  # waits for its first batch
+        self._awaited: tuple[_Watched, int] | None = None  # waits for its first batch
         self._fresh: tuple[_Watched, int] | None = None  # has given one batch at most
 
     def start(self, recorder: Recorder) -> None:
@@ -102,10 +104,10 @@ class LoaderWatch:
 
     def loader(self) -> Any | None:
         """Return the loader of the training batches itself: torch's or fastai's; None if it is gone, or there was none."""
-        training = [each for each in self._watched if each.facts.is_training and each.ref is not None]
-        found = max(training, key=lambda each: each.part().fetches, default=None)
-        loader = found.ref() if found is not None and found.ref is not None else None
-        is_fastai = found is not None and found.facts.is_fastai
+        training = [watched for watched in self._watched if watched.facts.is_training and watched.ref is not None]
+        busiest = max(training, key=lambda watched: watched.part().fetches, default=None)
+        loader = busiest.ref() if busiest is not None and busiest.ref is not None else None
+        is_fastai = busiest is not None and busiest.facts.is_fastai
         return attribute_of(loader, "d") if is_fastai else loader
 
     # --- on the thread of the fit, as iterators begin ---------------------------------------------------------------------
@@ -115,10 +117,7 @@ class LoaderWatch:
 
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807 - it stands in for it
             if get_ident() == recorder.thread and os.getpid() == self._pid:
-                try:
-                    self._begins(iterator, loader)
-                except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
-                    recorder.failed.append(f"LoaderWatch does not know a loader ({type(error).__name__}: {error})")
+                recorder.attempt(self, "the start of an iterator", self._begins, iterator, loader)
             original(iterator, loader)
 
         return __init__
@@ -162,14 +161,14 @@ class LoaderWatch:
         self._recorder.subscribe("backward", self._backward)
         begun = self._begun.get(iterator)
         if begun is not None:
-            self._late = watched, begun
+            self._awaited = watched, begun
             self._recorder.subscribe("waited", self._waited)
 
     def _waited(self) -> None:
-        if self._late is not None:
-            watched, begun = self._late
+        if self._awaited is not None:
+            watched, begun = self._awaited
             watched.starts.append(self._recorder.clock() - begun)
-        self._late = None
+        self._awaited = None
         self._recorder.unsubscribe("waited", self._waited)
 
     def _batch(self, number: int) -> None:
@@ -183,7 +182,7 @@ class LoaderWatch:
         self._settle()
 
     def _settle(self) -> None:
-        """Listen no more: what the loader is for is known."""
+        """Listen no more: the purpose of the loader is known."""
         self._fresh = None
         self._recorder.unsubscribe("batch", self._batch)
         self._recorder.unsubscribe("backward", self._backward)
@@ -196,10 +195,7 @@ class LoaderWatch:
         def fetch(fetcher: Any, index: Any) -> Any:
             if get_ident() != recorder.thread:  # a worker's neither
                 return original(fetcher, index) if os.getpid() == self._pid else self._in_worker(original, fetcher, index)
-            known, timer = self._current
-            if known() is not fetcher:
-                timer = self._counters.get(fetcher)
-                self._current = weakref.ref(fetcher), timer
+            timer = recorder.attempt(self, "a fetch", self._timer_of, fetcher)
             if timer is None:
                 return original(fetcher, index)
             batch, is_disturbed = timer.fetch(original, fetcher, index)
@@ -208,6 +204,13 @@ class LoaderWatch:
             return batch
 
         return fetch
+
+    def _timer_of(self, fetcher: Any) -> FetchTimer | None:
+        known, timer = self._current
+        if known() is not fetcher:
+            timer = self._counters.get(fetcher)
+            self._current = weakref.ref(fetcher), timer
+        return timer
 
     def _in_worker(self, original: Function, fetcher: Any, index: Any) -> Any:
         from torch.utils.data import get_worker_info

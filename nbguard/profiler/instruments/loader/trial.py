@@ -36,23 +36,23 @@ def reason_against(loader: Any | None) -> str:
         return "the loader of the training batches is gone, or was made before the profile"
     if sys.platform != "linux":
         return "trials need a process that is forked, which is safe on Linux only"
-    found = attributes_of(loader) or {}
-    dataset = found.get("dataset")
-    if found.get("indexed") is False or any("IterableDataset" in base.__name__ for base in type(dataset).__mro__):
+    attributes = attributes_of(loader) or {}
+    dataset = attributes.get("dataset")
+    if attributes.get("indexed") is False or any("IterableDataset" in base.__name__ for base in type(dataset).__mro__):
         return "its dataset is a stream, which trials could use up"
     return next((f"the dataset holds {what}" for what in _unsafe(dataset)), "")
 
 
 def _unsafe(dataset: Any) -> Iterator[str]:
-    """Yield what a dataset holds that a forked process cannot use, or would share with this one."""
+    """Yield the objects in a dataset that a forked process cannot use, or would share with this one."""
     torch = sys.modules["torch"]
-    todo, seen = [(dataset, 0)], set[int]()
-    while todo and len(seen) < _OBJECTS:
+    todo, visited = [(dataset, 0)], set[int]()
+    while todo and len(visited) < _OBJECTS:
         obj, depth = todo.pop()
         cls = type(obj)
-        if id(obj) in seen:
+        if id(obj) in visited:
             continue
-        seen.add(id(obj))
+        visited.add(id(obj))
         shared = _SHARED.get((cls.__module__.split(".")[0], cls.__name__))
         if shared:
             yield f"{shared} ({cls.__name__}): worker processes must open their own"
@@ -61,7 +61,7 @@ def _unsafe(dataset: Any) -> Iterator[str]:
                 yield "tensors on the GPU: worker processes cannot use them"
         elif depth < _DEPTH:
             inside = obj if cls in (list, tuple) else obj.values() if cls is dict else (attributes_of(obj) or {}).values()
-            todo += [(each, depth + 1) for each in list(inside)[:1000]]
+            todo += [(item, depth + 1) for item in list(inside)[:1000]]
 
 
 def serve(connection: Any, loader: Any, seconds: float) -> None:
@@ -83,7 +83,7 @@ def serve(connection: Any, loader: Any, seconds: float) -> None:
 
 def _trial(loader: Any, workers: int, seconds: float) -> tuple[int, int, int, str]:
     limit = seconds * 1e9
-    warm_up = max(2, 2 * workers)  # what the workers have made ahead, or still make for the first time
+    warm_up = max(2, 2 * workers)  # batches that the workers have made ahead, or still make for the first time
     count = measured = spent = total = first = nbytes = 0
     for place, duration, batch in _batches(with_workers(loader, workers)):
         count, total = count + 1, total + duration
@@ -95,7 +95,7 @@ def _trial(loader: Any, workers: int, seconds: float) -> tuple[int, int, int, st
             break
     if measured:
         return spent // measured, first, nbytes, ""
-    return total // count, first, nbytes, "whole epochs, with what each starts"
+    return total // count, first, nbytes, "whole epochs, with the start of their workers"
 
 
 def _batches(loader: Any) -> Iterator[tuple[int, int, Any]]:

@@ -1,7 +1,7 @@
 """The time of a batch with other numbers of workers, measured on a copy of the loader, in a process of its own.
 
-The process is forked after the fit: whatever the trials do to random generators, to the dataset or to its transforms, they do
-to the copy. It is ended with all that it has started, so that a dataset that hangs costs no more than its time limit.
+The process is forked after the fit: the trials change random generators, the dataset and its transforms only in the
+copy. It is ended with all that it has started, so that a dataset that hangs costs no more than its time limit.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def tune(
 
 
 def _climb(process: _Process, trials: list[WorkerTrial], to_try: tuple[int, ...], current: int, step: int) -> str:
-    """Add the trials that are worth making; return what has put an end to them before, if something has."""
+    """Add the trials that are worth making; return the reason why no more were made, in words, if there is one."""
     batch = 0
     for workers in to_try:
         words = workers_words(workers)

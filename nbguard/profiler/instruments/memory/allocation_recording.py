@@ -22,20 +22,20 @@ class AllocationRecorder(Protocol):
     """Records the allocations of one device, and when they are freed."""
 
     def start(self) -> str:
-        """Begin; return why that cannot be, in words, or an empty string."""
+        """Begin; return the reason why that is not possible, in words, or an empty string."""
 
     def position(self) -> int:
         """Return how many events there have been."""
 
     def name(self, addresses: Addresses) -> None:
-        """Note whose the storages are that live now."""
+        """Note the owners of the storages that live now."""
 
     def stop(self) -> tuple[tuple[AllocationEvent, ...], dict[int, str]] | None:
         """End, and return the events and the categories of the blocks that were named; None if it is not complete."""
 
 
 def recorder_for(counter: MemoryCounter) -> AllocationRecorder:
-    """Return how the device of a meter is recorded."""
+    """Return the recorder for the device of a counter."""
     return HistoryRecorder(counter.index) if isinstance(counter, CudaCounter) else OperationRecorder(counter)
 
 
@@ -81,7 +81,7 @@ class OperationRecorder:
         return len(self._events)
 
     def name(self, addresses: Addresses) -> None:
-        """Note whose the storages are."""
+        """Note the owners of the storages."""
         places = self._mode.places()
         self._names = {places[address]: kind for address, (kind, _) in addresses.items() if places.get(address)}
 
@@ -94,12 +94,12 @@ class OperationRecorder:
 
 def _stack(frame: types.FrameType | None) -> list[Mapping[str, Any]]:
     """Return the running Python frames as a snapshot has them, the innermost first."""
-    found: list[Mapping[str, Any]] = []
-    while frame is not None and len(found) < _DEEPEST:
+    frames: list[Mapping[str, Any]] = []
+    while frame is not None and len(frames) < _DEEPEST:
         code = frame.f_code
-        found.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
+        frames.append({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name})
         frame = frame.f_back
-    return found
+    return frames
 
 
 class HistoryRecorder:
@@ -128,7 +128,7 @@ class HistoryRecorder:
         return self._counted() - self._began
 
     def name(self, addresses: Addresses) -> None:
-        """Note whose the storages are at this point of the history."""
+        """Note the owners of the storages at this point of the history."""
         self._named = self.position(), addresses
 
     def stop(self) -> tuple[tuple[AllocationEvent, ...], dict[int, str]] | None:
@@ -138,8 +138,8 @@ class HistoryRecorder:
             trace = self._torch.cuda.memory._snapshot()["device_traces"][self._index]
         finally:
             record.stop()
-        found = self._events([entry for entry in trace if entry["action"] in ("alloc", "free_requested")])
-        return found if len(found[0]) == expected else None
+        recorded = self._events([entry for entry in trace if entry["action"] in ("alloc", "free_requested")])
+        return recorded if len(recorded[0]) == expected else None
 
     def _events(self, trace: Sequence[Mapping[str, Any]]) -> tuple[tuple[AllocationEvent, ...], dict[int, str]]:
         sites = Sites()

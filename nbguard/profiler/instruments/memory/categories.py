@@ -48,14 +48,14 @@ class Stocktaker:
     def take(self, optimizer: Any) -> tuple[Stock, Addresses]:
         """Return the bytes of each category while gradients are there, and which storages they are."""
         with _plain():
-            found = self._of_modules()
-            self._put(found, memory.STATE, self._tensors(self._state(optimizer)))
+            addresses = self._of_modules()
+            self._put(addresses, memory.STATE, self._tensors(self._state(optimizer)))
         for key, fact in self._inputs.items():
-            found.setdefault(key, fact)
+            addresses.setdefault(key, fact)
         total: dict[str, int] = {}
-        for name, nbytes in found.values():
+        for name, nbytes in addresses.values():
             total[name] = total.get(name, 0) + nbytes
-        kept = sum(found[key][1] for key in self._kept if key in found and found[key][0] == memory.GRADIENTS)
+        kept = sum(addresses[key][1] for key in self._kept if key in addresses and addresses[key][0] == memory.GRADIENTS)
         stock = Stock(
             parameters=total.get(memory.PARAMETERS, 0),
             buffers=total.get(memory.BUFFERS, 0),
@@ -64,18 +64,18 @@ class Stocktaker:
             state=total.get(memory.STATE, 0),
             inputs=total.get(memory.INPUTS, 0),
         )
-        return stock, found
+        return stock, addresses
 
     def _of_modules(self) -> Addresses:
-        found: Addresses = {}
+        addresses: Addresses = {}
         modules = [module for ref in self._modules.values() if (module := ref()) is not None]
         parts = [part for module in modules for part in _submodules(module)]
         for name, place in ((memory.PARAMETERS, "_parameters"), (memory.BUFFERS, "_buffers")):
-            self._put(found, name, self._tensors([attributes.get(place) for attributes in parts]))
+            self._put(addresses, name, self._tensors([attributes.get(place) for attributes in parts]))
         parameters = self._tensors([attributes.get("_parameters") for attributes in parts])
-        gradients = [self._autograd.grad(each) for each in parameters if self._autograd.is_leaf(each)]
-        self._put(found, memory.GRADIENTS, self._tensors(gradients))
-        return found
+        gradients = [self._autograd.grad(parameter) for parameter in parameters if self._autograd.is_leaf(parameter)]
+        self._put(addresses, memory.GRADIENTS, self._tensors(gradients))
+        return addresses
 
     def _state(self, optimizer: Any) -> list[Any]:
         """Return the `state` of a torch optimizer, or of fastai's, and of the torch optimizer in fastai's `OptimWrapper`."""
@@ -93,7 +93,7 @@ class Stocktaker:
             for item in items:
                 yield from self._tensors(item, depth + 1)
 
-    def _put(self, found: Addresses, name: str, tensors: Iterable[Any]) -> None:
+    def _put(self, addresses: Addresses, name: str, tensors: Iterable[Any]) -> None:
         """Note the storages of tensors under a category, but those that have one already."""
         for tensor in tensors:
             try:
@@ -104,7 +104,7 @@ class Stocktaker:
             except (RuntimeError, NotImplementedError, AttributeError):  # sparse tensors and wrappers have no storage
                 continue
             if nbytes:
-                found.setdefault(key, (name, -(-nbytes // self._rounding) * self._rounding))
+                addresses.setdefault(key, (name, -(-nbytes // self._rounding) * self._rounding))
 
 
 def device_of(module: Any, inputs: Any) -> str:
@@ -115,21 +115,21 @@ def device_of(module: Any, inputs: Any) -> str:
             for tensor in list(dict.values(attributes.get(place) or {})):
                 if kinds.of(type(tensor)) == "tensor":
                     return str(sys.modules["torch"]._C.TensorBase.device.__get__(tensor))
-    first = next((each for each in inputs if kinds.of(type(each)) == "tensor"), None) if type(inputs) is tuple else None
+    first = next((value for value in inputs if kinds.of(type(value)) == "tensor"), None) if type(inputs) is tuple else None
     return "" if first is None else str(sys.modules["torch"]._C.TensorBase.device.__get__(first))
 
 
 def _submodules(module: Any) -> Iterator[dict[str, Any]]:
     """Yield the attribute dicts of a module and all modules in it, each once."""
-    todo, seen = [module], {id(module)}
+    todo, visited = [module], {id(module)}
     while todo:
         attributes = attributes_of(todo.pop(0))
         if attributes is None:
             continue
         yield attributes
         for child in list(dict.values(attributes.get("_modules") or {})):
-            if child is not None and id(child) not in seen:
-                seen.add(id(child))
+            if child is not None and id(child) not in visited:
+                visited.add(id(child))
                 todo.append(child)
 
 

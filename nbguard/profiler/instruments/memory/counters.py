@@ -28,7 +28,7 @@ class MemoryCounter(Protocol):
 
     @property
     def capacity(self) -> int | None:
-        """Return what PyTorch may take of the device; None if that says nothing."""
+        """Return the bytes that PyTorch may take of the device; None: no limit."""
 
     def read(self) -> Level:
         """Return the counters now. Changes nothing."""
@@ -115,13 +115,13 @@ class HeapCounter:
 
 
 def heap() -> list[MemoryCounter]:
-    """Return the meter of this process's malloc, if that tells how much is in use."""
+    """Return the counter of this process's malloc, if it knows how much is in use."""
     in_use = heap_reader()
     return [] if in_use is None else [HeapCounter(in_use)]
 
 
 def open_gpus() -> list[MemoryCounter]:
-    """Return a meter for each GPU, if CUDA is in use: it is never initialised by asking."""
+    """Return a counter for each GPU, if CUDA is in use: it is never initialised by asking."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []

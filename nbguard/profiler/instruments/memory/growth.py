@@ -1,13 +1,14 @@
-"""Watches whether memory grows from batch to batch, and if so looks twice for its holder."""
+"""Watches whether memory grows from batch to batch, and if so looks twice for its holder; after the fit, for kept graphs."""
 
 from __future__ import annotations
 
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
-from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, Sample, growth_per_batch
-from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes
+from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, KeptGraphs, Sample, growth_per_batch
+from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes, keepers
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.roots.frames import frame_locals, running_frames
 from nbguard.scan.scan import Notebook, scan
@@ -22,6 +23,8 @@ _MOST_SAMPLES = 2048
 
 class GrowthWatch:
     """Keeps samples of allocated memory after training batches. Holds no object of the user's."""
+
+    watches = "holders of growing memory"
 
     def __init__(self, recorder: Recorder, read: Callable[[], int]) -> None:
         self.looks = 0
@@ -51,7 +54,7 @@ class GrowthWatch:
             self._look_again(batch)
 
     def _look_again(self, batch: int) -> None:
-        """Find out who has grown since the first look."""
+        """Find the holder that has grown since the first look."""
         if self._first is not None and self._grown is None and batch > self._looked_at and self._may_look():
             expected = (growth_per_batch(self._samples) or 0) * (batch - self._looked_at)
             self._grown = grown(self._first, self._held(), expected)
@@ -65,14 +68,14 @@ class GrowthWatch:
         return self.looks < 2 and (self._seconds < _TOO_SLOW or self._recorder.elapsed > _LONG * 1e9)
 
     def _held(self) -> HolderSizes:
-        """Look at the process once, from within the fit: what a function's variables hold is there only now."""
+        """Look at the process once, from within the fit: variables of functions are there only now."""
         self.looks += 1
         self._recorder.boundary("disturbed")
         start, before = time.thread_time(), self._read()
-        found = holder_sizes(scan(Notebook.current()).facts.graph, _variables())
+        sizes = holder_sizes(scan(Notebook.current()).facts.graph, _variables())
         self._seconds = time.thread_time() - start
         self._left_by_us += self._read() - before
-        return found
+        return sizes
 
     def observe(self) -> tuple[tuple[Sample, ...], Grown | None]:
         """Return the samples, and the holder that grew between the two looks."""
@@ -80,9 +83,16 @@ class GrowthWatch:
 
 
 def _variables() -> dict[int, str]:
-    """Return what the running functions call their variables, by the objects' ids; the outermost function's name wins."""
-    found: dict[int, str] = {}
+    """Return the names of running functions' variables, by the objects' ids; the outermost function's name wins."""
+    names: dict[int, str] = {}
     for _, frame in running_frames():
         if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            found.update((id(value), name) for name, value in frame_locals(frame).items())
-    return found
+            names.update((id(value), name) for name, value in frame_locals(frame).items())
+    return names
+
+
+def kept_graphs() -> tuple[KeptGraphs, ...]:
+    """Return the names that hold many tensors with graphs of their own, the most first, however few their bytes."""
+    graph = scan(Notebook.current()).facts.graph
+    names = tuple(root for root in graph.roots if root.kind == "name")
+    return tuple(KeptGraphs(name, count) for name, count in keepers(holder_sizes(replace(graph, roots=names), {}), ENOUGH))

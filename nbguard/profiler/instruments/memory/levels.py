@@ -31,7 +31,7 @@ class Pace:
 
     @staticmethod
     def begin() -> int:
-        """Return when a reading begins: what `note` wants to know."""
+        """Return the time at which a reading begins, for `note`."""
         return time.thread_time_ns()
 
     def note(self, begun: int, *, inside: bool) -> None:
@@ -51,7 +51,7 @@ class LevelHistory:
     """Points, thinned out by half whenever they are too many, and peaks by phase."""
 
     def __init__(self, start: Level) -> None:
-        self.highest = start.allocated  # that was seen, or that the peak counter told
+        self.highest = start.allocated  # bytes: seen, or of the peak counter
         self.highest_phase = ""
         self.last = start
         self._group: list[MemoryPoint] = []

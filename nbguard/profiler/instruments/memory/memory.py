@@ -23,6 +23,8 @@ class MemoryWatch:
         counter: of memory, if not torch's or malloc's: `SimulatedCounter(sim)` while `nbguard.simulate` runs.
     """
 
+    watches = "figures of memory"
+
     def __init__(self, deep: bool = False, counter: MemoryCounter | None = None) -> None:
         self._deep = deep
         self._given = counter
@@ -33,7 +35,7 @@ class MemoryWatch:
         self._result: MemoryObservations | Unavailable = _NOTHING
 
     def start(self, recorder: Recorder) -> None:
-        """Read what there is, and wait for the first module."""
+        """Read the counters, and wait for the first module."""
         counters = [*open_gpus(), *heap()] if self._given is None else [self._given]
         self._starts = [(counter, counter.read()) for counter in counters]
         self._recorder = recorder
@@ -42,7 +44,7 @@ class MemoryWatch:
         recorder.subscribe("step", self._step)
 
     def stop(self) -> None:
-        """Read what there is at the end, and hold nothing any more."""
+        """Read the counters at the end, and hold nothing any more."""
         timeline, self._timeline, self._recorder = self._timeline, None, None
         if timeline is None:
             return
@@ -90,11 +92,11 @@ class MemoryWatch:
         if self._given is not None or not device:
             chosen = self._starts[:1]
         else:
-            chosen = [each for each in self._starts if each[0].tensors_on == device]
+            chosen = [candidate for candidate in self._starts if candidate[0].tensors_on == device]
         if not chosen and (kind == "cuda" or not device):  # CUDA has come into use since the start
             chosen = [(counter, Level(0, 0, 0, 0)) for counter in open_gpus() if device in ("", counter.device)][:1]
         if chosen:
             return chosen[0]
         if kind in ("", "cpu"):
             return Unavailable("memory", "this system's malloc does not tell how much is in use: CPU memory is not followed")
-        return Unavailable("memory", f"nobody counts what is allocated on {kind} that nbguard knows how to ask")
+        return Unavailable("memory", f"nbguard knows no counter of memory on {kind}")

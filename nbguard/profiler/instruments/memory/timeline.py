@@ -24,6 +24,8 @@ _ALONE = 4
 class MemoryTimeline:
     """Reads the counters at boundaries of batches and, in some, after their phases; takes stock once per epoch."""
 
+    watches = "figures of memory"
+
     def __init__(self, recorder: Recorder, counter: MemoryCounter, start: Level, *, deep: bool) -> None:
         self._recorder = recorder
         self._counter = counter
@@ -71,7 +73,7 @@ class MemoryTimeline:
     # --- events -----------------------------------------------------------------------------------------------------------
 
     def learner(self, learner: Any) -> None:
-        """Note whose fit begins: its batch has targets, too."""
+        """Note the Learner whose fit begins: its batch has targets, too."""
         self._learner = weakref.ref(learner)
 
     def _batch(self, _: int) -> None:
@@ -148,7 +150,7 @@ class MemoryTimeline:
             if self._recorded.is_recording:
                 self._is_followed = self._is_due = True
 
-    # --- what becomes of it -----------------------------------------------------------------------------------------------
+    # --- readings --------------------------------------------------------------------------------------------------------
 
     def _read(self, phase: str) -> Level:
         level = self._counter.read()
@@ -167,14 +169,14 @@ class MemoryTimeline:
         return level
 
     def _close(self) -> None:
-        """End a batch. Of those that were followed, the one with the highest peak tells what memory consisted of then."""
+        """End a batch. Of those that were followed, the one with the highest peak stands for all."""
         if self._is_followed and self._before is not None and (self._shape is None or self._high >= self._shape.peak):
             self._shape = Shape(self._before, self._after_loss, self._high, self._high_phase)
         self._before = self._after_loss = None
         self._high = 0
 
     def stop(self) -> None:
-        """Take down what changes how operations run."""
+        """Take down the recording, which changes how operations run."""
         if self._recorded is not None:
             self._recorded.stop()
 

@@ -54,7 +54,7 @@ class DeepWatch:
         self._marks.append(PhaseEnd(self._recording.position(), phase, level.allocated))
 
     def name(self, stock: Stock, addresses: Addresses) -> None:
-        """Say whose the storages are that live now, before the optimizer's step."""
+        """Note the owners of the storages that live now, before the optimizer's step."""
         self._stock = stock
         self._recording.name(addresses)
 
@@ -63,10 +63,10 @@ class DeepWatch:
         if not self.is_recording:
             return
         self.is_recording = False
-        found = self._recording.stop()
+        recorded = self._recording.stop()
         if self._batches < 2 or self._stock is None:
             self.note = "the fit ended before a second training batch could be recorded"
-        elif found is None:
+        elif recorded is None:
             self.note = "the two batches allocated too often to be recorded as a whole"
         else:
-            self.result = read_batch(found[0], self._marks, found[1], self._stock, self._start)
+            self.result = read_batch(recorded[0], self._marks, recorded[1], self._stock, self._start)

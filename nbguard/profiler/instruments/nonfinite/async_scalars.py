@@ -1,4 +1,4 @@
-"""Numbers of a device, read without waiting for it: they are copied when it gets there, and looked at later."""
+"""Numbers of a device, read without waiting for it: a copy is put into its stream, and looked at once it has arrived."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Then = Callable[[tuple[float, ...]], None]
 
 
 class AsyncScalars:
-    """Hands on the values of small tensors: at once those in host memory, the others once `poll` finds them arrived.
+    """Reads small tensors: in host memory at once, on a device by a copy that `poll` picks up once it has arrived.
 
-    With `waits` it waits for each: a synchronisation.
+    With `waits` each read waits for the device: a synchronisation.
     """
 
     def __init__(self, torch: Any, *, waits: bool = False) -> None:
@@ -22,11 +22,11 @@ class AsyncScalars:
 
     @property
     def is_waiting(self) -> bool:
-        """Say whether there are values that have not been handed on yet."""
+        """Say whether copies have not been picked up yet."""
         return bool(self._coming)
 
     def is_late(self, tensor: Any) -> bool:
-        """Say whether the values of this tensor will come later."""
+        """Say whether the values of this tensor come later, with `poll`."""
         return not (tensor.is_cpu or self._waits)
 
     def read(self, tensor: Any, then: Then) -> None:
@@ -50,7 +50,7 @@ class AsyncScalars:
         self._coming.append((event, there, then))
 
     def poll(self) -> None:
-        """Hand on what has arrived since."""
+        """Call `then` for each copy that has arrived since."""
         while self._coming and self._coming[0][0].query():
             _, there, then = self._coming.popleft()
             then(_values(there))

@@ -58,7 +58,7 @@ class ModuleCounters:
 
 
 def _spaces(module: Any) -> list[dict[str, Any]]:
-    return [attributes_of(each) or {} for each in module.modules()]
+    return [attributes_of(submodule) or {} for submodule in module.modules()]
 
 
 def _numbers(module: Any) -> dict[_Key, int]:

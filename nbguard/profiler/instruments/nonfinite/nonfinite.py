@@ -22,7 +22,7 @@ from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import name_of
 
 _SHARE = 0.001
-"""Of the time between two looks at all gradients, what a look may take."""
+"""Share of the time between two looks at all gradients that one look may take."""
 _CALLS = 16
 
 
@@ -34,6 +34,8 @@ class FiniteWatch:
     input until the loss is there, and stops the fit before anything reaches the parameters: fastai's by CancelFitException, any
     other by StoppedAtNaN.
     """
+
+    watches = "NaN and infinite values"
 
     def __init__(self, *, stop_on_nan: bool = False) -> None:
         self._stops = stop_on_nan
@@ -56,17 +58,17 @@ class FiniteWatch:
 
         self._torch: Any = torch
         self._recorder = recorder
-        self._late = AsyncScalars(torch, waits=self._stops)
+        self._arriving = AsyncScalars(torch, waits=self._stops)
         recorder.subscribe("learner", self._begin)
         recorder.subscribe("fit ends", self._end)
         recorder.subscribe("model", self._model)
-        recorder.subscribe("forward", self._forward, each=True)
-        recorder.subscribe("loss", self._loss, each=True)
-        recorder.subscribe("step", self._step, each=self._stops)
+        recorder.subscribe("forward", self._forward, every_batch=True)
+        recorder.subscribe("loss", self._loss, every_batch=True)
+        recorder.subscribe("step", self._step, every_batch=self._stops)
 
     def stop(self) -> None:
-        """Let go of everything but what was found. Values that have not arrived by now stay unknown."""
-        self._late.poll()
+        """Hold nothing of the user's any more. Values that have not arrived by now stay unknown."""
+        self._arriving.poll()
         self._calls.clear()
         self._counters = ModuleCounters()
         self._learner = None
@@ -78,12 +80,12 @@ class FiniteWatch:
     def _begin(self, learner: Any) -> None:
         self._learner = weakref.ref(learner)
         callbacks = attribute_of(learner, "cbs")
-        self._is_search = callbacks is not None and any(name_of(type(each)) == "LRFinder" for each in callbacks)
+        self._is_search = callbacks is not None and any(name_of(type(callback)) == "LRFinder" for callback in callbacks)
 
     def _end(self, _: Any) -> None:
-        if self._is_search:  # what it has met says nothing of the fits that follow
+        if self._is_search:  # its NaN says nothing of the fits that follow
             self._searched, self._first = self._first or self._searched, None
-            self._late = AsyncScalars(self._torch, waits=self._stops)
+            self._arriving = AsyncScalars(self._torch, waits=self._stops)
         self._learner, self._is_search = None, False
 
     def _model(self, _: Any, args: Any) -> None:
@@ -103,8 +105,8 @@ class FiniteWatch:
 
     def _loss(self, tensors: Any) -> None:
         self._are_used = True
-        if self._late.is_waiting:
-            self._late.poll()
+        if self._arriving.is_waiting:
+            self._arriving.poll()
         for tensor in tensors if type(tensors) in (tuple, list) else (tensors,):
             if self._first is None and issubclass(type(tensor), self._torch.Tensor):
                 self._look_at_loss(tensor)
@@ -118,11 +120,11 @@ class FiniteWatch:
             if is_number and math.isfinite(torch._C.TensorBase.item(tensor)):
                 self._losses += 1
                 return  # nearly always: nothing else is made of it
-            found = _in_one(torch, tensor)
-            if found is None:
+            number = _in_one(torch, tensor)
+            if number is None:
                 return
-            is_late = self._late.is_late(found)
-        self._late.read(found, partial(self._loss_is, len(self._recorder), is_late))
+            is_late = self._arriving.is_late(number)
+        self._arriving.read(number, partial(self._loss_is, len(self._recorder), is_late))
 
     def _loss_is(self, turned: int, is_late: bool, values: tuple[float, ...]) -> None:
         self._losses += 1
@@ -134,7 +136,7 @@ class FiniteWatch:
             )
         else:
             origin = self._origin()
-        self._found("loss", values, turned, origin, is_late)
+        self._note_first("loss", values, turned, origin, is_late)
 
     def _origin(self) -> Origin:
         try:
@@ -145,7 +147,7 @@ class FiniteWatch:
     def _step(self, optimizer: Any) -> None:
         if self._first is not None:
             return
-        self._late.poll()
+        self._arriving.poll()
         start = self._recorder.clock()
         if (start < self._next_look and not self._stops) or self._is_scaled(optimizer):
             return
@@ -168,16 +170,16 @@ class FiniteWatch:
         torch = self._torch
         with torch.no_grad(), torch._C.DisableTorchFunction():
             norms = torch.stack(torch._foreach_norm([p.grad for p in parameters], math.inf))
-            held, is_late = [weakref.ref(p) for p in parameters], self._late.is_late(norms)
-        self._late.read(norms, partial(self._gradients_are, len(self._recorder), is_late, held))
+            held, is_late = [weakref.ref(p) for p in parameters], self._arriving.is_late(norms)
+        self._arriving.read(norms, partial(self._gradients_are, len(self._recorder), is_late, held))
 
     def _gradients_are(self, turned: int, is_late: bool, held: list[weakref.ref[Any]], values: tuple[float, ...]) -> None:
         if self._first is not None or all(map(math.isfinite, values)):
             return
         broken = {id(ref()) for ref, value in zip(held, values, strict=True) if not math.isfinite(value)}
-        self._found("gradient", values, turned, origin_of_gradient(self._counters.models(), broken), is_late)
+        self._note_first("gradient", values, turned, origin_of_gradient(self._counters.models(), broken), is_late)
 
-    def _found(self, of: Any, values: tuple[float, ...], turned: int, origin: Origin, is_late: bool) -> None:
+    def _note_first(self, of: Any, values: tuple[float, ...], turned: int, origin: Origin, is_late: bool) -> None:
         stops = self._stops and not is_late and not self._is_search
         value: Any = "NaN" if any(map(math.isnan, values)) else "infinite"
         self._first = NotFinite(
@@ -200,14 +202,14 @@ class FiniteWatch:
 
 
 def _in_one(torch: Any, tensor: Any) -> Any | None:
-    """Return a loss, or the largest value of several, as a tensor of one value; None of what has no floating point values."""
+    """Return a loss, or the largest value of several, as a tensor of one value; None if it has no floating point values."""
     count = tensor.numel()
     if not count or not tensor.is_floating_point() or tensor.layout is not torch.strided or tensor.is_meta:
         return None
-    found = tensor.detach()
+    values = tensor.detach()
     if count > 1:
-        return found.abs().amax()
-    return found.reshape(()) if found.dim() > 1 else found
+        return values.abs().amax()
+    return values.reshape(()) if values.dim() > 1 else values
 
 
 def _has_gradient(torch: Any, parameter: Any) -> bool:

@@ -17,7 +17,7 @@ _DEEPEST = 3
 
 
 def origin_of_loss(torch: Any, calls: Sequence[ForwardCall], counters: ModuleCounters) -> Origin:
-    """Return who made a loss that is not finite, of the models called for it. They stay as they are."""
+    """Return the origin of a loss that is not finite, in the models called for it. They stay as they are."""
     models = [(call, module) for call in calls if (module := call.module()) is not None]
     note = "" if models else "no model was called in this batch"
     for _, module in models:
@@ -26,12 +26,12 @@ def origin_of_loss(torch: Any, calls: Sequence[ForwardCall], counters: ModuleCou
             return Origin(kind="step", name=name, type="parameter", root=name_of(type(module)))
     for call, module in models:
         try:
-            found = _Search(torch, module).run(call, counters)
+            origin = _Search(torch, module).run(call, counters)
         except NotPossibleError as error:
             note = str(error)
         else:
-            if found is not None:
-                return found
+            if origin is not None:
+                return origin
     return Origin(kind="unknown", note=note) if note else Origin(kind="loss", root=name_of(type(models[-1][1])))
 
 
@@ -45,7 +45,7 @@ def origin_of_gradient(models: Iterable[Any], broken: set[int]) -> Origin:
 
 
 def is_finite(torch: Any, tensor: Any) -> bool:
-    """Say whether all values are finite; True for what has no floating point values. Waits for the tensor's device."""
+    """Say whether all values are finite; True if it has no floating point values. Waits for the tensor's device."""
     if tensor.layout is not torch.strided or not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     return bool(torch.isfinite(tensor.detach()).all().tolist())
@@ -70,36 +70,36 @@ class _Search:
     def __init__(self, torch: Any, module: Any) -> None:
         self._torch = torch
         self._module = module
-        self._names = {id(each): name for name, each in module.named_modules()}
-        self._found: Origin | None = None
+        self._names = {id(submodule): name for name, submodule in module.named_modules()}
+        self._suspect: Origin | None = None
 
     def run(self, call: ForwardCall, counters: ModuleCounters) -> Origin | None:
         inputs = call.inputs()
         if not self._are_finite(inputs):
             return Origin(kind="input", root=name_of(type(self._module)))
         output = rerun(self._torch, self._module, call, inputs, self._hook, lambda: counters.put_back(self._module))
-        if self._found is None and not self._are_finite(output):
+        if self._suspect is None and not self._are_finite(output):
             return self._origin("code", self._module)
-        return self._found
+        return self._suspect
 
     def _hook(self, module: Any, args: Any, named: Any, output: Any) -> None:
         if self._are_finite(output):
-            if self._found is not None and self._clears(self._found, module, (args, named)):
-                self._found = None
+            if self._suspect is not None and self._clears(self._suspect, module, (args, named)):
+                self._suspect = None
             return
-        if self._found is not None:
+        if self._suspect is not None:
             return
         if any(True for _ in module.children()):
-            self._found = self._origin("code", module)
+            self._suspect = self._origin("code", module)
         elif self._are_finite((args, named)):
-            self._found = self._origin("layer", module)
+            self._suspect = self._origin("layer", module)
         else:
-            self._found = self._origin("code", self._parent(module))
+            self._suspect = self._origin("code", self._parent(module))
 
-    def _clears(self, found: Origin, module: Any, given: Any) -> bool:
+    def _clears(self, suspect: Origin, module: Any, inputs: Any) -> bool:
         """Say whether a module with finite output is the one around the suspect, or got values that are not finite."""
         name = _written(self._names.get(id(module), ""))
-        return f"{found.name}.".startswith(f"{name}." if name else "") or not self._are_finite(given)
+        return f"{suspect.name}.".startswith(f"{name}." if name else "") or not self._are_finite(inputs)
 
     def _origin(self, kind: Any, module: Any) -> Origin:
         name = _written(self._names.get(id(module), ""))
@@ -107,14 +107,14 @@ class _Search:
 
     def _parent(self, module: Any) -> Any:
         name = self._names.get(id(module), "").rpartition(".")[0]
-        return next((each for path, each in self._module.named_modules() if path == name), self._module)
+        return next((submodule for path, submodule in self._module.named_modules() if path == name), self._module)
 
     def _are_finite(self, values: Any) -> bool:
         return all(is_finite(self._torch, tensor) for tensor in _tensors(self._torch, values))
 
 
 def _tensors(torch: Any, values: Any, depth: int = _DEEPEST) -> Iterator[Any]:
-    """Yield the tensors of what a module takes or gives: in containers, dataclasses and mappings like transformers' outputs."""
+    """Yield the tensors in a module's inputs or output: in containers, dataclasses and mappings like transformers' outputs."""
     for leaf in torch.utils._pytree.tree_leaves(values):
         mro = mro_of(type(leaf))
         if torch.Tensor in mro:

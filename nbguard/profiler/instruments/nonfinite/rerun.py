@@ -1,4 +1,4 @@
-"""A forward pass once more, for a look at what each module returns: model, buffers and generators stay as they are."""
+"""A forward pass once more, for a look at each module's output: model, buffers and generators stay as they are."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def _strong(value: Any) -> Any:
         return cls([_strong(item) for item in value])
     if cls is dict:
         return {key: _strong(item) for key, item in value.items()}
-    found = value() if cls is weakref.ref else value
-    if value is _GONE or (found is None and value is not None):
+    target = value() if cls is weakref.ref else value
+    if value is _GONE or (target is None and value is not None):
         raise NotPossibleError("the batch's input is not there any more")
-    return found
+    return target
 
 
 def device_type(torch: Any, args: Any) -> str:
@@ -109,8 +109,8 @@ def rerun(
         stack.enter_context(generators.kept())
         stack.enter_context(_attributes(module))
         prepare()
-        for each in module.modules():
-            stack.callback(each.register_forward_hook(hook, with_kwargs=True).remove)
+        for submodule in module.modules():
+            stack.callback(submodule.register_forward_hook(hook, with_kwargs=True).remove)
         stack.enter_context(torch.no_grad())
         kind, dtype = call.autocast
         if torch.amp.autocast_mode.is_autocast_available(kind):  # without a cache: it would outlive this
@@ -127,8 +127,8 @@ def rerun(
 
 @contextlib.contextmanager
 def _attributes(module: Any) -> Iterator[None]:
-    """Keep the plain attributes of every module: counters, caches. Containers get back what they held."""
-    before = [(found, dict(found)) for each in module.modules() if (found := attributes_of(each)) is not None]
+    """Keep the plain attributes of every module: counters, caches. Containers get their contents back."""
+    before = [(space, dict(space)) for submodule in module.modules() if (space := attributes_of(submodule)) is not None]
     held = [
         (value, value.copy())
         for _, attributes in before
@@ -138,10 +138,10 @@ def _attributes(module: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        for found, attributes in before:
-            if found.keys() != attributes.keys() or any(found[name] is not attributes[name] for name in attributes):
-                found.clear()
-                found.update(attributes)
+        for space, attributes in before:
+            if space.keys() != attributes.keys() or any(space[name] is not attributes[name] for name in attributes):
+                space.clear()
+                space.update(attributes)
         for value, content in held:
             _refill(value, content)
 

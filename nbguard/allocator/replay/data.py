@@ -9,44 +9,41 @@ from nbguard.allocator.replay.replay import DeviceReplay
 from nbguard.allocator.replay.whatif import WhatIf, WhatIfOutcome
 
 
-def replay_data(name: str, replays: tuple[DeviceReplay, ...]) -> dict[str, Any]:
+def file_replay_data(name: str, replays: tuple[DeviceReplay, ...]) -> dict[str, Any]:
     """Return the replays of a file: sums over its devices, the largest peak, and each device."""
-    devices = [
-        {
-            "device": replay.device,
-            "events": replay.events,
-            "reproduced": replay.reproduced,
-            "peak_reserved": replay.peak_reserved,
-            "peak_allocated": replay.peak_allocated,
-            "reserved": replay.reserved,
-            "final_blocks_equal": replay.is_final_equal,
-            "repairs": replay.repairs,
-            "settings": replay.settings.conf(),
-            "rules_of_torch": replay.torch_version,
-            "first_difference": None
-            if replay.first_difference is None
-            else {
-                "event": replay.first_difference.position,
-                "recorded": replay.first_difference.recorded,
-                "modelled": replay.first_difference.modelled,
-            },
-        }
-        for replay in replays
-    ]
     return {
         "file": name,
         "events": sum(replay.events for replay in replays),
         "reproduced": sum(replay.reproduced for replay in replays),
         "peak_reserved": max((replay.peak_reserved for replay in replays), default=0),
         "final_blocks_equal": all(replay.is_final_equal for replay in replays),
-        "devices": devices,
+        "devices": [replay_data(replay) for replay in replays],
     }
 
 
-def whatif_data(name: str, whatif: WhatIf) -> dict[str, Any]:
-    """Return a what-if as plain data."""
+def replay_data(replay: DeviceReplay) -> dict[str, Any]:
+    """Return the replay of one device."""
+    first = replay.first_difference
     return {
-        "file": name,
+        "device": replay.device,
+        "events": replay.events,
+        "reproduced": replay.reproduced,
+        "peak_reserved": replay.peak_reserved,
+        "peak_allocated": replay.peak_allocated,
+        "reserved": replay.reserved,
+        "final_blocks_equal": replay.is_final_equal,
+        "repairs": replay.repairs,
+        "settings": replay.settings.conf(),
+        "rules_of_torch": replay.torch_version,
+        "first_difference": None
+        if first is None
+        else {"event": first.position, "recorded": first.recorded, "modelled": first.modelled},
+    }
+
+
+def whatif_data(whatif: WhatIf) -> dict[str, Any]:
+    """Return the what-if of one device."""
+    return {
         "device": whatif.replay.device,
         "events": whatif.replay.events,
         "reproduced": whatif.replay.reproduced,

@@ -1,9 +1,8 @@
-"""Replays and what-ifs as blocks, in a notebook and on the command line."""
+"""Replays and what-ifs of one device as blocks, in a notebook and on the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from nbguard.allocator.replay.advice import notes, recommendation, requests_name, settings_name
 from nbguard.allocator.replay.replay import DeviceReplay
@@ -12,25 +11,27 @@ from nbguard.allocator.snapshot.snapshot import Event
 from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
 from nbguard.units import format_bytes
 
-if TYPE_CHECKING:
-    from nbguard.snapshots.whatif import WhatIfs
-
 _NAMES = ("settings", "peak reserved", "out of memory", "retries", "driver calls")
 
 
 def replay_blocks(name: str, replays: tuple[DeviceReplay, ...]) -> Iterator[Block]:
-    """Yield how much of each device's trace was reproduced."""
+    """Yield the share of each device's trace that was reproduced."""
     if not replays:
         yield Title(f"{name}: no device is in it")
     for replay in replays:
-        yield Section(name, f"cuda:{replay.device}", _self_check(replay))
-        yield Line(_state(replay))
-        if replay.repairs:
-            yield Line(f"{replay.repairs} facts on the state before the trace were told by the trace itself")
+        yield from device_replay_blocks(replay, name)
+
+
+def device_replay_blocks(replay: DeviceReplay, name: str = "replay") -> Iterator[Block]:
+    """Yield the share of one device's trace that was reproduced; `name`: of the file."""
+    yield Section(name, f"cuda:{replay.device}", _self_check(replay))
+    yield Line(_state(replay))
+    if replay.repairs:
+        yield Line(f"{replay.repairs} facts on the state before the trace follow from the trace itself")
 
 
 def _self_check(replay: DeviceReplay) -> str:
-    """Return 'x of y events reproduced', and where the first is not."""
+    """Return 'x of y events reproduced', and the first difference."""
     if not replay.events:
         return "no trace was recorded"
     text = f"{replay.reproduced} of {replay.events} events reproduced"
@@ -52,16 +53,8 @@ def _state(replay: DeviceReplay) -> str:
     return f"peak reserved {format_bytes(replay.peak_reserved)} · segments and blocks at the end {final} · {settings}"
 
 
-def whatifs_blocks(whatifs: WhatIfs) -> Iterator[Block]:
-    """Yield each device's what-if, then what can be let go now."""
-    for each in whatifs.devices:
-        yield from whatif_blocks(whatifs.name, each)
-    if whatifs.to_free:
-        yield Listing(sentences=whatifs.to_free, mark="•")
-
-
-def whatif_blocks(name: str, whatif: WhatIf) -> Iterator[Block]:
-    """Yield the self-check of the replay, the table of settings, the recommendation and notes."""
+def whatif_blocks(whatif: WhatIf, name: str = "what if") -> Iterator[Block]:
+    """Yield the self-check of the replay, the table of settings, the recommendation and notes; `name`: of the file."""
     device = f"cuda:{whatif.replay.device}"
     if not whatif.replay.events:
         start = "torch.cuda.memory._record_memory_history() starts one."

@@ -1,0 +1,28 @@
+"""The first sentences of a report, from findings and times made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbguard.profiler.analysis.first_steps import first_steps
+from nbguard.profiler.analysis.report import FitFinding, LoaderVerdict, Timing
+from tests.profiler.analysis.timings import MS, timing
+
+
+def test_a_fit_that_waits_is_not_said_to_stand_out_in_nothing() -> None:
+    waits = LoaderVerdict(bound="data", sentence="data-bound: 8 ms to gain", gain=8 * MS)
+
+    assert first_steps(timing(forward=10 * MS), waits, ()) == ("data-bound: 8 ms to gain",)
+
+
+def test_what_to_do_first() -> None:
+    def finding(severity: Any, what: str, time: int | None = None) -> FitFinding:
+        return FitFinding(kind="x", severity=severity, what=what, evidence="", change="mend it", time=time)
+
+    whole = timing(forward=100 * MS)
+    loader = LoaderVerdict(bound="compute", sentence="compute-bound")
+    found = [finding("note", "a"), finding("advice", "b", MS), finding("advice", "c", 9 * MS), finding("problem", "d")]
+
+    assert first_steps(whole, loader, found) == ("d: mend it", "c: mend it (up to 9.00 ms of each batch)")
+    assert first_steps(whole, loader, found[:2]) == ("nothing stands out: compute-bound",)
+    assert first_steps(Timing(wall=0, rows=(), batches=0, warm_up=0), loader, ())[0].startswith("nothing was trained here")

@@ -1,0 +1,215 @@
+"""A mistake of nbguard's, or an object that cannot be read, at every place on the fit's path: the fit ends as without us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from fastai.basics import Callback, Learner
+
+from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.analysis.report import FitReport
+from nbguard.profiler.record.fastai_loop import FastaiLoop
+from nbguard.profiler.record.recorder import Event, Recorder
+from nbguard.profiler.record.torch_loop import TorchLoop
+from tests.profiler.loops import learner, quiet_fit, train
+from tests.profiler.recording import seed
+
+FITS: dict[str, Callable[[], Any]] = {
+    "fastai": lambda: quiet_fit(learner(), 1).model,
+    "loop": lambda: train(1, each=lambda loss: loss.item()),
+}
+Subscription = tuple[str, str]
+"""The class of a part, and the event that it subscribes to."""
+
+
+def weights(model: Any) -> list[Any]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def plain(fit: str) -> list[Any]:
+    seed()
+    return weights(FITS[fit]())
+
+
+def with_profile(fit: str) -> tuple[list[Any], FitReport]:
+    seed()
+    with profile_fit(show=False) as profile:
+        trained = weights(FITS[fit]())
+    return trained, profile.report
+
+
+def assert_same(trained: list[Any], expected: list[Any]) -> None:
+    assert all(torch.equal(one, other) for one, other in zip(trained, expected, strict=True))
+
+
+@pytest.fixture(scope="module")
+def subscriptions() -> dict[str, list[Subscription]]:
+    """Return who subscribes to which events in each fit."""
+    with pytest.MonkeyPatch.context() as patch:
+        subscribe = Recorder.subscribe
+        seen: dict[Subscription, None] = {}
+
+        def noted(self: Recorder, event: Event, act: Callable[..., None], *, every_batch: bool = False) -> None:
+            seen[type(getattr(act, "__self__", act)).__name__, event] = None
+            subscribe(self, event, act, every_batch=every_batch)
+
+        patch.setattr(Recorder, "subscribe", noted)
+        by_fit = {}
+        for fit in FITS:
+            seen.clear()
+            with_profile(fit)
+            by_fit[fit] = list(seen)
+    return by_fit
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_an_instrument_that_fails_at_any_event_costs_the_fit_nothing(
+    fit: str, subscriptions: dict[str, list[Subscription]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain(fit)
+    subscribe = Recorder.subscribe
+    silent = []
+    for name, event in subscriptions[fit]:
+        failures: list[str] = []
+
+        def planted(
+            self: Recorder,
+            at: Event,
+            act: Callable[..., None],
+            *,
+            every_batch: bool = False,
+            name: str = name,
+            event: str = event,
+            failures: list[str] = failures,
+        ) -> None:
+            part = getattr(act, "__self__", act)
+            if (type(part).__name__, at) == (name, event):
+
+                def fails(_part: Any, *_: Any) -> None:
+                    failures.append(name)
+                    raise ZeroDivisionError("planted")
+
+                act = MethodType(fails, part)
+            subscribe(self, at, act, every_batch=every_batch)
+
+        monkeypatch.setattr(Recorder, "subscribe", planted)
+        trained, report = with_profile(fit)
+
+        assert_same(trained, expected)
+        assert report.ending == "complete"
+        assert len(failures) <= 1, (name, event)  # it is called no more
+        notes = [note for note in report.notes if "planted" in note]
+        assert len(notes) == len(failures), (name, event)
+        assert all(f"{name} failed at {event!r}" in note and "not seen from batch" in note for note in notes), notes
+        if not failures:
+            silent.append((name, event))
+    assert len(silent) < len(subscriptions[fit]) / 3, silent  # most were really called
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_all_instruments_together_may_fail(fit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = plain(fit)
+    subscribe = Recorder.subscribe
+
+    def planted(self: Recorder, event: Event, act: Callable[..., None], *, every_batch: bool = False) -> None:
+        def fails(_part: Any, *_: Any) -> None:
+            raise ZeroDivisionError("planted")
+
+        subscribe(self, event, MethodType(fails, getattr(act, "__self__", act)), every_batch=every_batch)
+
+    monkeypatch.setattr(Recorder, "subscribe", planted)
+    trained, report = with_profile(fit)
+
+    assert_same(trained, expected)
+    assert sum(row.total for row in report.timing.rows) == report.timing.wall
+    assert len([note for note in report.notes if "planted" in note]) >= 8
+
+
+READS = [
+    (FastaiLoop, "_calls_model"),
+    (FastaiLoop, "_has_loss"),
+    (FastaiLoop, "_steps"),
+    (FastaiLoop, "_has_stepped"),
+    (FastaiLoop, "_has_gradients"),
+    (FastaiLoop, "_begin"),
+    (FastaiLoop, "_end"),
+    (TorchLoop, "_number_of"),
+]
+
+
+@pytest.mark.parametrize(("owner", "read"), READS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize("fit", FITS)
+def test_a_read_of_a_patched_function_that_fails_costs_the_fit_nothing(
+    fit: str, owner: type, read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = plain(fit)
+
+    def fails(*_: Any) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(owner, read, fails)
+    trained, report = with_profile(fit)
+
+    assert_same(trained, expected)
+    assert report.ending == "complete"
+    assert len([note for note in report.notes if "planted" in note]) == (fit == "fastai" or owner is TorchLoop)
+
+
+class Guarded(Learner):  # type: ignore[misc]
+    """A Learner whose attribute `hidden` cannot be read by others than fastai."""
+
+    hidden = ""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == type(self).hidden:
+            import sys
+
+            if "nbguard" in sys._getframe(1).f_globals.get("__name__", ""):
+                raise RuntimeError("planted: it is private")
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("name", ["model", "xb", "yb", "loss_grad", "opt", "training", "cbs", "arch"])
+def test_a_learner_whose_attributes_cannot_be_read_trains_as_without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit() -> Any:
+        learn = learner()
+        learn.__class__ = Guarded
+        return quiet_fit(learn, 1).model
+
+    seed()
+    expected = weights(fit())
+    monkeypatch.setattr(Guarded, "hidden", name)
+    seed()
+    with profile_fit(show=False) as profile:
+        trained = weights(fit())
+
+    assert_same(trained, expected)
+    assert profile.report.ending == "complete"
+
+
+def test_a_callback_whose_class_cannot_be_patched_runs_as_without() -> None:
+    class Sealed(type(Callback)):  # type: ignore[misc]
+        def __setattr__(cls, name: str, value: Any) -> None:
+            raise AttributeError("planted: sealed")
+
+    class Counts(Callback, metaclass=Sealed):  # type: ignore[misc]
+        seen = 0
+
+        def after_batch(self) -> None:
+            self.__dict__["seen"] += 1
+
+        def __init__(self) -> None:
+            self.__dict__["seen"] = 0
+
+    counts = Counts()
+    seed()
+    with profile_fit(show=False) as profile:
+        quiet_fit(learner(counts), 1)
+
+    assert counts.__dict__["seen"] == 12
+    assert profile.report.ending == "complete"
+    assert [note for note in profile.report.notes if "times of callbacks not seen" in note]
