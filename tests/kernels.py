@@ -148,11 +148,20 @@ class Cell:
 
 
 class Kernel:
-    """A real IPython kernel in a process of its own, spoken to over the Jupyter protocol. `env` adds to its environment."""
+    """A real IPython kernel in a process of its own, spoken to over the Jupyter protocol.
 
-    def __init__(self, zygote: Zygote, env: Mapping[str, str] | None = None) -> None:
+    `env` adds to its environment; `profile` are files of its IPython profile, by name: `ipython_config.py`, `startup/00.py`.
+    """
+
+    def __init__(
+        self, zygote: Zygote, env: Mapping[str, str] | None = None, profile: Mapping[str, str] | None = None
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nbguard-kernel-", ignore_cleanup_errors=True)
         self.cwd = Path(self._folder.name)
+        for name, text in (profile or {}).items():
+            file = self.cwd / "profile_default" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
         # sockets in the folder, not ports: two kernels never ask for the same one
         connection, _ = write_connection_file(str(self.cwd / "connection.json"), transport="ipc", ip=str(self.cwd / "socket"))
         self.pid = zygote.fork(

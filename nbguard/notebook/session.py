@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from nbguard.simulation.simulation import Simulation
 
 _HOME = "_nbguard_live"
-_KERNEL = ("session", "iopub_socket", "control_handlers", "comm_manager", "io_loop")
-"""What a hub needs of a kernel: ipykernel has it."""
+_KERNEL = ("session", "iopub_socket", "control_handlers", "comm_manager", "shell_stream")
+"""Attributes of a kernel that a hub needs: ipykernel's have them before they start. The loop comes with the start, when the
+extensions of a profile are loaded already; the hub needs it from the first message on."""
 _NOTHING_YET = (
     "nothing is recorded yet: `%nbguard on` records what each cell does to the memory, `%gpumem cells on` says so "
     "after each cell, too"
@@ -87,13 +88,13 @@ class Session:
 
     @property
     def hub(self) -> Hub | None:
-        """Return what serves the sidebars; None if nothing does."""
+        """Return the hub that serves the sidebars; None if there is none."""
         return self._hub
 
     def serve_sidebars(self) -> Hub | None:
-        """Answer sidebars from now on; return who does. None where there can be none: the shell is no ipykernel's."""
+        """Answer sidebars from now on; return the hub. None where there can be none: the shell is not that of an ipykernel."""
         kernel = getattr(self._shell, "kernel", None)
-        if self._hub is None and all(hasattr(kernel, name) for name in _KERNEL):
+        if self._hub is None and all(getattr(kernel, name, None) is not None for name in _KERNEL):
             from nbguard.sidebar.hub.hub import Hub
 
             self._hub = Hub(self._shell, self._simulated)

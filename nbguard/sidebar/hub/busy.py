@@ -60,7 +60,8 @@ class Busy:
 
 
 def is_in_cell(shell: Any) -> bool:
-    """Say whether this is called from a cell whose end IPython will tell."""
+    """Say whether this is called from a cell whose end IPython will tell: not from a silent one, as a startup file is."""
     parent = getattr(shell, "parent_header", None)
-    content = parent.get("content", {}) if type(parent) is dict else {}
-    return cells_on_stack() > 0 and not content.get("silent", False)
+    if type(parent) is not dict or not parent:  # nothing has been asked of the kernel yet
+        return False
+    return cells_on_stack() > 0 and not parent.get("content", {}).get("silent", False)
