@@ -153,9 +153,7 @@ class Kernel:
     `env` adds to its environment; `profile` are files of its IPython profile, by name: `ipython_config.py`, `startup/00.py`.
     """
 
-    def __init__(
-        self, zygote: Zygote, env: Mapping[str, str] | None = None, profile: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, zygote: Zygote, env: Mapping[str, str] | None = None, profile: Mapping[str, str] | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nbguard-kernel-", ignore_cleanup_errors=True)
         self.cwd = Path(self._folder.name)
         for name, text in (profile or {}).items():

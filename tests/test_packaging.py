@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
@@ -96,3 +101,92 @@ def test_jupyter_sees_the_extension() -> None:
     assert nbguard.__version__ in line
     assert "enabled" in line
     assert "OK" in line
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist, unpacked."""
+    folder = tmp_path_factory.mktemp("sdist")
+    built = subprocess.run(
+        [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(folder), str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as members:
+        members.extractall(folder, filter="data")
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+class BareEnvironment:
+    """A virtual environment without Node.js on its PATH. The build tools are those of the tests: nothing is fetched."""
+
+    def __init__(self, folder: Path) -> None:
+        venv.create(folder, symlinks=True)
+        self.folder = folder
+        self.python = folder / "bin" / "python"
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "build-tools.pth").write_text(sysconfig.get_path("purelib"))
+        self._env = {
+            name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SKIP_JUPYTER_BUILDER")
+        } | {"PATH": str(folder / "bin")}
+
+    def run(self, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run Python in this environment."""
+        return subprocess.run(
+            [str(self.python), *argv], capture_output=True, text=True, check=False, cwd=cwd, env=self._env, timeout=240
+        )
+
+    def install(self, *what: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run `pip install` there, off line."""
+        offline = ("--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed", "--disable-pip-version-check")
+        return self.run("-m", "pip", "install", *offline, *what, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> BareEnvironment:
+    return BareEnvironment(tmp_path_factory.mktemp("bare"))
+
+
+def test_the_sdist_installs_without_node(sources: Path, bare: BareEnvironment) -> None:
+    installed = bare.install(".", cwd=sources)
+
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    where = bare.run(
+        "-c", "import nbguard.notebook.widget as w; print(w.__file__, len(w._built('widget.js')))", cwd=bare.folder
+    )
+    file, size = where.stdout.split()
+    assert Path(file).is_relative_to(bare.folder)
+    assert int(size) > 20_000
+    assert (bare.folder / "share/jupyter/labextensions/nbguard/package.json").exists()
+
+
+@pytest.mark.parametrize("option", [(), ("--editable",)])
+def test_a_checkout_without_node_says_what_to_do_in_one_line(
+    sources: Path, bare: BareEnvironment, tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    checkout = tmp_path / "checkout"
+    built = shutil.ignore_patterns("labextension", "static", "tests", "docs")
+    shutil.copytree(sources, checkout, ignore=built)
+
+    installed = bare.install(*option, ".", cwd=checkout)
+
+    said = installed.stdout + installed.stderr
+    assert installed.returncode != 0
+    assert len(re.findall(r"nbguard: a checkout has no built browser files.*Run `make build`.*", said)) == 1, said
+    assert "Traceback" not in said
+
+
+def test_an_editable_install_without_node_takes_the_files_that_are_there(
+    sources: Path, bare: BareEnvironment, tmp_path: Path
+) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(sources, checkout, ignore=shutil.ignore_patterns("tests", "docs"))
+
+    installed = bare.install("--editable", ".", cwd=checkout)
+
+    assert installed.returncode != 0
+    assert "SKIP_JUPYTER_BUILDER=1 pip install --editable ." in installed.stdout + installed.stderr
+    assert "Traceback" not in installed.stdout + installed.stderr

@@ -1,5 +1,7 @@
 import { type Kernel, KernelMessage } from '@jupyterlab/services';
 
+import { isObject } from './view/check';
+import type { LoadProblem } from './view/host';
 import type { Request } from './view/protocol';
 
 /** The comm of every message between a kernel and its sidebars, and its target. */
@@ -7,6 +9,29 @@ export const COMM = 'nbguard';
 
 /** `control` is handled while a cell runs, `shell` when it has ended. */
 export type Channel = 'control' | 'shell';
+
+/**
+ * Loads nbguard as `%load_ext` does, and serves the panel where it is loaded and does not (`%nbguard off`). `answer` is a
+ * LoadProblem or None, in characters that no `repr` escapes. Nothing is raised: it would be the last error of the user.
+ */
+const LOAD = `
+import importlib.util, json, sys, urllib.parse
+from IPython import get_ipython
+problem = None
+try:
+    importlib.invalidate_caches()
+    if importlib.util.find_spec("nbguard") is None:
+        problem = {"kind": "no_package", "python": sys.executable or ""}
+    else:
+        get_ipython().extension_manager.load_extension("nbguard")
+        sys.modules["nbguard"].load_ipython_extension(get_ipython())
+except Exception as error:
+    problem = {"kind": "failed", "error": f"{type(error).__name__}: {error}"[:500]}
+answer = urllib.parse.quote(json.dumps(problem))
+`;
+
+/** LOAD as an expression: no cell, so that it leaves no name behind and is in no history. */
+const EXPRESSION = `(lambda names: (exec(${JSON.stringify(LOAD)}, names), names["answer"])[1])({})`;
 
 /** What is sent to a kernel, over a connection of our own. Nothing is while that is not connected. */
 export class KernelSender {
@@ -54,15 +79,19 @@ export class KernelSender {
     return content.status === 'ok' && COMM in content.comms;
   }
 
-  /** Run `%load_ext nbguard`, outside of the history. Comes back with what went wrong in words; empty: nothing. */
-  async load(): Promise<string> {
-    const code = '%load_ext nbguard';
+  /** Load nbguard, outside of the history. Comes back with the problem; null: there was none. */
+  async load(): Promise<LoadProblem | null> {
     try {
-      const run = this.connection.requestExecute({ code, store_history: false, stop_on_error: false, allow_stdin: false });
-      const { content } = await run.done;
-      return content.status === 'error' ? `${content.ename}: ${content.evalue}` : '';
+      const { content } = await this.connection.requestExecute({
+        code: '',
+        store_history: false,
+        stop_on_error: false,
+        allow_stdin: false,
+        user_expressions: { load: EXPRESSION }
+      }).done;
+      return content.status === 'ok' ? problemOf(content.user_expressions) : { kind: 'not_run' };
     } catch {
-      return 'The kernel was restarted or lost before it came to that.';
+      return { kind: 'not_run' };
     }
   }
 
@@ -79,4 +108,14 @@ export class KernelSender {
 
   private readonly connection: Kernel.IKernelConnection;
   private readonly channel: () => Channel;
+}
+
+/** The problem that a kernel tells of in the value of EXPRESSION; null: none. */
+function problemOf(values: unknown): LoadProblem | null {
+  const load = isObject(values) ? values.load : null;
+  const text = isObject(load) && isObject(load.data) ? load.data['text/plain'] : null;
+  if (typeof text !== 'string') {
+    return { kind: 'not_served' }; // it evaluates no expressions of Python
+  }
+  return JSON.parse(decodeURIComponent(text.replaceAll("'", ''))) as LoadProblem | null;
 }

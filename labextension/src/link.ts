@@ -4,12 +4,15 @@ import { type ISignal, Signal } from '@lumino/signaling';
 
 import { ObservableModel } from './observable_model';
 import { isObject } from './view/check';
-import type { HostState } from './view/host';
+import type { HostState, LoadProblem } from './view/host';
 import type { Answer, Request } from './view/protocol';
 import { type Channel, COMM, KernelSender } from './kernel_sender';
 
 /** After this long (milliseconds) an idle kernel that has not said whether it has nbguard is taken to have none. */
 const ANSWER_MS = 2500;
+
+/** The language of kernels that can have nbguard, in small letters. */
+const PYTHON = 'python';
 
 type Hello = Extract<Request, { op: 'hello' }>;
 
@@ -29,6 +32,7 @@ export class KernelLink extends ObservableModel {
     this.connection.anyMessage.connect(this.onMessage);
     this.connection.connectionStatusChanged.connect(this.onConnection);
     this.connection.disposed.connect(this.onGone);
+    void this.learnLanguage();
   }
 
   /** Emitted at the first tick of each run of the kernel. */
@@ -69,42 +73,71 @@ export class KernelLink extends ObservableModel {
     }
   }
 
-  /** Load nbguard into the kernel. Comes back with what went wrong in words; empty: nothing. */
-  async load(): Promise<string> {
+  /** Load nbguard into the kernel, and say in the host's state what becomes of it. */
+  async load(): Promise<void> {
     this.isLoading = true;
-    if ((this.get('host') as HostState).kind === 'not_loaded') {
+    if (this.host.kind === 'not_loaded') {
       this.set('host', { kind: 'loading', notebook: this.notebook, waits: !this.sender.isIdle });
     }
     const problem = await this.sender.load();
     this.isLoading = false;
-    if ((this.get('host') as HostState).kind === 'loading') {
-      void this.ask();
+    if (this.host.kind !== 'loading') {
+      return; // restarted or lost meanwhile, which the view says
     }
-    return problem;
+    if (problem === null) {
+      await this.ask({ kind: 'not_served' });
+    } else {
+      this.onAnswer(false, problem);
+    }
   }
 
-  /** Ask whether nbguard is loaded. Until that is known nothing else is sent. */
-  private async ask(): Promise<void> {
+  private get host(): HostState {
+    return this.get('host') as HostState;
+  }
+
+  /** Learn the language: at once by the specification of the kernel, and for certain by its own words, when it has time. */
+  private async learnLanguage(): Promise<void> {
+    const spec = this.connection.spec.then(found => found?.language).catch(() => undefined);
+    const own = this.connection.info.then(info => info.language_info.name).catch(() => undefined);
+    for (const name of [spec, own]) {
+      this.language = (await name) ?? this.language;
+      const { kind } = this.host;
+      if (!this.isDisposed && (kind === 'not_loaded' || kind === 'not_python') && this.withoutHub().kind !== kind) {
+        this.set('host', this.withoutHub());
+      }
+    }
+  }
+
+  /** The state of a kernel that has no hub. */
+  private withoutHub(problem?: LoadProblem): HostState {
+    if (this.language.toLowerCase() !== PYTHON) {
+      return { kind: 'not_python', notebook: this.notebook, language: this.language };
+    }
+    return { kind: 'not_loaded', notebook: this.notebook, ...(problem && { problem }) };
+  }
+
+  /** Ask whether nbguard is loaded. Until that is known nothing else is sent. `problem`: what it is if there is no hub. */
+  private async ask(problem?: LoadProblem): Promise<void> {
     this.isLoaded = false;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => {
       if (!this.isLoaded && this.sender.isIdle) {
-        this.onAnswer(false);
+        this.onAnswer(false, problem);
       }
     }, ANSWER_MS);
     try {
-      this.onAnswer(await this.sender.ask());
+      this.onAnswer(await this.sender.ask(), problem);
     } catch {
       return; // restarted or disconnected meanwhile: each asks again when it is over
     }
   }
 
-  private onAnswer(isLoaded: boolean): void {
+  private onAnswer(isLoaded: boolean, problem?: LoadProblem): void {
     if (!isLoaded && this.isLoading) {
       return; // it was asked at the end of the cell that loading waits for
     }
     if (!isLoaded) {
-      this.forget({ kind: 'not_loaded', notebook: this.notebook });
+      this.forget(this.withoutHub(problem));
       return;
     }
     clearTimeout(this.timer);
@@ -135,7 +168,7 @@ export class KernelLink extends ObservableModel {
     }
     this.isLoaded = true;
     this.heardAt = Date.now();
-    if ((this.get('host') as HostState).kind !== 'ok') {
+    if (this.host.kind !== 'ok') {
       this.set('host', { kind: 'ok' });
     }
     if (data.op === 'tick') {
@@ -157,14 +190,15 @@ export class KernelLink extends ObservableModel {
     if (state === 'restarting' || state === 'starting') {
       this.forget({ kind: 'restarting' });
     }
-    const cellEnded = state === 'idle' && 'msg_type' in parent && parent.msg_type === 'execute_request';
+    const isOwn = parent.session === this.connection.clientId; // what loads nbguard, answered already
+    const cellEnded = state === 'idle' && 'msg_type' in parent && parent.msg_type === 'execute_request' && !isOwn;
     if (state === 'starting' || (cellEnded && !this.isLoaded)) {
       void this.ask();
     }
   }
 
   private readonly onConnection = (_: unknown, status: Kernel.ConnectionStatus): void => {
-    const { kind } = this.get('host') as HostState;
+    const { kind } = this.host;
     if (this.isDisposed) {
       return;
     }
@@ -173,7 +207,7 @@ export class KernelLink extends ObservableModel {
       if (kind === 'disconnected') {
         this.set('host', { kind: 'ok' });
       }
-    } else if (kind === 'ok' || kind === 'not_loaded' || kind === 'loading') {
+    } else if (kind === 'ok' || kind === 'not_loaded' || kind === 'not_python' || kind === 'loading') {
       this.set('host', { kind: 'disconnected' });
     }
   };
@@ -197,6 +231,7 @@ export class KernelLink extends ObservableModel {
   private readonly connection: Kernel.IKernelConnection;
   private readonly sender: KernelSender;
   private readonly notebook: string;
+  private language = PYTHON;
   private readonly startedSignal = new Signal<this, void>(this);
   private hello: Hello = { op: 'hello', client: UUID.uuid4(), visible: false };
   private isLoaded = false;

@@ -1,4 +1,3 @@
-import { showErrorMessage } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 
@@ -96,14 +95,7 @@ export class MemoryPanel extends Widget {
 
   private host(link: Model): Host {
     const trans = this.trans;
-    return link instanceof KernelLink ? { trans, load: () => void this.load(link) } : { trans };
-  }
-
-  private async load(link: KernelLink): Promise<void> {
-    const problem = await link.load();
-    if (problem) {
-      await showErrorMessage(this.trans.__('nbguard could not be loaded'), problem);
-    }
+    return link instanceof KernelLink ? { trans, load: () => void link.load() } : { trans };
   }
 
   private readonly front: FrontKernel;

@@ -2,7 +2,15 @@
 
 import { Kernel, KernelConnection, KernelMessage, ServerConnection } from '@jupyterlab/services';
 
+import type { LoadProblem } from '../src/view/host';
+
 type Message = KernelMessage.IMessage;
+
+/** The reply of a kernel that has evaluated the expression that loads nbguard. */
+export function evaluated(problem: LoadProblem | null): object {
+  const text = `'${encodeURIComponent(JSON.stringify(problem)).replaceAll("'", "%27")}'`;
+  return { status: 'ok', user_expressions: { load: { status: 'ok', data: { 'text/plain': text } } } };
+}
 
 /** Answers what every kernel answers; `hasHub`: that it has the comm of nbguard, too. */
 export class FakeKernel {
@@ -15,7 +23,10 @@ export class FakeKernel {
   readonly asked: string[] = [];
   readonly ran: Message[] = [];
   readonly sockets = new Set<FakeSocket>();
-  loading: () => object = () => ({ status: 'ok' });
+  language = 'python';
+  specification = 'python';
+  /** The reply to what loads nbguard. */
+  loading: () => object = () => evaluated(null);
 
   /** A notebook's connection to it. */
   connect(id = 'kernel-1'): Kernel.IKernelConnection {
@@ -27,14 +38,21 @@ export class FakeKernel {
       }
     }
     const model: Kernel.IModel = { id, name: 'python3' };
-    const fetch = (): Promise<Response> =>
-      this.isReachable ? Promise.resolve(new Response(JSON.stringify(model))) : Promise.reject(new TypeError('no network'));
+    const fetch = (request: Request): Promise<Response> => {
+      const answer = request.url.includes('kernelspecs') ? this.specifications() : model;
+      return this.isReachable ? Promise.resolve(new Response(JSON.stringify(answer))) : Promise.reject(new TypeError('no network'));
+    };
     const serverSettings = ServerConnection.makeSettings({
       baseUrl: 'http://localhost/',
       WebSocket: Socket as unknown as typeof WebSocket,
-      fetch
+      fetch: fetch as unknown as typeof window.fetch
     });
     return new KernelConnection({ model, serverSettings, handleComms: true });
+  }
+
+  private specifications(): object {
+    const spec = { language: this.specification, display_name: 'a kernel', argv: [], env: {} };
+    return { default: 'python3', kernelspecs: { python3: { name: 'python3', spec, resources: {} } } };
   }
 
   /** Publish on iopub. */
@@ -107,7 +125,7 @@ export class FakeKernel {
       case 'execute_request':
         return { execution_count: 0, ...this.loading() };
       default:
-        return { status: 'ok', protocol_version: '5.4', implementation: '', implementation_version: '', banner: '', help_links: [], language_info: { name: 'python', version: '3', mimetype: '', file_extension: '.py' } };
+        return { status: 'ok', protocol_version: '5.4', implementation: '', implementation_version: '', banner: '', help_links: [], language_info: { name: this.language, version: '3', mimetype: '', file_extension: '.py' } };
     }
   }
 }

@@ -3,7 +3,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { KernelLink } from '../src/link';
 import type { HostState } from '../src/view/host';
 import type { Channel } from '../src/kernel_sender';
-import { FakeKernel } from './kernel';
+import { evaluated, FakeKernel } from './kernel';
 
 const settle = (milliseconds = 0): Promise<unknown> => vi.advanceTimersByTimeAsync(milliseconds);
 
@@ -78,16 +78,61 @@ describe('a kernel without nbguard', () => {
     expect(host(made)).toEqual({ kind: 'ok' });
   });
 
-  it('loads it, outside of the history, and says in words why it cannot', async () => {
+  it('loads it, outside of the history and of the last error', async () => {
     const made = link();
     await settle();
-    expect(await made.load()).toBe('');
-    expect(kernel.ran[0]?.content).toMatchObject({ code: '%load_ext nbguard', store_history: false, silent: false });
+    kernel.loading = () => {
+      kernel.hasHub = true;
+      return evaluated(null);
+    };
+    await made.load();
+    expect(kernel.ran[0]?.content).toMatchObject({ code: '', store_history: false, silent: false });
+    expect((kernel.ran[0]?.content as { user_expressions: object }).user_expressions).toHaveProperty('load');
+    expect(host(made)).toEqual({ kind: 'ok' });
+  });
 
-    kernel.loading = () => ({ status: 'error', ename: 'ModuleNotFoundError', evalue: "No module named 'nbguard'", traceback: [] });
-    expect(await made.load()).toBe("ModuleNotFoundError: No module named 'nbguard'");
+  it.each([
+    ['its environment has none', evaluated({ kind: 'no_package', python: "/opt/ana's env/%25" }), { kind: 'no_package', python: "/opt/ana's env/%25" }],
+    ['it fails', evaluated({ kind: 'failed', error: 'OSError: ü' }), { kind: 'failed', error: 'OSError: ü' }],
+    ['nothing answers the panel after it', evaluated(null), { kind: 'not_served' }],
+    ['it evaluates nothing', { status: 'ok' }, { kind: 'not_served' }],
+    ['a cell before it failed', { status: 'aborted' }, { kind: 'not_run' }]
+  ])('says why it cannot be loaded: %s', async (_, reply, problem) => {
+    const made = link();
     await settle();
-    expect(host(made).kind).toBe('not_loaded');
+    kernel.loading = () => reply;
+    await made.load();
+    await settle();
+    expect(host(made)).toEqual({ kind: 'not_loaded', notebook: 'a.ipynb', problem });
+
+    kernel.endCell();
+    await settle();
+    expect(host(made)).toEqual({ kind: 'not_loaded', notebook: 'a.ipynb' });
+  });
+
+  it('of another language is said to be one, unless it has nbguard all the same', async () => {
+    kernel.language = 'bash';
+    const made = link();
+    await settle();
+    expect(host(made)).toEqual({ kind: 'not_python', notebook: 'a.ipynb', language: 'bash' });
+    await made.load();
+    expect(host(made).kind).toBe('not_python');
+
+    kernel.hasHub = true;
+    kernel.endCell();
+    await settle();
+    expect(host(made)).toEqual({ kind: 'ok' });
+  });
+
+  it('of another language is known while it is busy, by its specification', async () => {
+    kernel.specification = 'bash';
+    kernel.beginCell();
+    const made = link();
+    await settle();
+    expect(host(made)).toEqual({ kind: 'not_python', notebook: 'a.ipynb', language: 'bash' });
+    kernel.endCell(); // it says that it is a Python: a Sage, say
+    await settle();
+    expect(host(made)).toEqual({ kind: 'not_loaded', notebook: 'a.ipynb' });
   });
 
   it('loads it when the cell that runs has ended, and says so meanwhile', async () => {
@@ -101,11 +146,11 @@ describe('a kernel without nbguard', () => {
     expect(kernel.ran).toEqual([]);
     kernel.loading = () => {
       kernel.hasHub = true;
-      return { status: 'ok' };
+      return evaluated(null);
     };
     kernel.endCell();
     await settle();
-    expect(await loaded).toBe('');
+    await loaded;
     expect(host(made)).toEqual({ kind: 'ok' });
     expect(kernel.ran).toHaveLength(1);
   });
@@ -213,7 +258,8 @@ describe('a kernel with nbguard', () => {
     expect(host(made)).toEqual({ kind: 'dead' });
     made.send({ op: 'refresh', rid: '1' });
     expect(ops()).toEqual(['hello']);
-    expect(await made.load()).toMatch(/lost/);
+    await made.load();
+    expect(host(made)).toEqual({ kind: 'dead' });
   });
 
   it('that cannot be reached is said to be disconnected, and asked again when it can', async () => {

@@ -2,7 +2,7 @@
 
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 
-import type { HostState } from '../src/view/host';
+import type { HostState, LoadProblem } from '../src/view/host';
 import { FakeModel, outcome, plan, scene, why, type Scene } from './model';
 import { control, headings, isShown, open } from './page';
 
@@ -338,6 +338,7 @@ describe('nothing to show', () => {
   const states: [HostState, string][] = [
     [{ kind: 'no_kernel' }, 'No kernel to look at.'],
     [{ kind: 'not_loaded', notebook: 'a.ipynb' }, 'nbguard is not loaded in a.ipynb.'],
+    [{ kind: 'not_python', notebook: 'a.ipynb', language: 'bash' }, 'The kernel of a.ipynb runs bash.'],
     [{ kind: 'disconnected' }, 'The connection to the kernel is lost.'],
     [{ kind: 'restarting' }, 'The kernel restarts.'],
     [{ kind: 'dead' }, 'The kernel has died.']
@@ -364,6 +365,28 @@ describe('nothing to show', () => {
     expect(load).toHaveBeenCalledOnce();
     model.set({ host: { kind: 'not_loaded', notebook: 'a.ipynb' } });
     expect(root.textContent).toContain('%load_ext nbguard');
+  });
+
+  it.each<[LoadProblem, string, string]>([
+    [{ kind: 'no_package', python: '/opt/env/bin/python' }, 'nbguard is not installed for the kernel of a.ipynb.', '%pip install nbguard'],
+    [{ kind: 'no_package', python: '/opt/env/bin/python' }, 'nbguard is not installed for the kernel of a.ipynb.', '/opt/env/bin/python'],
+    [{ kind: 'failed', error: 'OSError: <b>no</b>' }, 'nbguard could not be loaded in a.ipynb.', 'OSError: <b>no</b>'],
+    [{ kind: 'not_run' }, 'nbguard could not be loaded in a.ipynb.', 'Try again.'],
+    [{ kind: 'not_served' }, 'nbguard could not be loaded in a.ipynb.', '%gpumem']
+  ])('says why nbguard could not be loaded, and offers it again: %o', (problem, sentence, note) => {
+    const load = vi.fn();
+    model = new FakeModel({ tick: {}, heap: {}, host: { kind: 'not_loaded', notebook: 'a.ipynb', problem } });
+    ({ root, close } = open(model, { load }));
+    expect(root.textContent).toContain(sentence);
+    expect(root.textContent).toContain(note);
+    control(root, 'Load nbguard').click();
+    expect(load).toHaveBeenCalledOnce();
+  });
+
+  it('offers nothing for a kernel of another language', () => {
+    model = new FakeModel({ tick: {}, heap: {}, host: { kind: 'not_python', notebook: 'a.ipynb', language: 'R' } });
+    ({ root, close } = open(model, { load: vi.fn() }));
+    expect([...root.querySelectorAll('button')].filter(each => !each.closest('[hidden]'))).toEqual([]);
   });
 
   it('waits for the first data; says that there is no PyTorch, no GPU', () => {

@@ -125,11 +125,16 @@ class Server:
 
     def add_kernelspec(self, name: str, forks: Forks) -> None:
         """Offer kernels that are forked instead of started."""
+        self._specify(name, [sys.executable, "-I", "-S", str(_PROXY), forks.address, "{connection_file}"], "python")
+
+    def add_program(self, name: str, program: str, language: str = "python") -> None:
+        """Offer kernels that a program of Python is, which gets the connection file as its argument."""
+        self._specify(name, [sys.executable, "-c", program, "{connection_file}"], language)
+
+    def _specify(self, name: str, argv: list[str], language: str) -> None:
         folder = self._share / "kernels" / name
-        folder.mkdir(parents=True)
-        argv = [sys.executable, "-I", "-S", str(_PROXY), forks.address, "{connection_file}"]
-        spec = {"argv": argv, "display_name": name, "language": "python"}
-        (folder / "kernel.json").write_text(json.dumps(spec))
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": name, "language": language}))
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """Return what the server's REST interface answers."""

@@ -6,12 +6,26 @@ import type { Answer, Request } from './protocol';
 export type HostState =
   | { kind: 'ok' }
   | { kind: 'no_kernel' }
-  | { kind: 'not_loaded'; notebook: string }
+  /** `problem`: of the last attempt to load it, until a cell has run. */
+  | { kind: 'not_loaded'; notebook: string; problem?: LoadProblem }
+  /** A kernel of another language, by the name that the kernel or its specification gives. */
+  | { kind: 'not_python'; notebook: string; language: string }
   /** `waits`: for the end of the cell that runs. */
   | { kind: 'loading'; notebook: string; waits: boolean }
   | { kind: 'disconnected' }
   | { kind: 'restarting' }
   | { kind: 'dead' };
+
+/** Why nbguard could not be loaded. */
+export type LoadProblem =
+  /** The environment of the kernel has no such package. `python`: path of its interpreter, empty where it is not known. */
+  | { kind: 'no_package'; python: string }
+  /** `error`: name and message, in the kernel's words. */
+  | { kind: 'failed'; error: string }
+  /** The kernel was restarted, lost, or dropped what waited for it after an error in a cell. */
+  | { kind: 'not_run' }
+  /** The extension is loaded, and nothing answers the panel: no ipykernel. */
+  | { kind: 'not_served' };
 
 /** The model that anywidget gives to `render`, and that the JupyterLab panel imitates. */
 export interface Model {

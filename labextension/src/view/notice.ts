@@ -2,7 +2,7 @@
 
 import type { Connection } from './connection';
 import { button, element, setEnabled, setSentence, setText, show } from './dom';
-import type { Host } from './host';
+import type { Host, LoadProblem } from './host';
 import type { Trans } from './words';
 
 interface Words {
@@ -49,8 +49,13 @@ export class Notice {
           trans.__('No kernel to look at.'),
           trans.__('Open a notebook with a Python kernel: its memory is shown here.')
         );
-      case 'not_loaded':
+      case 'not_python':
         return say(
+          trans.__('The kernel of %1 runs %2.', host.notebook, host.language),
+          trans.__('nbguard looks into Python kernels only.')
+        );
+      case 'not_loaded':
+        return host.problem ? this.notLoadable(host.notebook, host.problem) : say(
           trans.__('nbguard is not loaded in %1.', host.notebook),
           this.host.load ? trans.__('Runs `%load_ext nbguard` in its kernel.') : trans.__('Run `%load_ext nbguard` in a cell.'),
           true
@@ -72,6 +77,31 @@ export class Notice {
         return say(trans.__('The kernel has died.'), trans.__('Its memory is free again. Restart the kernel to go on.'));
       case 'ok':
         return foreign ? this.otherVersion() : tick === null ? this.waiting() : null;
+    }
+  }
+
+  private notLoadable(notebook: string, problem: LoadProblem): Words {
+    const { trans } = this;
+    const failed = (note: string): Words => ({
+      sentence: trans.__('nbguard could not be loaded in %1.', notebook),
+      note,
+      isLoadable: true
+    });
+    switch (problem.kind) {
+      case 'no_package':
+        return {
+          sentence: trans.__('nbguard is not installed for the kernel of %1.', notebook),
+          note: problem.python === ''
+            ? trans.__('Run `%pip install nbguard` in a cell of it: that installs into the environment of the kernel.')
+            : trans.__('Run `%pip install nbguard` in a cell of it: that installs into the environment of the kernel, `%1`.', problem.python),
+          isLoadable: true
+        };
+      case 'failed':
+        return failed(problem.error);
+      case 'not_run':
+        return failed(trans.__('The kernel was restarted, lost, or had an error before it came to that. Try again.'));
+      case 'not_served':
+        return failed(trans.__('The magics work: run `%gpumem` in a cell. This kind of kernel cannot answer the panel.'));
     }
   }
 
