@@ -22,7 +22,7 @@ export function addPanelCommands(app: JupyterFrontEnd, panel: MemoryPanel, trans
   const trans = translator.load('nbguard');
 
   app.commands.addCommand(CommandIDs.togglePanel, {
-    label: trans.__('Show GPU Memory'),
+    label: trans.__('GPU memory: show the panel'),
     caption: trans.__('Show or hide the panel with the GPU memory of the notebook in front'),
     isToggleable: true,
     isToggled: () => panel.isVisible,

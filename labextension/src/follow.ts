@@ -30,12 +30,28 @@ export class FrontKernel {
     return this.startedSignal;
   }
 
+  /** Show the cell with this number in the notebook in front; false: it is no longer there. */
+  goToCell(number: number): boolean {
+    const notebook = this.tracker.currentWidget?.content;
+    const cells = notebook?.widgets ?? [];
+    const index = cells.findIndex(({ model }) => (model as { executionCount?: unknown }).executionCount === number);
+    if (notebook === undefined || index < 0) {
+      return false;
+    }
+    notebook.deselectAll();
+    notebook.activeCellIndex = index;
+    void notebook.scrollToItem(index, 'smart');
+    notebook.activate();
+    return true;
+  }
+
   private readonly update = (): void => {
     const front = this.tracker.currentWidget;
     if (front) {
       // Connecting twice is connecting once.
       front.sessionContext.kernelChanged.connect(this.update);
       front.disposed.connect(this.update);
+      front.title.changed.connect(this.rename);
     }
     const current = front ? this.modelOf(front) : NO_NOTEBOOK;
     if (current !== this.model) {
@@ -43,6 +59,15 @@ export class FrontKernel {
       this.changedSignal.emit();
     }
     this.closeUnused();
+  };
+
+  /** Call each kernel by the name that its notebook has now. */
+  private readonly rename = (): void => {
+    this.tracker.forEach(notebook => {
+      if (!notebook.isDisposed) {
+        this.links.get(notebook.sessionContext.session?.kernel?.id ?? '')?.rename(notebook.title.label);
+      }
+    });
   };
 
   private modelOf(notebook: NotebookPanel): Model {

@@ -2,6 +2,7 @@ import { ILayoutRestorer, type JupyterFrontEnd, type JupyterFrontEndPlugin } fro
 import { ICommandPalette } from '@jupyterlab/apputils';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
 import { addMagicCommands, addPanelCommands, addToPalette } from './commands';
@@ -9,6 +10,7 @@ import { FrontKernel } from './follow';
 import { KernelLink } from './link';
 import { MemoryPanel } from './panel';
 import { read } from './settings';
+import { StatusItem } from './status';
 
 const PLUGIN = 'nbguard:plugin';
 
@@ -21,14 +23,15 @@ const plugin: JupyterFrontEndPlugin<void> = {
   description: 'Shows who holds the GPU memory of the notebook in front, and cleans it up.',
   autoStart: true,
   requires: [INotebookTracker],
-  optional: [ISettingRegistry, ILayoutRestorer, ICommandPalette, ITranslator],
+  optional: [ISettingRegistry, ILayoutRestorer, ICommandPalette, ITranslator, IStatusBar],
   activate: async (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
     registry: ISettingRegistry | null,
     restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null,
-    translator: ITranslator | null
+    translator: ITranslator | null,
+    statusBar: IStatusBar | null
   ): Promise<void> => {
     const language = translator ?? nullTranslator;
     const trans = language.load('nbguard');
@@ -60,6 +63,13 @@ const plugin: JupyterFrontEndPlugin<void> = {
 
     addPanelCommands(app, panel, language);
     addMagicCommands(app, tracker, language);
+    if (statusBar && settings.statusBar) {
+      const item = new StatusItem(front, trans, () => {
+        app.shell.activateById(panel.id);
+        panel.focus();
+      });
+      statusBar.registerStatusItem('nbguard:status', { item, align: 'right', rank: 200 });
+    }
     if (palette) {
       addToPalette(palette, trans.__('nbguard'));
     }

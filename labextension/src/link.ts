@@ -25,8 +25,7 @@ type Hello = Extract<Request, { op: 'hello' }>;
 export class KernelLink extends ObservableModel {
   /** `channel` says which channel to use now, `notebook` is what to call whom the kernel belongs to. */
   constructor(kernel: Kernel.IKernelConnection, channel: () => Channel, notebook: string) {
-    super({ kind: 'ok' });
-    this.notebook = notebook;
+    super({ kind: 'ok' }, notebook);
     this.connection = kernel.clone({ handleComms: false });
     this.sender = new KernelSender(this.connection, channel);
     this.connection.anyMessage.connect(this.onMessage);
@@ -43,6 +42,26 @@ export class KernelLink extends ObservableModel {
   /** Whether there has been a tick of this run of the kernel. */
   get isLive(): boolean {
     return this.hasTicked;
+  }
+
+  /** Call the kernel's notebook by another name from now on. */
+  rename(notebook: string): void {
+    if (notebook !== this.notebook) {
+      this.set('notebook', notebook);
+      const host = this.get('host') as HostState;
+      if (host.kind === 'not_loaded' || host.kind === 'loading') {
+        this.set('host', { ...host, notebook });
+      }
+    }
+  }
+
+  /** Have a tick now and then, and no scan, for a status bar called `client`; null: no longer. */
+  glance(client: string | null): void {
+    if (client === null && this.glancer !== null && this.isLoaded) {
+      this.sender.tell({ op: 'bye', client: this.glancer });
+    }
+    this.glancer = client;
+    this.tellGlance();
   }
 
   dispose(): void {
@@ -66,7 +85,7 @@ export class KernelLink extends ObservableModel {
         return;
       }
     } else if (message.op === 'bye') {
-      this.hello = { ...this.hello, visible: false };
+      this.hello = { ...this.hello, visible: false, glance: true }; // its first tick is enough to open the panel
     }
     if (this.isLoaded) {
       this.sender.tell(message);
@@ -144,6 +163,13 @@ export class KernelLink extends ObservableModel {
     this.set('host', { kind: 'ok' });
     this.isLoaded = true;
     this.sender.tell(this.hello);
+    this.tellGlance();
+  }
+
+  private tellGlance(): void {
+    if (this.glancer !== null && this.isLoaded) {
+      this.sender.tell({ op: 'hello', client: this.glancer, visible: false, glance: true });
+    }
   }
 
   private readonly onMessage = (_: unknown, { msg, direction }: Kernel.IAnyMessageArgs): void => {
@@ -228,12 +254,16 @@ export class KernelLink extends ObservableModel {
     this.set('host', host);
   }
 
+  private get notebook(): string {
+    return this.get('notebook') as string;
+  }
+
   private readonly connection: Kernel.IKernelConnection;
   private readonly sender: KernelSender;
-  private readonly notebook: string;
   private language = PYTHON;
   private readonly startedSignal = new Signal<this, void>(this);
-  private hello: Hello = { op: 'hello', client: UUID.uuid4(), visible: false };
+  private hello: Hello = { op: 'hello', client: UUID.uuid4(), visible: false, glance: true };
+  private glancer: string | null = null;
   private isLoaded = false;
   private isLoading = false;
   private hasTicked = false;

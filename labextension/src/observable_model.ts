@@ -1,13 +1,13 @@
 import type { HostState, Model } from './view/host';
 import type { Answer, Request } from './view/protocol';
 
-type Name = 'tick' | 'heap' | 'host';
+type Name = 'tick' | 'heap' | 'host' | 'notebook';
 type Act = (message: Answer) => void;
 
 /** What a view is drawn from, and who wants to know when it changes. */
 export abstract class ObservableModel implements Model {
-  constructor(host: HostState) {
-    this.values = { tick: {}, heap: {}, host };
+  constructor(host: HostState, notebook = '') {
+    this.values = { tick: {}, heap: {}, host, notebook };
   }
 
   abstract send(message: Request): void;

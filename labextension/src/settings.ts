@@ -6,10 +6,11 @@ import type { Channel } from './kernel_sender';
 export interface Settings {
   side: 'left' | 'right';
   openOnData: boolean;
+  statusBar: boolean;
   channel: Channel;
 }
 
-const DEFAULTS: Settings = { side: 'right', openOnData: true, channel: 'control' };
+const DEFAULTS: Settings = { side: 'right', openOnData: true, statusBar: true, channel: 'control' };
 
 /** The settings as they are now; each is its default where there is none. */
 export function read(stored: ISettingRegistry.ISettings | null): Settings {

@@ -8,13 +8,13 @@ import { FakeKernel } from './kernel';
 
 /** A notebook as far as the panel looks at one. */
 class Notebook {
-  readonly title: { label: string };
+  readonly title: { label: string; changed: Signal<object, void> };
   readonly disposed = new Signal<this, void>(this);
   readonly sessionContext: { session: { kernel: Kernel.IKernelConnection | null } | null; kernelChanged: Signal<object, void> };
   isDisposed = false;
 
   constructor(name: string, kernel: Kernel.IKernelConnection | null) {
-    this.title = { label: name };
+    this.title = { label: name, changed: new Signal(this) };
     this.sessionContext = { session: kernel && { kernel }, kernelChanged: new Signal(this) };
   }
 

@@ -63,7 +63,7 @@ export class FakeKernel {
   }
 
   tick(n: number): void {
-    this.publish('comm_msg', { comm_id: 'nbguard', data: { op: 'tick', tick: { v: 1, n } } });
+    this.publish('comm_msg', { comm_id: 'nbguard', data: { op: 'tick', tick: { v: 2, n } } });
   }
 
   /** Begin a cell, which keeps the shell channel busy until it ends. */

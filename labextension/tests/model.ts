@@ -19,14 +19,14 @@ export function scene(name: Scene): { tick: Tick; heap: MemoryState } {
 
 export class FakeModel implements Model {
   readonly sent: Request[] = [];
-  private readonly state: { tick: object; heap: object; host?: HostState };
+  private readonly state: { tick: object; heap: object; host?: HostState; notebook?: string };
   private readonly listeners = new Map<string, Set<(...args: never[]) => void>>();
 
-  constructor(state: { tick: object; heap: object; host?: HostState } = { tick: {}, heap: {} }) {
+  constructor(state: { tick: object; heap: object; host?: HostState; notebook?: string } = { tick: {}, heap: {} }) {
     this.state = { ...state };
   }
 
-  get(name: 'tick' | 'heap' | 'host'): unknown {
+  get(name: 'tick' | 'heap' | 'host' | 'notebook'): unknown {
     return this.state[name];
   }
 
@@ -42,7 +42,7 @@ export class FakeModel implements Model {
     this.sent.push(structuredClone(message));
   }
 
-  set(change: { tick?: object; heap?: object; host?: HostState }): void {
+  set(change: { tick?: object; heap?: object; host?: HostState; notebook?: string }): void {
     Object.assign(this.state, change);
     for (const name of Object.keys(change)) {
       this.listeners.get(`change:${name}`)?.forEach(act => {
@@ -102,6 +102,7 @@ export const outcome: OutcomeView = {
   promised: 3939500032,
   realised: 3274702848,
   extra: 0,
+  done: ['last error: 2 variables of 1 frame released'],
   undone: [['Out[9]', 'a thread runs with it']],
   undo: ['emb']
 };
@@ -111,8 +112,8 @@ export const why: WhyView = {
   what: 'list of 118',
   nbytes: 2039480320,
   paths: [
-    ['losses → [0] → grad_fn', 13, false, 'losses = [each.item() for each in losses]'],
-    ['last error → fit → losses', 12, true, '']
+    ['losses → [0] → grad_fn', 13, false, 'losses = [each.item() for each in losses]', 'frees its memory'],
+    ['last error → fit → losses', 12, true, '%reset_gpu', 'frees all that is stale']
   ],
   more: []
 };

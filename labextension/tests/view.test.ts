@@ -34,13 +34,19 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
+/** A figure and its unit. */
+function read(node: Element | null): [number, string] {
+  const [value = '', unit = ''] = (node?.textContent ?? '').split(' ');
+  return [Number(value), unit];
+}
+
 describe('what is shown', () => {
   it('has its sections under the names that others look for', () => {
     show();
     expect(root.getAttribute('role')).toBe('region');
     expect(root.getAttribute('aria-label')).toBe('GPU memory');
     expect(root.dataset.tick).toBe('960');
-    expect(headings(root)).toEqual(['Fit', 'Experiments', 'Held by', 'Findings', 'Fragmentation']);
+    expect(headings(root)).toEqual(['Fit', 'Held by', 'Findings', 'Fragmentation']);
     expect(root.textContent).toContain('learn.fit_one_cycle');
     expect(root.textContent).toContain('epoch 2 of 5 · batch 118 of 240 · loss 0.4120');
     const { tick } = scene('training');
@@ -85,6 +91,149 @@ describe('what is shown', () => {
     filter.value = 'no such name';
     filter.dispatchEvent(new Event('input'));
     expect(root.textContent).toContain('Nothing matches.');
+  });
+
+  it('has one list, whose rows add up to its total, in one unit', () => {
+    for (const name of ['training', 'stale', 'oom', 'idle'] as const) {
+      show(name);
+      const figures = [...root.querySelectorAll('.nbguard-holders tbody > tr:first-child > .nbguard-figure')].map(read);
+      const total = read(root.querySelector('.nbguard-holders tfoot .nbguard-figure'));
+      expect(new Set([...figures, total].map(([, unit]) => unit)).size).toBe(1);
+      expect(figures.reduce((sum, [value]) => sum + value, 0)).toBeCloseTo(total[0], 5);
+      const allocated = scene(name).heap.holders.reduce((sum, row) => sum + row.nbytes, 0);
+      expect(total[0]).toBeCloseTo(allocated / 1024 ** 3, 2);
+      close();
+    }
+    show('training');
+  });
+
+  it('unfolds an experiment into parts that add up to it', () => {
+    show();
+    expect(root.textContent).not.toContain('optimizer');
+    const fold = control(root, 'parts of learn');
+    fold.click();
+    expect(fold.getAttribute('aria-expanded')).toBe('true');
+    const body = fold.closest('tbody');
+    const parts = [...(body?.querySelectorAll('.nbguard-part > .nbguard-figure') ?? [])].map(read);
+    expect(body?.textContent).toContain('optimizer');
+    expect(parts.reduce((sum, [value]) => sum + value, 0)).toBeCloseTo(4.1, 5);
+    fold.click();
+    expect(root.textContent).not.toContain('optimizer');
+  });
+
+  it('lists what is shared under the experiment, in words', () => {
+    show('idle');
+    const { heap } = scene('idle');
+    const learn = heap.holders.find(row => row.label === 'learn');
+    const shared = { ...heap.holders[0], id: 90, label: 'learn + losses', kind: 'shared', parts: [], can: [] };
+    const row = { ...shared, parent: learn?.id ?? null, others: ['losses'], nbytes: 1024 ** 3 };
+    model.set({ heap: { ...heap, heap: 8, holders: [row, ...heap.holders] } });
+    const body = control(root, 'parts of learn').closest('tbody');
+    expect(body?.querySelector('.nbguard-figure')?.textContent).toBe('5.10 GiB');
+    control(root, 'parts of learn').click();
+    expect(body?.textContent).toContain('shared with losses');
+    expect(root.textContent).not.toContain('let go');
+  });
+
+  it('folds frames of the running cell, and names that hold nothing of their own', () => {
+    show('idle');
+    const { heap } = scene('idle');
+    const like = (id: number, label: string, more: object): object => ({ ...heap.holders[2], id, label, path: label, ...more });
+    const note = 'in use by running code: freed when that ends';
+    const frames = [1, 2, 3].map(n => like(90 + n, `running f${String(n)}()`, { is_running: true, note, nbytes: 1024 ** 3 }));
+    const zeros = [1, 2].map(n => like(95 + n, `alias${String(n)}`, { nbytes: 0 }));
+    model.set({ heap: { ...heap, heap: 8, holders: [...heap.holders, ...frames, ...zeros] } });
+    expect(root.textContent).toContain('3 frames of the running cell');
+    expect(root.textContent).toContain('2 names');
+    expect(root.textContent).not.toContain('running f1()');
+    control(root, 'parts of 3 frames').click();
+    expect(root.textContent).toContain('running f1()');
+    expect(root.textContent).toContain(note);
+    control(root, 'parts of 2 names').click();
+    expect(control(root, 'release… alias1')).toBeTruthy();
+  });
+
+  it('marks rows of as many bytes as Clean stale promises', () => {
+    show('idle');
+    const { heap } = scene('idle');
+    const stale = Math.round(48.89 * 1024 ** 2);
+    const holders = heap.holders.map(row => (row.label === 'learn' ? { ...row, stale_bytes: stale } : row));
+    model.set({ heap: { ...heap, heap: 8, stale, holders } });
+    expect(control(root, 'Clean stale · 48.89 MiB')).toBeTruthy();
+    const chips = [...root.querySelectorAll('.nbguard-holders .nbguard-chip')].filter(isShown).map(node => node.textContent);
+    expect(chips).toEqual(['48.89 MiB stale']);
+  });
+
+  it('says "at least" where not all was looked into', () => {
+    show('idle');
+    const { heap } = scene('idle');
+    model.set({ heap: { ...heap, heap: 8, holders: heap.holders.map(row => ({ ...row, at_least: row.label === 'preds' })) } });
+    const row = control(root, 'why preds').closest('tbody');
+    expect(row?.querySelector('.nbguard-figure')?.textContent).toBe('≥ 0.63 GiB');
+    expect(row?.textContent).toContain('at least');
+  });
+
+  it('offers what frees a row that is no name: the last error, and cycles', () => {
+    show('stale');
+    control(root, 'clean… last error').click();
+    expect(model.last('plan')).toMatchObject({ action: 'clean_stale' });
+    expect(control(root, 'why last error')).toBeTruthy();
+    expect(control(root, 'clean… unreachable cycles')).toBeTruthy();
+  });
+
+  it('goes to the cell that made a holder, where the host has cells', () => {
+    show();
+    expect(() => control(root, 'go to')).toThrow();
+    close();
+    const gone: number[] = [];
+    model = new FakeModel(scene('training'));
+    ({ root, close } = open(model, { goToCell: cell => gone.push(cell) < 2 }));
+    const link = control(root, 'go to In[13], which made losses');
+    link.click();
+    expect(gone).toEqual([13]);
+    link.click();
+    expect(link.title).toBe('In[13] is not in the notebook any more');
+  });
+
+  it('names the notebook, also after a rename, in a header of one height', () => {
+    show();
+    expect(root.querySelector('h2')?.textContent).toBe('GPU memory');
+    close();
+    model = new FakeModel({ ...scene('training'), notebook: 'a.ipynb' });
+    ({ root, close } = open(model));
+    expect(root.querySelector('h2')?.textContent).toBe('a.ipynb');
+    model.set({ notebook: 'a_renamed.ipynb' });
+    expect(root.querySelector('h2')?.textContent).toBe('a_renamed.ipynb');
+  });
+
+  it('never says of a Learner that trains what holds of an idle one', () => {
+    show('idle');
+    const { tick, heap } = scene('idle');
+    const sentence = 'learn keeps its gradients between fits';
+    model.set({ heap: { ...heap, heap: 8, findings: [[sentence, 'learn.model.zero_grad()', 'learn']] } });
+    expect(root.textContent).toContain(sentence);
+    model.set({ tick: { ...tick, fit: scene('training').tick.fit } });
+    expect(root.textContent).not.toContain(sentence);
+    model.set({ tick });
+    expect(root.textContent).toContain(sentence);
+  });
+
+  it('tells a screen reader how far the fit is', () => {
+    show();
+    const bar = root.querySelector('[role=progressbar]');
+    expect(bar?.getAttribute('aria-valuenow')).toBe('30');
+    expect(bar?.getAttribute('aria-label')).toBeTruthy();
+  });
+
+  it('empties the cache only where PyTorch keeps some', () => {
+    show('idle');
+    const { tick } = scene('idle');
+    expect(control(root, 'Empty cache').getAttribute('aria-disabled')).toBeNull();
+    const parts = [{ name: 'process', nbytes: 5, note: '' }];
+    model.set({ tick: { ...tick, tracked: 'cpu', devices: tick.devices.map(device => ({ ...device, total: null, parts })) } });
+    expect(control(root, 'Empty cache').getAttribute('aria-disabled')).toBe('true');
+    control(root, 'Empty cache').click();
+    expect(model.all('plan')).toHaveLength(0);
   });
 
   it('sorts by name, cell and bytes, and the other way round', () => {
@@ -151,7 +300,7 @@ describe('ticks', () => {
 
   it('say which experiment trains before a heap does', () => {
     show('idle');
-    const chip = root.querySelector('.nbguard-rows .nbguard-chip');
+    const chip = root.querySelector('.nbguard-holders .nbguard-chip');
     const { tick } = scene('idle');
     expect(chip?.textContent).toBe('live');
     model.set({ tick: { ...tick, fit: scene('training').tick.fit } });
@@ -178,7 +327,8 @@ describe('a new heap', () => {
     const { heap } = scene('training');
     const holders = heap.holders.map(each => ({ ...each, nbytes: each.label === 'losses' ? 9 : each.id }));
     model.set({ heap: { ...heap, heap: 8, holders } });
-    expect(root.querySelector('tbody')).toBe(row);
+    const loose = [...root.querySelectorAll('tbody')].filter(body => !body.textContent.startsWith('learn'));
+    expect(loose[0]).toBe(row);
     expect(control(root, 'why losses')).toBe(ask);
     expect(document.activeElement).toBe(ask);
   });
@@ -240,6 +390,32 @@ describe('a plan', () => {
     control(root, 'undo').click();
     expect(model.last('plan')).toMatchObject({ action: 'unpark', names: ['emb'] });
     control(root, 'Dismiss').click();
+    expect(headings(root)).not.toContain('Just done');
+  });
+
+  it('says what was done, and what was done is news for 30 s, or until the next cell', () => {
+    show('stale');
+    const finish = (): void => {
+      askForPlan();
+      control(root, plan.confirm).click();
+      model.say('apply', { op: 'done', outcome });
+    };
+    const { tick } = scene('stale');
+    finish();
+    expect(root.querySelector('[aria-live]')?.textContent).toContain('last error: 2 variables of 1 frame released');
+    vi.advanceTimersByTime(29_000);
+    model.set({ tick: { ...tick, n: 1000 } });
+    expect(headings(root)).toContain('Just done');
+    control(root, 'Dismiss').focus();
+    vi.advanceTimersByTime(5_000);
+    model.set({ tick: { ...tick, n: 1001 } });
+    expect(headings(root)).toContain('Just done');
+    (document.activeElement as HTMLElement).blur();
+    model.set({ tick: { ...tick, n: 1002 } });
+    expect(headings(root)).not.toContain('Just done');
+    finish();
+    expect(headings(root)).toContain('Just done');
+    model.set({ tick: { ...tick, n: 1003, busy: true, cell: 16 } });
     expect(headings(root)).not.toContain('Just done');
   });
 

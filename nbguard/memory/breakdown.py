@@ -50,7 +50,7 @@ LABELS: dict[str, str] = {
 NOT_OURS = frozenset({DevicePart.OTHERS, DevicePart.OUTSIDE, DevicePart.DRIVER, DevicePart.FREE})
 """The parts that are not this process's."""
 
-_RELEASABLE = "an empty cache gives it back"
+_RELEASABLE = "PyTorch's cache: Empty cache gives it back"
 _STRANDED = "free, but between live blocks"
 _PENDING = "freed, waiting for another stream"
 

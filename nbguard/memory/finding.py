@@ -12,3 +12,4 @@ class Finding:
     kind: str
     sentence: str
     command: str
+    learner: str = ""  # the Learner that it is about as long as no fit runs on it; empty: it holds whatever runs

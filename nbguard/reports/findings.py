@@ -154,7 +154,7 @@ def _stranded(analysis: Analysis) -> Iterator[Finding]:
     for device in analysis.devices:
         stranded = device.space.stranded
         if stranded > max(_WORTH_SAYING * device.space.reserved, 20 * MiB):
-            how, command = _unpin(device.once(pins_of), stranded)
+            how, command = _unpin(device.once(pins_of), stranded, analysis.once(default_plan))
             yield Finding(
                 "fragmentation",
                 f"{format_bytes(stranded)} of {device.name} is free but stranded between live blocks (largest free block "
@@ -163,7 +163,7 @@ def _stranded(analysis: Analysis) -> Iterator[Finding]:
             )
 
 
-def _unpin(rows: tuple[HolderPins, ...], stranded: int) -> tuple[str, str]:
+def _unpin(rows: tuple[HolderPins, ...], stranded: int, plan: Plan) -> tuple[str, str]:
     """Return who strands most of it by itself, with what letting it go gives back, in words and as a command."""
     for row in rows:
         if (row.stale or row.kind == "name") and row.stranded_alone > _WORTH_NAMING * stranded:
@@ -172,7 +172,9 @@ def _unpin(rows: tuple[HolderPins, ...], stranded: int) -> tuple[str, str]:
             tensors, least = counted(row.blocks, "tensor"), "at least " if row.stale else ""
             pinned = f", {share} of it pinned by {row.label} ({tensors}, {format_bytes(row.nbytes)})"
             return f"{pinned}: `{command}` gives {least}{format_bytes(row.gives_back)} back to the device", command
-    return ": `%reset_gpu` frees what is stale among them", "%reset_gpu"
+    if plan.promised and any(row.stale for row in rows):
+        return ": `%reset_gpu` frees what is stale among them", "%reset_gpu"
+    return ", none of which is stale", ""
 
 
 def _outside(facts: Facts) -> Iterator[Finding]:
@@ -199,6 +201,7 @@ def _gradients(facts: Facts) -> Iterator[Finding]:
                 f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): `{zero_grad(label)}` frees them, the next "
                 "fit makes new ones",
                 zero_grad(label),
+                label,
             )
 
 

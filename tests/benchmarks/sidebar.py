@@ -4,7 +4,7 @@
 
   first data      from the start of a page load to the first tick that is drawn, with the notebook's kernel idle; and of
                   it what is ours: from when the page calls the notebook's kernel, which is when it begins to know of it
-  handled         from a click on "Empty cache" to the kernel's answer in the page, while `learn.fit` trains on the CPU
+  handled         from a click on "release…" to the kernel's answer in the page, while `learn.fit` trains on the CPU
   a tick          processor time of the sampler's thread
   panel open      the same steps of a training loop with the panel open and closed, in turns, in one kernel: each pair's
                   ratio of the time that passed (which other work on the machine moves) and of processor time (all threads)
@@ -68,7 +68,7 @@ def handled(tab: Tab, clicks: int) -> list[float]:
     found = []
     for _ in range(clicks):
         with tab.asked() as after:
-            tab.button("Empty cache").click()
+            tab.button("release… learn").click()
             found.append(after("ack"))
         assert tab.prompt(0) == "[*]:", "the fit has ended"
         tab.button("Cancel").click()

@@ -27,7 +27,7 @@ def test_panel_in_notebook_7(desk: Desk, server: Server) -> None:
     tab.show_panel()
     tab.wait_for_ticks(2)
     expect(tab.button("why weights")).to_be_visible()
-    tab.button("Empty cache").click()
+    tab.button("release… weights").click()
     expect(tab.heading(re.compile("plan"))).to_be_visible()
     tab.hide_panel()
     tab.show_panel()
@@ -55,7 +55,7 @@ def test_widget_in_an_output_cell(desk: Desk, server: Server, app: App) -> None:
     tab.start(1)
     before = widget.get_attribute("data-tick")
     wait_until(lambda: widget.get_attribute("data-tick") != before, "ticks while a cell runs")
-    widget.get_by_role("button", name="Empty cache").click()
+    widget.get_by_role("button", name="release… weights").click()
     plan = widget.get_by_role("heading", name=re.compile("plan"))
     expect(plan if is_handled_meanwhile else widget.get_by_text("runs when the cell ends")).to_be_visible()
     assert tab.prompt(1) == "[*]:"

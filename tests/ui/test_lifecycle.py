@@ -54,7 +54,7 @@ def test_reload_while_a_cell_runs(desk: Desk, server: Server) -> None:
     expect_holder(tab, "weights")
     tab.wait_for_ticks(2)
     with tab.asked() as after:
-        tab.button("Empty cache").click()
+        tab.button("release… weights").click()
         after("ack")
     notebook.file(STOP_FILE).touch()
     assert notebook.kernel.resting_threads() == threads
@@ -127,7 +127,7 @@ def test_two_tabs_on_one_kernel(desk: Desk, server: Server) -> None:
     for tab in (one, other):
         expect_holder(tab, "weights")
         tab.wait_for_ticks(2)
-    one.button("Empty cache").click()
+    one.button("release… weights").click()
     expect(one.heading(re.compile("plan"))).to_be_visible()
     other.wait_for_ticks(2)
     expect(other.heading(re.compile("plan"))).to_be_hidden()
@@ -139,6 +139,7 @@ def test_two_tabs_on_one_kernel(desk: Desk, server: Server) -> None:
 
 def test_nobody_looks(desk: Desk, server: Server) -> None:
     """Without a view the kernel is as it was: its sampler has ended."""
+    server.set_options(statusBar=False)  # its item looks, too: test_status.py
     notebook = holding(desk, server, "weights")
     before = notebook.kernel.resting_threads()
     tab = desk.open(notebook)

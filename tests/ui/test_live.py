@@ -83,12 +83,12 @@ def test_clicks_are_handled_while_training(training: Tab) -> None:
     least, most = CLICKS
     while len(handled) < least or (min(handled) >= HANDLED_MS and len(handled) < most):
         with training.asked() as after:
-            training.button("Empty cache").click()
+            training.button("release… losses").click()
             handled.append(after("ack"))
         assert training.prompt(0) == "[*]:"
-        expect(training.heading("Empty cache: the plan")).to_be_visible()
+        expect(training.heading("Release losses: the plan")).to_be_visible()
         training.button("Cancel").click()
-        expect(training.heading("Empty cache: the plan")).to_be_hidden()
+        expect(training.heading("Release losses: the plan")).to_be_hidden()
     assert min(handled) < HANDLED_MS, handled
 
 
@@ -110,7 +110,7 @@ def test_clean_stale_while_training(training: Tab) -> None:
 
 def test_without_control_channel_it_runs_when_the_cell_ends(training_by_shell: Tab) -> None:
     tab = training_by_shell
-    tab.button("Empty cache").click()
+    tab.button("release… losses").click()
     expect(tab.panel).to_contain_text(WAITS, use_inner_text=True)
     assert tab.prompt(0) == "[*]:"
     expect(tab.heading(re.compile("plan"))).to_be_hidden()

@@ -5,6 +5,10 @@ import type { ViewContext } from './view_context';
 import { button, element, setAttribute, setEnabled, setText } from './dom';
 import type { OperationRequest } from './operations';
 import { Menu } from './menu';
+import type { Tick } from './protocol';
+
+/** Parts of a device of which emptying the cache may give something back. */
+const CACHED: ReadonlySet<string> = new Set(['releasable', 'cached']);
 
 export class ActionBar {
   readonly node = element('div', 'nbguard-actions');
@@ -12,6 +16,8 @@ export class ActionBar {
   private readonly flush: HTMLButtonElement;
   private readonly cleanStale: OperationRequest;
   private readonly emptyCache: OperationRequest;
+  /** Whether PyTorch keeps anything that emptying its cache could give back. */
+  private hasCache = false;
 
   constructor(private readonly context: ViewContext) {
     const { trans, operations } = context;
@@ -44,6 +50,15 @@ export class ActionBar {
     this.clean.click();
   }
 
+  /** Take what a tick says about the cache. */
+  follow(tick: Tick): void {
+    const hasCache = tick.devices.some(device => device.parts.some(part => CACHED.has(part.name) && part.nbytes > 0));
+    if (hasCache !== this.hasCache) {
+      this.hasCache = hasCache;
+      this.update();
+    }
+  }
+
   update(): void {
     const { trans, operations, connection } = this.context;
     const stale = connection.heap?.stale ?? 0;
@@ -56,6 +71,7 @@ export class ActionBar {
     const isFlushing = operations.isPending(this.emptyCache);
     setText(this.flush, isFlushing ? trans.__('working…') : this.emptyCache.title);
     setAttribute(this.flush, 'aria-label', isFlushing ? `${this.emptyCache.title}: ${trans.__('working…')}` : null);
-    setEnabled(this.flush, !isFlushing);
+    setAttribute(this.flush, 'title', this.hasCache ? null : trans.__('PyTorch keeps no free memory of a GPU'));
+    setEnabled(this.flush, this.hasCache && !isFlushing);
   }
 }

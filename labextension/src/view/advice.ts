@@ -3,7 +3,7 @@
 import { formatBytes } from './bytes';
 import { codeLine } from './code';
 import { element, nameElement, setSentence, setText, show } from './dom';
-import type { FixRow, MemoryState, OomView } from './protocol';
+import type { FitTick, FixRow, MemoryState, OomView } from './protocol';
 import type { Trans } from './words';
 
 /** A section whose content is made anew only when it differs. */
@@ -59,12 +59,27 @@ export class OomSection extends Advice<OomView> {
 }
 
 export class FindingsSection extends Advice<MemoryState['findings']> {
+  private heap: MemoryState | null = null;
+  /** Name of the Learner that a fit runs on; null: none does. */
+  private training: string | null = null;
+
   constructor(private readonly trans: Trans) {
     super(trans.__('Findings'));
   }
 
   update(heap: MemoryState | null): void {
-    this.set(heap?.findings.length ? heap.findings : null);
+    this.heap = heap;
+    const findings = (heap?.findings ?? []).filter(([, , learner]) => learner === '' || learner !== this.training);
+    this.set(findings.length > 0 ? findings : null);
+  }
+
+  /** Take what a tick knows sooner than a heap: a Learner on which a fit runs needs what an idle one keeps. */
+  follow(fit: FitTick | null): void {
+    const training = fit?.label ?? null;
+    if (training !== this.training) {
+      this.training = training;
+      this.update(this.heap);
+    }
   }
 
   protected draw(findings: MemoryState['findings']): Node[] {

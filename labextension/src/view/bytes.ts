@@ -7,7 +7,7 @@ const UNITS: readonly (readonly [number, string])[] = [
   [KIB, 'KiB']
 ];
 
-type Unit = readonly [size: number, name: string];
+export type Unit = readonly [size: number, name: string];
 
 /** Bytes per unit and its name: the largest unit of which there is one or more. */
 export function unitOf(nbytes: number): Unit {
@@ -23,9 +23,9 @@ export function formatBytes(nbytes: number | null): string {
   return `${size === 1 ? String(nbytes) : (nbytes / size).toFixed(2)} ${name}`;
 }
 
-/** `values` with one unit, rounded so that they re-add to their rounded total. */
-export function formatColumn(values: readonly number[]): string[] {
-  const [size, name] = unitOf(Math.max(0, ...values));
+/** `values` with one unit (that of the largest, if not given), rounded so that they re-add to their rounded total. */
+export function formatColumn(values: readonly number[], unit: Unit = unitOf(Math.max(0, ...values))): string[] {
+  const [size, name] = unit;
   if (size === 1) {
     return values.map(value => `${String(value)} ${name}`);
   }

@@ -24,7 +24,7 @@ interface Pending {
 }
 
 /** What changed. `silent`: whether the kernel answers at all; `lost`: what was said by an earlier run of it is void. */
-export type Change = 'tick' | 'heap' | 'host' | 'silent' | 'lost';
+export type Change = 'tick' | 'heap' | 'host' | 'notebook' | 'silent' | 'lost';
 
 export class Connection {
   tick: Tick | null = null;
@@ -51,6 +51,7 @@ export class Connection {
     model.on('change:tick', this.onTick);
     model.on('change:heap', this.onHeap);
     model.on('change:host', this.onHost);
+    model.on('change:notebook', this.onNotebook);
     model.on('msg:custom', this.onAnswer);
   }
 
@@ -60,6 +61,12 @@ export class Connection {
     this.onHeap();
     this.onTick();
     this.onHost();
+  }
+
+  /** Name of the kernel's notebook; empty where the host names none. */
+  get notebook(): string {
+    const name = this.model.get('notebook');
+    return typeof name === 'string' ? name : '';
   }
 
   /** Send a question; `heard` gets everything that becomes of it. Returns its `rid`. */
@@ -108,6 +115,7 @@ export class Connection {
     this.model.off('change:tick', this.onTick);
     this.model.off('change:heap', this.onHeap);
     this.model.off('change:host', this.onHost);
+    this.model.off('change:notebook', this.onNotebook);
     this.model.off('msg:custom', this.onAnswer);
   }
 
@@ -163,6 +171,10 @@ export class Connection {
     this.aliveAt = Date.now();
     this.changed('host');
     this.hello();
+  };
+
+  private readonly onNotebook = (): void => {
+    this.changed('notebook');
   };
 
   private readonly onAnswer = (answer: unknown): void => {

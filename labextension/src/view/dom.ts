@@ -1,6 +1,7 @@
 /** Elements, and changing them only where they differ: what the reader selects, hovers or focuses stays as it is. */
 
 const LONGEST_TEXT = 200;
+const LAST_LETTERS = 8;
 const LONGEST_TITLE = 500;
 
 /** A new element with a class (empty: none) and children. */
@@ -46,8 +47,23 @@ export function nameElement<K extends keyof HTMLElementTagNameMap>(tag: K, class
 }
 
 export function setName(node: HTMLElement, text: string): void {
-  setText(node, cut(text, LONGEST_TEXT));
+  if (node.classList.contains('nbguard-two-ends')) {
+    setEnds(node, cut(text, LONGEST_TEXT));
+  } else {
+    setText(node, cut(text, LONGEST_TEXT));
+  }
   setAttribute(node, 'title', text === '' ? null : cut(text, LONGEST_TITLE));
+}
+
+/** Write `text` so that its end stays where there is no room for all of it: an ellipsis stands before its last letters. */
+function setEnds(node: HTMLElement, text: string): void {
+  if (node.textContent === text && node.firstElementChild !== null) {
+    return;
+  }
+  // Other scripts may not be cut anywhere, and may run from right to left.
+  const at = text.length > LAST_LETTERS + 4 && /^[ -~→…·]*$/.test(text) ? text.length - LAST_LETTERS : text.length;
+  const parts = [text.slice(0, at), text.slice(at)].filter(part => part !== '');
+  node.replaceChildren(...parts.map(part => element('span', '', part)));
 }
 
 /** `text`, at most `longest` characters of it: a name can be 10 kB long. */

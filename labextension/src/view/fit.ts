@@ -1,6 +1,6 @@
 /** The fit that runs: how far it is and what it takes. */
 
-import { element, nameElement, setName, setText, show } from './dom';
+import { element, nameElement, setAttribute, setName, setText, show } from './dom';
 import type { FitTick } from './protocol';
 import { fitCost, fitProgress, fitShare, type Trans } from './words';
 
@@ -14,6 +14,8 @@ export class FitSection {
 
   constructor(private readonly trans: Trans) {
     this.track.append(this.done);
+    this.track.setAttribute('role', 'progressbar');
+    this.track.setAttribute('aria-label', trans.__('The fit'));
     const title = element('h3', 'nbguard-title', trans.__('Fit'));
     this.node.append(title, this.call, this.progress, this.track, this.cost);
   }
@@ -28,6 +30,7 @@ export class FitSection {
     setText(this.cost, fitCost(fit, this.trans));
     const share = fitShare(fit);
     show(this.track, share !== null);
+    setAttribute(this.track, 'aria-valuenow', share === null ? null : String(Math.round(share * 100)));
     this.done.style.width = `${((share ?? 0) * 100).toFixed(2)}%`;
   }
 }

@@ -1,26 +1,31 @@
-/** Which device this is of, and what the kernel does now. */
+/** Whose memory this is: the notebook, its device, and what its kernel does now. Its height is always the same. */
 
-import { element, nameElement, setAttribute, setName, setText } from './dom';
+import { element, nameElement, setAttribute, setName, setText, show } from './dom';
 import type { Tick } from './protocol';
 import { headline, status, type Trans } from './words';
 
 export class Header {
   readonly node = element('div', 'nbguard-header');
+  private readonly title = element('h2');
+  private readonly name = nameElement('span', '');
   private readonly device = nameElement('span', 'nbguard-dim');
   private readonly dot = element('span', 'nbguard-dot');
   private readonly words = element('span');
 
   constructor(private readonly trans: Trans) {
-    const title = element('h2', '', trans.__('GPU memory'));
-    this.node.append(title, this.device, element('span', 'nbguard-status', this.dot, this.words));
+    this.title.append(this.name);
+    const status = element('span', 'nbguard-status', this.dot, this.words);
+    this.node.append(this.title, element('div', 'nbguard-header-line', this.device, status));
   }
 
-  /** `tick` is null while there is nothing to show. */
-  update(tick: Tick | null, silent: boolean): void {
+  /** `tick` is null while there is nothing to show, `notebook` empty where the host does not name one. */
+  update(tick: Tick | null, silent: boolean, notebook: string): void {
     const [tone, words] = tick === null ? ['none', ''] : status(tick, silent, this.trans);
+    setName(this.name, notebook === '' ? this.trans.__('GPU memory') : notebook);
     setName(this.device, tick === null ? '' : headline(tick, this.trans));
     setAttribute(this.dot, 'class', `nbguard-dot nbguard-${tone}`);
     setText(this.words, words);
     setAttribute(this.words, 'title', words || null);
+    show(this.dot, tone !== 'none');
   }
 }

@@ -1,10 +1,11 @@
-/** Who holds the memory: a table to sort and to search, with the ways that keep each row alive. */
+/** Who holds the memory: one list to sort and to search, whose bytes add up to what is allocated. */
 
-import { formatBytes, formatColumn } from './bytes';
+import { formatBytes, formatColumn, unitOf } from './bytes';
 import type { ViewContext } from './view_context';
 import { button, element, KeyedList, setAttribute, setText, show } from './dom';
-import { HolderView, type HolderItem } from './holder';
-import type { MemoryState, HolderRow } from './protocol';
+import { type Entry, entriesOf, sumOf } from './entries';
+import { type EntryItem, EntryView } from './entry';
+import type { FitTick, MemoryState } from './protocol';
 import { cell } from './words';
 
 const SHOWN = 10;
@@ -13,7 +14,7 @@ const MORE = 100;
 type Column = 'label' | 'cell' | 'nbytes';
 
 export class HoldersSection {
-  readonly node = element('section', 'nbguard-section');
+  readonly node = element('section', 'nbguard-section nbguard-holders');
   private readonly table = element('table', 'nbguard-table');
   private readonly filter = element('input', 'nbguard-filter');
   private readonly more: HTMLButtonElement;
@@ -21,9 +22,13 @@ export class HoldersSection {
   private readonly count = element('span');
   private readonly since = element('span', 'nbguard-dim');
   private readonly none = element('div', 'nbguard-dim');
-  private readonly list: KeyedList<HolderItem>;
+  private readonly total = element('td', 'nbguard-figure');
+  private readonly foot = element('tfoot');
+  private readonly list: KeyedList<EntryItem>;
   private readonly heads = new Map<Column, HTMLTableCellElement>();
   private heap: MemoryState | null = null;
+  /** Name of the Learner that a fit runs on; null: none does. */
+  private training: string | null = null;
   private order: Column = 'nbytes';
   private isReversed = false;
   private shown = SHOWN;
@@ -32,10 +37,10 @@ export class HoldersSection {
     const { trans } = context;
     const head = this.head();
     this.table.append(head);
-    this.list = new KeyedList<HolderItem>(
+    this.list = new KeyedList<EntryItem>(
       this.table,
-      ({ row }) => `${row.device}\n${row.path}\n${row.label}`,
-      () => new HolderView(context),
+      ({ entry }) => entry.key,
+      () => new EntryView(context),
       head
     );
     this.filter.type = 'search';
@@ -50,6 +55,11 @@ export class HoldersSection {
       this.draw();
     });
     this.rest.append(this.count, this.more);
+    const sum = element('th', '', trans.__('Total'));
+    sum.scope = 'row';
+    sum.colSpan = 2;
+    this.foot.append(element('tr', '', sum, this.total));
+    this.table.append(this.foot);
     const title = element('h3', 'nbguard-title', trans.__('Held by'));
     this.node.append(
       element('div', 'nbguard-title-line', title, this.since, this.filter),
@@ -64,45 +74,73 @@ export class HoldersSection {
     this.draw();
   }
 
+  /** Take what a tick knows sooner than a heap: which Learner trains. */
+  follow(fit: FitTick | null): void {
+    const training = fit?.label ?? null;
+    if (training !== this.training) {
+      this.training = training;
+      this.draw();
+    }
+  }
+
   private draw(): void {
     const { trans } = this.context;
-    const holders = this.heap?.holders ?? [];
-    const found = this.sorted(holders.filter(row => matches(row, this.filter.value)));
+    const { heap } = this;
+    const entries = heap === null ? [] : entriesOf(heap, this.training, trans);
+    const found = this.sorted(entries.filter(entry => matches(entry, this.filter.value)));
     const shown = found.slice(0, this.shown);
-    show(this.node, this.heap !== null);
-    show(this.filter, holders.length > 8);
-    const after = this.heap?.cell ?? null;
+    const all = sumOf(entries) + (heap?.more[1] ?? 0);
+    show(this.node, heap !== null);
+    show(this.filter, entries.length > 8);
+    const after = heap?.cell ?? null;
     setText(this.since, after === null ? '' : trans.__('after %1', cell(after)));
     show(this.table, found.length > 0);
-    const figures = formatColumn(shown.map(row => row.nbytes));
-    const heap = this.heap?.heap ?? -1;
-    const isNamed = new Set(holders.map(row => row.device)).size > 1;
-    this.list.update(shown.map((row, i) => ({ row, figure: figures[i] ?? '', heap, isNamed })));
+    this.list.update(this.items(shown, all, heap?.heap ?? -1));
+    const [figure] = formatColumn([all], unitOf(all));
+    setText(this.total, figure ?? '');
     show(this.none, found.length === 0);
-    setText(this.none, holders.length ? trans.__('Nothing matches.') : trans.__('Nothing holds memory of a device.'));
+    setText(this.none, entries.length ? trans.__('Nothing matches.') : trans.__('Nothing holds memory of a device.'));
     this.drawRest(found.slice(shown.length));
     this.drawHeads();
   }
 
+  /** The rows with their figures in the unit of the total; what is not shown is part of the sum that is rounded. */
+  private items(shown: readonly Entry[], all: number, heap: number): EntryItem[] {
+    const unit = unitOf(all);
+    const figures = formatColumn([...shown.map(entry => entry.nbytes), all - sumOf(shown)], unit);
+    return shown.map((entry, i) => {
+      const parts = formatColumn(
+        entry.children.map(child => Math.max(0, child.nbytes)),
+        unit
+      );
+      return {
+        entry,
+        figure: least(entry, figures[i] ?? ''),
+        figures: parts.map((part, k) => ((entry.children[k]?.nbytes ?? -1) < 0 ? '' : part)),
+        heap
+      };
+    });
+  }
+
   /** Say what is not listed: rows that are still to be shown, and those that the kernel has added up. */
-  private drawRest(hidden: readonly HolderRow[]): void {
+  private drawRest(hidden: readonly Entry[]): void {
     const [count, nbytes] = this.heap?.more ?? [0, 0];
     const all = count + hidden.length;
-    const bytes = nbytes + hidden.reduce((sum, row) => sum + row.nbytes, 0);
+    const bytes = nbytes + sumOf(hidden);
     show(this.rest, all > 0);
     show(this.more, hidden.length > 0);
     setText(this.more, this.context.trans.__('show %1 more', Math.min(hidden.length, MORE)));
     setText(this.count, this.context.trans.__('%1 not shown · %2', all.toLocaleString('en'), formatBytes(bytes)));
   }
 
-  private sorted(rows: HolderRow[]): HolderRow[] {
+  private sorted(entries: Entry[]): Entry[] {
     const sign = this.isReversed ? -1 : 1;
-    const compare: Record<Column, (a: HolderRow, b: HolderRow) => number> = {
-      label: (a, b) => a.label.localeCompare(b.label),
+    const compare: Record<Column, (a: Entry, b: Entry) => number> = {
+      label: (a, b) => a.name.localeCompare(b.name),
       cell: (a, b) => (b.cell ?? -1) - (a.cell ?? -1),
-      nbytes: (a, b) => b.nbytes - a.nbytes
+      nbytes: (a, b) => rank(a) - rank(b) || b.nbytes - a.nbytes
     };
-    return rows.sort((a, b) => sign * compare[this.order](a, b));
+    return entries.sort((a, b) => sign * compare[this.order](a, b));
   }
 
   private head(): HTMLElement {
@@ -111,7 +149,7 @@ export class HoldersSection {
     const columns: [Column, string, string][] = [
       ['label', trans.__('Name'), ''],
       ['cell', trans.__('Cell'), trans.__('the last cell that bound the name, or that showed or raised it')],
-      ['nbytes', trans.__('Frees'), trans.__('what comes back if this alone is let go')]
+      ['nbytes', trans.__('Holds'), trans.__('the bytes of each row; they add up to the total')]
     ];
     for (const [column, words, title] of columns) {
       const sort = button('nbguard-sort', words, () => {
@@ -136,7 +174,20 @@ export class HoldersSection {
   }
 }
 
-function matches(row: HolderRow, wanted: string): boolean {
+/** Experiments first: those that train, the others, then loose names; what is folded or parked last. */
+function rank({ state, key }: Entry): number {
+  if (key === 'frames' || key === 'empty') {
+    return 3;
+  }
+  return state === 'training' ? 0 : state === 'live' ? 1 : state === 'parked' ? 2.5 : 2;
+}
+
+function least(entry: Entry, figure: string): string {
+  return entry.atLeast ? `≥ ${figure}` : figure;
+}
+
+function matches(entry: Entry, wanted: string): boolean {
   const text = wanted.trim().toLowerCase();
-  return text === '' || [row.label, row.what, row.path].some(part => part.toLowerCase().includes(text));
+  const is = (part: string): boolean => part.toLowerCase().includes(text);
+  return text === '' || is(entry.name) || is(entry.words) || entry.children.some(child => is(child.name) || is(child.words));
 }

@@ -29,9 +29,9 @@ export type LoadProblem =
 
 /** The model that anywidget gives to `render`, and that the JupyterLab panel imitates. */
 export interface Model {
-  /** `tick`: Tick or {}; `heap`: MemoryState or {}; `host`: HostState, undefined in a widget. */
-  get(name: 'tick' | 'heap' | 'host'): unknown;
-  on(event: 'change:tick' | 'change:heap' | 'change:host', act: () => void): void;
+  /** `tick`: Tick or {}; `heap`: MemoryState or {}; `host`: HostState, and `notebook`: its name, both undefined in a widget. */
+  get(name: 'tick' | 'heap' | 'host' | 'notebook'): unknown;
+  on(event: 'change:tick' | 'change:heap' | 'change:host' | 'change:notebook', act: () => void): void;
   on(event: 'msg:custom', act: (message: Answer) => void): void;
   off(event: string, act: (...args: never[]) => void): void;
   send(message: Request): void;
@@ -41,6 +41,8 @@ export interface Model {
 export interface Host {
   /** Run `%load_ext nbguard` in the notebook's kernel. */
   load?: () => void;
+  /** Show the cell with this number in the notebook of the kernel; false: it is no longer there. */
+  goToCell?: (cell: number) => boolean;
   /** Translate an English sentence; `%1`, `%2` … stand for `args`. */
   trans?: { __(text: string, ...args: (string | number)[]): string };
 }

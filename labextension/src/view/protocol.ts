@@ -7,17 +7,17 @@
 
 import { boolean, list, literal, nullable, number, object, oneOf, text, tuple, variants, type Check } from './check';
 
-export const PROTOCOL = 1;
+export const PROTOCOL = 2;
 
 /** Everything that a sidebar can have done. Each is planned first and applied by the plan's token. */
 export type ActionName = 'clean_stale' | 'empty_cache' | 'release' | 'park' | 'unpark' | 'stop_workers';
 
 export const isActionName: Check<ActionName> = oneOf('clean_stale', 'empty_cache', 'release', 'park', 'unpark', 'stop_workers');
 
-/** A request that a view may make about a row. */
-export type Ability = 'why' | 'release' | 'park' | 'unpark';
+/** A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go. */
+export type Ability = 'why' | 'release' | 'park' | 'unpark' | 'clean';
 
-export const isAbility: Check<Ability> = oneOf('why', 'release', 'park', 'unpark');
+export const isAbility: Check<Ability> = oneOf('why', 'release', 'park', 'unpark', 'clean');
 
 /** The state of a piece of a segment: `kept` is free in a private pool that something still uses. */
 export type PieceKind = 'allocated' | 'releasable' | 'stranded' | 'kept';
@@ -31,11 +31,12 @@ export const isNow: Check<Now> = oneOf('now', 'cell_end');
 
 /**
  * A way in which a holder is kept alive. `cell`: number of the cell that bound its name. `stale`: Clean stale would
- * cut it. `release`: the line of code that cuts it; empty: none.
+ * cut it. `release`: the line of code that cuts it; empty: none. `effect`: effect of that line in a few words;
+ * empty: none.
  */
-export type KeptPath = [path: string, cell: number | null, stale: boolean, release: string];
+export type KeptPath = [path: string, cell: number | null, stale: boolean, release: string, effect: string];
 
-export const isKeptPath: Check<KeptPath> = tuple(text, nullable(number), boolean, text);
+export const isKeptPath: Check<KeptPath> = tuple(text, nullable(number), boolean, text, text);
 
 /** Paths of one root that are not listed one by one. */
 export type MorePaths = [root: string, paths: number];
@@ -132,6 +133,8 @@ export interface OutcomeView {
   realised: number;
   /** Bytes that came back besides. */
   extra: number;
+  /** Steps that were taken, in words. */
+  done: string[];
   undone: UndoneStep[];
   /** Names under which what was parked comes back (`unpark`). */
   undo: string[];
@@ -144,6 +147,7 @@ export const isOutcomeView: Check<OutcomeView> = object({
   promised: number,
   realised: number,
   extra: number,
+  done: list(text),
   undone: list(isUndoneStep),
   undo: list(text)
 });
@@ -293,6 +297,11 @@ export const isTick: Check<Tick> = object({
   v: number
 });
 
+/** A part of a row's bytes. `label`: in the words of a training loop: `model`, `gradients`. */
+export type RowPart = [label: string, nbytes: number];
+
+export const isRowPart: Check<RowPart> = tuple(text, number);
+
 /** A holder of memory: a name, a displayed result, an error. */
 export interface HolderRow {
   /** Names the row in requests, as long as the state's number is the same. */
@@ -312,8 +321,22 @@ export interface HolderRow {
   reaches: number;
   /** Number of the cell that bound the name. */
   cell: number | null;
-  /** Clean stale would let it go. */
+  /** Clean stale would let all of it go. */
   stale: boolean;
+  /** Bytes of the row that Clean stale gives back, by its plan. */
+  stale_bytes: number;
+  /** `nbytes` and `reaches` are lower bounds: the row leads to something that was not looked into. */
+  at_least: boolean;
+  /** Id of the row that it is listed under: bytes that the parent shares. */
+  parent: number | null;
+  /** Names that hold the same bytes besides the parent. */
+  others: string[];
+  /** Re-add to `nbytes`; none: the row is one thing. */
+  parts: RowPart[];
+  /** Held by nothing but functions that run now. */
+  is_running: boolean;
+  /** The reason for which it cannot be released, in words. */
+  note: string;
   /** Requests that may be made about it. */
   can: Ability[];
 }
@@ -329,6 +352,13 @@ export const isHolderRow: Check<HolderRow> = object({
   reaches: number,
   cell: nullable(number),
   stale: boolean,
+  stale_bytes: number,
+  at_least: boolean,
+  parent: nullable(number),
+  others: list(text),
+  parts: list(isRowPart),
+  is_running: boolean,
+  note: text,
   can: list(isAbility)
 });
 
@@ -411,10 +441,13 @@ export const isDeviceSegments: Check<DeviceSegments> = object({
   sentence: text
 });
 
-/** A finding: code stands between backticks. `command`: a line of code that does something about it; empty: none. */
-export type FindingLine = [sentence: string, command: string];
+/**
+ * A finding: code stands between backticks. `command`: a line of code that does something about it; empty: none.
+ * `learner`: the Learner that it is about while no fit runs on it; empty: it always holds.
+ */
+export type FindingLine = [sentence: string, command: string, learner: string];
 
-export const isFindingLine: Check<FindingLine> = tuple(text, text);
+export const isFindingLine: Check<FindingLine> = tuple(text, text, text);
 
 /** A remedy that would let a failed request through. */
 export interface FixRow {
@@ -524,9 +557,10 @@ export type Broadcast =
 export type Request =
   /**
    * A view is there. `client`: a random id of the view. `visible`: somebody can see it. `boot`: the run of the
-   * kernel of which it has a memory state; empty: it has none. `heap`: number of that state.
+   * kernel of which it has a memory state; empty: it has none. `heap`: number of that state. `glance`: it shows a
+   * figure or two: a tick now and then, no scan.
    */
-  | { op: 'hello'; client: string; visible: boolean; boot?: string; heap?: number }
+  | { op: 'hello'; client: string; visible: boolean; boot?: string; heap?: number; glance?: boolean }
   /** A view is gone. */
   | { op: 'bye'; client: string }
   /** Scan again. */

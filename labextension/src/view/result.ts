@@ -3,11 +3,18 @@
 import type { ViewContext } from './view_context';
 import { button, cut, element, setSentence } from './dom';
 import type { Result } from './operations';
-import type { OutcomeView } from './protocol';
+import type { OutcomeView, Tick } from './protocol';
+
+/** After this long (milliseconds) what was done is no longer news. */
+const NEWS_FOR = 30_000;
 
 export class ResultPanel {
   readonly node = element('div', 'nbguard-result');
   private result: Result | null = null;
+  private since = 0;
+  /** Number of the cell that ran when the result came, and when that was by the kernel's clock. */
+  private ranThen: number | null = null;
+  private at = 0;
 
   constructor(private readonly context: ViewContext) {
     this.node.setAttribute('aria-live', 'polite');
@@ -17,7 +24,19 @@ export class ResultPanel {
     const { result } = this.context.operations;
     if (result !== this.result) {
       this.result = result;
+      this.since = Date.now();
+      this.ranThen = this.context.connection.tick?.cell ?? null;
+      this.at = this.context.connection.tick?.t ?? 0;
       this.node.replaceChildren(...(result === null ? [] : [this.section(result)]));
+    }
+  }
+
+  /** Take what was done off after the next cell or 30 s, unless the reader is at it. */
+  follow(tick: Tick): void {
+    const hasBegun = tick.cell === null ? tick.marks.some(mark => mark.t > this.at) : tick.cell !== this.ranThen;
+    const isNews = Date.now() - this.since < NEWS_FOR && !hasBegun;
+    if (this.result?.kind === 'done' && !isNews && !this.node.matches(':hover, :focus-within')) {
+      this.context.operations.dismiss();
     }
   }
 
@@ -42,8 +61,10 @@ export class ResultPanel {
       undo.title = trans.__('Bring back %1', cut(outcome.undo.join(', ')));
       sentence.append(' ', undo);
     }
+    const steps = outcome.done.map(step => element('li', 'nbguard-wrap', cut(step)));
     const undone = outcome.undone.map(([what, why]) => element('li', 'nbguard-wrap', `${cut(what)}: ${why}`));
-    return [sentence, ...(undone.length ? [element('ul', 'nbguard-skipped', ...undone)] : [])];
+    const lists = [steps, undone].filter(items => items.length > 0);
+    return [sentence, ...lists.map(items => element('ul', 'nbguard-dim nbguard-skipped', ...items))];
   }
 
   private sentence(text: string): HTMLElement {

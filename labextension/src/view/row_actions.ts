@@ -95,6 +95,9 @@ export class RowActions {
   private wanted(action: Exclude<Ability, 'why'>): OperationRequest {
     const { id, label, heap } = this.target;
     const title = this.title(action, cut(label));
+    if (action === 'clean') {
+      return { action: 'clean_stale', title };
+    }
     return id === null || action === 'unpark'
       ? { action, title, names: [label] }
       : { action, title, heap, ids: [id] };
@@ -109,6 +112,8 @@ export class RowActions {
         return trans.__('Park %1', label);
       case 'unpark':
         return trans.__('Unpark %1', label);
+      case 'clean':
+        return trans.__('Clean stale');
     }
   }
 
@@ -123,6 +128,8 @@ export class RowActions {
         return trans.__('park');
       case 'unpark':
         return trans.__('unpark');
+      case 'clean':
+        return trans.__('clean…');
     }
   }
 }

@@ -1,13 +1,13 @@
 /** The whole view: header, sections that scroll, and below them what is asked, awaited and done. */
 
 import { ActionBar } from './actions';
+import { Approach } from './approach';
 import { FindingsSection, OomSection } from './advice';
 import { Connection, type Change } from './connection';
 import type { ViewContext } from './view_context';
 import { DeviceView, type DeviceItem } from './device';
 import { element, KeyedList, setAttribute, setText, show } from './dom';
 import { Operations } from './operations';
-import { ExperimentsSection } from './experiments';
 import { FitSection } from './fit';
 import { FragmentationSection } from './fragmentation';
 import { Header } from './header';
@@ -28,11 +28,15 @@ export class View {
   private readonly header: Header;
   private readonly notice: Notice;
   private readonly caveat = element('div', 'nbguard-caveat nbguard-dim');
+  private readonly warning = element('div', 'nbguard-near-full');
+  private readonly approach: Approach;
   private readonly content = element('div');
   private readonly dock = element('div', 'nbguard-dock');
   private readonly devices: KeyedList<DeviceItem>;
   private readonly fit: FitSection;
-  private readonly experiments: ExperimentsSection;
+  private readonly holders: HoldersSection;
+  private readonly findings: FindingsSection;
+  private readonly result: ResultPanel;
   private readonly ofHeap: readonly { readonly node: HTMLElement; update(heap: Connection['heap']): void }[];
   private readonly ofOperations: readonly { readonly node: HTMLElement; update(): void }[];
   private readonly actions: ActionBar;
@@ -55,7 +59,8 @@ export class View {
       },
       trans.__('The kernel was restarted.')
     ));
-    const context: ViewContext = { trans, connection: this.connection, operations };
+    const context: ViewContext = { trans, connection: this.connection, operations, goToCell: host.goToCell };
+    this.approach = new Approach(trans);
     this.header = new Header(trans);
     this.notice = new Notice(trans, host);
     this.fit = new FitSection(trans);
@@ -66,17 +71,14 @@ export class View {
       () => new DeviceView(trans)
     );
     const oom = new OomSection(trans);
-    this.experiments = new ExperimentsSection(context);
-    const below = [
-      this.experiments,
-      new HoldersSection(context),
-      new FindingsSection(trans),
-      new FragmentationSection(trans)
-    ];
+    this.holders = new HoldersSection(context);
+    this.findings = new FindingsSection(trans);
+    const below = [this.holders, this.findings, new FragmentationSection(trans)];
     this.ofHeap = [oom, ...below];
     this.actions = new ActionBar(context);
-    this.ofOperations = [new JobsPanel(context), new PlanPanel(context), new ResultPanel(context), this.actions];
-    this.content.append(this.caveat, devices, oom.node, this.fit.node, ...below.map(section => section.node));
+    this.result = new ResultPanel(context);
+    this.ofOperations = [new JobsPanel(context), new PlanPanel(context), this.result, this.actions];
+    this.content.append(this.warning, this.caveat, devices, oom.node, this.fit.node, ...below.map(section => section.node));
     this.dock.append(...this.ofOperations.map(panel => panel.node));
     const body = element('div', 'nbguard-body', this.notice.node, this.content);
     this.node.append(this.header.node, body, this.dock);
@@ -120,7 +122,7 @@ export class View {
     const isEmpty = this.notice.update(this.connection);
     show(this.content, !isEmpty);
     show(this.dock, !isEmpty);
-    this.header.update(isEmpty ? null : tick, silent);
+    this.header.update(isEmpty ? null : tick, silent, this.connection.notebook);
     if (what === 'heap') {
       this.drawHeap();
     } else if (what === 'lost') {
@@ -141,11 +143,17 @@ export class View {
     const words = caveat(tick, silent, this.trans);
     setText(this.caveat, words);
     show(this.caveat, words !== '');
+    const warning = silent ? '' : this.approach.follow(tick);
+    setText(this.warning, warning);
+    show(this.warning, warning !== '');
     const isNamed = tick.devices.length > 1;
     this.operations.reconcile(tick.jobs);
     this.devices.update(tick.devices.map(device => ({ boot: tick.boot, device, marks: tick.marks, isNamed })));
     this.fit.update(tick.fit);
-    this.experiments.follow(tick.fit);
+    this.holders.follow(tick.fit);
+    this.findings.follow(tick.fit);
+    this.actions.follow(tick);
+    this.result.follow(tick);
   }
 
   private drawHeap(): void {

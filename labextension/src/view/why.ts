@@ -68,11 +68,11 @@ export class WhyPanel {
   private ways(why: WhyView): HTMLElement {
     const { trans } = this.context;
     const list = element('ol', 'nbguard-ways');
-    for (const [path, number, stale, cut] of why.paths) {
+    for (const [path, number, stale, cut, effect] of why.paths) {
       const name = nameElement('div', 'nbguard-code nbguard-path');
       setName(name, path);
       const item = element('li', '', name);
-      const facts = element('div', 'nbguard-dim', number === null ? '' : cell(number));
+      const facts = element('div', 'nbguard-dim', join([number === null ? '' : cell(number), effect]));
       if (stale) {
         facts.append(' ', element('span', 'nbguard-chip nbguard-warn', trans.__('stale')));
       }

@@ -26,7 +26,7 @@ export function status(tick: Tick, silent: boolean, trans: Trans): [Tone, string
     return ['busy', trans.__('training')];
   }
   if (tick.busy) {
-    return ['busy', tick.cell === null ? trans.__('cell running') : trans.__('cell %1 running', cell(tick.cell))];
+    return ['busy', tick.cell === null ? trans.__('cell running') : trans.__('%1 runs', cell(tick.cell))];
   }
   return ['idle', trans.__('idle')];
 }

@@ -28,9 +28,16 @@ def clear_leftovers(builder: PlanBuilder, only: Collection[int] | None = None) -
     cuts = [{edge for name in fact.leftovers for edge in _attribute_edges(graph, fact.node, name)} for fact in idle]
     for fact, cut, is_worth_it in _worth(builder, idle, cuts):
         if cut and is_worth_it:
-            label = f"{fact.summary}: {', '.join(fact.leftovers)} of its last batch cleared"
+            what = f"{fact.summary}: {', '.join(fact.leftovers)} of its last batch"
             builder.add(
-                Action(kind="leftovers", label=label, nbytes=0, refs=(graph.nodes[fact.node].ref,), names=fact.leftovers),
+                Action(
+                    kind="leftovers",
+                    label=f"{what} cleared",
+                    future=f"{what} will be cleared",
+                    nbytes=0,
+                    refs=(graph.nodes[fact.node].ref,),
+                    names=fact.leftovers,
+                ),
                 cut=cut,
             )
 

@@ -47,10 +47,18 @@ def release_kept_errors(builder: PlanBuilder) -> None:
     for name, errors in by_name.items():
         parts = released_parts(graph, shell_of(graph, errors), leading, builder.cut)
         if parts.cut:
-            what = f"{name}: {counted(len(parts.names), 'variable')} of its exception's frames released"
+            what = f"{name}: {counted(len(parts.names), 'variable')} of its exception's frames"
             detail = "the exception stays, with its message and its lines"
             builder.add(
-                Action(kind="kept_error", label=what, nbytes=0, detail=detail, refs=parts.refs, names=parts.names),
+                Action(
+                    kind="kept_error",
+                    label=f"{what} released",
+                    future=f"{what} will be released",
+                    nbytes=0,
+                    detail=detail,
+                    refs=parts.refs,
+                    names=parts.names,
+                ),
                 cut=parts.cut,
             )
 
@@ -66,6 +74,7 @@ def drop_compiled(builder: PlanBuilder) -> None:
             Action(
                 kind="compiled",
                 label="compiled code dropped",
+                future="compiled code will be dropped",
                 nbytes=None,
                 detail="live models compile again at their next call",
             )

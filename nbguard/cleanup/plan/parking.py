@@ -175,6 +175,7 @@ def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action
     return Action(
         kind="park",
         label=f"{text} parked",
+        future=f"{text} will be parked",
         nbytes=nbytes_of(facts.graph, moved),
         detail=detail,
         refs=tuple(sorted(moved)),

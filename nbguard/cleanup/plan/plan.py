@@ -53,6 +53,7 @@ class Action:
     nbytes: int | None  # bytes that come back by it, after the steps before it; None: cannot be known before
     detail: str = ""  # the consequence in words
     refs: tuple[int, ...] = ()  # ids of the objects concerned, by which the step finds them; no longer valid once it has run
+    future: str = ""  # the step in words before it is taken: `last error: 2 variables of 1 frame will be released`
     names: tuple[str, ...] = ()  # attributes, variables or labels concerned
     host: int = 0  # bytes of host memory that come back besides, as counted before
     processes: tuple[Process, ...] = ()  # worker processes to end

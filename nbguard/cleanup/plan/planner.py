@@ -127,9 +127,9 @@ def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
         kind: ActionKind = "out" if any(graph.roots[root].kind == "out" for root in gone) else "del"
         refs = tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes) if kind == "out" else ()
         label = f"{target.text} forgotten" if kind == "out" else f"del {target.text}"
-        builder.add(
-            Action(kind=kind, label=label, nbytes=0 if target.is_known else None, refs=refs, names=(target.text,)), gone, cut
-        )
+        future = f"{target.text} will be forgotten" if kind == "out" else f"{target.text} will be deleted"
+        nbytes = 0 if target.is_known else None
+        builder.add(Action(kind=kind, label=label, future=future, nbytes=nbytes, refs=refs, names=(target.text,)), gone, cut)
     return given_up
 
 
@@ -176,9 +176,8 @@ def _drop_out(builder: PlanBuilder, live: set[int]) -> None:
         if root.kind != "out" or number in builder.gone or live.issuperset(root.nodes):
             continue
         refs = tuple(graph.nodes[node].ref for node in root.nodes)
-        builder.add(
-            Action(kind="out", label=f"{root.label}: {root.what} forgotten", nbytes=0, refs=refs, names=(root.label,)), {number}
-        )
+        label, future = f"{root.label}: {root.what} forgotten", f"{root.label}: {root.what} will be forgotten"
+        builder.add(Action(kind="out", label=label, future=future, nbytes=0, refs=refs, names=(root.label,)), {number})
 
 
 def _drop_caches(builder: PlanBuilder, live: set[int], given_up: set[int] | None) -> None:
@@ -192,6 +191,7 @@ def _drop_caches(builder: PlanBuilder, live: set[int], given_up: set[int] | None
                 Action(
                     kind="cache",
                     label=f"{root.label} forgotten",
+                    future=f"{root.label} will be forgotten",
                     nbytes=0,
                     detail=root.what,
                     refs=refs,
@@ -211,16 +211,27 @@ def _release_error(builder: PlanBuilder, live: set[int], given_up: set[int] | No
         reached = builder.below(root.nodes) - live
         if root.label == DEBUGGER:
             if not request.only_error and (given_up is None or reached & given_up):
-                builder.add(Action(kind="debugger", label=f"{DEBUGGER}: {root.what} forgotten", nbytes=0), {number})
+                what = f"{DEBUGGER}: {root.what}"
+                builder.add(
+                    Action(kind="debugger", label=f"{what} forgotten", future=f"{what} will be forgotten", nbytes=0), {number}
+                )
             continue
         shell = shell_of(graph, root.nodes) & reached
         parts = released_parts(graph, shell, _leading_to_memory(builder, live | shell, given_up))
         if parts.cut:
-            variables, frames = counted(len(parts.names), "variable"), counted(len(parts.owners), "frame")
-            label = f"last error: {variables} of {frames} released"
+            what = f"last error: {counted(len(parts.names), 'variable')} of {counted(len(parts.owners), 'frame')}"
             detail = "%tb and %debug still work, with stand-ins"
             builder.add(
-                Action(kind="error", label=label, nbytes=0, detail=detail, refs=parts.refs, names=parts.names), cut=parts.cut
+                Action(
+                    kind="error",
+                    label=f"{what} released",
+                    future=f"{what} will be released",
+                    nbytes=0,
+                    detail=detail,
+                    refs=parts.refs,
+                    names=parts.names,
+                ),
+                cut=parts.cut,
             )
 
 
@@ -234,4 +245,5 @@ def _leading_to_memory(builder: PlanBuilder, blocked: Set[int], given_up: set[in
 def _collect(builder: PlanBuilder) -> None:
     garbage = {n for n, root in enumerate(builder.graph.roots) if root.kind == "garbage"}
     what = ", ".join(builder.graph.roots[n].what for n in sorted(garbage))
-    builder.add(Action(kind="collect", label="unreachable cycles collected", nbytes=0, detail=what), garbage)
+    label, future = "unreachable cycles collected", "unreachable cycles will be collected"
+    builder.add(Action(kind="collect", label=label, future=future, nbytes=0, detail=what), garbage)

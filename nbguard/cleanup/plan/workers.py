@@ -111,12 +111,12 @@ def actions_on_workers(facts: Facts, within: set[int] | None) -> Iterator[tuple[
         refs = () if fact.node is None else tuple(graph.nodes[node].ref for node in (fact.node, *fact.loaders))
         host = "" if fact.host is None else f", {format_bytes(fact.host)} of host memory"
         detail = f"{workers.pids}{host}; {_AFTERWARDS[workers.use]}"
-        label = f"{workers.words} ended"
         yielded = (str(fact.yielded),)  # by which the step sees whether somebody has gone on with it
         yield (
             Action(
                 kind="workers",
-                label=label,
+                label=f"{workers.words} ended",
+                future=f"{workers.words} will be ended",
                 nbytes=0,
                 detail=detail,
                 refs=refs,
@@ -134,7 +134,14 @@ def pinned_action(facts: Facts) -> Action | None:
         return None
     unused = facts.pinned.reserved - facts.pinned.active
     detail = f"{format_bytes(unused)} of host memory now, and what this cleanup adds to it"
-    return Action(kind="pinned", label="pinned host memory that nothing uses given back", nbytes=0, detail=detail, host=unused)
+    return Action(
+        kind="pinned",
+        label="pinned host memory that nothing uses given back",
+        future="pinned host memory that nothing uses will be given back",
+        nbytes=0,
+        detail=detail,
+        host=unused,
+    )
 
 
 _AFTERWARDS = {

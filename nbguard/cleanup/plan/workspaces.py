@@ -23,6 +23,7 @@ class Workspaces:
         return Action(
             kind="workspaces",
             label="cuBLAS workspaces cleared",
+            future="cuBLAS workspaces will be cleared",
             nbytes=self.nbytes,
             detail="the next matrix product makes new ones",
         )

@@ -17,6 +17,8 @@ from nbguard.render.result import Result
 
 _PER_ROOT = 4
 """So many ways are shown of one root; one exception can hold a Learner by dozens of variables."""
+_CARRIERS = 8
+"""So many of the largest tensors behind a root are named, where the root itself is explained."""
 _FIXED = ("tuple", "frozenset", "mappingproxy")
 
 
@@ -29,6 +31,7 @@ class Path:
     stale: bool  # the root is none of the user's own
     release: str  # line that cuts the way where least is lost; empty where there is none
     storages_only: bool  # the way leads to its memory, not to the object
+    effect: str = ""  # effect of the line in a few words; empty where there is none
 
     @property
     def text(self) -> str:
@@ -71,6 +74,22 @@ def explain(facts: Facts, name: str, node: int, what: str) -> Why:
     return Why(name=name, what=what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=tuple(more))
 
 
+def explain_root(facts: Facts, label: str) -> Why | None:
+    """Return the ways from the root called `label` to the largest pieces of memory behind it; None if there is no such root."""
+    graph = facts.graph
+    root = next((root for root in graph.roots if root.label == label), None)
+    if root is None:
+        return None
+    reached = reach(graph, root.nodes)
+    storages = storages_of(graph, reached)
+    carriers = sorted((n for n in reached if graph.nodes[n].storages), key=lambda n: -nbytes_of(graph, graph.nodes[n].storages))
+    ways = (shortest_path(graph, root, {node}) for node in carriers[:_CARRIERS])
+    paths = list({path.text: path for path in (_path(graph, root, way) for way in ways if way)}.values())
+    left = len(carriers) - _CARRIERS
+    more = ((root.label, left),) if left > 0 else ()
+    return Why(name=label, what=root.what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=more)
+
+
 def _ways(graph: Graph, root: Root, node: int, parents: Collection[int]) -> list[tuple[int, ...]]:
     """Return the shortest way to `node` by each object that refers to it, none of them through `node` itself."""
     ways = [(node,)] if node in root.nodes else []
@@ -80,32 +99,38 @@ def _ways(graph: Graph, root: Root, node: int, parents: Collection[int]) -> list
 def _path(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool = False) -> Path:
     labels = [dict(graph.nodes[parent].references).get(child, "") for parent, child in pairwise(way)]
     steps = (root.label, *(label for label in labels if label))
+    release, effect = _release(graph, root, way)
     return Path(
         steps=steps,
         cell=root.cell,
         stale=root.kind in STALE_KINDS,
-        release=_release(graph, root, way),
+        release=release,
         storages_only=storages_only,
+        effect=effect,
     )
 
 
-def _release(graph: Graph, root: Root, way: tuple[int, ...]) -> str:
-    """Return the line that cuts this way where least is lost: right before the experiment or the thing itself."""
+def _release(graph: Graph, root: Root, way: tuple[int, ...]) -> tuple[str, str]:
+    """Return the line that cuts this way where least is lost, before the experiment or the thing itself, and its effect."""
+    if root.kind == "out":
+        return f"%reset_gpu {root.label}", "forgets the displayed result and frees its memory"
     if root.kind in STALE_KINDS:
-        return f"%reset_gpu {root.label}" if root.kind == "out" else "%reset_gpu"
+        return "%reset_gpu", "frees all that is stale"
     if root.ended_by:
-        return root.ended_by
+        return root.ended_by, "ends the library's hold on it"
     for place, number in enumerate(way):
         text = path_text(graph, root, way[: place + 1])
         if graph.nodes[number].type_name == "_lru_cache_wrapper" and root.kind in ("name", "module"):
-            return f"{text}.cache_clear()"
+            return f"{text}.cache_clear()", "empties the function's cache"
     if root.kind in ("name", "module"):
         entry = next((place for place, n in enumerate(way) if graph.nodes[n].kind in EXPERIMENT_KINDS), len(way) - 1)
         while entry and not _can_delete(graph, root, way[: entry + 1]):
             entry -= 1
         text = path_text(graph, root, way[: entry + 1])
-        return f"%reset_gpu {text}" if root.kind == "name" else f"{text} = None"
-    return "wait until it ends" if root.kind == "frame" else ""
+        if root.kind == "name":
+            return f"%reset_gpu {text}", f"deletes {text} and frees its memory"
+        return f"{text} = None", "frees its memory"
+    return ("wait until it ends", "") if root.kind == "frame" else ("", "")
 
 
 def _can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:

@@ -114,7 +114,7 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
             retained=retained,
             reaches=retained,
             cell=None,
-            what="shared: comes back when all of them are let go",
+            what="shared: freed when none of them holds it any longer",
             stale=stale,
             roots=roots,
         )

@@ -48,7 +48,7 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
         meanwhile = [*(n for n in held if n < unreached), *range(unreached, len(walk.objects))]
         return [
             (
-                LiveRoot(kind="library", label="what runs meanwhile", objects=(), what="made or let go of while this looked"),
+                LiveRoot(kind="library", label="in use by running code", objects=(), what="made or freed during this look"),
                 meanwhile,
             )
         ]

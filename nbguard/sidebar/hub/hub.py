@@ -118,7 +118,7 @@ class Hub:
         """Let what waited for the end of a cell be done, and have the heap looked at."""
         number = self._busy.end()
         self._jobs.proceed()
-        if self._handler is not None and self._leases.interval is not None:
+        if self._handler is not None and self._leases.wants_scans:
             self._handler.states.cell = number
             self._settling = self._kernel.io_loop.call_later(_SETTLED, self._settled)
 
@@ -159,8 +159,9 @@ class Hub:
 
         match messages.parse(message):
             case messages.Hello() as hello:
-                self._leases.renew(hello.client, channel, visible=hello.visible)
-                self._to_greet.append((channel, hello))
+                self._leases.renew(hello.client, channel, visible=hello.visible, glance=hello.glance)
+                if not hello.glance:
+                    self._to_greet.append((channel, hello))
                 self._sampler.wake()
             case messages.Bye(client):
                 self._leases.end(client)

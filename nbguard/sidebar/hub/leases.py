@@ -11,8 +11,8 @@ from typing import Any, Protocol
 LEASE = 15.0
 """Seconds for which a view is taken to look, after it has said so."""
 
-_SEEN, _HIDDEN = 0.25, 1.0
-"""Seconds between two ticks while somebody sees them, and while all views are hidden."""
+_SEEN, _HIDDEN, _GLANCED = 0.25, 1.0, 5.0
+"""Seconds between two ticks while somebody sees them, while all views are hidden, and while all only show a figure or two."""
 
 _MOST = 100
 """Views that are kept count of. More than a user has; a program that makes up names gets no further."""
@@ -30,6 +30,7 @@ class _Lease:
     channel: Channel
     until: float
     visible: bool
+    glance: bool  # a figure or two of a tick is all that it shows
 
 
 class Leases:
@@ -40,12 +41,12 @@ class Leases:
         self._lock = threading.Lock()
         self._leases: dict[str, _Lease] = {}
 
-    def renew(self, client: str, channel: Channel, *, visible: bool) -> None:
-        """Note that a view looks from now on for `LEASE` seconds, by way of `way`."""
+    def renew(self, client: str, channel: Channel, *, visible: bool, glance: bool = False) -> None:
+        """Note that a view looks from now on for `LEASE` seconds, by way of `channel`."""
         with self._lock:
             self._drop_old()
             if client in self._leases or len(self._leases) < _MOST:
-                self._leases[client] = _Lease(channel, self._clock() + LEASE, visible)
+                self._leases[client] = _Lease(channel, self._clock() + LEASE, visible, glance)
 
     def end(self, client: str) -> None:
         """Forget a view."""
@@ -83,7 +84,16 @@ class Leases:
             self._drop_old()
             if not self._leases:
                 return None
-            return _SEEN if any(lease.visible for lease in self._leases.values()) else _HIDDEN
+            if any(lease.visible for lease in self._leases.values()):
+                return _SEEN
+            return _GLANCED if all(lease.glance for lease in self._leases.values()) else _HIDDEN
+
+    @property
+    def wants_scans(self) -> bool:
+        """Say whether any view shows more than a tick's figures."""
+        with self._lock:
+            self._drop_old()
+            return any(not lease.glance for lease in self._leases.values())
 
     def _drop_old(self) -> None:
         now = self._clock()

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from nbguard.api import why_in
 from nbguard.errors import NbguardError, OldHeapError
-from nbguard.scan.scan import Notebook
+from nbguard.memory.references.explain import Why, explain_root
+from nbguard.scan.scan import Notebook, scan
 from nbguard.sidebar.hub.memory_states import MemoryStates
 from nbguard.sidebar.hub.plans import OperationRequest, Plans
 from nbguard.sidebar.protocol.answers import Answer, Done, Explained, Planned
@@ -34,13 +35,32 @@ class RequestHandler:
         """Return the answer to a request, and whether a cleanup has run. Raises NbguardError to refuse it."""
         match asked:
             case Ask(rid, heap, id):
-                return Explained(rid, why_view(why_in(self._notebook(), self._texts("why", heap, (id,))[0]))), False
+                return Explained(rid, why_view(self._why(heap, id))), False
             case PlanRequest():
                 return Planned(asked.rid, self._plan(asked)), False
             case Apply(rid, token):
                 view = self.plans.apply(token)
                 self.states.offer(self.plans.take_measured())
                 return (Planned(rid, view), False) if isinstance(view, PlanView) else (Done(rid, view), True)
+
+    def _why(self, heap: int, row: int) -> Why:
+        """Return why a row of the last memory state is alive: of what it is called, or of the root that holds it."""
+        rows = self._rows(heap)
+        texts = None if rows is None else rows.texts("why", (row,))
+        if rows is None or texts is None:
+            raise NbguardError(_CANNOT["why"])
+        if texts:
+            return why_in(self._notebook(), texts[0])
+        why = explain_root(scan(self._notebook()).facts, rows.roots[row])
+        if why is None:
+            raise NbguardError(f"{rows.roots[row]} is no longer there")
+        return why
+
+    def _rows(self, heap: int | None) -> Rows | None:
+        """Return the rows of the last memory state; OldHeapError if the view has another one."""
+        if heap != self.states.last.heap:
+            raise OldHeapError
+        return self.states.rows
 
     def _plan(self, asked: PlanRequest) -> PlanView:
         texts = asked.names if asked.action == "unpark" else ()
@@ -50,9 +70,7 @@ class RequestHandler:
 
     def _texts(self, what: str, heap: int | None, ids: tuple[int, ...]) -> tuple[str, ...]:
         """Return the names in the notebook of rows of the last memory state."""
-        if heap != self.states.last.heap:
-            raise OldHeapError
-        rows: Rows | None = self.states.rows
+        rows = self._rows(heap)
         texts = None if rows is None else rows.texts(what, ids)
         if not texts:
             raise NbguardError(_CANNOT[what])

@@ -10,7 +10,7 @@ from nbguard.out_of_memory.card import OomCard, asked_words, build_card
 from nbguard.out_of_memory.fixes import Fix
 from nbguard.reports.findings import find
 from nbguard.sidebar.protocol.experiments import experiments
-from nbguard.sidebar.protocol.rows import Rows, beside_running_code, rows_of
+from nbguard.sidebar.protocol.rows import Rows, abilities, beside_running_code, note_of, rows_of
 from nbguard.sidebar.protocol.segments import device_segments
 from nbguard.sidebar.protocol.state import FindingLine, FixRow, HolderRow, MemoryState, OomView, UnlistedHolders
 from nbguard.sidebar.protocol.truncation import fitting, json_bytes, truncate_utf8
@@ -20,7 +20,7 @@ _MESSAGE = 60_000
 """A heap is at most so many bytes as JSON: what is left of 64 kB goes to the message around it."""
 _HOLDERS = 150
 _EXPERIMENTS = 10_000
-_FINDINGS, _FIXES = 6, 6
+_FINDINGS, _FIXES, _OTHERS = 6, 6, 3
 _SENTENCE = 400
 _SHOWN_ELSEWHERE = frozenset({"stale", "oom", "parked"})
 """Findings that a heap has a place of its own for."""
@@ -66,13 +66,23 @@ def _holder(rows: Rows, number: int) -> HolderRow:
         reaches=row.reaches,
         cell=row.cell,
         stale=row.stale,
-        can=rows.can[number],
+        stale_bytes=rows.stale_bytes[number],
+        at_least=row.at_least,
+        parent=rows.parents[number],
+        others=tuple(truncate_utf8(label, 60) for label in rows.others[number][:_OTHERS]),
+        parts=rows.parts[number],
+        is_running=rows.is_running[number],
+        note=note_of(rows, number),
+        can=abilities(rows, number),
     )
 
 
 def _findings(analysis: Analysis) -> tuple[FindingLine, ...]:
     findings = [finding for finding in find(analysis) if finding.kind not in _SHOWN_ELSEWHERE][:_FINDINGS]
-    return tuple(FindingLine(truncate_utf8(one.sentence, _SENTENCE), truncate_utf8(one.command)) for one in findings)
+    return tuple(
+        FindingLine(truncate_utf8(one.sentence, _SENTENCE), truncate_utf8(one.command), truncate_utf8(one.learner))
+        for one in findings
+    )
 
 
 def _oom(card: OomCard | None) -> OomView | None:

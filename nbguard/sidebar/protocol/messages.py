@@ -28,6 +28,7 @@ class Hello:
     visible: bool  # somebody can see it
     boot: str = ""  # the run of the kernel of which it has a memory state; empty: it has none
     heap: int = 0  # number of that state
+    glance: bool = False  # it shows a figure or two: a tick now and then, no scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +144,13 @@ def _hello(message: dict[Any, Any]) -> Hello:
     visible = message.get("visible")
     if type(visible) is not bool:
         raise _WrongError("visible must be true or false")
+    glance = message.get("glance", False)
+    if type(glance) is not bool:
+        raise _WrongError("glance must be true or false")
     client = _token(message, "client")
     if "boot" not in message:
-        return Hello(client, visible)
-    return Hello(client, visible, _token(message, "boot"), _number(message.get("heap"), "heap"))
+        return Hello(client, visible, glance=glance)
+    return Hello(client, visible, _token(message, "boot"), _number(message.get("heap"), "heap"), glance)
 
 
 def _plan(message: dict[Any, Any]) -> PlanRequest:

@@ -125,6 +125,7 @@ def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = (
         promised=plan.promised,
         realised=outcome.realised,
         extra=outcome.extra,
+        done=tuple(truncate_utf8(each.label) for each in _steps(outcome.done)),
         undone=undone,
         undo=undo,
     )
@@ -135,7 +136,7 @@ def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
     back = before - after
     said = f"Gave {format_bytes(max(0, back))} of {format_bytes(promised)} promised back to the device."
     if back < promised:
-        said += " What runs meanwhile has taken memory of its own."
+        said += " Code that ran at the same time has taken memory of its own."
     return OutcomeView(
         action="empty_cache",
         title="Empty cache",
@@ -171,14 +172,18 @@ def _rows(plan: Plan, action: ActionName) -> Iterator[PlanRow]:
         yield from (
             PlanRow(label=truncate_utf8(key), detail="left out", nbytes=None, key=key, kept=True) for key in plan.request.keep
         )
-    steps = [each for each in plan.actions if each.kind != "collect" or each.nbytes]
-    for each in steps[:_ROWS]:
+    for each in _steps(plan.actions):
         yield PlanRow(
-            label=truncate_utf8(each.label),
+            label=truncate_utf8(each.future or each.label),
             detail=truncate_utf8(each.detail),
             nbytes=each.nbytes,
             key=_key(each) if action == "clean_stale" else "",
         )
+
+
+def _steps(actions: Sequence[Action]) -> list[Action]:
+    """Return the steps to list, at most so many as fit: all but a garbage collection that gives nothing back."""
+    return [each for each in actions if each.kind != "collect" or each.nbytes][:_ROWS]
 
 
 def _key(action: Action) -> str:

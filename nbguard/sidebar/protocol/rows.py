@@ -13,14 +13,24 @@ from dataclasses import dataclass, replace
 
 from nbguard.cleanup.plan.default import default_plan, holders_of
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Graph
-from nbguard.memory.references.graph import leading_to, reach
+from nbguard.memory.facts import EXPERIMENT_KINDS, Graph
+from nbguard.memory.references.graph import leading_to, nbytes_of, reach
 from nbguard.memory.references.holders import Holder
-from nbguard.sidebar.protocol.state import Ability
+from nbguard.sidebar.protocol.row_parts import row_parts
+from nbguard.sidebar.protocol.state import Ability, RowPart
 
 _OUTPUT = re.compile(r"Out\[\d+\]")
 _PARKED_KINDS = frozenset({"learner", "model", "optimizer", "tensor"})
 _CONTAINERS = frozenset({"list", "tuple", "dict", "L"})
+_NONE: frozenset[int] = frozenset()
+_NOTES = {
+    "frame": "in use by running code: freed when that ends",
+    "module": "a module's own global: set it to None there",
+    "name": "its name cannot be written in a command",
+    "error": "Clean stale leaves it: running code or a name of yours needs it",
+    "garbage": "a cycle that running code may still use",
+}
+"""The reason for which a row of this kind of root cannot be released."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +42,11 @@ class Rows:
     targets: tuple[tuple[str, ...], ...]  # texts for `release` and `park`: `learn`, `Out[9]`, all names of one object; or none
     roots: tuple[str, ...]  # label of the root to explain; empty where no root leads to the row
     can: tuple[tuple[Ability, ...], ...]  # requests that a sidebar may make about the row
+    stale_bytes: tuple[int, ...]  # bytes of the row that Clean stale gives back
+    parents: tuple[int | None, ...]  # number of the row that this one is listed under
+    others: tuple[tuple[str, ...], ...]  # names that hold the same bytes besides the parent's
+    parts: tuple[tuple[RowPart, ...], ...]  # parts of the row's bytes
+    is_running: tuple[bool, ...]  # held by nothing but functions that run now
 
     def texts(self, what: str, ids: Iterable[int]) -> tuple[str, ...] | None:
         """Return what the rows `ids` are called; None if there is no such row, or one of them cannot `what`."""
@@ -48,17 +63,27 @@ def rows_of(analysis: Analysis) -> Rows:
     """
     beside = analysis.once(beside_running_code)
     graph = beside.facts.graph
-    every = [(device.name, row) for device in beside.devices for row in device.once(holders_of)]
+    every = [(device, row) for device in beside.devices for row in device.once(holders_of)]
     every.sort(key=lambda each: -each[1].retained)
+    held = {(device.name, row.roots): storages for device in beside.devices for row, storages in device.holdings}
+    storages = [held.get((device.name, row.roots), _NONE) if row.roots else _NONE for device, row in every]
+    freed = analysis.once(default_plan).storages
+    stale_bytes = [nbytes_of(graph, own & freed) for own in storages]
     training = leading_to(graph, (learner.node for learner in beside.facts.learners if learner.is_running))
     rows = [row for _, row in every]
     targets = tuple(_targets(graph, row) for row in rows)
+    parents, others = _families(graph, [(device.name, row) for device, row in every])
     return Rows(
-        devices=tuple(device for device, _ in every),
+        devices=tuple(device.name for device, _ in every),
         holders=tuple(rows),
         targets=targets,
         roots=tuple(graph.roots[row.roots[0]].label if row.roots else "" for row in rows),
         can=tuple(_can(graph, row, texts, training) for row, texts in zip(rows, targets, strict=True)),
+        stale_bytes=tuple(stale_bytes),
+        parents=parents,
+        others=others,
+        parts=row_parts(graph, beside.facts.learners, rows, storages),
+        is_running=tuple(bool(row.roots) and all(graph.roots[root].kind == "frame" for root in row.roots) for row in rows),
     )
 
 
@@ -86,10 +111,51 @@ def _targets(graph: Graph, row: Holder) -> tuple[str, ...]:
     return labels if row.kind == "out" and all(map(_OUTPUT.fullmatch, labels)) else ()
 
 
+def _families(graph: Graph, rows: Sequence[tuple[str, Holder]]) -> tuple[tuple[int | None, ...], tuple[tuple[str, ...], ...]]:
+    """Return for each (device, holder) the row it is listed under, and the names that hold its bytes besides that one.
+
+    Only bytes that several names share are listed under one of them: a Learner's before another experiment's, then the largest.
+    """
+    own = {(device, root): n for n, (device, row) in enumerate(rows) if not row.is_shared for root in row.roots}
+    parents, others = list[int | None](), list[tuple[str, ...]]()
+    for device, row in rows:
+        members = dict.fromkeys(own[device, root] for root in row.roots if (device, root) in own) if row.is_shared else {}
+        first = min(members, key=lambda n: (_rank(graph, rows[n][1]), n), default=None)
+        known = {root for n in members for root in rows[n][1].roots}
+        unlisted = [graph.roots[root].label for root in row.roots if row.is_shared and root not in known]
+        parents.append(first)
+        others.append((*(rows[n][1].label for n in members if n != first), *unlisted))
+    return tuple(parents), tuple(others)
+
+
+def _rank(graph: Graph, row: Holder) -> int:
+    """Return 0 for a Learner, 1 for another experiment, 2 for other names, 3 for what runs or is hidden."""
+    roots = [graph.roots[root] for root in row.roots]
+    kinds = {graph.nodes[node].kind for root in roots for node in root.nodes}
+    if all(root.kind not in ("name", "module") for root in roots):
+        return 3
+    return 0 if "learner" in kinds else 1 if kinds & EXPERIMENT_KINDS else 2
+
+
+def abilities(rows: Rows, number: int) -> tuple[Ability, ...]:
+    """Return all that a view may have done about a row: requests about it, and Clean stale where nothing else frees it."""
+    can = rows.can[number]
+    is_cleaned = rows.stale_bytes[number] and "release" not in can and not rows.holders[number].is_shared
+    return (*can, "clean") if is_cleaned else can
+
+
+def note_of(rows: Rows, number: int) -> str:
+    """Return the reason for which a row cannot be released, in words; empty where it can be, or its description says it."""
+    row, can = rows.holders[number], abilities(rows, number)
+    if row.is_shared or not row.roots or "release" in can or "clean" in can:
+        return ""
+    return _NOTES.get(row.kind, "")
+
+
 def _can(graph: Graph, row: Holder, texts: Sequence[str], training: Set[int]) -> tuple[Ability, ...]:
     """Return what may be asked of a row; `training` are the nodes that lead to a Learner on which a fit runs."""
     if not texts:
-        return ()
+        return ("why",) if row.roots else ()
     nodes = graph.roots[row.roots[0]].nodes
     may_park = row.kind == "name" and row.retained > 0 and _is_movable(graph, nodes) and training.isdisjoint(nodes)
     return ("why", "release", "park") if may_park else ("why", "release")

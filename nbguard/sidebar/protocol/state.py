@@ -13,13 +13,13 @@ from typing import Literal, NamedTuple
 
 from nbguard.memory.breakdown import Part
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 ActionName = Literal["clean_stale", "empty_cache", "release", "park", "unpark", "stop_workers"]
 """Everything that a sidebar can have done. Each is planned first and applied by the plan's token."""
 
-Ability = Literal["why", "release", "park", "unpark"]
-"""A request that a view may make about a row."""
+Ability = Literal["why", "release", "park", "unpark", "clean"]
+"""A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go."""
 
 PieceKind = Literal["allocated", "releasable", "stranded", "kept"]
 """The state of a piece of a segment: `kept` is free in a private pool that something still uses."""
@@ -95,6 +95,13 @@ class Tick:
     v: int = PROTOCOL
 
 
+class RowPart(NamedTuple):
+    """A part of a row's bytes."""
+
+    label: str  # in the words of a training loop: `model`, `gradients`
+    nbytes: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderRow:
     """A holder of memory: a name, a displayed result, an error."""
@@ -108,7 +115,14 @@ class HolderRow:
     nbytes: int  # freed if this holder alone is let go
     reaches: int  # bytes that it leads to
     cell: int | None = None  # number of the cell that bound the name
-    stale: bool = False  # Clean stale would let it go
+    stale: bool = False  # Clean stale would let all of it go
+    stale_bytes: int = 0  # bytes of the row that Clean stale gives back, by its plan
+    at_least: bool = False  # `nbytes` and `reaches` are lower bounds: the row leads to something that was not looked into
+    parent: int | None = None  # id of the row that it is listed under: bytes that the parent shares
+    others: tuple[str, ...] = ()  # names that hold the same bytes besides the parent
+    parts: tuple[RowPart, ...] = ()  # re-add to `nbytes`; none: the row is one thing
+    is_running: bool = False  # held by nothing but functions that run now
+    note: str = ""  # the reason for which it cannot be released, in words
     can: tuple[Ability, ...] = ()  # requests that may be made about it
 
 
@@ -188,6 +202,7 @@ class FindingLine(NamedTuple):
 
     sentence: str
     command: str  # a line of code that does something about it; empty: none
+    learner: str  # the Learner that it is about while no fit runs on it; empty: it always holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +269,7 @@ class OutcomeView:
     promised: int  # bytes
     realised: int  # bytes of these that came back
     extra: int = 0  # bytes that came back besides
+    done: tuple[str, ...] = ()  # steps that were taken, in words
     undone: tuple[UndoneStep, ...] = ()
     undo: tuple[str, ...] = ()  # names under which what was parked comes back (`unpark`)
 
@@ -265,6 +281,7 @@ class KeptPath(NamedTuple):
     cell: int | None  # number of the cell that bound its name
     stale: bool  # Clean stale would cut it
     release: str  # the line of code that cuts it; empty: none
+    effect: str  # effect of that line in a few words; empty: none
 
 
 class MorePaths(NamedTuple):

@@ -12,7 +12,8 @@ _PATHS = 40
 def why_view(why: Why) -> WhyView:
     """Return the answer of `%gpumem why` as it goes over the wire."""
     paths = tuple(
-        KeptPath(truncate_utf8(path.text), path.cell, path.stale, truncate_utf8(path.release)) for path in why.paths[:_PATHS]
+        KeptPath(truncate_utf8(path.text), path.cell, path.stale, truncate_utf8(path.release), truncate_utf8(path.effect))
+        for path in why.paths[:_PATHS]
     )
     more = tuple(MorePaths(truncate_utf8(root), count) for root, count in why.more[:_PATHS])
     return WhyView(name=truncate_utf8(why.name), what=truncate_utf8(why.what), nbytes=why.nbytes, paths=paths, more=more)

@@ -49,6 +49,19 @@ def test_one_visible_view_is_enough_and_each_way_is_told_once() -> None:
     assert leases.interval is None
 
 
+def test_a_status_bar_is_told_now_and_then_and_wants_no_scan() -> None:
+    leases, way = Leases(), _Way()
+    leases.renew("bar", way, visible=False, glance=True)
+
+    assert (leases.interval, leases.wants_scans, leases.channels) == (5.0, False, (way,))
+    leases.renew("panel", way, visible=False)
+    assert (leases.interval, leases.wants_scans) == (1.0, True)
+    leases.renew("panel", way, visible=True)
+    assert (leases.interval, leases.wants_scans) == (0.25, True)
+    leases.end("panel")
+    assert (leases.interval, leases.wants_scans) == (5.0, False)
+
+
 def test_made_up_names_do_not_pile_up() -> None:
     leases = Leases()
     for number in range(1000):

@@ -65,11 +65,12 @@ def test_a_row_is_looked_up_by_its_number(name: str) -> None:
     for row in _heap(facts).holders:
         assert truncate_utf8(rows.holders[row.id].label) == row.label
         assert rows.devices[row.id] == row.device
-        assert rows.can[row.id] == row.can
+        assert rows.can[row.id] == tuple(ability for ability in row.can if ability != "clean")
         if row.can:
             assert rows.texts("why", [row.id]) == rows.targets[row.id]
-            assert truncate_utf8(rows.targets[row.id][0]) == truncate_utf8(row.label.partition(" = ")[0])
             assert rows.roots[row.id] in {root.label for root in facts.graph.roots}
+        if "release" in row.can:
+            assert truncate_utf8(rows.targets[row.id][0]) == truncate_utf8(row.label.partition(" = ")[0])
 
 
 def test_the_numbers_do_not_depend_on_what_a_cleanup_would_free() -> None:
@@ -86,13 +87,13 @@ def test_what_may_be_asked_of_a_row() -> None:
 
     assert rows == {
         "learn": ("why", "release", "park"),
-        "last error": (),
+        "last error": ("why", "clean"),
         "losses": ("why", "release", "park"),
         "preds": ("why", "release", "park"),
         "Out[9]": ("why", "release"),
         "best": ("why", "release", "park"),
         "cuBLAS workspaces": (),
-        "unreachable cycles": (),
+        "unreachable cycles": ("why", "clean"),
     }
 
 
@@ -118,7 +119,8 @@ def test_only_what_can_be_asked_for_by_name_can_be_asked_for() -> None:
     roots = tuple(replace(root, kind="out") if root.label == "_" else root for root in graph.roots)
     rows = rows_of(Analysis(make_facts(replace(graph, roots=roots))))
 
-    assert {row.label for row, can in zip(rows.holders, rows.can, strict=True) if can} == {"x", "Out[2]"}
+    assert {row.label for row, can in zip(rows.holders, rows.can, strict=True) if "release" in can} == {"x", "Out[2]"}
+    assert set(rows.can) == {("why",), ("why", "release"), ("why", "release", "park")}
 
 
 def test_names_of_one_object_are_released_together_and_what_is_shared_is_not() -> None:
@@ -133,9 +135,74 @@ def test_names_of_one_object_are_released_together_and_what_is_shared_is_not() -
     numbers = {holder.label: number for number, holder in enumerate(rows.holders)}
 
     assert rows.texts("release", [numbers["learn = best"]]) == ("learn", "best")
-    assert rows.can[numbers["a + b"]] == ()
+    assert rows.can[numbers["a + b"]] == ("why",)
+    assert rows.parents[numbers["a + b"]] == numbers["a"]
+    assert rows.others[numbers["a + b"]] == ("b",)
     targets = tuple(Target(text=text, root=text) for text in rows.texts("release", [numbers["learn = best"]]) or ())
     assert plan_cleanup(facts, Request(targets=targets)).promised == rows.holders[numbers["learn = best"]].retained == 8 * MiB
+
+
+@pytest.mark.parametrize("name", ["idle", "training", "oom", "many", "stale", "parked", "hostile", "cpu"])
+def test_what_clean_stale_gives_back_is_marked_row_by_row(name: str) -> None:
+    """The button says N bytes: rows of N bytes are marked, by the plan's own storages."""
+    rows, heap = rows_of(Analysis(SCENES[name]().facts)), _heap(SCENES[name]().facts)
+
+    assert sum(rows.stale_bytes) == heap.stale
+    assert all(row.stale_bytes == row.nbytes for row in heap.holders if row.stale)
+
+
+def test_the_leftovers_of_a_failed_fit_are_marked_on_the_learner_that_has_them() -> None:
+    """After an error in a fit the plan clears the last batch of a Learner whose name is still there: that row is marked."""
+    graph = make_graph(
+        {"learn": ["learn"]},
+        {"learn": {".model": "model", ".xb": "batch"}},
+        {"model": 8 * MiB, "batch": 49 * MiB},
+        {"learn": "learner", "model": "model", "batch": "tensor"},
+    )
+    heap = _heap(make_facts(graph, [LearnerFact(0, False, "Learner · Net", ("xb",))]))
+    (row,) = heap.holders
+
+    assert heap.stale == row.stale_bytes == 49 * MiB
+    assert not row.stale
+    assert [(part.label, part.nbytes) for part in row.parts] == [("the rest", 49 * MiB), ("model", 8 * MiB)]
+
+
+@pytest.mark.parametrize("name", ["idle", "training", "stale", "parked"])
+def test_parts_re_add_to_their_row_and_shared_bytes_have_a_parent(name: str) -> None:
+    heap = _heap(SCENES[name]().facts)
+
+    assert all(sum(part.nbytes for part in row.parts) == row.nbytes for row in heap.holders if row.parts)
+    assert all(row.parent is not None for row in heap.holders if row.kind == "shared")
+    learn = next(row for row in heap.holders if row.label == "learn")
+    assert [part.label for part in learn.parts] == ["optimizer", "model"]
+
+
+def test_a_shared_row_is_listed_under_the_learner() -> None:
+    graph = make_graph(
+        {"losses": ["losses"], "learn": ["learn"]},
+        {"learn": {".model": "model"}, "losses": {"[0]": "loss"}, "loss": {" → graph": "model"}},
+        {"model": 8 * MiB, "losses": 64 * MiB, "loss": MiB},
+        {"learn": "learner", "model": "model", "losses": "object", "loss": "tensor"},
+    )
+    learners = [LearnerFact(n, False, "Learner · Net") for n, node in enumerate(graph.nodes) if node.kind == "learner"]
+    rows = {row.label: row for row in _heap(make_facts(graph, learners)).holders}
+
+    assert rows["learn + losses"].parent == rows["learn"].id
+    assert rows["learn + losses"].others == ("losses",)
+    assert rows["losses"].parent is None
+
+
+def test_rows_say_that_they_are_lower_bounds_and_why_they_cannot_be_released() -> None:
+    graph = make_graph(
+        {"running fit()": ["frame"], "x": ["x"]}, {}, {"frame": MiB, "x": MiB}, {"frame": "frame", "x": "tensor"}
+    )
+    roots = tuple(replace(root, kind="frame") if root.label == "running fit()" else root for root in graph.roots)
+    rows = {row.label: row for row in _heap(make_facts(replace(graph, roots=roots, rest=1))).holders}
+
+    assert rows["running fit()"].is_running
+    assert rows["running fit()"].note == "in use by running code: freed when that ends"
+    assert rows["x"].at_least
+    assert not rows["x"].is_running
 
 
 def test_what_a_running_cell_uses_is_still_the_names() -> None:

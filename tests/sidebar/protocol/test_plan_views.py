@@ -32,9 +32,9 @@ def test_the_plan_to_clean_stale() -> None:
 
     assert (view.token, view.title, view.confirm) == ("t0", "Clean stale: the plan", "Free 3.67 GiB")
     assert [(row.label, row.nbytes, row.key) for row in view.rows] == [
-        ("Out[9]: Learner · ResNet · Adam forgotten", 614 * MiB, "Out[9]"),
-        ("last error: 2 variables of 1 frame released", 3123 * MiB, "last error"),
-        ("unreachable cycles collected", 20 * MiB, ""),
+        ("Out[9]: Learner · ResNet · Adam will be forgotten", 614 * MiB, "Out[9]"),
+        ("last error: 2 variables of 1 frame will be released", 3123 * MiB, "last error"),
+        ("unreachable cycles will be collected", 20 * MiB, ""),
     ]
     assert sum(row.nbytes or 0 for row in view.rows) == view.promised
     assert (view.irreversible, view.refused, view.when) == ("", "", "now")

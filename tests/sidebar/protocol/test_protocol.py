@@ -129,9 +129,9 @@ class _Holds:
 
 
 def test_named_tuples_are_lists_on_the_wire() -> None:
-    data = to_builtins(_Holds((state.KeptPath("a → b", 3, False, "del a"),), state.UnlistedHolders(2, 70)))
+    data = to_builtins(_Holds((state.KeptPath("a → b", 3, False, "del a", "frees its memory"),), state.UnlistedHolders(2, 70)))
 
-    assert json.loads(json.dumps(data)) == {"paths": [["a → b", 3, False, "del a"]], "more": [2, 70]}
+    assert json.loads(json.dumps(data)) == {"paths": [["a → b", 3, False, "del a", "frees its memory"]], "more": [2, 70]}
     assert {type(data["more"]), type(data["paths"][0])} == {tuple}
 
 

@@ -1,0 +1,100 @@
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { UUID } from '@lumino/coreutils';
+import { Widget } from '@lumino/widgets';
+
+import type { FrontKernel } from './follow';
+import { KernelLink } from './link';
+import { Approach, availableOf } from './view/approach';
+import { formatBytes, formatColumn, unitOf } from './view/bytes';
+import type { Model } from './view/host';
+import { isTick, type DeviceTick, type Tick } from './view/protocol';
+
+/** The lease of the item, in milliseconds between two renewals: the kernel sends a tick every 5 s meanwhile. */
+const RENEW = 10_000;
+
+/** The item of the status bar: how full the device of the notebook in front is. Empty where nbguard is not loaded. */
+export class StatusItem extends Widget {
+  constructor(front: FrontKernel, trans: TranslationBundle, open: () => void) {
+    super();
+    this.front = front;
+    this.trans = trans;
+    this.approach = new Approach(trans);
+    this.addClass('nbguard-status-item');
+    this.button.type = 'button';
+    this.button.addEventListener('click', open);
+    this.node.append(this.button);
+    front.changed.connect(this.follow);
+    document.addEventListener('visibilitychange', this.follow);
+    this.follow();
+  }
+
+  override dispose(): void {
+    if (!this.isDisposed) {
+      this.leave();
+      this.front.changed.disconnect(this.follow);
+      document.removeEventListener('visibilitychange', this.follow);
+      super.dispose();
+    }
+  }
+
+  /** Take the kernel that is in front now; none while the page cannot be seen. */
+  private readonly follow = (): void => {
+    this.leave();
+    const model = this.front.current;
+    if (model instanceof KernelLink && document.visibilityState === 'visible') {
+      this.link = model;
+      model.on('change:tick', this.draw);
+      model.glance(this.client);
+      this.timer = setInterval(() => { model.glance(this.client); }, RENEW);
+    }
+    this.draw();
+  };
+
+  private leave(): void {
+    clearInterval(this.timer);
+    this.link?.off('change:tick', this.draw);
+    this.link?.glance(null);
+    this.link = null;
+  }
+
+  private readonly draw = (): void => {
+    const tick = (this.link as Model | null)?.get('tick');
+    const words = isTick(tick) ? this.words(tick) : '';
+    this.node.hidden = words === '';
+    const warning = isTick(tick) ? this.approach.follow(tick) : '';
+    this.toggleClass('nbguard-warn', warning !== '');
+    if (this.button.textContent !== words) {
+      this.button.textContent = words;
+    }
+    this.button.title = warning || this.trans.__('GPU memory in use on this device, by all: show the panel');
+  };
+
+  /** `cuda:0 3.20 / 8.00 GiB`: of the device that this kernel holds most of. */
+  private words(tick: Tick): string {
+    const [device] = [...tick.devices].sort((a, b) => own(b) - own(a));
+    if (device === undefined) {
+      return '';
+    }
+    const available = availableOf(device);
+    if (available === null || device.total === null) {
+      return own(device) === 0 ? '' : `${device.device} ${formatBytes(own(device))}`;
+    }
+    const free = device.parts.find(part => part.name === 'free')?.nbytes ?? 0;
+    const [used = '', total = ''] = formatColumn([device.total - free, device.total], unitOf(device.total));
+    return `${device.device} ${used.split(' ', 1)[0] ?? ''} / ${total}`;
+  }
+
+  private readonly front: FrontKernel;
+  private readonly trans: TranslationBundle;
+  private readonly approach: Approach;
+  private readonly button = document.createElement('button');
+  private readonly client = UUID.uuid4();
+  private link: KernelLink | null = null;
+  private timer: ReturnType<typeof setInterval> | undefined;
+}
+
+/** Bytes that this kernel holds of a device. */
+function own(device: DeviceTick): number {
+  const [first] = device.parts;
+  return first?.nbytes ?? 0;
+}
