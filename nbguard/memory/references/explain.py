@@ -16,7 +16,7 @@ from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
 from nbguard.render.result import Result
 
 _PER_ROOT = 4
-"""So many ways are shown of one root; one exception can hold a Learner by dozens of variables."""
+"""Most ways shown of one root: one exception can hold a Learner by dozens of variables."""
 _FIXED = ("tuple", "frozenset", "mappingproxy")
 
 
