@@ -29,7 +29,7 @@ from nbguard.units import parse_bytes
 
 
 def report(namespace: dict[str, Any] | None = None) -> Report:
-    """Return who holds the device memory of this process.
+    """Return the report on the device memory of this process: its parts and holders.
 
     Args:
         namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
@@ -50,10 +50,10 @@ def oom(namespace: dict[str, Any] | None = None) -> OomCard | None:
 
 
 def memory_map(request: int | str | None = None, namespace: dict[str, Any] | None = None) -> MemoryMap:
-    """Return the map of the device memory of this process: segments and blocks, who holds them, what pins free memory.
+    """Return the map of the device memory of this process: segments and blocks, their holders, and pins of free memory.
 
     Args:
-        request: bytes, or a size such as `2GiB`: also say what a request of so much in one piece needs.
+        request: bytes, or a size such as `2GiB`: also find the cheapest way to a request of so much in one piece.
         namespace: as in `report`.
 
     Raises:
@@ -86,7 +86,7 @@ def why(name: str, namespace: dict[str, Any] | None = None) -> Why:
 
 
 def why_in(notebook: Notebook, name: str) -> Why:
-    """Return what `why` does, of a notebook that is at hand already."""
+    """Return the same as `why`, for a notebook that is at hand already."""
     target = parse_target(name)
     label = output_label(target, notebook.out)
     value = notebook.out[int(label[4:-1])] if label else lookup(target, notebook.namespace)
@@ -102,7 +102,7 @@ def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:
             return number
     if graph.rest is not None:
         raise TargetError(
-            f"{name} is among what was not looked into: a long autograd graph, or very many tensors (see %gpumem)"
+            f"{name} was not looked into, as part of a long autograd graph, or of very many tensors (see %gpumem)"
         )
     raise TargetError(f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain (%gpumem lists what does)")
 
@@ -117,7 +117,7 @@ def plan(
     hard: bool = False,
     namespace: dict[str, Any] | None = None,
 ) -> Plan:
-    """Return what `release` with the same arguments would do, with the bytes it promises. Touches nothing."""
+    """Return the plan of `release` with the same arguments, with the bytes it promises. Touches nothing."""
     notebook = Notebook.current(namespace)
     request = _request(notebook, targets, keep, everything, errors=errors, compiled=compiled, workers=workers, hard=hard)
     return _plan(notebook, request)[0]
@@ -134,19 +134,19 @@ def release(
     orphans: bool = False,
     namespace: dict[str, Any] | None = None,
 ) -> Outcome:
-    """Free what is stale, or just `targets`, and return what really came back.
+    """Free stale memory, or just `targets`, and return the outcome, measured.
 
     Args:
-        targets: what to free, each as one would write it after `del`; the names are deleted. None: all that is stale.
+        targets: names to free, each as one would write it after `del`; they are deleted. None: all stale memory.
         keep: names (with `everything`) or displayed results (`Out[3]`) that must stay.
         everything: free every name that leads to device memory.
-        errors: also what exceptions hold in their frames that a variable, a future or a task of yours keeps; they stay.
+        errors: also variables in the frames of exceptions that a variable, a future or a task of yours keeps; these stay.
         compiled: also what torch.compile has compiled (`torch._dynamo.reset()`): live models compile again at their next call.
         workers: also end the worker processes of DataLoaders that no running code uses (with targets: of what they lead to),
             and give unused pinned host memory back.
-        hard: also clear what libraries make anew, list the processes on the GPUs, and say whether only a restart would help.
+        hard: also clear memory that libraries make anew, list the processes on the GPUs, and say whether a restart would help.
             Implies `workers`.
-        orphans: with `hard`, end what a dead program left on the GPUs, as `end_zombies` does.
+        orphans: with `hard`, end processes that a dead program left on the GPUs, as `end_zombies` does.
         namespace: as in `report`.
 
     Raises:
@@ -162,10 +162,10 @@ def release(
 
 
 def park(*names: str, dry_run: bool = False, namespace: dict[str, Any] | None = None) -> Outcome | Plan:
-    """Move what `names` lead to out of the device's memory, in place: every name stays valid, `unpark` brings it back.
+    """Move the tensors of `names` out of the device's memory, in place: every name stays valid, `unpark` brings them back.
 
-    To host memory; on a machine without an accelerator to a file. What a Learner needs that is not named stays. Calling a
-    parked model raises ParkedError.
+    They go to host memory; on a machine without an accelerator to a file. Tensors that a Learner needs which is not named stay.
+    Calling a parked model raises ParkedError.
 
     Args:
         names: each as one would write it after `del`: a Learner, a model, a list of batches.
@@ -184,7 +184,7 @@ def park(*names: str, dry_run: bool = False, namespace: dict[str, Any] | None = 
 
 
 def unpark(*names: str) -> Unparked:
-    """Bring back what was parked under `names`, bit by bit as it was; everything that is parked, without names.
+    """Bring back the tensors parked under `names`, bit by bit as they were; without names, all that are parked.
 
     Raises:
         TargetError: nothing is parked under one of the names.
@@ -194,9 +194,9 @@ def unpark(*names: str) -> Unparked:
 
 
 def release_error(namespace: dict[str, Any] | None = None) -> Outcome | None:
-    """Free what only the last error holds, and what its fit has left on its Learner; nothing else that is stale.
+    """Free the memory that only the last error holds, and the leftovers of its fit on its Learner; no other stale memory.
 
-    None, with nothing touched, if there is no such memory, or while a fit runs (in another thread).
+    Return None, with nothing touched, if there is no such memory, or while a fit runs (in another thread).
     """
     notebook = Notebook.current(namespace)
     cleaned = release_error_in(notebook, scan(notebook))
@@ -204,7 +204,7 @@ def release_error(namespace: dict[str, Any] | None = None) -> Outcome | None:
 
 
 def release_error_in(notebook: Notebook, scanned: Scan) -> Cleaned | None:
-    """Do what `release_error` does, by a scan that is at hand already, and return the scan after it, too."""
+    """Do the same as `release_error`, by a scan that is at hand already, and return the scan after it, too."""
     planned = plan_cleanup(scanned.facts, Request(only_error=True))
     held = any(action.nbytes for action in planned.actions if action.kind != "collect")
     if not held or any(learner.is_running for learner in scanned.facts.learners):
@@ -213,7 +213,7 @@ def release_error_in(notebook: Notebook, scanned: Scan) -> Cleaned | None:
 
 
 def _zombies_too(orphans: bool) -> Zombies:
-    """Return what `zombies` or `end_zombies` does; an interrupt must not cost the report on the cleanup before."""
+    """Return the result of `zombies` or `end_zombies`; an interrupt must not cost the report on the cleanup before."""
     try:
         return end_zombies() if orphans else zombies()
     except KeyboardInterrupt:
@@ -226,7 +226,7 @@ def zombies(*pids: int) -> Zombies:
 
 
 def end_zombies(*pids: int) -> Zombies:
-    """End the orphans that `zombies` with the same arguments lists, and return what became of each.
+    """End the orphans that `zombies` with the same arguments lists, and return the outcome of each.
 
     Only processes of this user whose parent has died and that make no sense without it; each is looked at once more, by pid
     and start, before it gets its signal: SIGTERM, and SIGKILL if it does not listen.
@@ -235,7 +235,7 @@ def end_zombies(*pids: int) -> Zombies:
 
 
 def _request(notebook: Notebook, targets: Iterable[str], keep: Iterable[str], everything: bool, **consent: bool) -> Request:
-    """Return what is asked for, each name looked up; raise TargetError for one that does not exist."""
+    """Return the request, each name looked up; raise TargetError for one that does not exist."""
     keep = tuple(keep)
     for name in keep:
         if not output_label(parse_target(name), notebook.out):

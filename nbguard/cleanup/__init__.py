@@ -1,1 +1,1 @@
-"""Cleanup: `plan` computes which references go and how many bytes come back; `apply` does it and measures."""
+"""Cleanup: `plan` computes the references that go and the bytes that come back; `apply` carries it out and measures."""

@@ -35,7 +35,7 @@ class _Answers:
 
 
 class Analysis(_Answers):
-    """The facts of one scan, and what is computed from them. Not for several threads at a time."""
+    """The facts of one scan, and the answers computed from them. Not for several threads at a time."""
 
     def __init__(self, facts: Facts, answers: Mapping[Callable[[Any], object], object] | None = None) -> None:
         super().__init__(answers)
@@ -96,7 +96,7 @@ class DeviceAnalysis(_Answers):
 
     @cached_property
     def space(self) -> Fragmentation:
-        """Return where the allocator's memory is, of all its segments; all 0 where they are not known."""
+        """Return the fragmentation of all segments; all figures are 0 where the segments are not known."""
         return fragmentation(self.facts.segments or (), in_use=self.analysis.pools_in_use)
 
     @cached_property
@@ -106,12 +106,12 @@ class DeviceAnalysis(_Answers):
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """Return what goes back to the device as one: segments, and stretches of pages, that have live blocks."""
+        """Return the segments, and the stretches of pages, that have live blocks: each goes back to the device as one."""
         return tuple(units(self.facts.segments or (), self.analysis.pools_in_use))
 
     @cached_property
     def room(self) -> Room:
-        """Return what requests of the default stream can have. Where torch does not tell its limit, the last error may."""
+        """Return the room for requests of the default stream. Where torch does not tell its limit, the last error may."""
         oom, device = self.analysis.facts.oom, self.facts
         if device.limit is None and oom is not None and self is self.analysis.device_that_ran_out:
             device = replace(device, limit=oom.limit)

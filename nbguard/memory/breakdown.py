@@ -1,4 +1,4 @@
-"""The parts of a device's memory: what this process's allocator has, what else is in use, what is free. They re-add."""
+"""The parts of a device's memory: of this process's allocator, of others, and free. They re-add to the device's size."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LABELS: dict[str, str] = {
 NOT_OURS = frozenset({DevicePart.OTHERS, DevicePart.OUTSIDE, DevicePart.DRIVER, DevicePart.FREE})
 """The parts that are not this process's."""
 
-_RELEASABLE = "PyTorch's cache: Empty cache gives it back"
+_RELEASABLE = "PyTorch's cache: emptying it gives it back"
 _STRANDED = "free, but between live blocks"
 _PENDING = "freed, waiting for another stream"
 
@@ -70,7 +70,7 @@ class Part:
 
 
 def parts_of(device: DeviceFacts, allocated: int, pid: int, in_use: Collection[PoolId]) -> tuple[Part, ...]:
-    """Return the parts of `device`; `allocated` is what its holders hold, `in_use` the private pools that something keeps."""
+    """Return the parts of `device`; `allocated`: bytes of its holders, `in_use`: private pools that an object keeps."""
     if device.allocator is None:
         return (Part(DevicePart.ALLOCATED, allocated), *_rest(device, pid, 0))
     if device.segments is None:

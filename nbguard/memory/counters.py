@@ -1,4 +1,4 @@
-"""Counters of allocators and of the process at one moment: what a hook reads after a cell and what a tick reads."""
+"""Counters of allocators and of the process at one moment: for the hook after a cell, and for a tick."""
 
 from __future__ import annotations
 

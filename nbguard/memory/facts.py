@@ -13,8 +13,8 @@ from nbguard.memory.oom_facts import OomFact
 from nbguard.memory.processes import WorkersFact
 
 RootKind = Literal["name", "module", "frame", "out", "error", "cache", "garbage", "library"]
-"""Where references start. The first three are the user's own; `out`, `error`, `cache` and `garbage` are what a cleanup may
-let go; `library` is what other code holds on to."""
+"""Where references start. The first three are the user's own; a cleanup may release `out`, `error`, `cache` and `garbage`;
+`library` stands for other code that holds on to objects."""
 
 CacheKind = Literal["", "garbage", "run", "store", "figure"]
 """The cache that a root of the kind `cache` stands for: gc.garbage, IPython's of `%run`'s scripts, its `%store` database's,
@@ -46,7 +46,7 @@ DEBUGGER = "ended debugger"
 
 EXPERIMENT_KINDS: frozenset[str] = frozenset({"learner", "model", "optimizer", "loader", "iterator"})
 KEPT_KINDS: frozenset[str] = EXPERIMENT_KINDS | {"pool"}
-"""What a graph knows of even where it leads to no storage; a `pool` is a CUDAGraph or MemPool."""
+"""Kinds that stay in a graph even where they lead to no storage; a `pool` is a CUDAGraph or MemPool."""
 
 
 PoolId = tuple[int, int]
@@ -191,10 +191,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The references between objects, reduced to the objects that lead to a tracked storage or an experiment.
+    """The references between objects, among the objects that lead to a tracked storage or an experiment.
 
-    `rest` is the number of the node that stands for all that was not looked into, None if all was: whatever leads to it holds
-    at least what is known of it. What the rest itself leads to it may hold: it comes back only if the rest goes, too.
+    `rest` is the number of the node that stands for all objects that were not looked into, None if all were. A node that leads
+    to it may hold more than is known. A storage that the rest leads to is freed only if the rest goes, too.
     """
 
     roots: tuple[Root, ...] = ()

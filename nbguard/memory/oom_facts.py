@@ -54,7 +54,7 @@ class HostFacts:
 
     @property
     def room(self) -> int | None:
-        """Return what one allocation can get: the least of what the machine, the container and the limit leave."""
+        """Return the bytes that one allocation can get: the least that the machine, the container and the limit leave."""
         rooms = [room for room in (self.available, self.group_room, self.address_room) if room is not None]
         return min(rooms, default=None)
 
@@ -86,7 +86,7 @@ class OomFact:
     kind: OomKind = "device"  # who had no memory to give
     limit: int | None = None  # what the process may reserve at most, as the text says
     error: str = "OutOfMemoryError"  # name of the error's type
-    shown: str = ""  # that of the error raised because of it or after it
+    shown: str = ""  # type of the error that was raised because of it or after it; empty: the same error
     cell: int | None = None  # number of the cell that ran
     line: CodeLine | None = None  # deepest line of the user's own
     uses: tuple[str, ...] = ()  # names that the run reads

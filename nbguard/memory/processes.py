@@ -1,4 +1,4 @@
-"""Processes, as plain data: the workers behind DataLoader iterators, and what else is on the device.
+"""Processes, as plain data: the workers behind DataLoader iterators, and other processes on the device.
 
 A pid alone names nobody for long: each process is known by its pid and the time it started.
 """
@@ -51,7 +51,7 @@ class Kernel:
 class Surroundings:
     """Facts on this process and machine by which other processes are judged.
 
-    `owner` are this process's user ids (real, effective, saved; or the user's name), `kernels` the live kernels known by
+    `owner` are this process's user ids (real, effective, saved; or the user's name), `kernels` the live kernels, known by
     their commands.
     """
 
@@ -63,39 +63,22 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProcess:
-    """A process that uses a device, with what it takes to judge it. What the system does not tell is None.
+    """A process that uses a device, with the facts by which it is judged. A field is None where the system does not tell."""
 
-    Attributes:
-        process: pid and start.
-        ancestors: pids from its parent upwards.
-        owner: its user ids, as in `Surroundings`.
-        command: its command line.
-        parent_command: its parent's; None if the parent cannot be read.
-        is_parent_gone: there is no such parent, or a younger process has its pid.
-        is_forked: it runs the program of the process it was forked from (it never called exec).
-        is_session_leader: it leads its session, as a kernel that Jupyter started does.
-        has_clients: somebody is connected to one of its ports.
-        connection: is the connection file that its command names there?
-        is_elsewhere: it runs in another container (another namespace of pids).
-        is_defunct: it has ended, and only its entry is left.
-        devices: (device, bytes) as the driver counts them; bytes are None where it does not say.
-        holds_files: it has the device's files open.
-    """
-
-    process: Process
-    ancestors: tuple[int, ...] = ()
-    owner: tuple[str, ...] | None = None
-    command: tuple[str, ...] = ()
-    parent_command: tuple[str, ...] | None = None
-    is_parent_gone: bool = False
-    is_forked: bool | None = None
-    is_session_leader: bool | None = None
-    has_clients: bool | None = None
-    connection: bool | None = None
-    is_elsewhere: bool | None = None
-    is_defunct: bool = False
-    devices: tuple[tuple[str, int | None], ...] = ()
-    holds_files: bool = False
+    process: Process  # pid and start
+    ancestors: tuple[int, ...] = ()  # pids from its parent upwards
+    owner: tuple[str, ...] | None = None  # its user ids, as in `Surroundings`
+    command: tuple[str, ...] = ()  # its command line
+    parent_command: tuple[str, ...] | None = None  # its parent's; None if the parent cannot be read
+    is_parent_gone: bool = False  # there is no such parent, or a younger process has its pid
+    is_forked: bool | None = None  # it runs the program of the process it was forked from (it never called exec)
+    is_session_leader: bool | None = None  # it leads its session, as a kernel that Jupyter started does
+    has_clients: bool | None = None  # somebody is connected to one of its ports
+    connection: bool | None = None  # the connection file that its command names exists
+    is_elsewhere: bool | None = None  # it runs in another container (another namespace of pids)
+    is_defunct: bool = False  # it has ended, and only its entry is left
+    devices: tuple[tuple[str, int | None], ...] = ()  # (device, bytes) by the driver's count; None: it does not say
+    holds_files: bool = False  # it has the device's files open
 
     @property
     def used(self) -> int | None:

@@ -56,7 +56,7 @@ class Simulated:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Return what a real device would do differently, or what is not known of it, in words."""
+        """Return sentences on the ways in which a real device would differ, or may differ."""
         sentences = list(ASSUMPTIONS)
         if not self.context:
             sentences.append("the CUDA context counts 0 B (context='500MiB' counts one; it differs from one GPU to the next)")
@@ -69,9 +69,9 @@ def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], f
     """Return the facts of a look at CPU tensors as facts about the simulated device.
 
     Args:
-        facts: what the look found, where CPU tensors are tracked.
+        facts: of the process, where CPU tensors are tracked.
         device: the simulated device.
-        places: addresses on it by the address of a storage in host memory. What has none is not on the device: 0 bytes.
+        places: addresses on it by the address of a storage in host memory. A storage without one is not on the device: 0 bytes.
         figures: of the device.
     """
     sizes = {block.address: block.size for segment in device.segments or () for block in segment.blocks}

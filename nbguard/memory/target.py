@@ -16,7 +16,7 @@ class Target:
     root: str = ""  # label of the root that goes: a plain name, `Out[3]`
     containers: tuple[int, ...] = ()  # else ids of the objects whose reference `del` would remove
     value: int = 0  # id of the object that they refer to
-    value_kind: str = ""  # what that object is, in a few words
+    value_kind: str = ""  # that object in a few words
 
     @property
     def is_known(self) -> bool:

@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Title:
-    """A sentence above or beside all sections, about the result as a whole."""
+    """A sentence above or beside all sections, on the result as a whole."""
 
     sentence: str
     tone: Tone = "plain"
@@ -102,7 +102,7 @@ class Bar:
     slices: tuple[Slice, ...]  # from left to right
     name: str = ""  # of the whole
     whole: int | None = None  # bytes, where they are more than those of all slices that have a colour
-    label: str = ""  # for who cannot see it
+    label: str = ""  # for readers who cannot see it
     is_drawn_as_text: bool = False  # whether a terminal draws the bar, too, or shows its figures only
 
 

@@ -30,13 +30,13 @@ _STYLE = style_sheet(Path(__file__).with_name("report.css").read_text(encoding="
 
 
 def blocks_html(blocks: Iterable[Block], label: str) -> Html:
-    """Return blocks as a whole result; `label` says to who cannot see it what it is."""
+    """Return blocks as a whole result; `label` names it for readers who cannot see it."""
     body = join(map(_block, blocks))
     return join((_STYLE, tag("div", body, class_="nbguard", role="region", aria_label=label)))
 
 
 def key(*entries: tuple[str, str, str], note: str = "") -> Html:
-    """Return the key of a picture: (colour, name, figure) each, and in a note what the picture is."""
+    """Return the key of a picture: (colour, name, figure) of each entry, and a note on the picture."""
     words = (_entry(colour, clean(name), figure) for colour, name, figure in entries)
     return tag("div", *words, *([tag("span", note)] if note else []), class_="key")
 

@@ -13,7 +13,7 @@ _BARE = frozenset({"path", "rect"})
 class Html(str):
     """HTML in a string. Made by `Html(text)`, which escapes plain text, by `tag` and by `join`.
 
-    Adding and formatting are those of `str` and return one: the sum is no `Html` any more, and is escaped where it is used.
+    Adding and formatting are `str`'s own and return a `str`: the sum is no `Html` any more, and is escaped where it is used.
     """
 
     __slots__ = ()
@@ -57,5 +57,5 @@ def style_sheet(css: str) -> Html:
 
 
 def with_code(sentence: str) -> Html:
-    """Return a sentence as HTML, escaped, what stands between backticks set as code."""
+    """Return a sentence as HTML, escaped; text between backticks is set as code."""
     return _as_html(re.sub("`([^`]+)`", r"<code>\1</code>", Html(sentence)))

@@ -25,7 +25,7 @@ class Result:
     data: ClassVar[str] = ""
     """`module:function` that returns the fields of the JSON, where these are not the fields of the class."""
     label: ClassVar[str] = "GPU memory report"
-    """The name of the region in HTML, for who cannot see it."""
+    """The name of the region in HTML, for readers who cannot see it."""
 
     def blocks(self, **options: int) -> Iterable[Block]:
         """Return the blocks of the view; `limit=12`: rows of a report, a history or a map."""
@@ -35,7 +35,7 @@ class Result:
         return shown
 
     def mimebundle(self, **options: int) -> dict[str, str]:
-        """Return the result as {'text/plain': ..., 'text/html': ...}; options are those of `blocks`."""
+        """Return the result as {'text/plain': ..., 'text/html': ...}; `options` as in `blocks`."""
         from nbguard.render.html import blocks_html
         from nbguard.render.text import blocks_text
 

@@ -31,7 +31,7 @@ class Scale:
 
 
 def drawing(label: str, height: int, inside: Iterable[Html], margin: str = "") -> Html:
-    """Return a picture as wide as the page; `label` says to who cannot see it what it shows."""
+    """Return a picture as wide as the page; `label` describes it for readers who cannot see it."""
     space = f"margin:{margin};" if margin else ""
     style = f"width:100%;height:auto;display:block;{space}font-size:11px;fill:var(--dim)"
     return tag("svg", *inside, role="img", aria_label=clean(label), viewBox=f"0 0 {WIDTH} {height}", style=style)
@@ -73,7 +73,7 @@ def area(path: str, colour: str, *, opacity: str = "", title: str = "") -> Html:
 def box(
     x: float, y: float, width: float | str, height: float, colour: str, *, title: str = "", nbytes: int | None = None
 ) -> Html:
-    """Return a rectangle; `nbytes` is what it stands for."""
+    """Return a rectangle that stands for so many bytes."""
     style = f"fill:var(--{colour})"
     return tag("rect", *titled(title), x=x, y=y, width=width, height=height, data_bytes=nbytes, style=style)
 

@@ -1,4 +1,4 @@
-"""Text that can be shown anywhere: how long it may be, and without what would harm a terminal."""
+"""Text that can be shown anywhere: of limited length, and without characters that would harm a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SENTENCE = 500
 
 
 def clip(text: str, limit: int) -> str:
-    """Return text of at most `limit` characters, the last a dot dot dot where some are missing."""
+    """Return text of at most `limit` characters, the last an ellipsis where some are missing."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

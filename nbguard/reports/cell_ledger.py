@@ -1,4 +1,4 @@
-"""The ledger of cells: what each of the user's cells did to the memory. Pure: counters and holders in, records out."""
+"""The ledger of cells: the changes that each of the user's cells made to the memory. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbguard.memory.references.holders import unheld
 from nbguard.render.result import Result
 
 PROCESS = "process memory"
-"""Stands in place of a device where only the memory of the whole process is known, not the tensors in it."""
+"""Stands in place of a device where only the memory of the whole process is known, and not its tensors."""
 
 
 Key = tuple[str, int, int]
@@ -27,7 +27,7 @@ Key = tuple[str, int, int]
 class CellHoldings:
     """The holders at one scan: the holder of each storage, and the bytes that no Python object holds, by device and kind.
 
-    `names`: of the user's names that lead to memory, the id of what each was bound to.
+    `names`: the user's names that lead to memory, each with the id of the object it was bound to.
     """
 
     storages: Mapping[Key, tuple[str, bool]]
@@ -48,7 +48,7 @@ NOTHING = CellHoldings({}, {}, {})
 
 
 def cell_holdings(analysis: Analysis) -> CellHoldings:
-    """Return the holders of a scan. Stale is what a default cleanup would free; of a holder that stays, its leftovers."""
+    """Return the holders of a scan. Stale are storages that a default cleanup would free: a holder that stays has leftovers."""
     facts, graph = analysis.facts, analysis.facts.graph
     stale = analysis.once(default_plan).storages
     storages: dict[Key, tuple[str, bool]] = {}
@@ -65,7 +65,7 @@ def cell_holdings(analysis: Analysis) -> CellHoldings:
 
 
 def names_of(graph: Graph) -> dict[str, int]:
-    """Return the user's names that lead to memory, each with the id of what it is bound to."""
+    """Return the user's names that lead to memory, each with the id of the object it is bound to."""
     return {root.label: graph.nodes[root.nodes[0]].ref for root in graph.roots if root.kind == "name"}
 
 
@@ -167,7 +167,7 @@ class History(Result):
 
 
 def changes(before: Reading, after: Reading, last: Reading | None = None) -> Iterator[DeviceChange]:
-    """Yield what happened to each device that has counters between two readings; `last` is the one after the cell before."""
+    """Yield the change of each device that has counters between two readings; `last` is the reading after the cell before."""
     for now in after.devices:
         then = before.of(now.device)
         peak = limit = None

@@ -47,7 +47,7 @@ def _words(record: CellRecord) -> Iterator[str]:
     if record.unseen:
         yield f"holders: %gpumem ({record.unseen})"
     if record.seconds > _SLOW:
-        yield f"looked {record.seconds:.1f} s"
+        yield f"scanned in {record.seconds:.1f} s"
 
 
 def shares_text(shares: Sequence[Share]) -> str:

@@ -1,4 +1,4 @@
-"""Findings: what stands out, one sentence each, with the command that acts on it."""
+"""Findings: one sentence on each thing that stands out, with the command that acts on it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
         yield Finding(
             "handle",
             f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive: "
-            f"`%reset_gpu {root.label}` lets it go",
+            f"`%reset_gpu {root.label}` releases it",
             f"%reset_gpu {root.label}",
         )
 
@@ -164,7 +164,7 @@ def _stranded(analysis: Analysis) -> Iterator[Finding]:
 
 
 def _unpin(rows: tuple[HolderPins, ...], stranded: int, plan: Plan) -> tuple[str, str]:
-    """Return who strands most of it by itself, with what letting it go gives back, in words and as a command."""
+    """Return in words the holder that strands most of it by itself and the bytes that its release gives back, and a command."""
     for row in rows:
         if (row.stale or row.kind == "name") and row.stranded_alone > _WORTH_NAMING * stranded:
             command = "%reset_gpu" if row.stale else f"%reset_gpu {' '.join(row.names)}"
@@ -173,7 +173,7 @@ def _unpin(rows: tuple[HolderPins, ...], stranded: int, plan: Plan) -> tuple[str
             pinned = f", {share} of it pinned by {row.label} ({tensors}, {format_bytes(row.nbytes)})"
             return f"{pinned}: `{command}` gives {least}{format_bytes(row.gives_back)} back to the device", command
     if plan.promised and any(row.stale for row in rows):
-        return ": `%reset_gpu` frees what is stale among them", "%reset_gpu"
+        return ": `%reset_gpu` frees the stale ones among them", "%reset_gpu"
     return ", none of which is stale", ""
 
 
@@ -187,7 +187,7 @@ def _outside(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "outside",
             f"{counted(count, 'tensor lies', 'tensors lie')} outside PyTorch's allocator (another process's or library's): "
-            "counted under context or others, freed by whoever made them",
+            "counted under context or others, freed by their owners",
             "",
         )
 
@@ -210,7 +210,7 @@ def _autocast(facts: Facts) -> Iterator[Finding]:
         off = f"torch.set_autocast_enabled('{facts.tracked}', False)"
         yield Finding(
             "autocast",
-            f"autocast is still on, as a mixed precision fit that failed leaves it: what runs next would too. `{off}` ends it, "
+            f"autocast is still on, as a mixed precision fit that failed leaves it: later code runs under it. `{off}` ends it, "
             "`%reset_gpu` empties its cache of weights",
             off,
         )

@@ -58,7 +58,7 @@ class MapRow:
 
     @property
     def size(self) -> str:
-        """Return the bytes in words, of several segments those of one."""
+        """Return the bytes of one segment in words; of several, their number and the average."""
         if self.count == 1:
             return format_bytes(self.nbytes)
         return f"{self.count} × {'' if self.is_even else '≈ '}{format_bytes(self.nbytes // self.count)}"
@@ -94,7 +94,7 @@ class Paints:
 def rows_of(device: DeviceMap, pool: MapPool, limit: int, pieces: int) -> list[MapRow]:
     """Return at most about `limit` rows of a pool, each of at most `pieces` pieces; together they are all its segments.
 
-    Segments with most stranded stand alone, in the order of their addresses; the rest are added up by what they are.
+    Segments with most stranded stand alone, in the order of their addresses; the rest are added up by state and size.
     """
     paints, pins = Paints.of(device), _pins_by_segment(device)
     if len(pool.segments) <= limit:
@@ -115,7 +115,7 @@ def rows_of(device: DeviceMap, pool: MapPool, limit: int, pieces: int) -> list[M
 
 
 def _several(segments: Sequence[MapSegment]) -> str:
-    """Return what segments of several sizes are: 'of several sizes: 40 pinned, 12 full'."""
+    """Return the states of segments of several sizes: 'of several sizes: 40 pinned, 12 full'."""
     counts = Counter(map(_state, segments))
     return "of several sizes: " + ", ".join(f"{count} {state.words}" for state, count in counts.items())
 
@@ -132,7 +132,7 @@ def _state(segment: MapSegment) -> _State:
 
 
 def _pins_by_segment(device: DeviceMap) -> dict[int, list[Pinner]]:
-    """Return what pins each segment, by its address; an expandable one can be pinned in several places, the worst first."""
+    """Return the pins of each segment, by its address; an expandable one can be pinned in several places, the worst first."""
     by_segment: dict[int, list[Pinner]] = {}
     starts = sorted((segment.address, segment.size) for pool in device.pools for segment in pool.segments)
     for pinner in device.pinners:
@@ -213,7 +213,7 @@ def _added_up(pieces: Sequence[RowPiece], paints: Paints) -> list[RowPiece]:
 
 
 def pin_note(pinner: Pinner) -> str:
-    """Return who pins a segment, in words: 'pinned by losses[3] (512 B): gives 20.00 MiB back'."""
+    """Return the holders that pin a segment, in words: 'pinned by losses[3] (512 B): gives 20.00 MiB back'."""
     names: dict[str, int] = {}
     for block in pinner.blocks:
         name = block.path or _blocks_of(block.holder, block.source)

@@ -60,7 +60,7 @@ def _sentences(device: DeviceMap) -> Iterator[str]:
     """Yield the largest request, rounding, pages, and the cheapest way to a request of one piece."""
     yield _largest(device.largest)
     if device.rounding:
-        yield f"rounding: live blocks are {format_bytes(device.rounding)} larger than what was asked for"
+        yield f"rounding: live blocks are {format_bytes(device.rounding)} larger than requested"
     if device.pages is not None:
         pages = device.pages
         yield f"pages of expandable segments: {pages.full} full, {pages.partly} partly used, {pages.free} free"
@@ -85,12 +85,12 @@ def _release(release: Release, device: str) -> str:
     """Return how to make room for a request of one piece."""
     asked = f"a request of {format_bytes(release.nbytes)}"
     if release.enough is None:
-        return f"{asked}: not known, as what is free on the device is not"
+        return f"{asked}: not known, as the free memory of the device is not"
     if not release.enough:
-        return f"{asked}: not even letting every name go makes room for it on {device}"
+        return f"{asked} would fail on {device} even if every name were released"
     if not release.commands:
         return f"{asked} succeeds now"
     how = " and ".join(f"`{command}`" for command in release.commands)
     note = "" if release.is_exact else " (a good choice among many names, perhaps not the cheapest)"
-    lost = f"frees {format_bytes(release.lost)} of yours" if release.names else "frees only what is stale"
+    lost = f"frees {format_bytes(release.lost)} of yours" if release.names else "frees only stale memory"
     return f"{asked} succeeds after {how}: {lost}, gives {format_bytes(release.gives_back)} back to the device{note}"

@@ -1,4 +1,4 @@
-"""The map of a device's memory: its segments and their blocks, by pool and stream, with who holds and who pins what."""
+"""The map of a device's memory: its segments and blocks, by pool and stream, with their holders and pins."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PINNERS = 200
 
 
 RELEASABLE, STRANDED, KEPT = -1, -2, -3
-"""What stands for a holder where there is none: bytes that emptying the cache gives back, bytes that live blocks keep from
-going back, bytes that are free for a graph's pool only."""
+"""Stand-ins for a holder where there is none: bytes that emptying the cache gives back, bytes that live blocks keep from going
+back, bytes that are free for a graph's pool only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class MapBlock:
 
 @dataclass(frozen=True, slots=True)
 class MapSegment:
-    """A segment, and what is in it by address, without gaps."""
+    """A segment with its live blocks and free stretches, by address, without gaps."""
 
     address: int
     size: int
@@ -70,7 +70,7 @@ class MapHolder:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Pages of expandable segments by what is in them: live blocks only, live and free ones, free ones only."""
+    """Pages of expandable segments: full of live blocks, partly used, and free."""
 
     full: int
     partly: int
@@ -91,7 +91,7 @@ class DeviceMap:
     largest: LargestRequest  # the largest request that would succeed now
     rounding: int | None  # bytes by which live blocks exceed what was asked for; None: this torch does not tell
     pages: Pages | None  # of expandable segments; None without any
-    release: Release | None = None  # what a request of a given size needs; None: none was given
+    release: Release | None = None  # cheapest way to a request of a given size; None: none was given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class MemoryMap(Result):
 
 
 def build_map(analysis: Analysis, request: int | None = None) -> MemoryMap:
-    """Return the map of a scan; with `request`, also what a request of so many bytes in one piece needs."""
+    """Return the map of a scan; with `request`, also the cheapest way to a request of so many bytes in one piece."""
     facts = analysis.facts
     mapped = tuple(_device(device, request) for device in analysis.devices if device.facts.segments)
     without = tuple(device.device for device in facts.devices if not device.segments)
@@ -192,7 +192,7 @@ def _segment(segment: Segment, held: BlockHolders, is_kept: bool) -> MapSegment:
 
 
 def rounding_waste(segments: Iterable[Segment]) -> int | None:
-    """Return by how many bytes live blocks are larger than what was asked for; None where that is not known of any."""
+    """Return by how many bytes live blocks are larger than requested; None where that is not known of any."""
     live = [block for segment in segments for block in segment.blocks if block.state == "active_allocated" and block.requested]
     return sum(block.size - block.requested for block in live) if live else None
 

@@ -1,4 +1,4 @@
-"""The report: per device the parts of its memory and who holds the allocated bytes, in columns that re-add."""
+"""The report: per device the parts of its memory and the holders of the allocated bytes, in columns that re-add."""
 
 from __future__ import annotations
 

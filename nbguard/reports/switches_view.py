@@ -23,8 +23,8 @@ def switches_blocks(switches: Switches) -> Iterator[Block]:
 
 
 def _audience(switches: Switches) -> str:
-    """Return how many views look at the sidebar, how often they are told, and how many requests of theirs wait."""
+    """Return how many views of the sidebar are open, how often they are updated, and how many requests wait."""
     if not switches.views:
-        return "nobody looks: nothing runs"
-    views = f"{counted(switches.views, 'view looks', 'views look')}, told {switches.rate:.2g} times a second"
-    return f"{views} · {switches.jobs} waiting to be done" if switches.jobs else views
+        return "no view is open: nothing runs"
+    views = f"{counted(switches.views, 'view')} open, updated {switches.rate:.2g} times a second"
+    return f"{views} · {counted(switches.jobs, 'request')} waiting" if switches.jobs else views

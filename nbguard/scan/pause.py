@@ -1,7 +1,7 @@
 """The main thread held still while another thread looks.
 
-What PyTorch computes there, it computes without Python's lock: a backward pass sets gradients and frees graphs while the look
-follows them, and the process ends with a segmentation fault. So the main thread is asked to wait between two lines of Python,
+PyTorch computes there without Python's lock: a backward pass sets gradients and frees graphs while the scan follows them, and
+the process ends with a segmentation fault. So the main thread is asked to wait between two lines of Python,
 where nothing of PyTorch's is under way. A fit in a thread of the user's own cannot be asked: there the look only waits until no
 backward pass runs.
 """

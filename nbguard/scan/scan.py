@@ -39,8 +39,8 @@ _WORTH_A_CLIMB = 0.01
 class Notebook:
     """The place where names live: an IPython shell, or, in a script, just a namespace.
 
-    `is_running`: code of the user's runs in another thread while this one looks. What no root leads to may be in its hands
-    for a moment then: it counts as held, and is not followed up, which would go on for as long as it runs.
+    `is_running`: the user's code runs in another thread during the scan. It may use objects that no root leads to for a moment:
+    these count as held, and are not followed up, which would go on for as long as the code runs.
     """
 
     shell: Any
@@ -103,7 +103,7 @@ class Notebook:
 
 @dataclass(frozen=True)
 class Scan:
-    """Facts, and weak references for checking later what of it is gone."""
+    """Facts, and weak references that tell later which of the objects are gone."""
 
     facts: Facts
     tracker: WeakTracker
@@ -112,7 +112,7 @@ class Scan:
 def scan(notebook: Notebook, *, tensors: bool = False) -> Scan:
     """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing.
 
-    With `tensors`, the tracker knows each tensor too, weakly: what a parking needs to find them again.
+    With `tensors`, the tracker knows each tensor too, weakly, so that a parking finds them again.
     """
     if "torch" not in sys.modules:
         raise NoTorchError
@@ -226,7 +226,7 @@ def _walk_from(roots: list[LiveRoot], walk: Walk) -> list[tuple[LiveRoot, list[i
 
 
 def _count_entries(roots: list[tuple[LiveRoot, list[int]]], walk: Walk, notebook: Notebook) -> None:
-    """Note what stale roots refer to, each with the number of its references from there; only those of `Out` are known."""
+    """Note the objects that stale roots refer to, each with the number of these references; known for `Out` only."""
     spaces = [] if notebook.shell is None else [notebook.out, *(space for space, _ in output_places(notebook.shell))]
     places = {id(place): place for place in [*spaces, *(root.objects for root, _ in roots)]}
     known = Counter(map(id, gc.get_referents(*places.values())))

@@ -1,4 +1,4 @@
-"""Births and deaths of the storages behind the tensors that operations use, in the order of events, without keeping any alive.
+"""Births and deaths of the storages behind the tensors of operations, in the order of events; none is kept alive.
 
 A dispatch mode sees every operation of its thread, those of autograd's backward pass and of optimizers included. A storage
 is born at its first sight: as the output of an operation or, if it is older than that, as an argument. A weak reference tells
@@ -31,8 +31,8 @@ class Observer(Protocol):
 
 
 _LIFT = torch.ops.aten.lift_fresh.default
-"""What `torch.tensor(0.0)` ends with, `x[5] = 3` too. Such a single number stays on the host when the rest is on a GPU: the
-step counters of optimizers, values to fill in."""
+"""The last operation of `torch.tensor(0.0)`, and of `x[5] = 3`. Such a single number stays on the host when the rest is on a
+GPU: the step counters of optimizers, values to fill in."""
 
 
 _ADD = torch.ops.aten.add.Tensor

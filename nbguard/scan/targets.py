@@ -36,7 +36,7 @@ def parse_target(text: str) -> ast.expr:
 def resolve_targets(
     texts: Iterable[str], namespace: dict[str, Any], out: dict[int, Any], hidden: dict[str, Any]
 ) -> tuple[Target, ...]:
-    """Return what each text stands for, in order; TargetError, before anything is touched, if one of them is nothing."""
+    """Return the target of each text, in order; TargetError, before anything is touched, if one of them does not exist."""
     return tuple(_resolve(text, parse_target(text), namespace, out, hidden) for text in texts)
 
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import pickle
+import pickletools
 import random
 import re
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pytest
 from nbguard.allocator.replay.replay import replay
 from nbguard.allocator.replay.whatif import what_if
 from nbguard.allocator.snapshot.read import load_snapshot
-from nbguard.allocator.snapshot.unpickle import unpickle
+from nbguard.allocator.snapshot.unpickle import _CALLS, _OPCODES, unpickle
 from nbguard.errors import NbguardError, SnapshotError
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
@@ -273,6 +274,28 @@ def test_mutated_files_end_in_a_snapshot_or_one_error(seed: int, tmp_path: Path)
 
     assert set(ends) <= {"read", "SnapshotError", "SettingsError", "ModelError"}
     assert "SnapshotError" in ends
+
+
+def test_the_unpickler_knows_opcodes_of_plain_data_only() -> None:
+    """SECURITY.md lists what is read, and what is refused."""
+    read = {opcode.name: {kind.name for kind in opcode.stack_after} for opcode in pickletools.opcodes if _is_read(opcode.code)}
+    memo = {"GET", "BINGET", "LONG_BINGET", "MEMOIZE", "DUP"}  # objects that were read before
+
+    assert {name for name, kinds in read.items() if "any" in kinds} == memo
+    assert set().union(*read.values()) - {"any", "mark"} == {
+        *("int", "int_or_bool", "bool", "float", "None", "str", "list", "tuple", "dict")
+    }
+
+
+def _is_read(code: str) -> bool:
+    return ord(code) in _OPCODES.values() and ord(code) not in _CALLS
+
+
+@pytest.mark.parametrize("value", [b"x", bytearray(b"x"), {1}, frozenset({1}), {1: 2}, 1 << 200, object, {"a": {(): 1}}])
+@pytest.mark.parametrize("protocol", range(6))
+def test_what_is_no_plain_data_is_refused(value: object, protocol: int) -> None:
+    with pytest.raises(SnapshotError):
+        unpickle(pickle.dumps(value, protocol))
 
 
 def test_the_unpickler_reads_what_pythons_reads() -> None:

@@ -94,6 +94,6 @@ def test_an_interrupt_stops_before_the_next_and_the_report_is_true(start: Start,
 
     assert done.interrupted
     assert done.ended == ()
-    assert done.remaining == ((_pid(deaf), "interrupted while it was told to end"), (_pid(quiet), "interrupted"))
+    assert done.remaining == ((_pid(deaf), "interrupted while it was being ended"), (_pid(quiet), "interrupted"))
     assert is_alive(deaf.found.process)
     assert is_alive(quiet.found.process)

@@ -62,7 +62,7 @@ def test_what_a_name_still_reaches_is_not_promised() -> None:
 
     assert worker_sets(facts)[0].use == "held"
     assert _workers(plan) == ["2 workers of it ended"]
-    assert "in mid-epoch: batches not given yet are lost" in plan.actions[0].detail
+    assert "in mid-epoch: the remaining batches are lost" in plan.actions[0].detail
     assert plan.promised == 0
 
 
@@ -86,7 +86,7 @@ def test_what_is_in_use_stays_and_is_said_to(roots: dict[str, list[str]], fact: 
 
     assert _workers(plan) == []
     assert plan.promised == 0 or "last error" in roots
-    assert any("2 workers of" in words and "go on: in use by what runs" in words for words in plan.skipped)
+    assert any("2 workers of" in words and "keep running: running code uses them" in words for words in plan.skipped)
     assert not [each for each in find(Analysis(facts)) if each.kind == "workers"]
 
 

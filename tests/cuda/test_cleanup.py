@@ -36,7 +36,7 @@ def test_promise_is_kept_under_every_allocator(notebook: Notebook, conf: str) ->
     kernel.run("def fail(x): y = x * 2; z = mib(21); raise ValueError\nfail(mib(25))")
 
     freed, given_back = _reset_keeps_its_promise(kernel)
-    assert freed >= 25 * MIB + 25 * MIB + 21 * MIB  # more where a block is larger than what was asked for
+    assert freed >= 25 * MIB + 25 * MIB + 21 * MIB  # more where a block is larger than requested
     freed, given_back = _reset_keeps_its_promise(kernel, "runs more tiny")
     assert freed > 33 * MIB
     assert given_back > 33 * MIB

@@ -294,7 +294,7 @@ _BAD = (
     ("load good.pickle --set a:1", "--set goes with whatif"),
     ("--file good.pickle", "--file goes with map and whatif"),
     ("map --file nowhere.pickle", "nowhere.pickle"),
-    ("map --file good.pickle --request 1GiB", "a file's names cannot be let go"),
+    ("map --file good.pickle --request 1GiB", "a file's names cannot be released"),
     ("map --file good.pickle --device 3", "no device 3 here; there is: cuda:0"),
 )
 

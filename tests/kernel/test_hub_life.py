@@ -100,7 +100,7 @@ def test_unloading_leaves_nothing_behind(plain_kernel: Kernel, plain_panel: Pane
 def test_off_takes_the_hub_down_and_on_puts_it_up(plain_kernel: Kernel, plain_panel: Panel) -> None:
     boot = plain_panel.until(lambda tick: True)["boot"]
 
-    assert "1 view looks, told 4 times a second" in plain_kernel.run("%nbguard status").ok().text
+    assert "1 view open, updated 4 times a second" in plain_kernel.run("%nbguard status").ok().text
     assert "sidebar                 off" in plain_kernel.run("%nbguard off").ok().text
     assert plain_kernel.value(_THREADS) == []
     assert plain_kernel.value("'nbguard' in get_ipython().kernel.comm_manager.comms") is False

@@ -110,7 +110,7 @@ def test_an_iterator_in_mid_epoch_says_what_became_of_it(notebook: Kernel) -> No
     fastai_after = notebook.run("next(gen)")
 
     assert "2 workers of it ended" in planned
-    assert "in mid-epoch: batches not given yet are lost, and next() on it says so" in planned
+    assert "in mid-epoch: the remaining batches are lost, and next() on it says so" in planned
     assert "2 workers of gen" in planned
     assert len(steps(outcome)) == 2
     assert not any(exists(pid) for pid in pids)
@@ -168,7 +168,7 @@ looping.start(); loops.wait(60)
     assert "2 workers of idle ended" in cell.text
     for name in ("over", "task_loader", "here", "learn"):
         assert f"2 workers of {name}" in cell.text, cell.text
-    assert cell.text.count("go on: in use by what runs") >= 4
+    assert cell.text.count("keep running: running code uses them") >= 4
     assert notebook.value("(counted, len(seen), learn.epoch, fit.is_alive(), looping.is_alive())") == (8, 16, 1, False, False)
     assert notebook.value("len(learn.recorder.values)") == 2
     assert len(steps(reset(notebook, "--workers"))) == 5  # what ran has ended: now they are idle
@@ -288,5 +288,5 @@ fit = threading.Thread(target=learn.fit, args=(1,)); fit.start(); reached.wait(6
     notebook.run("go.set(); fit.join(60)").ok()
 
     assert alive == [True, True]
-    assert f"2 workers of a DataLoader (pids {pids[0]}, {pids[1]}) go on: in use by what runs" in text, text
+    assert f"2 workers of a DataLoader (pids {pids[0]}, {pids[1]}) keep running: running code uses them" in text, text
     assert notebook.value("(fit.is_alive(), len(learn.recorder.values), active_children())") == (False, 1, [])

@@ -274,9 +274,9 @@ def test_the_switches_say_who_looks_at_the_sidebar() -> None:
         switches = Switches(oom_card=True, history=False, cells=False, auto_clean_errors=False, sidebar=True, **facts)
         return switches.mimebundle()["text/plain"].splitlines()[-1].strip()
 
-    assert re.fullmatch("sidebar +on +nobody looks: nothing runs", said())
-    assert said(views=1, rate=4.0).endswith("1 view looks, told 4 times a second")
-    assert said(views=2, rate=0.5, jobs=3).endswith("2 views look, told 0.5 times a second · 3 waiting to be done")
+    assert re.fullmatch("sidebar +on +no view is open: nothing runs", said())
+    assert said(views=1, rate=4.0).endswith("1 view open, updated 4 times a second")
+    assert said(views=2, rate=0.5, jobs=3).endswith("2 views open, updated 0.5 times a second · 3 requests waiting")
 
 
 def test_a_history_without_memory_says_so() -> None:

@@ -1,7 +1,7 @@
 """Carry out a cleanup plan and measure it.
 
-Only references are removed, never contents. Each step is on its own: what cannot be done is reported and the rest goes on;
-an interrupt stops after the step it falls into, and the outcome says which steps were done.
+Only references are removed, never contents. Each step is on its own: a step that fails is reported and the rest goes on; an
+interrupt stops after the step it falls into, and the outcome says which steps were done.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cleaned:
 
 
 def uncover() -> int:
-    """Undo what hides stale memory from a look: frozen objects, and the weights that autocast's cache keeps in C++.
+    """Uncover stale memory that a scan cannot see: frozen objects, and the weights that autocast's cache keeps in C++.
 
     Return the bytes that this alone gave back, where the device's allocator counts them.
     """
@@ -161,7 +161,7 @@ def _both(before: int | None, after: int | None) -> tuple[int, int] | None:
 
 
 def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> tuple[tuple[str, int], ...]:
-    """Return (holder, bytes) of what was promised and is still there: an honest plan has none."""
+    """Return (holder, bytes) of the promised storages that are still there: a plan that was right has none."""
     addresses = {(facts.graph.storages[n].device, facts.graph.storages[n].address) for n in plan.storages - expired}
     if not addresses:
         return ()

@@ -1,4 +1,4 @@
-"""Give back memory that torch and its libraries keep for later: the allocator's cache, workspaces, pinned host memory."""
+"""Gives back memory that torch and its libraries keep for later: the allocator's cache, workspaces, pinned host memory."""
 
 from __future__ import annotations
 

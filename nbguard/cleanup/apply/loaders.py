@@ -23,7 +23,7 @@ _PATIENCE = 3.0
 def end_workers(action: Action, tracker: WeakTracker, freed: FreedBytes) -> None:
     """End the workers that a plan found; the bytes of host memory that came back are added to `freed`.
 
-    The loaders that keep the iterator let go of it first, so that their next epoch starts new workers whatever happens here.
+    The loaders that keep the iterator forget it first, so that their next epoch starts new workers whatever happens here.
 
     Raises:
         NbguardError: the iterator is in use by now, or a process is still there.
@@ -96,4 +96,4 @@ def _insist(processes: Iterable[Process]) -> list[Process]:
 
 def _state(processes: Iterable[Process]) -> str:
     alive = [process for process in processes if is_alive(process)]
-    return "the system does not let go of them" if alive else "they have ended, and only their entries are left"
+    return "the system does not end them" if alive else "they have ended, and only their entries are left"

@@ -1,4 +1,4 @@
-"""Move tensors to host memory in place, and back: every name stays valid, every view stays a view.
+"""Moves tensors to host memory in place, and back: every name stays valid, every view stays a view.
 
 A tensor's data is exchanged, its storage is never resized: whoever uses a parked tensor gets ordinary host values, or an
 ordinary error about devices, never memory that is gone. One storage at a time: all tensors on it move, or none.
@@ -108,7 +108,7 @@ def _chosen(labels: Sequence[str]) -> list[Parked]:
 
 
 def _refuse_without_room(chosen: Sequence[Parked]) -> None:
-    """Refuse, before anything is moved, what would run out of memory on the way."""
+    """Refuse, before anything is moved, an unparking that would run out of memory on the way."""
     torch: Any = sys.modules["torch"]
     wanted: dict[str, int] = {}
     for parked in chosen:
@@ -126,7 +126,7 @@ def _refuse_without_room(chosen: Sequence[Parked]) -> None:
 
 
 def _refuse_without_host_memory(tensors: Sequence[Any]) -> None:
-    """Refuse, before anything is moved, what the host could not take: Linux would end a process, perhaps this one."""
+    """Refuse, before anything is moved, a parking too large for the host: Linux would end a process, perhaps this one."""
     nbytes = sum(storage_of(tensor).nbytes() for tensor in tensors if tensor.device.type != "cpu")
     host = host_facts()
     room = min((room for room in (host.available, host.group_room, host.address_room) if room is not None), default=None)
@@ -144,7 +144,7 @@ def _wait_for_device() -> None:
 
 
 def _exchange(tensors: Sequence[Any], make: Callable[[int], Any]) -> str:
-    """Put what `tensors` share into a storage that `make` makes; return why not, and then all is as before."""
+    """Move the storage that `tensors` share into one that `make` makes; return why that failed: then all is as before."""
     torch: Any = sys.modules["torch"]
     with torch.no_grad():
         old = storage_of(tensors[0])

@@ -32,7 +32,7 @@ def find_zombies(pids: Collection[int] = ()) -> Zombies:
 def end_orphans(zombies: Zombies) -> Zombies:
     """End the orphans, one after the other, and return the processes, each as ended or with the reason why not.
 
-    An interrupt stops before the next one; what is known of each is in the result.
+    An interrupt stops before the next one; the result tells how far it came.
     """
     ended: list[int] = []
     remaining: list[tuple[int, str]] = []
@@ -47,7 +47,7 @@ def end_orphans(zombies: Zombies) -> Zombies:
                     reason = _end(orphan)
             except KeyboardInterrupt:
                 interrupts.happened = True
-                reason = "interrupted while it was told to end" if is_alive(orphan.process) else ""
+                reason = "interrupted while it was being ended" if is_alive(orphan.process) else ""
             if reason:
                 remaining.append((pid, reason))
             else:

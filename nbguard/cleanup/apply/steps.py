@@ -22,7 +22,7 @@ from nbguard.scan.roots.tracebacks import ErrorParts, error_parts, parts_by_id, 
 from nbguard.scan.scan import Notebook
 
 _PASSES = 5
-"""Cycles behind what the collector cannot see through (an object array, a DataFrame) take one more pass for each of them."""
+"""Passes of the collector: cycles behind objects that it cannot see through (arrays of objects, DataFrames) take one more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def _release_kept_error(step: StepContext) -> None:
 
 
 def _release_parts(step: StepContext, error: ErrorParts) -> None:
-    """Put placeholders in place of what the action names, pairs of (owner, object) by id, in these frames and exceptions."""
+    """Put placeholders in place of the objects that the action names, (owner, object) pairs by id, in frames and exceptions."""
     pairs = set(zip(step.action.refs[::2], step.action.refs[1::2], strict=True))
     placeholders = Placeholders()
     release_variables(error.frames, pairs, placeholders)

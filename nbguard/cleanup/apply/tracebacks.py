@@ -1,4 +1,4 @@
-"""Release what finished frames hold, variable by variable. The frames, their lines and the other variables stay."""
+"""Releases the variables of finished frames, one by one. The frames, their lines and the other variables stay."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def release_variables(frames: Mapping[int, types.FrameType], wanted: set[tuple[i
 
 
 def release_objects(errors: Mapping[int, BaseException], wanted: set[tuple[int, int]], placeholders: Placeholders) -> None:
-    """Put a placeholder in place of what exceptions hold themselves, where it is wanted: their attributes."""
+    """Put a placeholder in place of each attribute of an exception in `wanted`: (id of the exception, id of the object)."""
     by_owner = _by_owner(wanted)
     for key, error in errors.items():
         ids = by_owner.get(key)
@@ -74,7 +74,7 @@ def _replace(frame: types.FrameType, ids: set[int], placeholders: Placeholders) 
 
 
 def _empty(function: types.FunctionType, ids: set[int], placeholders: Placeholders) -> None:
-    """Let go of what a function keeps that only finished frames keep."""
+    """Release the defaults and attributes of a function that only finished frames keep."""
     if id(function.__defaults__) in ids:
         function.__defaults__ = None
     if id(function.__kwdefaults__) in ids:

@@ -1,7 +1,7 @@
 """The builder of a cleanup plan: steps that take references out of a graph, and the nodes still reached without them.
 
-What each step gives back is known once all steps are: what is left at the end is walked once, then the steps are undone
-from the last to the first, and what each of them lets reach again is what it frees. One pass, however many steps.
+The bytes of each step are known once all steps are: the nodes left at the end are walked once, then the steps are undone from
+the last to the first, and a step frees the storages that undoing it reaches again. One pass, however many steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nbguard.memory.references.graph import STALE_KINDS, Edge, nbytes_of, reach,
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """An action with the roots and references that no earlier step has let go of."""
+    """An action with the roots and references that it removes and no earlier step has."""
 
     action: Action
     gone: frozenset[int]
@@ -37,8 +37,8 @@ class PlanBuilder:
     """A cleanup plan so far."""
 
     facts: Facts  # the scan that it is made for
-    gone: set[int] = field(default_factory=set)  # numbers of the roots that the steps let go of
-    cut: set[Edge] = field(default_factory=set)  # references that the steps let go of
+    gone: set[int] = field(default_factory=set)  # numbers of the roots that the steps remove
+    cut: set[Edge] = field(default_factory=set)  # references that the steps remove
     steps: list[PlannedStep] = field(default_factory=list)  # in the order in which they will run
     skipped: list[str] = field(default_factory=list)  # sentences on what was asked for and will not be done
 
@@ -48,19 +48,19 @@ class PlanBuilder:
         return self.facts.graph
 
     def add(self, action: Action, gone: Iterable[int] = (), cut: Iterable[Edge] = ()) -> None:
-        """Append a step. To its `nbytes` comes what it lets go of in the graph; None stays: that cannot be known before."""
+        """Append a step. The bytes that it frees in the graph are added to its `nbytes`; None stays: not known beforehand."""
         step = PlannedStep(action, frozenset(gone) - self.gone, frozenset(cut) - self.cut)
         self.gone |= step.gone
         self.cut |= step.cut
         self.steps.append(step)
 
     def live(self, blocked: Collection[int] = ()) -> set[int]:
-        """Return the nodes that the user's own roots reach, after what was given up so far, not through `blocked`."""
+        """Return the nodes that the user's own roots reach without the references removed so far, not through `blocked`."""
         roots = (root for n, root in enumerate(self.graph.roots) if root.kind not in STALE_KINDS and n not in self.gone)
         return reach(self.graph, (node for root in roots for node in root.nodes), self.cut, blocked)
 
     def below(self, starts: Iterable[int], blocked: Collection[int] = ()) -> set[int]:
-        """Return the nodes that `starts` lead to, after what was given up so far, not through `blocked`."""
+        """Return the nodes that `starts` lead to without the references removed so far, not through `blocked`."""
         return reach(self.graph, starts, self.cut, blocked)
 
     def settle(self) -> Settled:

@@ -1,4 +1,4 @@
-"""The cheapest set of holders after which a request in one piece succeeds: what is stale first, then the fewest bytes."""
+"""The cheapest set of holders whose release lets a request in one piece succeed: stale ones first, then the fewest bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from nbguard.memory.segments.requests import SMALL_MAX, Room, rounded_to_blocks,
 from nbguard.memory.target import Target
 
 _EXACT_STEPS = 1_000_000
-"""Sets of names times what is asked of each: up to so many, every set is tried."""
+"""Sets of names times questions on each: up to so many, every set is tried."""
 _NOBODYS = 1 << 4096
-"""Stands for blocks that letting names go does not free; above the bit of any candidate."""
+"""Stands for blocks that no release of names frees; above the bit of any candidate."""
 _CANDIDATES = 400
 
 
@@ -31,8 +31,8 @@ class Release:
     """The cheapest release after which a request in one piece succeeds on a device. All sizes are bytes."""
 
     nbytes: int  # of the request
-    names: tuple[str, ...] = ()  # names to let go; none: nothing needs to be done, stale memory is enough, or nothing helps
-    and_stale: bool = False  # what `%reset_gpu` frees by itself goes too
+    names: tuple[str, ...] = ()  # names to release; none: nothing needs to be done, stale memory is enough, or nothing helps
+    and_stale: bool = False  # `%reset_gpu` without a name is run, too
     lost: int = 0  # bytes of the user's own that are freed
     gives_back: int = 0  # bytes that go back to the device
     is_exact: bool = True  # every set was tried, and none loses less; else a good one, found step by step
@@ -40,7 +40,7 @@ class Release:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Return what does it; none where nothing needs to be done or nothing helps."""
+        """Return the commands that release them; none where nothing needs to be done or nothing helps."""
         if not self.enough:
             return ()
         return (*(("%reset_gpu",) if self.and_stale else ()), *((f"%reset_gpu {' '.join(self.names)}",) if self.names else ()))
@@ -119,7 +119,7 @@ class _Puzzle:
 
 
 def _ways(device: DeviceAnalysis, nbytes: int) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Yield names to let go, the cheapest first, and whether that is known to be the cheapest."""
+    """Yield names to release, the cheapest set first, and whether it is known to be the cheapest."""
     facts, room, held = device.analysis.facts, device.room, device.once(block_holders_of)
     rows = [row for row in held.holders if row.kind == "name"][:_CANDIDATES]
     bit_of_root = {root: 1 << number for number, row in enumerate(rows) for root in row.roots}
@@ -137,12 +137,12 @@ def _ways(device: DeviceAnalysis, nbytes: int) -> Iterator[tuple[tuple[str, ...]
 
 
 def _mask(row: Holder, bit_of_root: dict[int, int]) -> int:
-    """Return which candidates must go for the bytes of a holder to be free."""
+    """Return the candidates that must go for the bytes of a holder to be free."""
     return sum({bit_of_root.get(root, _NOBODYS) for root in row.roots}) if row.roots else _NOBODYS
 
 
 def _names(facts: Facts, rows: Sequence[Holder], chosen: int) -> tuple[str, ...]:
-    """Return every name of the candidates in a set: what has two names is free when both are gone."""
+    """Return every name of the candidates in a set: an object with two names is free when both are gone."""
     return tuple(facts.graph.roots[root].label for number in bits_of(chosen) for root in rows[number].roots)
 
 
@@ -194,7 +194,7 @@ def _every_set(puzzle: _Puzzle, relevant: int) -> int | None:
 
 
 def _step_by_step(puzzle: _Puzzle, relevant: int) -> int | None:
-    """Return a good set: the best of each hole, and of candidates taken by what they give for what is lost, then pruned."""
+    """Return a good set: the best hole, or candidates taken in the order of bytes given per byte lost, then pruned."""
     good = [hole.mask for hole in puzzle.holes if puzzle.is_solved(hole.mask)]
     single = {1 << number: 0 for number in bits_of(relevant)}
     for mask, nbytes in puzzle.back.items():

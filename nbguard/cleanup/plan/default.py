@@ -1,4 +1,4 @@
-"""The default cleanup of an analysis, and the holders of each device with what it would free called stale.
+"""The default cleanup of an analysis, and the holders of each device: stale are those that it would free.
 
 Questions for `Analysis.once` and `DeviceAnalysis.once`: `analysis.once(default_plan)`.
 """
@@ -14,12 +14,12 @@ from nbguard.memory.segments.pinning import BlockHolders, HolderPins, pins_of_ho
 
 
 def default_plan(analysis: Analysis) -> Plan:
-    """Return what `%reset_gpu` without arguments would do."""
+    """Return the plan of `%reset_gpu` without arguments."""
     return plan_cleanup(analysis.facts, Request())
 
 
 def holders_of(device: DeviceAnalysis) -> tuple[Holder, ...]:
-    """Return every holder of bytes on a device, the largest first: they re-add to what is allocated there."""
+    """Return every holder of bytes on a device, the largest first: they re-add to the bytes allocated there."""
     analysis = device.analysis
     return all_holders(analysis.facts.graph, device.facts, device.holdings, analysis.once(default_plan).storages)
 
@@ -31,11 +31,11 @@ def parts_of_device(device: DeviceAnalysis) -> tuple[Part, ...]:
 
 
 def block_holders_of(device: DeviceAnalysis) -> BlockHolders:
-    """Return who holds each live block of a device."""
+    """Return the holder of each live block of a device."""
     analysis = device.analysis
     return BlockHolders.of(analysis.facts.graph, device.facts, device.holdings, analysis.once(default_plan).storages)
 
 
 def pins_of(device: DeviceAnalysis) -> tuple[HolderPins, ...]:
-    """Return what each holder pins of a device's segments, the one that alone gives most back first."""
+    """Return the bytes of a device's segments that each holder pins, first the holder that alone gives most back."""
     return pins_of_holders(device.analysis.facts.graph, device.units, device.once(block_holders_of))

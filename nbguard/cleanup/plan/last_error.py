@@ -1,4 +1,4 @@
-"""The parts of the last error, and the references that go when a part of what it holds is replaced by a stand-in."""
+"""The parts of the last error, and the references that go when an object that it holds is replaced by a stand-in."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbguard.memory.references.graph import DEFAULT, FUNCTION, Edge
 
 
 def shell_of(graph: Graph, entries: Iterable[int]) -> set[int]:
-    """Return the exceptions, tracebacks and frames that make up an error: its own chain, not what else holds such things.
+    """Return the exceptions, tracebacks and frames that make up an error: its own chain, no others that happen to be held.
 
     A tuple or dict right below an exception (a group's parts) or at the top (what a debugger left) is passed through.
     """
@@ -45,7 +45,7 @@ class ReleasedParts:
 
 
 def released_parts(graph: Graph, shell: Iterable[int], wanted: Set[int], done: Set[Edge] = frozenset()) -> ReleasedParts:
-    """Return what goes of the exceptions and frames `shell`: their parts among `wanted`, but those that are `done` already."""
+    """Return the parts of the exceptions and frames `shell` that are `wanted`, but for those that are `done` already."""
     cut, refs, names, owners = set[Edge](), list[int](), list[str](), set[int]()
     for owner in sorted(shell):
         for child, label, edges in parts_of_error(graph, owner):
@@ -58,7 +58,7 @@ def released_parts(graph: Graph, shell: Iterable[int], wanted: Set[int], done: S
 
 
 def parts_of_error(graph: Graph, owner: int) -> Iterable[tuple[int, str, set[Edge]]]:
-    """Return what a part of an error holds, one by one, with the references that go when it is replaced.
+    """Return the objects that a part of an error holds, each with the references that go when it is replaced.
 
     Of a frame its variables, and the defaults and attributes of the function that it ran, which it keeps (where anything
     else has that function, these are live); of an exception `AttributeError.obj` and the attributes that somebody has put on
@@ -91,7 +91,7 @@ def _attributes(graph: Graph, owner: int) -> list[tuple[int, str, set[Edge]]]:
 
 
 def _variables(graph: Graph, frame: int) -> Iterable[tuple[int, str]]:
-    """Return the (node, label) of each variable of a finished frame: its own, and those of the namespace it keeps."""
+    """Return (node, label) of each variable of a finished frame: its own, and the variables of the namespace it keeps."""
     fact = graph.nodes[frame]
     variables = dict(fact.references)
     for view in [child for child in fact.children if graph.nodes[child].kind == "locals"]:

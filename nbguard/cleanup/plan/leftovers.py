@@ -12,12 +12,12 @@ from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owner
 
 _HARMLESS = frozenset({"loss_grad", "progress.pbar", "progress.mbar"})
 _LOSS = 1024
-"""A fit that ended well leaves these too: the bare number of the loss, bars over a loader still in use. Not worth a word
-unless more bytes than this come back."""
+"""Bytes from which these are worth a word: a fit that ended well leaves them, too (the bare number of the loss, bars over a
+loader still in use)."""
 
 
 def clear_leftovers(builder: PlanBuilder, only: Collection[int] | None = None) -> None:
-    """Drop them, of Learners that are among the nodes `only` if these are given.
+    """Drop the leftovers of idle Learners, of those among the nodes `only` if these are given.
 
     A Learner that only an exception of the user's leads to stays as the exception left it.
     """

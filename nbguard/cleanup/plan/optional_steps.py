@@ -1,4 +1,4 @@
-"""Steps of a cleanup that the user has to ask for: they take something from what is still in use."""
+"""Steps of a cleanup that the user has to ask for: they take something away that is still in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nbguard.units import counted, format_bytes
 def kept_errors(graph: Graph) -> dict[str, set[int]]:
     """Return the exceptions that the user's names lead to (a variable, a future, a task, a list of them), by name.
 
-    What a running function leads to as well is in use: it is left out.
+    An exception that a running function leads to as well is in use: it is left out.
     """
     exceptions = {n for n, node in enumerate(graph.nodes) if node.kind == "traceback" and node.type_name != "traceback"}
     exceptions -= reach(graph, (n for root in graph.roots if root.kind == "frame" for n in root.nodes))
@@ -38,7 +38,7 @@ def held_by_errors(graph: Graph, errors: Set[int]) -> int:
 
 
 def release_kept_errors(builder: PlanBuilder) -> None:
-    """Release what the frames of exceptions hold that the user keeps. The exceptions stay, with message and lines."""
+    """Release the variables in frames of exceptions that the user keeps. The exceptions stay, with message and lines."""
     graph = builder.graph
     by_name = kept_errors(graph)
     shell = shell_of(graph, {n for errors in by_name.values() for n in errors})
@@ -82,7 +82,7 @@ def drop_compiled(builder: PlanBuilder) -> None:
 
 
 def end_workers(builder: PlanBuilder, given_up: set[int] | None) -> None:
-    """End the workers of DataLoaders that nothing runs over, of those that were given up where there are targets."""
+    """End the workers of DataLoaders that nothing runs over; with targets, of DataLoaders that the targets lead to."""
     for action, cut in actions_on_workers(builder.facts, given_up):
         builder.add(action, cut=cut)
     builder.skipped += workers_left(builder.facts, given_up)

@@ -1,7 +1,7 @@
-"""Judge whether a process on the device is an orphan: what a program that has died left behind.
+"""The judgement on a process on the device: whether it is an orphan, left behind by a program that has died.
 
-Pure. To be one, everything must speak for it; whatever is not known speaks against. Never one: this process, its ancestors,
-what it has started, another user's, a live kernel's, a program of its own.
+Pure. An orphan is one for which everything speaks; whatever is not known speaks against it. Never an orphan: this process,
+its ancestors and children, another user's process, a live kernel's, a program of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nbguard.memory.command_lines import PYTHON, basename, connection_of, is_ker
 from nbguard.memory.processes import DeviceProcess, Judged, Surroundings
 
 _REAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "launchd", "conmon"})
-"""Programs that adopt what has lost its parent, besides pid 1."""
+"""Programs that adopt processes whose parent has died, besides pid 1."""
 _SPAWNED = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import")
 _MODULES = frozenset({"joblib.externals.loky.backend.popen_loky_posix", "torch._inductor.compile_worker"})
 
@@ -99,7 +99,7 @@ def _judge_kernel(candidate: DeviceProcess, around: Surroundings) -> tuple[bool,
 
 
 def _leftover_kind(command: tuple[str, ...]) -> str:
-    """Return what kind of helper a command starts, one that makes no sense without its parent; else an empty string."""
+    """Return in words the helper that a command starts, if it makes no sense without its parent; else an empty string."""
     if not command or not PYTHON.match(basename(command[0])):
         return ""
     for option, word in pairwise(command[1:9]):

@@ -1,4 +1,4 @@
-"""Plan a parking: which storages of an experiment move to host memory, and which must stay where they are, and why.
+"""The plan of a parking: the storages of an experiment that move to host memory, and the reasons why others stay.
 
 Nothing is freed for good and no name changes: a parked tensor is the same Python object with its data elsewhere.
 """
@@ -48,7 +48,7 @@ class Unparked(Result):
 
 
 def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, str]) -> Plan:
-    """Return what parking `targets` would move. `fixed` says of storages (by number) why they cannot be moved.
+    """Return the plan of parking `targets`. `fixed` says of storages (by number) why they cannot be moved.
 
     Raises:
         TargetError: a target is in use by code that runs now, or there is nothing to move.
@@ -97,7 +97,7 @@ def _entries(graph: Graph, target: Target) -> set[int]:
 
 
 def _below(graph: Graph, entries: Collection[int]) -> set[int]:
-    """Return what belongs to the targets: not what an exception of theirs leads to, which is half the notebook."""
+    """Return the nodes that belong to the targets: none that only their exceptions lead to, which is half the notebook."""
     return reach(graph, entries, blocked={n for n, node in enumerate(graph.nodes) if node.kind in ("frame", "traceback")})
 
 
@@ -113,7 +113,7 @@ def _refuse_cuda_graphs(facts: Facts) -> None:
 
 
 def _refuse_running(facts: Facts, text: str, nodes: set[int]) -> None:
-    """Refuse what a fit, another thread or a waiting task works on: its tensors must not move under its hands.
+    """Refuse targets that a fit, another thread or a waiting task works on: its tensors must not move meanwhile.
 
     A function of this thread that holds it is waiting for the parking to return, and finds the same names afterwards.
     """
@@ -126,11 +126,11 @@ def _refuse_running(facts: Facts, text: str, nodes: set[int]) -> None:
             raise TargetError(f"{text} is in use by {root.label}: park it when that has ended")
     for number, node in enumerate(graph.nodes):
         if node.type_name in _TASKS and number not in nodes and wanted & storages_of(graph, reach(graph, (number,))):
-            raise TargetError(f"a {node.type_name} that waits has {text} in its hands: park it when that has ended")
+            raise TargetError(f"a waiting {node.type_name} uses {text}: park it when that has ended")
 
 
 def _needed_by_others(facts: Facts, together: set[int]) -> dict[int, str]:
-    """Return why storages stay that a Learner needs which is not parked: it must go on working."""
+    """Return the reason why storages stay that a Learner needs which is not parked: it must go on working."""
     graph = facts.graph
     reasons: dict[int, str] = {}
     for root in graph.roots:
@@ -184,7 +184,7 @@ def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action
 
 
 def _parts(graph: Graph, nodes: set[int], moved: set[int]) -> Iterator[tuple[str, int]]:
-    """Yield (what, bytes) of what is parked, in the words of a training loop; the bytes re-add."""
+    """Yield (name, bytes) of the parked parts in the words of a training loop: gradients, model; the bytes re-add."""
     left = set(moved)
     gradients = {child for n in nodes for child, label in graph.nodes[n].references if label == GRADIENT}
     starts = [("gradients", gradients)]
@@ -209,7 +209,7 @@ def _nothing(facts: Facts, texts: list[str], skipped: Mapping[str, set[int]]) ->
 
 
 def parked_findings(facts: Facts) -> Iterator[Finding]:
-    """Say what is parked, and how it comes back."""
+    """Yield a finding for each name that is parked, with the command that brings it back."""
     by_label: dict[str, int] = {}
     for fact in facts.parked:
         by_label[fact.label] = by_label.get(fact.label, 0) + fact.nbytes

@@ -32,7 +32,7 @@ ActionKind = Literal[
 class Request:
     """A request to clean up. No targets and not `everything`: all that is stale."""
 
-    targets: tuple[Target, ...] = ()  # names and expressions to let go
+    targets: tuple[Target, ...] = ()  # names and expressions to release
     keep: tuple[str, ...] = ()  # names or displayed results (`Out[3]`) that must stay
     everything: bool = False  # every name that leads to device memory
     errors: bool = False  # also the memory of exceptions that the user keeps; the exceptions stay
@@ -67,7 +67,7 @@ class Plan(Result):
     kind: ClassVar[str] = "plan"
     view: ClassVar[str] = "nbguard.cleanup.plan.plan_view:plan_blocks"
 
-    request: Request
+    request: Request  # that it meets
     actions: tuple[Action, ...] = ()  # steps in the order in which they will run
     storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
     promised: int = 0  # bytes of these storages, and of workspaces that are cleared
@@ -83,7 +83,7 @@ class Outcome(Result):
     kind: ClassVar[str] = "outcome"
     view: ClassVar[str] = "nbguard.cleanup.plan.plan_view:outcome_blocks"
 
-    plan: Plan
+    plan: Plan  # that was carried out
     done: tuple[Action, ...]  # steps that ran
     undone: tuple[tuple[str, str], ...]  # (label, reason) of steps that did not
     realised: int  # promised storages that are really gone: their weak references expired

@@ -41,7 +41,7 @@ def _plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _figure(action: Action, figure: str) -> str:
-    """Return a step's bytes as shown; those of host memory stand in its detail."""
+    """Return a step's bytes as shown; bytes of host memory stand in its detail."""
     if action.nbytes is None:
         return "measured after"
     return figure if action.nbytes or action.kind not in _OF_THE_HOST else ""
@@ -60,7 +60,7 @@ def _plan_sentence(plan: Plan) -> str:
 
 
 def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
-    """Yield the steps that a cleanup took, the bytes realised against those promised, what went otherwise, what is left."""
+    """Yield the steps that a cleanup took, the bytes realised and promised, notes on what went wrong, and the holders left."""
     done = {action.label for action in outcome.done}
     yield from _steps(row for row in _plan_rows(outcome.plan) if row[0] in done)
     yield Line(_outcome_sentence(outcome), "strong")
@@ -120,7 +120,7 @@ def _left(outcome: Outcome) -> Iterator[str]:
 
 
 def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:
-    """Yield the parts of what the kernel still takes, whose figures re-add, and whether only a restart would help."""
+    """Yield the parts of the memory that the kernel still takes, whose figures re-add, and whether a restart would help."""
     yield Line(f"this kernel still takes {format_bytes(verdict.total)}:")
     figures = format_column([part.nbytes for part in verdict.rest], unit_of(verdict.total))
     rows = zip(verdict.rest, figures, strict=True)
@@ -129,7 +129,7 @@ def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:
 
 
 def unparked_blocks(unparked: Unparked) -> Iterator[Block]:
-    """Yield a line on what is back, and one for each thing that is still parked."""
+    """Yield a line on the tensors that are back, and one for each name that is still parked."""
     if unparked.nbytes:
         are = "is" if len(unparked.names) == 1 else "are"
         where = " and ".join(unparked.devices)

@@ -1,7 +1,7 @@
-"""Plan a cleanup: which references to let go, in which order, and the bytes each will give back.
+"""The plan of a cleanup: the references to remove, in order, and the bytes that each step gives back.
 
-Pure: a plan is computed from facts by taking references out of the graph and looking at what is still reached. Nothing is
-touched. What a user-reachable name leads to is *live*: a plan may remove other references to it, never the thing itself.
+Pure: a plan is computed from facts by taking references out of the graph and walking the rest. Nothing is touched. Objects
+that a name of the user's leads to are *live*: a plan may remove other references to them, never the objects themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nbguard.units import counted
 
 
 def plan_cleanup(facts: Facts, request: Request) -> Plan:
-    """Return what `request` would do to the process that `facts` describe, with the bytes it promises."""
+    """Return the plan that meets `request` in the process that `facts` describe, with the bytes it promises."""
     builder = PlanBuilder(facts=facts)
     if request.only_workers:
         end_workers(builder, None)
@@ -86,7 +86,7 @@ def _reached_by(graph: Graph, *kinds: str) -> set[int]:
 
 
 def _note_what_is_hidden(builder: PlanBuilder) -> None:
-    """Say what a plan cannot see; a cleanup first makes it seen."""
+    """Note the memory that a plan cannot see; a cleanup uncovers it first."""
     if builder.facts.frozen_objects:
         builder.skipped.append(
             f"gc.freeze() hides {builder.facts.frozen_objects:,} objects: %reset_gpu unfreezes them, then looks"
@@ -96,7 +96,7 @@ def _note_what_is_hidden(builder: PlanBuilder) -> None:
 
 
 def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
-    """Return every name of the namespace that leads to memory, but code (functions, classes) and what is to be kept."""
+    """Return every name of the namespace that leads to memory, except code (functions, classes) and the names in `keep`."""
     kept = set(keep)
     return tuple(
         Target(text=root.label, root=root.label)
@@ -181,7 +181,7 @@ def _drop_out(builder: PlanBuilder, live: set[int]) -> None:
 
 
 def _drop_caches(builder: PlanBuilder, live: set[int], given_up: set[int] | None) -> None:
-    """Let go of copies that only their owner's cache still holds: of a script's globals, of what `%store` wrote, of figures."""
+    """Forget copies that only their owner's cache still holds: a script's globals, values that `%store` wrote, figures."""
     graph = builder.graph
     leading = _leading_to_memory(builder, live, given_up) if any(root.kind == "cache" for root in graph.roots) else set()
     for number, root in enumerate(graph.roots):
@@ -203,7 +203,7 @@ def _drop_caches(builder: PlanBuilder, live: set[int], given_up: set[int] | None
 
 
 def _release_error(builder: PlanBuilder, live: set[int], given_up: set[int] | None, request: Request) -> None:
-    """Release what the frames of the last error hold, variable by variable; the frames stay, so `%tb` and `%debug` do."""
+    """Release the variables in the frames of the last error; the frames stay, so `%tb` and `%debug` work."""
     graph = builder.graph
     for number, root in enumerate(graph.roots):
         if root.kind != "error" or root.label in request.keep:

@@ -14,12 +14,12 @@ from nbguard.units import MiB, counted, format_bytes
 
 _WORTH_A_RESTART = 64 * MiB
 _SHARE = 0.01
-"""What only a restart gives back, besides the context, is worth one from so many bytes and this share of the device on."""
+"""A restart is worth it from so many bytes, and this share of the device, that nothing else gives back besides the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A part of what the kernel still takes. `needs_restart`: no command gives it back."""
+    """A part of the memory that the kernel still takes. `needs_restart`: no command gives it back."""
 
     name: str
     nbytes: int
@@ -32,7 +32,7 @@ class Verdict:
     """The memory that this kernel still takes of the devices, and what a restart would mean. All sizes are bytes."""
 
     rest: tuple[Rest, ...]  # parts that re-add to `total`
-    total: int
+    total: int  # bytes that this kernel takes of the devices
     gain: int  # bytes that only a restart gives back, the context's included
     is_needed: bool  # a restart is worth it, or CUDA answers nothing else
     loses: int  # number of names that lead to memory and that a restart loses
@@ -41,13 +41,13 @@ class Verdict:
 
 _NOTES = {
     "your names": "`%reset_gpu NAME` or `%reset_gpu --all` frees it",
-    "running code": "comes back when it ends",
+    "running code": "freed when it ends",
     "kept results": "displayed results and copies that are kept: %gpumem names each",
-    "libraries": "no name of yours leads to it",
+    "libraries": "none of your names leads to it",
     "cuBLAS workspaces": "cleared by `%reset_gpu --hard` when nothing runs and no CUDA graph is there",
     "CUDA graphs": "of graph pools that no Python object holds",
     "not held by Python": "buffers and caches of C++ libraries",
-    "free, but not returnable": "comes back with the blocks beside it, or the CUDA graph whose pool it is",
+    "free, but not returnable": "freed with the blocks beside it, or with the CUDA graph whose pool it is",
     "context": "CUDA itself in this kernel",
 }
 _CLASSES: dict[HolderSource, str] = {"workspaces": "cuBLAS workspaces", "graphs": "CUDA graphs"}
@@ -79,7 +79,7 @@ def verdict(analysis: Analysis, broken: str = "") -> Verdict:
 
 
 def _parts(device: DeviceAnalysis) -> Iterator[tuple[str, int]]:
-    """Yield (name, bytes) of what this kernel takes of a device, as in the report's bar and table."""
+    """Yield (name, bytes) of each part of a device that this kernel takes, as in the report's bar and table."""
     facts = device.analysis.facts
     rows = (*(holder for holder, _ in device.holdings), *unheld(facts.graph, device.facts))
     for row in rows:

@@ -1,7 +1,7 @@
-"""Worker processes of DataLoader iterators: which may be ended, by which name they are known, and what that costs.
+"""Worker processes of DataLoader iterators: those that may be ended, the name they are known by, and the cost.
 
-Pure. What a running function reaches, or something that Python does not show (the `for` loop over it), is in use and is
-never ended.
+Pure. Workers that a running function reaches, or something that Python does not show (the `for` loop over them), are in use
+and are never ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Use = Literal["idle", "held", "stale", "in use"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSet:
-    """The workers of one iterator in the words of the user; `edges` are the references that their DataLoaders let go."""
+    """The workers of one iterator in the words of the user; `edges` are the references that their DataLoaders give up."""
 
     fact: WorkersFact
     use: Use
@@ -33,7 +33,7 @@ class WorkerSet:
 
     @property
     def words(self) -> str:
-        """Return what they are, e.g. `2 workers of dl`."""
+        """Return them in words, e.g. `2 workers of dl`."""
         count = len(self.fact.processes)
         what = counted(count, "worker") if count else "pin-memory thread without workers"
         return f"{what} of {self.label}"
@@ -146,7 +146,7 @@ def pinned_action(facts: Facts) -> Action | None:
 
 _AFTERWARDS = {
     "idle": "the next epoch starts new ones",
-    "held": "in mid-epoch: batches not given yet are lost, and next() on it says so",
+    "held": "in mid-epoch: the remaining batches are lost, and next() on it says so",
     "stale": "no name leads to them",
 }
 
@@ -155,7 +155,7 @@ def workers_left(facts: Facts, within: set[int] | None) -> Iterator[str]:
     """Yield, in words, the workers that a plan leaves running, and why."""
     for workers in worker_sets(facts):
         if workers.use == "in use" and (within is None or workers.fact.node in within):
-            yield f"{workers.words} ({workers.pids}) go on: in use by what runs"
+            yield f"{workers.words} ({workers.pids}) keep running: running code uses them"
 
 
 def idle_workers(facts: Facts) -> Iterator[Finding]:

@@ -16,9 +16,9 @@ from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
 from nbguard.render.result import Result
 
 _PER_ROOT = 4
-"""So many ways are shown of one root; one exception can hold a Learner by dozens of variables."""
+"""Most ways shown of one root: one exception can hold a Learner by dozens of variables."""
 _CARRIERS = 8
-"""So many of the largest tensors behind a root are named, where the root itself is explained."""
+"""Most of the largest tensors behind a root that are named where the root itself is explained."""
 _FIXED = ("tuple", "frozenset", "mappingproxy")
 
 

@@ -1,4 +1,4 @@
-"""The graph of references: what nodes lead to, the shortest way to each, and the words for such a way."""
+"""The graph of references: the nodes that others lead to, the shortest way to each, and the words for such a way."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def leading_to(graph: Graph, goals: Iterable[int], cut: Set[Edge] = frozenset(),
 
 
 def upwards(parents: Mapping[int, Iterable[int]], starts: Iterable[int]) -> set[int]:
-    """Return `starts` and all that stands above them; `parents` says what refers to each."""
+    """Return `starts` and all nodes above them; `parents` are the nodes that refer to each."""
     above = set(starts)
     todo = list(above)
     while todo:

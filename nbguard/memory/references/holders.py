@@ -1,4 +1,4 @@
-"""Holders: who holds the bytes, Python's objects by the user's names for them, and the blocks that no Python object holds.
+"""Holders of bytes: Python's objects by the user's names, and the allocated blocks that no Python object holds.
 
 A storage belongs to the set of roots that reach it. Roots of the user's own (names, globals, running code) come first:
 only a storage that none of them reaches belongs to a hidden root (`Out[n]`, the last error, unreachable cycles).
@@ -23,7 +23,7 @@ class Holder:
 
     label: str  # what the user calls it: all names of one object (`learn = best`), several roots (`a + b`)
     kind: str  # kind of its root (`RootKind`); "shared" for several roots, "pending" for blocks that wait for a stream
-    retained: int  # bytes that come back if this holder alone is let go
+    retained: int  # bytes freed if this holder alone is released
     reaches: int  # bytes that it leads to, shared ones included
     cell: int | None  # number of the cell that it stems from
     what: str  # the object in a few words, or why the bytes are held
@@ -114,7 +114,7 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
             retained=retained,
             reaches=retained,
             cell=None,
-            what="shared: freed when none of them holds it any longer",
+            what="shared: freed when all of them are released",
             stale=stale,
             roots=roots,
         )
@@ -138,7 +138,7 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
 
 
 def all_holders(graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> tuple[Holder, ...]:
-    """Return every holder of bytes on `device`, Python's and the rest, largest first: they re-add to what is allocated.
+    """Return every holder of bytes on `device`, Python's and the rest, largest first: they re-add to the bytes allocated.
 
     `held` are the holders among Python's objects. `freed` are the storages that a cleanup would free: a displayed tensor that
     it would keep is not called stale.

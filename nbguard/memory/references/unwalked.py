@@ -12,7 +12,7 @@ _NAMED = 3
 
 
 def left_out(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
-    """Say what was not looked into; nothing where all was."""
+    """Yield findings on objects that were not looked into; none where all were."""
     unwalked = facts.unwalked
     if unwalked is None:
         return
@@ -24,13 +24,13 @@ def left_out(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
         yield Finding(
             "left_out",
             f"the autograd graph{of} is too long to be looked into safely: {unwalked.operations:,} operations{most} were, so "
-            "figures are lower bounds (at least), and what the rest may hold counts as held",
+            "figures are lower bounds (at least), and whatever the rest may hold counts as held",
             "",
         )
     if unwalked.tensors_left:
         yield Finding(
             "left_out",
             f"{unwalked.tensors:,} tensors were looked into, {unwalked.tensors_left:,} more{of} were not: figures are lower "
-            "bounds (at least), and what the rest may hold counts as held",
+            "bounds (at least), and whatever the rest may hold counts as held",
             "",
         )

@@ -35,7 +35,7 @@ class PoolKey:
 def by_pool(
     segments: Iterable[Segment], freed: Collection[int] = (), in_use: Collection[PoolId] = ()
 ) -> dict[PoolKey, Fragmentation]:
-    """Return `fragmentation` of each pool by itself, everybody's first; the sums are those of all segments."""
+    """Return `fragmentation` of each pool by itself, everybody's first; the pools re-add to all segments."""
     groups: dict[PoolKey, list[Segment]] = {}
     for segment in segments:
         groups.setdefault(PoolKey(segment.pool, segment.stream, segment.is_small), []).append(segment)
@@ -75,9 +75,9 @@ def fragmentation(segments: Iterable[Segment], freed: Collection[int] = (), in_u
 
 
 def stranded_pages(segments: Iterable[Segment]) -> int:
-    """Return the bytes of whole pages that lie in free blocks between live ones, wherever page borders fall.
+    """Return the bytes of whole pages in the free blocks between live ones, wherever page borders fall.
 
-    So much of what is stranded, at least, an expandable segment with its blocks in the same places would give back.
+    An expandable segment with its blocks in the same places would give back at least so many of the stranded bytes.
     """
     nbytes = 0
     for segment in segments:
@@ -112,7 +112,7 @@ def free_runs(segment: Segment, freed: Collection[int] = ()) -> Iterator[tuple[i
 
 
 def returnable_part(segment: Segment, start: int, size: int) -> tuple[int, int]:
-    """Return (address, size) of what `empty_cache` gives back of a stretch of free blocks; size 0 for nothing."""
+    """Return (address, size) of the part of a stretch of free blocks that `empty_cache` gives back; size 0 for none."""
     page = unit_pages(segment)
     first, last = -(-(start - segment.address) // page), (start + size - segment.address) // page
     return segment.address + first * page, max(0, last - first) * page

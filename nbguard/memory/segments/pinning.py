@@ -54,9 +54,9 @@ class Unit:
 
 
 def units(segments: Iterable[Segment], in_use: Collection[PoolId] = ()) -> Iterator[Unit]:
-    """Yield every unit with a live block in it; none of the private pools `in_use`, which give nothing back.
+    """Yield every unit that has a live block, but no unit of the private pools `in_use`, which give nothing back.
 
-    Their `stranded` re-adds to that of `fragmentation`; each one's `gives_back` comes back however the others stand.
+    Their `stranded` bytes re-add to `fragmentation`'s; the `gives_back` of each does not depend on the others.
     """
     for segment in segments:
         if segment.pool not in in_use:
@@ -148,7 +148,7 @@ class Pinner:
     is_small: bool  # of its segment
     is_expandable: bool  # of its segment
     stranded: int  # bytes that are free in it
-    gives_back: int  # bytes that go back once all its blocks are let go
+    gives_back: int  # bytes that go back to the device once all its blocks are free
     blocks: tuple[PinnedBlock, ...]  # its live blocks
 
     @property
@@ -169,15 +169,15 @@ class HolderPins:
     segments: int  # number of these segments, or stretches of pages
     stranded: int  # free bytes in them
     stranded_alone: int  # free bytes in those of them in which it alone has blocks
-    gives_back: int  # bytes that go back to the device when this holder alone is let go
+    gives_back: int  # bytes that go back to the device when this holder alone is released
     example: str = ""  # one of its blocks there, as one would write it: `losses[3]`
     names: tuple[str, ...] = ()  # the holder's: every name of the object, all of which must go
 
 
 def pinners(graph: Graph, occupied: Sequence[Unit], held: BlockHolders, limit: int) -> tuple[Pinner, ...]:
-    """Return the worst units, at most `limit`: those with most free bytes for each that is live first.
+    """Return the worst units, at most `limit`: the highest ratio of free bytes to live ones first.
 
-    Half of the places are for those with most free bytes, however many are live.
+    Half of the places are for the units with the most free bytes, however many of theirs are live.
     """
     stranding = [unit for unit in occupied if unit.stranded > 0]
     worst = sorted(stranding, key=lambda unit: (-unit.stranded / (unit.size - unit.stranded), unit.address))
@@ -220,7 +220,7 @@ def _pinner(unit: Unit, held: BlockHolders, paths: Mapping[int, str]) -> Pinner:
 
 
 def paths_to(graph: Graph, blocks: Iterable[Block], held: BlockHolders) -> dict[int, str]:
-    """Return, by address, how one would write what holds each block: `losses[3]`, by one search per holder."""
+    """Return, by address, the way to the holder of each block as one would write it: `losses[3]`; one search per holder."""
     wanted: dict[int, dict[int, int]] = {}
     for block in blocks:
         place, storage = held.place(block), held.storages.get(block.address)
@@ -245,7 +245,7 @@ def paths_to(graph: Graph, blocks: Iterable[Block], held: BlockHolders) -> dict[
 
 
 def pins_of_holders(graph: Graph, occupied: Sequence[Unit], held: BlockHolders) -> tuple[HolderPins, ...]:
-    """Return what each holder pins, the one that alone gives most back first."""
+    """Return the bytes that each holder pins; first the holder that gives most back when it alone is released."""
     owners = [(unit, frozenset(map(held.place, unit.live))) for unit in occupied]
     examples: dict[int, tuple[int, Block]] = {}
     touched: dict[int, list[Unit]] = {}
@@ -287,7 +287,7 @@ def _pins(held: BlockHolders, place: int, touched: Sequence[Unit], alone: Sequen
 
 
 def _goes_with(held: BlockHolders, place: int) -> frozenset[int]:
-    """Return the holders whose bytes are gone when one is let go: of a shared one, also those of each of its names."""
+    """Return the places of the holders that are freed when one is released; with a shared one, those of each of its names."""
     roots = set(held.holders[place].roots)
     if not held.holders[place].is_shared:
         return frozenset({place})

@@ -12,7 +12,7 @@ from nbguard.memory.segments.fragmentation import Fragmentation, PoolKey, by_poo
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One pool of a device in the words of the user, with its bytes. The pools of a device re-add to what is reserved."""
+    """One pool of a device in the words of the user, with its bytes. The pools of a device re-add to the bytes reserved."""
 
     name: str
     space: Fragmentation
@@ -50,7 +50,7 @@ def given_back(
 
 
 def pools_of(facts: Facts, device: DeviceFacts) -> tuple[Pool, ...]:
-    """Return the pools of `device`: small blocks, large blocks, those of other streams, of CUDA graphs and MemPools."""
+    """Return the pools of `device`: small blocks, large blocks, blocks of other streams, of CUDA graphs and MemPools."""
     if device.segments is None:
         return ()
     spaces = by_pool(device.segments, in_use=pools_in_use(facts))
@@ -67,7 +67,7 @@ def _name(facts: Facts, key: PoolKey) -> str:
 
 
 def _keeper(graph: Graph, fact: PoolFact | None, pool: PoolId) -> str:
-    """Return what keeps a private pool: `CUDAGraph g`, by the path to it; the user's own names first."""
+    """Return the object that keeps a private pool, by the path to it: `CUDAGraph g`; the user's own names first."""
     if fact is None:
         return f"pool {pool}, no longer in use"
     kind = graph.nodes[fact.keepers[0]].type_name

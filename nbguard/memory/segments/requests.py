@@ -1,4 +1,4 @@
-"""Requests for memory: which would succeed as things are, and the largest. PyTorch's rules, apart from the model of them.
+"""Requests for memory: whether one would succeed now, and the largest that would. PyTorch's rules, apart from their model.
 
 `memory` knows live segments and who holds them, `allocator` the model: neither may import the other, and a model built from
 live segments would have to guess what they do not tell (ages, address space). The rule needs none of that, and a test asks
@@ -28,10 +28,10 @@ _OTHER_RULES = ("roundup_power2_divisions", "large_segment_size", "throw_on_cuda
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestRequest:
-    """The largest request of the default stream that would succeed, in bytes; None: what is free on the device is not known."""
+    """The largest request of the default stream that would succeed, in bytes; None: the device's free memory is not known."""
 
     cached: int  # bytes of the largest free block that it can get: served without asking the device
-    now: int | None  # bytes, also with new memory from what is free on the device (cudaMemGetInfo)
+    now: int | None  # bytes, also with new memory from the device's free bytes (cudaMemGetInfo)
     flushed: int | None  # bytes, also after PyTorch has emptied its cache, as it does by itself before it gives up
     is_bound: bool = False  # a setting rounds requests otherwise: it may be less
     is_growth_bound: bool = False  # `now`, `flushed` may be less: nothing tells where an expandable segment's addresses end
@@ -41,14 +41,14 @@ class LargestRequest:
 class Room:
     """The memory that a request on one device can have, by its free blocks and by what the device can still give.
 
-    The one rule for what would succeed: everything that says how large a request may be asks it.
+    The one rule on requests that would succeed: everything that says how large one may be asks it.
     """
 
     device: DeviceFacts  # with its segments and free bytes
     in_use: Collection[PoolId] = ()  # private pools that keep their segments
     freed: Collection[int] = ()  # addresses of live blocks that are free in this room
     stream: int = 0  # address of the stream that the request is made on; 0: the default one
-    is_emptied: bool = False  # the cache has been emptied since: the device has what it could be given back
+    is_emptied: bool = False  # the cache has been emptied since: releasable bytes are the device's
     taken: int = 0  # bytes, allocated before the request: neither a free block nor the device has them any more
 
     @property
@@ -107,7 +107,7 @@ class Room:
         ]
 
     def _free_blocks(self, *, small: bool) -> Iterator[int]:
-        """Yield the bytes of each free block that a request can get, less what is taken before."""
+        """Yield the bytes of each free block that a request can get, less those `taken` before."""
         freed = self._freed(self.is_emptied)
         for segment in self.serving(small=small):
             for start, size in free_runs(segment, freed):
@@ -130,7 +130,7 @@ class Room:
         return free + back, (limit or 0) - space.reserved - self.taken + back if is_limited else _NO_LIMIT
 
     def _freed(self, flush: bool) -> Collection[int]:
-        """Return what is free then: emptying the cache waits for blocks that other streams still use."""
+        """Return the addresses of blocks that are free then: emptying the cache waits for blocks that other streams use."""
         if not flush:
             return self.freed
         waiting = {

@@ -52,7 +52,7 @@ def holder_rows(holders: Sequence[Holder], allocated: int, limit: int) -> list[T
     rows = [holder_row(holder, figure, unit) for holder, figure in zip(shown, figures, strict=False)]
     if rest:
         names = ", ".join(holder.label for holder in rest[:4]) + (", …" if len(rest) > 4 else "")
-        what = f"{names} (-n shows more)" if rest_bytes else f"{names}: reach only what others hold too"
+        what = f"{names} (-n shows more)" if rest_bytes else f"{names}: reach only memory that others hold, too"
         rows.append(TableRow(cells=(f"{len(rest)} more", figures[-1], "", "", "", what)))
     return [*rows, total_row(allocated)]
 
@@ -63,7 +63,7 @@ def total_row(allocated: int) -> TableRow:
 
 
 def holder_row(holder: Holder, figure: str, unit: tuple[int, str]) -> TableRow:
-    """Return a holder's row: `figure` is the bytes that it frees, `unit` that of the column."""
+    """Return a holder's row: `figure` is the bytes that it frees, `unit` the unit of the column."""
     name = holder.path if holder.stale and holder.path else holder.label
     reaches = "" if holder.is_shared or not holder.roots else format_column([holder.reaches], unit)[0]
     since = f"In[{holder.cell}]" if holder.cell is not None else ""
@@ -78,7 +78,7 @@ def holder_table(rows: Sequence[TableRow]) -> Table:
 
 
 def command_of(names: Sequence[str], kind: str, stale: bool) -> str:
-    """Return the line that lets go of a holder by these of its names; empty where there is none."""
+    """Return the command that releases a holder by these of its names; empty where there is none."""
     if stale:
         return "%reset_gpu"
     return f"%reset_gpu {' '.join(names)}" if kind in ("name", "out") else ""

@@ -27,7 +27,7 @@ def why_blocks(why: Why) -> Iterator[Block]:
     if why.paths:
         yield Table(rows=tuple(branches(why)), code=(0, 3), chips=(2,), widest=_WIDEST)
     else:
-        yield Line("nothing of yours leads to it", "dim")
+        yield Line("none of your names leads to it", "dim")
 
 
 def branches(why: Why) -> Iterator[TableRow]:

@@ -112,7 +112,7 @@ def parse(options: MagicArgumentParser, line: str) -> argparse.Namespace | None:
 
 
 def guarded(name: str, call: Callable[..., Returned], *args: Any, **kw: Any) -> Returned:
-    """Call the API; what goes wrong becomes one line for the user, without a traceback of ours.
+    """Call the API; an error becomes one line for the user, without a traceback of ours.
 
     The new error is raised when the old one is gone, not while it is handled: as its context, the old one's frames, which
     hold the user's objects, would become part of IPython's last error. That goes for an interrupt and our own mistakes too.

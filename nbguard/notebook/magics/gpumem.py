@@ -1,4 +1,4 @@
-"""`%gpumem`: who holds the device's memory, and why."""
+"""`%gpumem`: the holders of the device's memory, and why they hold it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ GRAMMAR = Grammar(
             usage="map",
             help="segments and blocks by pool, and what pins free memory",
             advice="takes no name; --device 1 shows one device, --request 2GiB what must go for that, --file FILE a snapshot, "
-            "without --request: a file's names cannot be let go",
+            "without --request: a file's names cannot be released",
             add=_add_map,
         ),
         "history": Word(
@@ -127,12 +127,12 @@ class GpuMemMagics(Magics):
     def gpumem(self, line: str) -> Any:
         """Show who holds the device's memory: per device its parts, and the holders in columns that re-add.
 
-        `frees now` is what comes back if this holder alone is let go, `reaches` what it leads to, `since` the cell that
-        bound the name. Looking changes nothing: no context, no synchronisation, no emptied cache, no peak reset.
+        `frees now` are the bytes freed if this holder alone is released, `reaches` the bytes that it leads to, `since` the
+        cell that bound the name. Looking changes nothing: no context, no synchronisation, no emptied cache, no peak reset.
         Without an accelerator, CPU tensors are tracked. `%gpumem history` shows what each cell did to the memory since
         `%nbguard on`; `%gpumem cells on` says it in one line after each cell that changed something. `%gpumem map` shows
-        which tensor pins which segment of the device, and what letting it go gives back. `%gpumem simulate 16GiB` runs the
-        cells that follow, on the CPU as ever, against a model of such a GPU's memory.
+        which tensor pins which segment of the device, and the bytes that its release gives back. `%gpumem simulate 16GiB` runs
+        the cells that follow, on the CPU as ever, against a model of such a GPU's memory.
         """
         from nbguard import api
 

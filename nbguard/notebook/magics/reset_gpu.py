@@ -1,4 +1,4 @@
-"""`%reset_gpu`: give memory back, after saying what will be freed."""
+"""`%reset_gpu`: gives memory back, by a plan that says beforehand how much."""
 
 from __future__ import annotations
 
@@ -149,15 +149,15 @@ class ResetGpuMagics(Magics):
     @line_magic
     @with_options(_help)
     def reset_gpu(self, line: str) -> Plan | Outcome | Unparked | Zombies | None:
-        """Free what is stale: what only the last error, displayed results or unreachable cycles still hold.
+        """Free stale memory: only the last error, displayed results or unreachable cycles still hold it.
 
-        What a name of yours leads to is never freed by default. With targets, their names are deleted and what only they
-        (and the leftovers that point to them) hold is freed, nothing else. Only references are removed, never contents;
-        `%tb` and `%debug` go on working. Afterwards the bytes that came back are measured and shown beside the promise.
-        `--park NAMES` moves an experiment out of the way instead, `--unpark NAMES` brings it back as it was.
+        Memory that a name of yours leads to is never freed by default. With targets, their names are deleted and the memory
+        that only they (and the leftovers that point to them) hold is freed, nothing else. Only references are removed, never
+        contents; `%tb` and `%debug` go on working. Afterwards the bytes that came back are measured and shown beside the
+        promise. `--park NAMES` moves an experiment out of the way instead, `--unpark NAMES` brings it back as it was.
 
-        Processes are ended only on request, by pid and start, and it is verified that they are gone: never workers in use by
-        what runs, never a live kernel, never another user's process.
+        Processes are ended only on request, by pid and start, and it is verified that they are gone: never workers that
+        running code uses, never a live kernel, never another user's process.
         """
         from nbguard import api
 
@@ -168,7 +168,7 @@ class ResetGpuMagics(Magics):
 
     @staticmethod
     def _done(api: Any, options: argparse.Namespace) -> Plan | Outcome | Unparked | Zombies:
-        """Do what the options ask for and return what came of it."""
+        """Do what the options ask for and return the result."""
         if "park" in options:
             parked: Plan | Outcome = guarded("%reset_gpu --park", api.park, *options.park, dry_run=options.dry_run)
             return parked

@@ -88,7 +88,7 @@ WORDS = {
 
 
 def run(shell: Any, options: argparse.Namespace, grammar: Grammar) -> Any:
-    """Do what the line says, and show what comes of it."""
+    """Do what the line says, and show the result."""
     match options.word:
         case "record":
             if options.entries is not None and options.state != "on":
@@ -170,7 +170,7 @@ def _number(device: str | None) -> int | None:
 
 
 def _only(saved: Any, options: argparse.Namespace) -> Any:
-    """Return what a file says of the device that was asked for."""
+    """Return the report of a file on the device that was asked for."""
     if options.device is None:
         return saved
     from dataclasses import replace
@@ -188,7 +188,7 @@ def _unquoted(word: str) -> str:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Return what shows under the cell how far the reading of a large file is."""
+    """Return a function that shows under the cell how far the reading of a large file is."""
     from nbguard.units import format_bytes
 
     last = [-1]

@@ -1,4 +1,4 @@
-"""`%nbguard`: what runs around the cells."""
+"""`%nbguard`: the switches of nbguard's work around the cells."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class SwitchMagics(Magics):
     @line_magic
     @with_words(GRAMMAR)
     def nbguard(self, line: str) -> Switches | None:
-        """Switch on and off what runs around the cells, say what is on and who looks, or show the sidebar.
+        """Switch nbguard's work around the cells on and off, say what is on, or show the sidebar.
 
-        Loading nbguard puts up two things: a card after a cell that ran out of memory, and what answers the sidebar, which
-        does nothing while nobody looks. `sidebar` shows one below the cell. `on` puts both up again and records what each cell
-        does to the memory (`%gpumem history`; `%gpumem cells on` says it after each cell). With --auto-clean-errors, what only
-        the error of a failed cell holds is released at once, as `%reset_gpu` would; `%tb` and `%debug` go on working; not with
-        `%pdb on`, a debugger attached or a fit running. `off` takes every hook off.
+        Loading nbguard switches two things on: a card after a cell that ran out of memory, and the sidebar's answers, which
+        cost nothing while no view is open. `sidebar` shows a view below the cell. `on` switches both on again and records
+        each cell's changes to the memory (`%gpumem history`; `%gpumem cells on` prints them after each cell). With
+        --auto-clean-errors, memory that only the error of a failed cell holds is released at once, as by `%reset_gpu`; `%tb`
+        and `%debug` go on working; not with `%pdb on`, a debugger attached or a fit running. `off` takes every hook off.
         """
         options = GRAMMAR.parse(line)
         if options is None:

@@ -1,7 +1,7 @@
-"""Counters that cost microseconds: what a hook may read after every cell. No look at the heap, no context, no synchronisation.
+"""Counters that cost microseconds to read, for a hook after every cell: no heap scan, no context, no synchronisation.
 
-Of devices whose allocator counts, its own figures. CPU tensors are counted by nobody: there malloc says how many bytes the
-process has in use, torch's and everybody else's: that tells whether it is worth looking.
+For devices whose allocator counts, its own figures. Nobody counts CPU tensors: there malloc says how many bytes the whole
+process has in use, which tells whether a scan is worth it.
 """
 
 from __future__ import annotations

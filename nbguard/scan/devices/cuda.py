@@ -36,7 +36,7 @@ def tracked_device() -> str:
 
 
 def device_facts(tracked: str) -> tuple[tuple[DeviceFacts, ...], tuple[Unavailable, ...]]:
-    """Return facts on each device of the kind `tracked`, and what could not be read."""
+    """Return facts on each device of the kind `tracked`, and the readings that could not be made."""
     if tracked == "cpu":
         return (DeviceFacts(device="cpu", name="host memory"),), ()
     if tracked != "cuda":
@@ -138,7 +138,7 @@ def _cuda_device(torch: Any, index: int, nvml: NvmlReader, segments: dict[int, t
 
 
 def _unused(torch: Any) -> tuple[DeviceFacts, ...]:
-    """Return what the driver says about the devices that torch would use, before it has used any; empty where it does not."""
+    """Return the driver's figures of the devices that torch would use, before it has used any; empty where it tells none."""
     facts = []
     with NvmlReader() as nvml:
         for index in range(torch.cuda.device_count()):

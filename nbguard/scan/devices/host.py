@@ -52,9 +52,9 @@ def _machine(root: Path) -> tuple[int | None, int | None]:
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield (limit, bytes left) of each cgroup around this process that has a limit.
+    """Yield (limit, bytes left) for each cgroup with a limit that this process is in.
 
-    In a container the path may be the host's, which does not exist here: then its own is what is mounted.
+    In a container the path may be the host's, which does not exist here: then the container's own is mounted here.
     """
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]

@@ -87,7 +87,7 @@ class NvmlReader:
                 for process in self._processes(nvml.nvmlDeviceGetHandleByIndex(index)) or ():
                     by_pid.setdefault(process.pid, []).append((f"GPU {index}", process.used))
         except nvml.NVMLError as error:
-            self.reason = f"the NVIDIA driver refused a reading ({error}): it does not say who is on the GPUs"
+            self.reason = f"the NVIDIA driver refused a reading ({error}): which processes use the GPUs is not known"
         return by_pid
 
     def _handle(self, properties: Any, index: int) -> tuple[Any, bool]:

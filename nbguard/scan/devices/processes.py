@@ -88,11 +88,11 @@ def _open_files(pid: int) -> Iterator[tuple[str, Path]]:
             yield str(name), entry
 
 
-# --- who is on a device --------------------------------------------------------------------------------------------------
+# --- processes on a device --------------------------------------------------------------------------------------------------
 
 
 def surroundings() -> Surroundings:
-    """Return what one must know of this process and of the kernels that run here to judge others."""
+    """Return the facts on this process and on the kernels that run here by which other processes are judged."""
     me = psutil.Process()
     ancestors = frozenset(parent.pid for parent in _ask(me.parents) or ())
     kernels = []

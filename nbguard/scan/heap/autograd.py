@@ -38,7 +38,7 @@ class Autograd:
         self._may_unpack = hasattr(torch._C._autograd.SavedTensor, "unpack_hook") or not _is_checkpointing()
 
     def tensor_referents(self, tensor: Any) -> list[Any]:
-        """Return what a tensor refers to: its Python attributes, its base, a leaf's gradient; but for its graph."""
+        """Return the objects that a tensor refers to: its Python attributes, its base, a leaf's gradient; without its graph."""
         return gc.get_referents(tensor) + [value for value, _ in self._in_cpp(tensor)]
 
     def labels(self, tensor: Any) -> dict[int, str]:
@@ -85,7 +85,7 @@ class Autograd:
         return parts
 
     def graph_referents(self, node: Any) -> list[Any]:
-        """Return what an autograd node keeps: its leaf, what it saved, its Python attributes; not the nodes before it."""
+        """Return the objects that an autograd node keeps: its leaf, saved tensors, Python attributes; not earlier nodes."""
         referents = gc.get_referents(node)
         cls = type(node)
         names = self.saved_names.get(cls)

@@ -18,7 +18,7 @@ from nbguard.scan.heap.walk import Walk, references_by_asking
 
 
 def stuck_in_cpp(walk: Walk, garbage: Collection[int]) -> set[int]:
-    """Return those of the unreachable objects `garbage` that no number of collections will free."""
+    """Return the objects of `garbage`, all unreachable, that no number of collections will free."""
     model = _Collector(walk, garbage)
     return model.run() if model.hidden else set()
 
@@ -48,13 +48,13 @@ class _Collector:
         self.hidden = {n: above for n, above in hidden.items() if n in self.cpp or n in more}
 
     def run(self) -> set[int]:
-        """Collect until nothing more goes; return what is left."""
+        """Collect until nothing more goes; return the objects that are left."""
         while freed := self._one_pass():
             self.left -= freed
         return self.left
 
     def _one_pass(self) -> set[int]:
-        """Return what one collection frees: what no C++ holder leads to, then what only that kept in C++."""
+        """Return the objects that one collection frees: those that no C++ holder leads to, then those that they kept in C++."""
         kept = {n for n, above in self.hidden.items() if n in self.left and above & self.left} | (self.cpp & self.left)
         todo = list(kept)
         while todo:

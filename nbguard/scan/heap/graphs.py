@@ -1,4 +1,4 @@
-"""Autograd graphs, walked no further than they can be let go again safely.
+"""Autograd graphs, walked only so far that they can still be freed safely.
 
 From torch 2.13 on at the latest a node of a graph keeps its Python wrapper once anything has asked for it, and a chain of nodes
 with wrappers is freed by recursion: 215 to 340 bytes of stack a node, with or without plain nodes between them, until the

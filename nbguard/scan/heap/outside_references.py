@@ -80,10 +80,10 @@ def points_below(walk: Walk, first: int, tops: list[int]) -> set[int]:
 
 
 def _is_point(walk: Walk, number: int) -> bool:
-    """Say whether an object needs an explanation of what holds it: one that matters, or that a cleanup would let go of."""
+    """Say whether the holder of an object must be named: the object matters, or a cleanup would release it."""
     return number in walk.only_stale or is_goal(walk, number)
 
 
 def is_goal(walk: Walk, number: int) -> bool:
-    """Say whether an object is what all this is about: a holder of a storage or of a pool, or a Learner."""
+    """Say whether an object matters by itself: it holds a storage or a pool, or is a Learner."""
     return number in walk.holds or walk.kind[number] in ("learner", "pool")

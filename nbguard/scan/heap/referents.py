@@ -32,7 +32,7 @@ def library_paths() -> tuple[str, ...]:
 
 
 class Referents:
-    """Answers what an object refers to. One instance serves one look at the heap."""
+    """Lists the objects that an object refers to. One instance serves one scan of the heap."""
 
     def __init__(self, kinds: Kinds, has_torch: bool) -> None:
         self.kinds = kinds
@@ -50,7 +50,7 @@ class Referents:
             self._expand |= {"tensor": self.autograd.tensor_referents, "graph": self.autograd.graph_referents}
 
     def of(self, obj: Any, kind: str) -> list[Any]:
-        """Return what `obj`, of this kind, refers to; nothing for a large container of plain data."""
+        """Return the objects that `obj`, of this kind, refers to; none for a large container of plain data."""
         expand = self._expand.get(kind)
         if expand is not None:
             return expand(obj)

@@ -1,9 +1,9 @@
-"""Objects that no root of the user's leads to: garbage that waits for the collector, or objects that other code holds.
+"""Objects that none of the user's roots leads to: garbage that waits for the collector, or objects that other code holds.
 
-These are the objects that no root leads to at all, and those of stale roots alone (the last error, `Out`), which a cleanup
-would take for theirs. The collector's own rule decides: an object whose references are all known to come from the set itself
-has no holder outside, and what is not reached from an object with one is garbage. A holder outside is followed upwards, in
-whole passes over the heap, to a module's global if there is one.
+These are the objects that no root leads to at all, and the objects that only stale roots (the last error, `Out`) lead to: a
+cleanup would take the latter for theirs. The collector's own rule decides: an object whose references all come from the set
+itself has no holder outside, and whatever no object with such a holder leads to is garbage. A holder outside is followed
+upwards, in whole passes over the heap, to a module's global if there is one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
 
     Holders of less than `name_above` bytes in all, and of no Learner, are not followed upwards (a pass over a large heap
     costs some 0.2 s each): they come out as one root of kind `library`. None: code runs in another thread meanwhile, and
-    has made some of this since its own roots were looked at. Nobody can tell what, so all of it counts as held.
+    may have made some of these objects since its own roots were looked at. They cannot be told apart, so all count as held.
     """
     first, unreached = walk.only_stale.start, walk.only_stale.stop
     walk.most_tensors += MORE_TENSORS
@@ -58,9 +58,7 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     if by_rest:
         named.append(
             (
-                LiveRoot(
-                    kind="library", label="what was not looked into", objects=(), what="a long graph or very many tensors"
-                ),
+                LiveRoot(kind="library", label="memory not looked into", objects=(), what="a long graph or very many tensors"),
                 by_rest,
             )
         )
@@ -89,7 +87,7 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
 
 
 def _tie(walk: Walk, cycle: Iterable[int]) -> str:
-    """Return what ties a cycle that Python cannot collect together, as far as it shows."""
+    """Return in words the reference that closes a cycle which Python cannot collect, as far as it shows."""
     by_kind: dict[str, list[Any]] = {}
     for n in cycle:
         by_kind.setdefault(walk.kind[n], []).append(walk.objects[n])
@@ -98,7 +96,7 @@ def _tie(walk: Walk, cycle: Iterable[int]) -> str:
     what = "a hook refers to its own tensor" if hooked else "a graph, a view or a C library refers back to it"
     if not hooked and "array" in by_kind:
         what = "an array of objects refers back to itself"
-    return f"{what}: Python cannot collect that"
+    return f"{what}: Python cannot collect such a cycle"
 
 
 def _tops(walk: Walk, held: list[int]) -> str:
@@ -115,7 +113,7 @@ def _is_worth_it(walk: Walk, first: int, held: list[int], name_above: int) -> bo
 
 
 def _count(walk: Walk, garbage: list[int]) -> str:
-    """Return what garbage is made of, e.g. `2 Learners, 3 models`, largest notion first."""
+    """Return in words the largest things among garbage, e.g. `2 earlier Learners`; without any, its tensors."""
     kinds = Counter(walk.kind[n] for n in garbage)
     for kind, name in (("learner", "earlier Learner"), ("model", "module"), ("loader", "DataLoader")):
         if kinds[kind]:

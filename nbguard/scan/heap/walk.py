@@ -1,4 +1,4 @@
-"""The heap, walked once from every root: which objects lead to a tracked storage, and by which references.
+"""The heap, walked once from every root: the objects that lead to a tracked storage, and their references.
 
 The walk holds objects strongly while it runs and drops them when it returns; what is handed out are numbers, names, and
 weak references to storages and experiments for checking later what is really gone.
@@ -28,12 +28,12 @@ _OFTEN = 4096
 MOST_TENSORS = 25_000
 """Tensors that a walk from the user's names looks into: some 20 µs and 1 KiB each."""
 MORE_TENSORS = 2_500
-"""So many more of what only stale roots lead to, and again of what none does."""
+"""More of them that only stale roots lead to, and as many again that no root leads to."""
 
 
 @dataclass
 class WeakTracker:
-    """Weak references by which one can tell later what is gone: storages by number, experiments by the id they had.
+    """Weak references that tell later which objects are gone: storages by number, experiments by the id they had.
 
     `tensors`, where asked for, are those met on each storage; None stands for another thing that shares it.
     """
@@ -63,13 +63,13 @@ class Walk:
         self.kinds.known[Unwalked] = "graph"
         self.referents = Referents(kinds, "torch" in sys.modules)
         self.graphs = None if self.referents.autograd is None else Graphs(self.referents.autograd, kinds)
-        self.rest: int | None = None  # the number of what stands for all that was not looked into
+        self.rest: int | None = None  # number of the object that stands for all that were not looked into
         self.skipped: list[Any] = []  # tensors that were not looked into
         self.tensors = 0
         self.most_tensors = MOST_TENSORS
         self.follows_graphs = True
         self._with_graph: list[int] = []  # tensors and nodes whose graphs are to be walked
-        self._later: dict[int, list[int]] = {}  # what objects refer to besides, until they are looked into
+        self._later: dict[int, list[int]] = {}  # further references of objects, until these are looked into
         self.objects: list[Any] = []
         self.kind: list[str] = []
         self.children: list[list[int]] = []
@@ -79,10 +79,10 @@ class Walk:
         self.holds: dict[int, list[int]] = {}
         self.tracker = WeakTracker()
         self.parked: Collection[int] = ()  # addresses of storages that do not count
-        self.only_stale = range(0)  # what only roots lead to that a cleanup may take away
-        self.entries: dict[int, int | None] = {}  # what stale roots refer to directly, and how often, where that is known
-        self.places: set[int] = set()  # ids of what holds these entries for the roots
-        self.shell: dict[int, str] = {}  # ids of the shell's attributes: how it is written
+        self.only_stale = range(0)  # numbers of the objects that only stale roots lead to
+        self.entries: dict[int, int | None] = {}  # objects that stale roots refer to, and how often; None: not known
+        self.places: set[int] = set()  # ids of the containers that hold these entries for the roots
+        self.shell: dict[int, str] = {}  # by id of a dict of the shell's attributes: the shell as one writes it
 
     def add(self, obj: Any) -> int | None:
         """Number `obj`; None if it is never looked into."""
@@ -102,7 +102,7 @@ class Walk:
         return number
 
     def add_as_many_as_may_be(self, objects: list[Any]) -> None:
-        """Number what no root has led to; tensors only as long as there are not too many."""
+        """Number objects that no root has led to; tensors only as long as there are not too many."""
         tensors = [obj for obj in objects if self.kinds.of(type(obj)) == "tensor"]
         self.skipped += tensors[max(0, self.most_tensors - self.tensors) :]
         left_out = set(map(id, tensors[max(0, self.most_tensors - self.tensors) :]))
@@ -113,7 +113,7 @@ class Walk:
             self.rest = self._number(Unwalked(), "graph")
 
     def add_unwalked(self, obj: Any) -> None:
-        """Number `obj` without looking into it: its references are filled in by who asked for it."""
+        """Number `obj` without looking into it: the caller fills its references in."""
         self._number(obj, self.kinds.of(type(obj)))
         self.children.append([])
 
@@ -254,7 +254,7 @@ class Walk:
 
 
 def references_by_asking() -> int:
-    """Return what `sys.getrefcount(found[n])` counts by itself: the list's own reference and those of the call."""
+    """Return the count that `sys.getrefcount(objects[n])` itself makes: the list's own reference and the call's."""
     probe = [object()]
     return sys.getrefcount(probe[0])
 

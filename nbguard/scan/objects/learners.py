@@ -1,4 +1,4 @@
-"""fastai Learners: what they are made of, and what an interrupted fit left on them."""
+"""fastai Learners: their parts, and the leftovers of an interrupted fit on them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nbguard.scan.roots.frames import running_fit_owners
 from nbguard.units import counted
 
 LEFTOVERS = {"dl": None, "xb": (None,), "yb": (None,), "pred": None, "loss": None, "loss_grad": None}
-"""What a Learner holds during a batch, with the values that fastai itself gives them at the end of a fit. An exception
+"""Attributes of a Learner during a batch, with the values that fastai itself gives them at the end of a fit. An exception
 skips that end, `get_preds` and `validate` never reach it, and `loss_grad` (the loss with its graph) is never reset."""
 BARS = ("pbar", "mbar")
-"""What `learn.progress` makes at the start of a fit and keeps until the next: bars that hold the DataLoader they count."""
+"""Bars that `learn.progress` makes at the start of a fit and keeps until the next: they hold the DataLoader they count."""
 
 
 def learner_summary(learner: Any) -> str:

@@ -20,7 +20,7 @@ from nbguard.scan.pause import pause_main_thread
 
 @dataclass(eq=False, slots=True)
 class Parked:
-    """The storages parked under one name. `hooks` are what stops a parked module from being called."""
+    """The storages parked under one name. Its `hooks` stop a parked module from being called."""
 
     label: str
     device: str
@@ -51,7 +51,7 @@ def parked_storages(parked: Parked) -> dict[int, int]:
 
 
 def parked_facts() -> tuple[ParkedFact, ...]:
-    """Return a fact on all that is parked and that the user has not let go of since."""
+    """Return a fact on each name under which tensors are parked that still live."""
     facts = []
     for parked in PARKED:
         nbytes = sum(parked_storages(parked).values())

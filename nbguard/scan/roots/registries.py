@@ -23,7 +23,7 @@ GARBAGE = "gc.garbage"
 def registry_roots(shell: Any, is_users: Callable[[object], bool]) -> list[LiveRoot]:
     """Return a root for each thing that is registered somewhere. `is_users` tells functions of the user's own.
 
-    What libraries register of their own (IPython's events, signal handlers) leads to half the process and explains nothing.
+    A library's own registrations (IPython's events, signal handlers) lead to half the process and explain nothing.
     """
     roots = [*_garbage(), *_torch(), *_figures()]
     if shell is not None:
@@ -99,7 +99,7 @@ def _stored(shell: Any) -> Iterator[LiveRoot]:
     cache = getattr(getattr(shell, "db", None), "cache", None)
     for path, entry in list(cache.items()) if type(cache) is dict else ():
         if type(entry) is tuple:
-            what = "copy of what is on disk"
+            what = "copy of a value on disk"
             yield LiveRoot(kind="cache", label=f"%store {Path(path).name}", objects=entry[:1], what=what, cache="store")
 
 

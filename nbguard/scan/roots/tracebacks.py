@@ -86,7 +86,7 @@ class ErrorParts:
 
 
 def error_parts(shell: Any) -> ErrorParts:
-    """Return what the last error keeps: of chained and grouped exceptions and of the debugger too."""
+    """Return the frames and exceptions of the last error, of chained and grouped ones and of the debugger, too."""
     parts = ErrorParts({}, {})
     visited: set[int] = set()
     todo = list(error_holders(shell))

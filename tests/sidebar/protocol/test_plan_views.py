@@ -201,7 +201,7 @@ def test_workers_in_use_are_not_stopped_and_said_to_go_on() -> None:
 
     assert view.token == ""
     assert view.refused == "No worker process of a DataLoader is idle: there is nothing to stop."
-    assert "go on: in use by what runs" in view.skipped[0]
+    assert "keep running: running code uses them" in view.skipped[0]
 
 
 def test_unused_pinned_memory_goes_with_the_workers() -> None:
