@@ -45,6 +45,14 @@ class Refresh:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryRequest:
+    """Send the lines over the last seconds."""
+
+    rid: str
+    seconds: int  # of the span, from the last tick back; 0: all that is kept
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Explain why a row is alive."""
 
@@ -88,7 +96,7 @@ class BadRequest:
     why: str  # the reason, in words
 
 
-Request = Hello | Bye | Refresh | Ask | PlanRequest | Apply | Cancel
+Request = Hello | Bye | Refresh | HistoryRequest | Ask | PlanRequest | Apply | Cancel
 
 Message = Request | BadRequest
 
@@ -165,6 +173,7 @@ _READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "hello": _hello,
     "bye": lambda message: Bye(_token(message, "client")),
     "refresh": lambda message: Refresh(_token(message, "rid")),
+    "history": lambda message: HistoryRequest(_token(message, "rid"), _number(message.get("seconds"), "seconds")),
     "why": lambda message: Ask(_token(message, "rid"), _number(message.get("heap"), "heap"), _number(message.get("id"), "id")),
     "plan": _plan,
     "apply": lambda message: Apply(_token(message, "rid"), _token(message, "token")),
@@ -175,6 +184,7 @@ REQUESTS: dict[str, type[Request]] = {
     "hello": Hello,
     "bye": Bye,
     "refresh": Refresh,
+    "history": HistoryRequest,
     "why": Ask,
     "plan": PlanRequest,
     "apply": Apply,
