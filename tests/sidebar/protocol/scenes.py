@@ -315,7 +315,7 @@ def lined_scene(name: str) -> tuple[Tick, MemoryState, LineHistory]:
         reading = TickReading(tracked="cpu", devices=found.facts.devices, pid=PID, process=13 * GiB, source="malloc")
     else:
         reading = TickReading(tracked=found.facts.tracked, devices=tuple(map(counted, found.facts.devices)), pid=PID)
-    devices, line, starts = device_readings(reading), MemoryLine(), {began: (number, id) for began, number, id in found.cells}
+    devices, line, starts = device_readings(reading), MemoryLine(), {began: cell for began, *cell in found.cells}
     for second in range(-240, 1):
         share = next(height for since, height in reversed(found.history) if since <= second)
         if second in starts:

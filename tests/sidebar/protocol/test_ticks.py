@@ -185,7 +185,7 @@ def test_a_spike_between_two_readings_is_in_the_line() -> None:
         7,
         2,
         2,
-    ]  # an old peak is not of now; nor is a counter that was reset
+    ]  # neither an old peak nor a reset counter
     ((_, kept),) = ((each.device, each.points) for each in line.history(0, 5).lines)
     assert [(point.low // GiB, point.high // GiB, point.allocated // GiB) for point in kept] == [
         (5, 5, 5),
