@@ -29,6 +29,11 @@ export type Now = 'now' | 'cell_end';
 
 export const isNow: Check<Now> = oneOf('now', 'cell_end');
 
+/** The key of a part, in JSON and on the wire to a sidebar: it stays when the words for people change. */
+export type DevicePart = 'allocated' | 'releasable' | 'stranded' | 'graph pools' | 'pending' | 'cached' | 'context' | 'others' | 'others and contexts' | 'driver' | 'free' | 'process';
+
+export const isDevicePart: Check<DevicePart> = oneOf('allocated', 'releasable', 'stranded', 'graph pools', 'pending', 'cached', 'context', 'others', 'others and contexts', 'driver', 'free', 'process');
+
 /**
  * A stretch of a device's line: one reading, equal readings in a row, or all readings in a bucket of time. `since`:
  * time of the first reading. `until`: time of the last reading. `low`: least bytes allocated in it. `high`: most
@@ -72,6 +77,8 @@ export interface TimeMark {
   end: number | null;
   /** Number of the cell, or of the one that made the request. */
   cell: number | null;
+  /** Number of the epoch, from 1 on. */
+  epoch: number | null;
   /** The id of the cell in its notebook, where the frontend tells it. */
   cell_id: string;
   /** Of a cell, by device. */
@@ -88,6 +95,7 @@ export const isTimeMark: Check<TimeMark> = object({
   t: number,
   end: nullable(number),
   cell: nullable(number),
+  epoch: nullable(number),
   cell_id: text,
   peaks: list(isDevicePeak),
   device: text,

@@ -83,14 +83,14 @@ class MarkStore:
             last = self._epochs[-1] if self._epochs else None
             if is_fitting and number is None:
                 return
-            if last is not None and last.label == f"epoch {number}" and (last.end is None or t - last.end < _FLICKER):
+            if last is not None and last.epoch == number and (last.end is None or t - last.end < _FLICKER):
                 if last.end is not None:
                     self._epochs[-1] = replace(last, end=None)
                 return
             if last is not None and last.end is None:
                 self._epochs[-1] = replace(last, end=round(t, 1))
             if number is not None:
-                self._epochs.append(TimeMark(kind="epoch", label=f"epoch {number}", t=round(t, 1)))
+                self._epochs.append(TimeMark(kind="epoch", label=f"epoch {number}", t=round(t, 1), epoch=number))
 
     def marks(self, since: float) -> tuple[TimeMark, ...]:
         """Return the marks that reach beyond the time `since`, oldest first."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from nbguard.memory.breakdown import DevicePart as DevicePart
 from nbguard.memory.breakdown import Part
 
 PROTOCOL = 1
@@ -104,6 +105,7 @@ class TimeMark:
     t: float  # it began, or failed
     end: float | None = None  # it ended; None: it goes on
     cell: int | None = None  # number of the cell, or of the one that made the request
+    epoch: int | None = None  # number of the epoch, from 1 on
     cell_id: str = ""  # the id of the cell in its notebook, where the frontend tells it
     peaks: tuple[DevicePeak, ...] = ()  # of a cell, by device
     device: str = ""  # of a request; empty: not known
