@@ -30,6 +30,21 @@ export class FrontKernel {
     return this.startedSignal;
   }
 
+  /** Show the cell with this number in the notebook in front; false: it is no longer there. */
+  goToCell(number: number): boolean {
+    const notebook = this.tracker.currentWidget?.content;
+    const cells = notebook?.widgets ?? [];
+    const index = cells.findIndex(({ model }) => 'executionCount' in model && model.executionCount === number);
+    if (notebook === undefined || index < 0) {
+      return false;
+    }
+    notebook.deselectAll();
+    notebook.activeCellIndex = index;
+    void notebook.scrollToItem(index, 'smart');
+    notebook.activate();
+    return true;
+  }
+
   private readonly update = (): void => {
     const front = this.tracker.currentWidget;
     if (front) {

@@ -95,7 +95,8 @@ export class MemoryPanel extends Widget {
 
   private host(link: Model): Host {
     const trans = this.trans;
-    return link instanceof KernelLink ? { trans, load: () => void link.load() } : { trans };
+    const goToCell = (cell: number): boolean => this.front.goToCell(cell);
+    return link instanceof KernelLink ? { trans, goToCell, load: () => void link.load() } : { trans };
   }
 
   private readonly front: FrontKernel;

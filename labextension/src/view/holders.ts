@@ -5,7 +5,6 @@ import type { ViewContext } from './view_context';
 import { button, element, KeyedList, setAttribute, setText, show } from './dom';
 import { HolderView, type HolderItem } from './holder';
 import type { MemoryState, HolderRow } from './protocol';
-import { cell } from './words';
 
 const SHOWN = 10;
 const MORE = 100;
@@ -19,7 +18,6 @@ export class HoldersSection {
   private readonly more: HTMLButtonElement;
   private readonly rest = element('div', 'nbguard-rest nbguard-dim');
   private readonly count = element('span');
-  private readonly since = element('span', 'nbguard-dim');
   private readonly none = element('div', 'nbguard-dim');
   private readonly list: KeyedList<HolderItem>;
   private readonly heads = new Map<Column, HTMLTableCellElement>();
@@ -52,7 +50,7 @@ export class HoldersSection {
     this.rest.append(this.count, this.more);
     const title = element('h3', 'nbguard-title', trans.__('Held by'));
     this.node.append(
-      element('div', 'nbguard-title-line', title, this.since, this.filter),
+      element('div', 'nbguard-title-line', title, context.asOf.label(), this.filter),
       this.table,
       this.none,
       this.rest
@@ -71,8 +69,6 @@ export class HoldersSection {
     const shown = found.slice(0, this.shown);
     show(this.node, this.heap !== null);
     show(this.filter, holders.length > 8);
-    const after = this.heap?.cell ?? null;
-    setText(this.since, after === null ? '' : trans.__('after %1', cell(after)));
     show(this.table, found.length > 0);
     const figures = formatColumn(shown.map(row => row.nbytes));
     const heap = this.heap?.heap ?? -1;

@@ -41,6 +41,8 @@ export interface Model {
 export interface Host {
   /** Run `%load_ext nbguard` in the notebook's kernel. */
   load?: () => void;
+  /** Show the cell with this number in the notebook of the kernel; false: it is no longer there. */
+  goToCell?: (cell: number) => boolean;
   /** Translate an English sentence; `%1`, `%2` … stand for `args`. */
   trans?: { __(text: string, ...args: (string | number)[]): string };
 }

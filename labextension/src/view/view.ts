@@ -1,6 +1,7 @@
 /** The whole view: header, sections that scroll, and below them what is asked, awaited and done. */
 
 import { ActionBar } from './actions';
+import { AsOf } from './as_of';
 import { FindingsSection, OomSection } from './advice';
 import { Connection, type Change } from './connection';
 import type { ViewContext } from './view_context';
@@ -13,6 +14,7 @@ import { FragmentationSection } from './fragmentation';
 import { Header } from './header';
 import { HoldersSection } from './holders';
 import { JobsPanel } from './jobs';
+import { LineSource } from './line_source';
 import { Notice } from './notice';
 import { PlanPanel } from './plan';
 import type { Host, Model } from './host';
@@ -31,6 +33,9 @@ export class View {
   private readonly content = element('div');
   private readonly dock = element('div', 'nbguard-dock');
   private readonly devices: KeyedList<DeviceItem>;
+  private readonly line: LineSource;
+  private readonly asOf: AsOf;
+  private readonly fragmentation: FragmentationSection;
   private readonly fit: FitSection;
   private readonly experiments: ExperimentsSection;
   private readonly ofHeap: readonly { readonly node: HTMLElement; update(heap: Connection['heap']): void }[];
@@ -55,7 +60,18 @@ export class View {
       },
       trans.__('The kernel was restarted.')
     ));
-    const context: ViewContext = { trans, connection: this.connection, operations };
+    this.asOf = new AsOf(trans);
+    const context: ViewContext = {
+      trans,
+      connection: this.connection,
+      operations,
+      asOf: this.asOf,
+      goToCell: host.goToCell
+    };
+    this.line = new LineSource(this.connection, () => {
+      this.drawDevices();
+    });
+    const ofLine = { trans, source: this.line, goToCell: host.goToCell };
     this.header = new Header(trans);
     this.notice = new Notice(trans, host);
     this.fit = new FitSection(trans);
@@ -63,16 +79,14 @@ export class View {
     this.devices = new KeyedList<DeviceItem>(
       devices,
       ({ boot, device }) => `${boot} ${device.device}`,
-      () => new DeviceView(trans)
+      () => new DeviceView(ofLine)
     );
     const oom = new OomSection(trans);
     this.experiments = new ExperimentsSection(context);
-    const below = [
-      this.experiments,
-      new HoldersSection(context),
-      new FindingsSection(trans),
-      new FragmentationSection(trans)
-    ];
+    this.fragmentation = new FragmentationSection(trans);
+    const findings = new FindingsSection(trans);
+    const below = [this.experiments, new HoldersSection(context), findings, this.fragmentation];
+    this.asOf.date(oom.node, findings.node, this.fragmentation.node);
     this.ofHeap = [oom, ...below];
     this.actions = new ActionBar(context);
     this.ofOperations = [new JobsPanel(context), new PlanPanel(context), new ResultPanel(context), this.actions];
@@ -141,14 +155,24 @@ export class View {
     const words = caveat(tick, silent, this.trans);
     setText(this.caveat, words);
     show(this.caveat, words !== '');
-    const isNamed = tick.devices.length > 1;
     this.operations.reconcile(tick.jobs);
-    this.devices.update(tick.devices.map(device => ({ boot: tick.boot, device, marks: tick.marks, isNamed })));
+    this.line.follow(tick);
+    this.drawDevices();
+    this.fragmentation.follow(tick);
+    this.asOf.update(this.connection.heap, tick);
     this.fit.update(tick.fit);
     this.experiments.follow(tick.fit);
   }
 
+  private drawDevices(): void {
+    const { tick } = this.connection;
+    const devices = tick?.devices ?? [];
+    const isNamed = devices.length > 1;
+    this.devices.update(devices.map(device => ({ boot: tick?.boot ?? '', device, isNamed })));
+  }
+
   private drawHeap(): void {
+    this.asOf.update(this.connection.heap, this.connection.tick);
     for (const section of this.ofHeap) {
       section.update(this.connection.heap);
     }
