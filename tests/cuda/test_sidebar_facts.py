@@ -14,7 +14,7 @@ MIB = 1024**2
 CONTEXT = 300 * MIB
 READER = """
 import time
-from dataclasses import asdict
+from nbguard.sidebar.builtins import to_builtins
 from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.sidebar.hub import device_reader as ticking
 reader = ticking.DeviceReader()
@@ -22,7 +22,7 @@ def tick():
     reading = reader.read()
     devices, t = device_readings(reading), time.time()
     points = line_points(t, reading, devices)
-    return asdict(build_tick("b", 1, t, reading, devices=devices, points=points, look=LastLook(), busy=False))
+    return to_builtins(build_tick("b", 1, t, reading, devices=devices, points=points, look=LastLook(), busy=False))
 """
 OPENED = "[len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in (0, 1)]"
 
