@@ -21,8 +21,9 @@ GIB = 1 << 30
 TORCH = "import torch; torch.cuda.init()"
 ALLOCATE = "t{0} = torch.empty({1} << 20, dtype=torch.uint8, device='cuda'); import time; time.sleep(1.2)"
 HOLD = "import pathlib, time\nwhile not pathlib.Path('enough').exists(): time.sleep(0.05)"
-SPIKE = "spike = torch.empty(3 << 30, dtype=torch.uint8, device='cuda'); del spike"
-OOM = "first = torch.empty(2 << 30, dtype=torch.uint8, device='cuda'); second = torch.empty(20 << 30, dtype=torch.uint8, device='cuda')"
+EMPTY = "torch.empty({} << 30, dtype=torch.uint8, device='cuda')"
+SPIKE = f"spike = {EMPTY.format(3)}; del spike"
+OOM = f"first = {EMPTY.format(2)}; second = {EMPTY.format(20)}"
 LARGEST = re.compile(r"Largest request that fits now: ([\d.]+) GiB")
 
 
@@ -88,7 +89,7 @@ def test_two_notebooks_on_one_device(desk: Desk, fake_cuda_server: Server) -> No
     other.kernel.run(TORCH).ok()
     before = largest(tab)
     assert before is not None
-    other.kernel.run("theirs = torch.empty(2 << 30, dtype=torch.uint8, device='cuda')").ok()
+    other.kernel.run(f"theirs = {EMPTY.format(2)}").ok()
     wait_until(lambda: (largest(tab) or before) < before - 1.9, "what fits now to follow the other notebook")
     fits = largest(tab)
     assert fits is not None

@@ -141,7 +141,7 @@ class Hub:
         """Look at the heap before the next cell of a Run All begins: it would put off the look after this one, too."""
         try:
             if handler.states.is_outdated:
-                self._look_and_tell()
+                self._look_and_tell(is_waited_for=True)
             else:
                 handler.states.confirm()
         except Exception:  # noqa: BLE001 - a look that fails must cost the user's cells nothing
@@ -293,14 +293,15 @@ class Hub:
             Job(run=self._look_and_tell, failed=lambda reason: _log.debug("a look at the heap: %s", reason), rid=_LOOK, why=why)
         )
 
-    def _look_and_tell(self, *, always: bool = False) -> None:
-        states, start = self._ready().states, time.perf_counter()
+    def _look_and_tell(self, *, always: bool = False, is_waited_for: bool = False) -> None:
+        states, start = self._ready().states, time.thread_time()
         has_changed = states.look()
         if self._tick_source is not None:
             self._tick_source.call(states.learners)
         if has_changed or always:
             self._outbox.send_state(self._leases.channels, states.last)
-        self._budget.spend(time.perf_counter() - start)
+        note = self._budget.spend if is_waited_for else self._budget.measure
+        note(time.thread_time() - start)
 
     def _refresh(self) -> None:
         self._forget_offered()

@@ -64,7 +64,7 @@ class TickSource:
         reading = simulated or self._tried("the counters", self._device.read) or TickReading()
         self._tracked = reading.tracked
         devices = device_readings(reading)
-        points = self._line.add(line_points(now, reading, devices), reading)
+        points = self._line.add(now, line_points(now, reading, devices), reading)
         fit = self._tried("the fit", lambda: self._progress.read(reading.peak))
         self._line.follow(now, fit)
         return build_tick(

@@ -17,7 +17,7 @@ def test_all_looks_together_stay_within_their_share_of_the_time(first: float, ce
     now, spent, dearest = 0.0, 0.0, 0.0
     budget = LookBudget(lambda: now)
     assert not budget.allows  # nobody knows what one costs
-    budget.spend(first)
+    budget.measure(first)
     for seconds, cost in zip(cells, costs, strict=False):
         now += seconds
         if budget.allows:
@@ -30,10 +30,20 @@ def test_all_looks_together_stay_within_their_share_of_the_time(first: float, ce
 def test_a_cheap_look_is_made_after_each_cell_of_a_second() -> None:
     now, looks = 0.0, 0
     budget = LookBudget(lambda: now)
-    budget.spend(0.01)
+    budget.measure(0.01)
     for _ in range(8):
         now += 1.2
         if budget.allows:
             looks += 1
             budget.spend(0.01)
     assert looks == 8
+
+
+def test_a_dear_look_is_earned_before_it_is_made() -> None:
+    now = 0.0
+    budget = LookBudget(lambda: now)
+    budget.measure(0.8)
+    now = 79.0
+    assert not budget.allows
+    now = 80.1
+    assert budget.allows

@@ -324,7 +324,9 @@ def lined_scene(name: str) -> tuple[Tick, MemoryState, LineHistory]:
         points = line_points(NOW + second, reading, devices)
         scaled = {device: int(point.allocated * share) for device, point in points.items()}
         points = line.add(
-            {d: p._replace(low=scaled[d], high=scaled[d], allocated=scaled[d]) for d, p in points.items()}, reading
+            NOW + second,
+            {d: p._replace(low=scaled[d], high=scaled[d], allocated=scaled[d]) for d, p in points.items()},
+            reading,
         )
         line.follow(NOW + second, found.fit if second >= -20 else None)
     if found.cell is None:

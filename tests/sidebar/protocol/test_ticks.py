@@ -14,7 +14,7 @@ from nbguard.memory.segments.requests import Room
 from nbguard.reports.report import build_report
 from nbguard.sidebar.hub.memory_line import MemoryLine
 from nbguard.sidebar.protocol.mark_store import AllocatorPeak, MarkStore
-from nbguard.sidebar.protocol.state import JobStatus, LinePoint, Tick, TimeMark
+from nbguard.sidebar.protocol.state import FitTick, JobStatus, LinePoint, Tick, TimeMark
 from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.units import GiB, MiB
 from tests.sidebar.protocol.scenes import NOW, PID, SCENES, counted, scene
@@ -172,7 +172,7 @@ def _lined(readings: list[tuple[int, int]]) -> tuple[MemoryLine, list[LinePoint]
         stats = replace(device.allocator, allocated=allocated, peak_allocated=peak)  # type: ignore[type-var]
         reading = TickReading(tracked="cuda", devices=(replace(device, allocator=stats),), pid=PID)
         made = line_points(NOW + second, reading, device_readings(reading))
-        points.append(line.add(made, reading)["cuda:0"])
+        points.append(line.add(NOW + second, made, reading)["cuda:0"])
     return line, points
 
 
@@ -200,14 +200,28 @@ def test_the_history_of_a_span_is_small_whatever_happened() -> None:
     for second in range(5000):
         if second % 20 == 0:
             line.begin_cell(NOW + second, second // 20, "5f3c2a1e-1111-2222-3333-444444444444", None)
+            line.follow(NOW + second, FitTick(label="learn", call="fit", epoch=second))
         stats = replace(device.allocator, allocated=GiB + second * 7919 % 1000 * MiB)  # type: ignore[type-var]
         used = devices if second % 2 else devices[:1]
         reading = TickReading(tracked="cuda", devices=tuple(replace(each, allocator=stats) for each in used), pid=PID)
-        line.add(line_points(NOW + second, reading, device_readings(reading)), reading)
+        line.add(NOW + second, line_points(NOW + second, reading, device_readings(reading)), reading)
 
     for seconds in (60, 600, 0):
         history = line.history(seconds, 1)
         assert len(json.dumps(asdict(history)).encode()) < 100_000
         assert sum(len(each.points) for each in history.lines) <= 8 * 41
-        assert len(history.marks) <= 200
-    assert history.marks[-1].label == "In[249]"
+        assert len(history.marks) <= 120 + 60
+    cells = [mark.label for mark in history.marks if mark.kind == "cell"]
+    assert (len(cells), cells[-1]) == (120, "In[249]")
+
+
+def test_a_device_that_is_used_for_the_first_time_had_nothing_before() -> None:
+    line, device = MemoryLine(), counted(SCENES["idle"]().facts.devices[0])
+    stats = replace(device.allocator, allocated=GiB, peak_allocated=3 * GiB)  # type: ignore[type-var]
+    for second, devices in enumerate(((replace(device, allocator=None),), (replace(device, allocator=stats),))):
+        reading = TickReading(tracked="cuda", devices=devices, pid=PID)
+        line.add(NOW + second, line_points(NOW + second, reading, device_readings(reading)), reading)
+
+    before, first = line.history(0, 2).lines[0].points
+    assert (before.since, before.allocated, before.high) == (NOW, 0, 0)
+    assert (first.since, first.allocated, first.high) == (NOW + 1, GiB, 3 * GiB)
