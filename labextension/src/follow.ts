@@ -34,7 +34,7 @@ export class FrontKernel {
   goToCell(number: number): boolean {
     const notebook = this.tracker.currentWidget?.content;
     const cells = notebook?.widgets ?? [];
-    const index = cells.findIndex(({ model }) => (model as { executionCount?: unknown }).executionCount === number);
+    const index = cells.findIndex(({ model }) => 'executionCount' in model && model.executionCount === number);
     if (notebook === undefined || index < 0) {
       return false;
     }

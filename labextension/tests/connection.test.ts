@@ -201,19 +201,21 @@ describe('a malformed message', () => {
   });
 
   it.each(['hostile', 'idle', 'many', 'oom', 'parked', 'stale', 'training'] as const)('is not what a kernel sends: %s', name => {
-    const { tick, heap } = scene(name);
+    const { tick, heap, history } = scene(name);
     expect(isTick(tick)).toBe(true);
     expect(isMemoryState(heap)).toBe(true);
+    expect(isAnswer({ op: 'history', rid: 'r', history })).toBe(true);
   });
 
   it('is recognised wherever it is spoilt', () => {
-    const { tick, heap } = scene('training');
-    const brief = { ...tick, devices: tick.devices.map(device => ({ ...device, spark: device.spark.slice(0, 2) })) };
-    const ofTick = [...mutants(brief)];
+    const { tick, heap, history } = scene('training');
+    const lines = history.lines.map(({ device, points }) => ({ device, points: points.slice(0, 2) }));
+    const ofTick = [...mutants(tick)];
     const ofHeap = [...mutants({ ...scene('oom').heap, holders: heap.holders.slice(0, 2) })];
     const answers: Answer[] = [
       { op: 'ack', rid: 'r' },
       { op: 'queued', rid: 'r', why: 'a cell' },
+      { op: 'history', rid: 'r', history: { ...history, lines } },
       { op: 'why', rid: 'r', why },
       { op: 'plan', rid: 'r', plan },
       { op: 'done', rid: 'r', outcome },

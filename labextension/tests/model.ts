@@ -5,16 +5,16 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 
 import type { HostState, Model } from '../src/view/host';
-import type { Answer, MemoryState, OutcomeView, PlanView, Request, Tick, WhyView } from '../src/view/protocol';
+import type { Answer, LineHistory, MemoryState, OutcomeView, PlanView, Request, Tick, WhyView } from '../src/view/protocol';
 
 export type Scene = 'hostile' | 'idle' | 'many' | 'oom' | 'parked' | 'stale' | 'training';
 
 /** An answer before it has a `rid`. */
 type Said = Answer extends infer T ? (T extends Answer ? Omit<T, 'rid'> : never) : never;
 
-export function scene(name: Scene): { tick: Tick; heap: MemoryState } {
+export function scene(name: Scene): { tick: Tick; heap: MemoryState; history: LineHistory } {
   const path = join(import.meta.dirname, '../../tests/data/sidebar', `${name}.json`);
-  return JSON.parse(readFileSync(path, 'utf8')) as { tick: Tick; heap: MemoryState };
+  return JSON.parse(readFileSync(path, 'utf8')) as { tick: Tick; heap: MemoryState; history: LineHistory };
 }
 
 export class FakeModel implements Model {

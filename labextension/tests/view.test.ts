@@ -281,7 +281,8 @@ describe('ticks', () => {
     model.set({ tick: { ...tick, devices } });
     expect(bar?.getAttribute('aria-label')).not.toBe(label);
     const live = [...root.querySelectorAll('[aria-live], [role=status], [role=alert]')];
-    expect(live.map(node => node.className)).toEqual(['nbguard-result']);
+    expect(live.map(node => node.className)).toEqual(['nbguard-spoken', 'nbguard-result']); // values at the line's cursor
+    expect(live[0]?.textContent).toBe('');
   });
 
   it('keep a part of the bar that comes and goes', () => {

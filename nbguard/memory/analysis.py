@@ -17,7 +17,7 @@ from nbguard.memory.references.holders import Holding, holdings
 from nbguard.memory.segments.fragmentation import Fragmentation, fragmentation
 from nbguard.memory.segments.pinning import Unit, units
 from nbguard.memory.segments.pools import Pool, pools_in_use, pools_of
-from nbguard.memory.segments.requests import LargestRequest, Room
+from nbguard.memory.segments.requests import LargestRequest, RequestLimits, Room
 
 Answer = TypeVar("Answer")
 
@@ -118,6 +118,11 @@ class DeviceAnalysis(_Answers):
         return Room(device=device, in_use=self.analysis.pools_in_use)
 
     @cached_property
+    def limits(self) -> RequestLimits:
+        """Return the limits of the largest request, apart from what is free on the device."""
+        return self.room.limits()
+
+    @cached_property
     def largest(self) -> LargestRequest:
         """Return the largest request that would succeed now, and the largest free block."""
-        return self.room.largest()
+        return self.limits.largest(self.facts.free)

@@ -66,6 +66,7 @@ class TickReading:
     pid: int = 0  # of this process
     process: int | None = None  # bytes of the whole process, where no device counts its own
     source: str = ""  # of `process`: `malloc` (mallinfo2) or `resident` (pages in memory)
+    counted: tuple[Counted, ...] = ()  # the same counters as a hook reads them, to compare; none where nobody counts
 
     @property
     def in_use(self) -> dict[str, int]:

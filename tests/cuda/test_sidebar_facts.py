@@ -14,15 +14,15 @@ MIB = 1024**2
 CONTEXT = 300 * MIB
 READER = """
 import time
-from dataclasses import asdict
-from nbguard.sidebar.protocol.sparkline import Sparkline
-from nbguard.sidebar.protocol.ticks import build_tick
+from nbguard.sidebar.builtins import to_builtins
+from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.sidebar.hub import device_reader as ticking
-reader, history = ticking.DeviceReader(), Sparkline()
+reader = ticking.DeviceReader()
 def tick():
     reading = reader.read()
-    history.add(time.time(), reading.in_use)
-    return asdict(build_tick("b", 1, time.time(), 1, reading, history, busy=False))
+    devices, t = device_readings(reading), time.time()
+    points = line_points(t, reading, devices)
+    return to_builtins(build_tick("b", 1, t, reading, devices=devices, points=points, look=LastLook(), busy=False))
 """
 OPENED = "[len(pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in (0, 1)]"
 
@@ -47,7 +47,11 @@ def test_counters_tell_the_same_parts_as_blocks(notebook: Notebook, tmp_path: Pa
     assert parts(device)["stranded"] > 0
     assert parts(device)["others"] == 700 * MIB + CONTEXT
     assert device["peak"] == kernel.value("torch.cuda.max_memory_allocated()")
-    assert device["spark"][-1][1] == kernel.value("torch.cuda.memory_allocated()")
+    assert device["line"][4:] == (
+        *kernel.value("(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())"),
+        parts(device)["others"],
+        parts(device)["free"],
+    )
 
 
 def test_between_two_readings_of_the_driver_the_parts_re_add(notebook: Notebook) -> None:
@@ -114,7 +118,7 @@ def test_a_tick_opens_no_device(notebook: Notebook) -> None:
     assert kernel.value(OPENED)[0] == before[0]
     assert "context" not in parts(first)
     assert parts(second)["allocated"] == MIB
-    assert [len(device["spark"]) > 0 for device in (first, second)] == [False, True]
+    assert [device["line"] is not None for device in (first, second)] == [False, True]
 
 
 def test_a_tick_neither_waits_nor_resets_nor_empties(notebook: Notebook) -> None:
@@ -170,7 +174,7 @@ def test_the_heap_of_a_device_re_adds_and_emptying_its_cache_gives_back_what_was
     kernel.run("net, opt = train(); a, b, c = mib(30), mib(5), mib(5); del a, b").ok()
     kernel.run(LOOK).ok()
 
-    heap = kernel.value("plain(build_memory_state(Analysis(seen().facts), 'b', 1, time.time(), 0.1, 3)[0])")
+    heap = kernel.value("plain(build_memory_state(Analysis(seen().facts), 'b', 1, t=time.time(), seconds=0.1, cell=3)[0])")
 
     allocated, reserved = counters(kernel)
     (device,) = heap["devices"]

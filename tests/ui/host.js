@@ -42,8 +42,10 @@ window.host = {
   /** So many ticks as fast as they are drawn, with numbers that change; a new heap with every fortieth, as after cells. */
   async run(state, ticks) {
     for (let n = 0; n < ticks; n++) {
-      const spark = state.tick.devices[0].spark.map(([t, nbytes], i) => [t + n, nbytes + ((n * 7 + i) % 13) * 1048576]);
-      const tick = { ...state.tick, devices: [{ ...state.tick.devices[0], spark }, ...state.tick.devices.slice(1)] };
+      const [since, , , , nbytes, ...rest] = state.tick.devices[0].line;
+      const now = nbytes + ((n * 7) % 13) * 1048576;
+      const line = [since + this.ticks, since + this.ticks, now, now, now, ...rest];
+      const tick = { ...state.tick, devices: [{ ...state.tick.devices[0], line }, ...state.tick.devices.slice(1)] };
       if (n % 40 === 0) await this.feed({ ...state, tick });
       else this.set('tick', { ...tick, n: tick.n + this.ticks++, t: Date.now() / 1000, heap: this.values.heap.heap });
       if (n % 10 === 0) await this.painted();

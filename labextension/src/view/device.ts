@@ -2,15 +2,14 @@
 
 import { formatBytes, formatColumn } from './bytes';
 import { element, type ItemView, KeyedList, setAttribute, setText, show, slowLabel } from './dom';
-import type { DeviceTick, TimeMark, Part } from './protocol';
-import { Sparkline } from './sparkline';
-import { deviceName, type Trans } from './words';
+import { LineChart, type LineContext } from './line';
+import { type DevicePart, type DeviceTick, isDevicePart, type Part } from './protocol';
+import { deviceName } from './words';
 
 export interface DeviceItem {
   /** The run of the kernel. */
   boot: string;
   device: DeviceTick;
-  marks: readonly TimeMark[];
   /** Whether there are others, so that each has to be named. */
   isNamed: boolean;
 }
@@ -20,21 +19,24 @@ interface PartItem extends Part {
   share: number;
 }
 
-const COLOURS: Readonly<Record<string, string>> = {
+const COLOURS: Readonly<Record<DevicePart, string>> = {
   allocated: 'used',
+  process: 'other',
   releasable: 'releasable',
   cached: 'releasable',
   stranded: 'stranded',
   'graph pools': 'kept',
   pending: 'pending',
   context: 'context',
+  others: 'other',
+  'others and contexts': 'other',
   driver: 'driver',
   free: 'free'
 };
 
 /** The class that colours a part of the bar. */
 function colour(part: string): string {
-  return `nbguard-c-${COLOURS[part] ?? 'other'}`;
+  return `nbguard-c-${isDevicePart(part) ? COLOURS[part] : 'other'}`;
 }
 
 export class DeviceView implements ItemView<DeviceItem> {
@@ -45,23 +47,23 @@ export class DeviceView implements ItemView<DeviceItem> {
   private readonly pieces = new KeyedList<PartItem>(this.bar, part => part.name, piece);
   private readonly entries = new KeyedList<PartItem>(this.key, part => part.name, entry);
   private readonly label = slowLabel(this.bar);
-  private readonly spark: Sparkline;
+  private readonly line: LineChart;
   private names: string[] = [];
 
-  constructor(private readonly trans: Trans) {
-    this.spark = new Sparkline(trans);
+  constructor(private readonly context: LineContext) {
+    this.line = new LineChart(context);
     this.bar.setAttribute('role', 'img');
-    this.node.append(this.title, this.bar, this.key, this.spark.node);
+    this.node.append(this.title, this.bar, this.key, this.line.node);
   }
 
-  update({ device, marks, isNamed }: DeviceItem): void {
+  update({ device, isNamed }: DeviceItem): void {
     show(this.title, isNamed);
     setText(this.title, deviceName(device));
     const parts = this.partsOf(device);
     this.pieces.update(parts);
     this.entries.update(parts);
     this.label(this.words(device, parts));
-    this.spark.update(device, marks);
+    this.line.update(device);
   }
 
   /** The parts as shown. One that has been there once stays, at 0: the lines below would jump at every tick otherwise. */
@@ -79,7 +81,7 @@ export class DeviceView implements ItemView<DeviceItem> {
 
   private words(device: DeviceTick, parts: readonly PartItem[]): string {
     const listed = parts.map(part => `${part.name} ${part.figure}`).join(', ');
-    return device.total === null ? listed : this.trans.__('%1; %2 in all', listed, formatBytes(device.total));
+    return device.total === null ? listed : this.context.trans.__('%1; %2 in all', listed, formatBytes(device.total));
   }
 }
 

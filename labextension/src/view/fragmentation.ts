@@ -2,7 +2,7 @@
 
 import { formatBytes } from './bytes';
 import { element, type ItemView, KeyedList, setAttribute, setSentence, setText, show } from './dom';
-import type { DeviceSegments, MemoryState, PieceKind, Strip } from './protocol';
+import type { DeviceSegments, FittingRequest, MemoryState, PieceKind, Strip, Tick } from './protocol';
 import type { Trans } from './words';
 
 const PER_LINE = 12;
@@ -23,7 +23,9 @@ const COLOURS: Readonly<Record<PieceKind, string>> = {
 
 export class FragmentationSection {
   readonly node = element('section', 'nbguard-section');
-  private readonly list: KeyedList<DeviceSegments & { isNamed: boolean }>;
+  private readonly list: KeyedList<DeviceItem>;
+  private heap: MemoryState | null = null;
+  private tick: Tick | null = null;
 
   constructor(trans: Trans) {
     const devices = element('div');
@@ -36,13 +38,38 @@ export class FragmentationSection {
   }
 
   update(heap: MemoryState | null): void {
+    this.heap = heap;
+    this.draw();
+  }
+
+  /** Take what a tick knows sooner than a look: the largest request that fits by what is free now. */
+  follow(tick: Tick): void {
+    this.tick = tick;
+    this.draw();
+  }
+
+  private draw(): void {
+    const { heap, tick } = this;
     const devices = heap?.devices ?? [];
     show(this.node, devices.length > 0);
-    this.list.update(devices.map(device => ({ ...device, isNamed: devices.length > 1 })));
+    const isOfThis = tick !== null && tick.boot === heap?.boot && tick.heap === heap.heap;
+    this.list.update(
+      devices.map(device => {
+        const fits = isOfThis ? (tick.devices.find(each => each.device === device.device)?.fits ?? null) : null;
+        return { ...device, isNamed: devices.length > 1, fits };
+      })
+    );
   }
 }
 
-function deviceView(trans: Trans): ItemView<DeviceSegments & { isNamed: boolean }> {
+interface DeviceItem extends DeviceSegments {
+  /** Whether there are others, so that each has to be named. */
+  isNamed: boolean;
+  /** The largest request by what is free now; null: blocks have changed since the look. */
+  fits: FittingRequest | null;
+}
+
+function deviceView(trans: Trans): ItemView<DeviceItem> {
   const name = element('div', 'nbguard-dim');
   const strips = element('div', 'nbguard-strips');
   const largest = element('div');
@@ -68,14 +95,17 @@ function deviceView(trans: Trans): ItemView<DeviceSegments & { isNamed: boolean 
   };
 }
 
-function largestWords(device: DeviceSegments, trans: Trans): string {
+function largestWords(device: DeviceItem, trans: Trans): string {
+  if (device.fits !== null) {
+    return trans.__('Largest request that fits now: %1', formatBytes(device.fits[0]));
+  }
   return device.largest_now === null
     ? trans.__('The largest request that fits is not known.')
-    : trans.__('Largest request that fits now: %1', formatBytes(device.largest_now));
+    : trans.__('Largest request that fitted then: %1', formatBytes(device.largest_now));
 }
 
-function sentenceOf(device: DeviceSegments, trans: Trans): string {
-  const { largest_now: now, largest_flushed: flushed } = device;
+function sentenceOf(device: DeviceItem, trans: Trans): string {
+  const [now, flushed] = device.fits ?? [device.largest_now, device.largest_flushed];
   const after = flushed === null || flushed === now ? '' : trans.__('%1 after Empty cache.', formatBytes(flushed));
   return [after, device.sentence].filter(part => part !== '').join(' ');
 }

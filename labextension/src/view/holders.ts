@@ -6,7 +6,6 @@ import { button, element, KeyedList, setAttribute, setText, show } from './dom';
 import { type Entry, entriesOf, sumOf } from './entries';
 import { type EntryItem, EntryView } from './entry';
 import type { FitTick, MemoryState } from './protocol';
-import { cell } from './words';
 
 const SHOWN = 10;
 const MORE = 100;
@@ -20,7 +19,6 @@ export class HoldersSection {
   private readonly more: HTMLButtonElement;
   private readonly rest = element('div', 'nbguard-rest nbguard-dim');
   private readonly count = element('span');
-  private readonly since = element('span', 'nbguard-dim');
   private readonly none = element('div', 'nbguard-dim');
   private readonly total = element('td', 'nbguard-figure');
   private readonly foot = element('tfoot');
@@ -62,7 +60,7 @@ export class HoldersSection {
     this.table.append(this.foot);
     const title = element('h3', 'nbguard-title', trans.__('Held by'));
     this.node.append(
-      element('div', 'nbguard-title-line', title, this.since, this.filter),
+      element('div', 'nbguard-title-line', title, context.asOf.label(), this.filter),
       this.table,
       this.none,
       this.rest
@@ -92,8 +90,6 @@ export class HoldersSection {
     const all = sumOf(entries) + (heap?.more[1] ?? 0);
     show(this.node, heap !== null);
     show(this.filter, entries.length > 8);
-    const after = heap?.cell ?? null;
-    setText(this.since, after === null ? '' : trans.__('after %1', cell(after)));
     show(this.table, found.length > 0);
     this.list.update(this.items(shown, all, heap?.heap ?? -1));
     const [figure] = formatColumn([all], unitOf(all));

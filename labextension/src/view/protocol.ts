@@ -29,6 +29,97 @@ export type Now = 'now' | 'cell_end';
 
 export const isNow: Check<Now> = oneOf('now', 'cell_end');
 
+/** The key of a part, in JSON and on the wire to a sidebar: it stays when the words for people change. */
+export type DevicePart = 'allocated' | 'releasable' | 'stranded' | 'graph pools' | 'pending' | 'cached' | 'context' | 'others' | 'others and contexts' | 'driver' | 'free' | 'process';
+
+export const isDevicePart: Check<DevicePart> = oneOf('allocated', 'releasable', 'stranded', 'graph pools', 'pending', 'cached', 'context', 'others', 'others and contexts', 'driver', 'free', 'process');
+
+/**
+ * A stretch of a device's line: one reading, equal readings in a row, or all readings in a bucket of time. `since`:
+ * time of the first reading. `until`: time of the last reading. `low`: least bytes allocated in it. `high`: most
+ * bytes allocated in it, between readings too where the allocator's peak counter has risen. `allocated`: bytes in
+ * use by this kernel at the last reading: in tensors, or by its process where nobody counts these. `reserved`:
+ * bytes that PyTorch had of the device at the last reading. `others`: bytes in use by other processes and the
+ * driver at the last reading. `free`: bytes free on the device at the last reading.
+ */
+export type LinePoint = [since: number, until: number, low: number, high: number, allocated: number, reserved: number | null, others: number | null, free: number | null];
+
+export const isLinePoint: Check<LinePoint> = tuple(number, number, number, number, number, nullable(number), nullable(number), nullable(number));
+
+/** The line of one device. */
+export interface DeviceLine {
+  device: string;
+  /** Oldest first. */
+  points: LinePoint[];
+}
+
+export const isDeviceLine: Check<DeviceLine> = object({
+  device: text,
+  points: list(isLinePoint)
+});
+
+/**
+ * The most that was allocated on one device while a cell ran, in bytes. `is_exact`: the allocator's peak counter
+ * rose in the cell; false: the most of the readings, at least that.
+ */
+export type DevicePeak = [device: string, nbytes: number, is_exact: boolean];
+
+export const isDevicePeak: Check<DevicePeak> = tuple(text, number, boolean);
+
+/** A mark on the time axis: a cell, an epoch of a fit, or a request for memory that failed. */
+export interface TimeMark {
+  kind: 'cell' | 'epoch' | 'request';
+  /** In words: `In[12]`, `epoch 2`, `6.00 GiB asked`. */
+  label: string;
+  /** It began, or failed. */
+  t: number;
+  /** It ended; None: it goes on. */
+  end: number | null;
+  /** Number of the cell, or of the one that made the request. */
+  cell: number | null;
+  /** Number of the epoch, from 1 on. */
+  epoch: number | null;
+  /** The id of the cell in its notebook, where the frontend tells it. */
+  cell_id: string;
+  /** Of a cell, by device. */
+  peaks: DevicePeak[];
+  /** Of a request; empty: not known. */
+  device: string;
+  /** That the request asked for. */
+  nbytes: number;
+}
+
+export const isTimeMark: Check<TimeMark> = object({
+  kind: oneOf('cell', 'epoch', 'request'),
+  label: text,
+  t: number,
+  end: nullable(number),
+  cell: nullable(number),
+  epoch: nullable(number),
+  cell_id: text,
+  peaks: list(isDevicePeak),
+  device: text,
+  nbytes: number
+});
+
+/** The lines of all devices over a span of time up to the last tick, in few points, with the marks of that time. */
+export interface LineHistory {
+  /** Of the span that was asked for; 0: all that is kept. */
+  seconds: number;
+  /** Number of the last tick in it. */
+  n: number;
+  lines: DeviceLine[];
+  /** Oldest first. */
+  marks: TimeMark[];
+}
+
+export const isLineHistory: Check<LineHistory> = object({
+  seconds: number,
+  n: number,
+  lines: list(isDeviceLine),
+  marks: list(isTimeMark)
+});
+
 /**
  * A way in which a holder is kept alive. `cell`: number of the cell that bound its name. `stale`: Clean stale would
  * cut it. `release`: the line of code that cuts it; empty: none. `effect`: effect of that line in a few words;
@@ -167,6 +258,11 @@ export const isPart: Check<Part> = object({
   note: text
 });
 
+/** The largest request that would succeed, in bytes. `flushed`: after the cache was emptied. */
+export type FittingRequest = [now: number, flushed: number];
+
+export const isFittingRequest: Check<FittingRequest> = tuple(number, number);
+
 /** One device by its counters. */
 export interface DeviceTick {
   /** Torch's name: `cuda:0`, `cpu`. */
@@ -179,8 +275,10 @@ export interface DeviceTick {
   parts: Part[];
   /** The most that was allocated, as torch counts it. */
   peak: number | null;
-  /** The last minutes: times and bytes in use by this kernel, oldest first. */
-  spark: [number, number][];
+  /** The newest reading for its line; None: this kernel has not used the device. */
+  line: LinePoint | null;
+  /** By the blocks of the last look and what is free now; None: blocks have changed since. */
+  fits: FittingRequest | null;
 }
 
 export const isDeviceTick: Check<DeviceTick> = object({
@@ -189,7 +287,8 @@ export const isDeviceTick: Check<DeviceTick> = object({
   total: nullable(number),
   parts: list(isPart),
   peak: nullable(number),
-  spark: list(tuple(number, number))
+  line: nullable(isLinePoint),
+  fits: nullable(isFittingRequest)
 });
 
 /** The fit that runs now, read from fastai's frames; None: not known. */
@@ -247,17 +346,6 @@ export const isJobStatus: Check<JobStatus> = object({
   why: text
 });
 
-/** A mark on the time axis: the start of a cell (`In[12]`) or of an epoch (`epoch 2`). */
-export interface TimeMark {
-  t: number;
-  label: string;
-}
-
-export const isTimeMark: Check<TimeMark> = object({
-  t: number,
-  label: text
-});
-
 /** The counters now. Whole and small: a view that joins late is right at the next one. */
 export interface Tick {
   /** Names this run of the kernel. */
@@ -267,6 +355,8 @@ export interface Tick {
   t: number;
   /** Number of the `MemoryState` that goes with it. */
   heap: number;
+  /** Number of the last cell after whose end memory was found as that state has it. */
+  heap_cell: number | null;
   /** `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported. */
   tracked: string;
   /** A cell runs. */
@@ -277,7 +367,7 @@ export interface Tick {
   fit: FitTick | null;
   /** The one that runs first. */
   jobs: JobStatus[];
-  /** Oldest first. */
+  /** The newest, oldest of them first. */
   marks: TimeMark[];
   v: number;
 }
@@ -287,6 +377,7 @@ export const isTick: Check<Tick> = object({
   n: number,
   t: number,
   heap: number,
+  heap_cell: nullable(number),
   tracked: text,
   busy: boolean,
   cell: nullable(number),
@@ -491,6 +582,8 @@ export interface MemoryState {
   seconds: number;
   /** Number of the last cell that had ended. */
   cell: number | null;
+  /** Number of the cell in the middle of which it was made; None: between cells. */
+  during: number | null;
   /** Bytes that Clean stale would give back. */
   stale: number;
   /** Largest first. */
@@ -510,6 +603,7 @@ export const isMemoryState: Check<MemoryState> = object({
   t: number,
   seconds: number,
   cell: nullable(number),
+  during: nullable(number),
   stale: number,
   holders: list(isHolderRow),
   more: isUnlistedHolders,
@@ -526,6 +620,8 @@ export type Answer =
   | { op: 'ack'; rid: string }
   /** The request waits. `why`: the reason, in words. */
   | { op: 'queued'; rid: string; why: string }
+  /** The answer to `history`. */
+  | { op: 'history'; rid: string; history: LineHistory }
   /** The answer to `why`. */
   | { op: 'why'; rid: string; why: WhyView }
   /** The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to. */
@@ -538,6 +634,7 @@ export type Answer =
 export const isAnswer: Check<Answer> = variants({
   ack: object({ op: literal('ack'), rid: text }),
   queued: object({ op: literal('queued'), rid: text, why: text }),
+  history: object({ op: literal('history'), rid: text, history: isLineHistory }),
   why: object({ op: literal('why'), rid: text, why: isWhyView }),
   plan: object({ op: literal('plan'), rid: text, plan: isPlanView }),
   done: object({ op: literal('done'), rid: text, outcome: isOutcomeView }),
@@ -565,6 +662,8 @@ export type Request =
   | { op: 'bye'; client: string }
   /** Scan again. */
   | { op: 'refresh'; rid: string }
+  /** Send the lines over the last seconds. `seconds`: of the span, from the last tick back; 0: all that is kept. */
+  | { op: 'history'; rid: string; seconds: number }
   /** Explain why a row is alive. `heap`: number of the memory state that has the row. `id`: of the row. */
   | { op: 'why'; rid: string; heap: number; id: number }
   /**

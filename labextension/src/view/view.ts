@@ -2,6 +2,7 @@
 
 import { ActionBar } from './actions';
 import { Approach } from './approach';
+import { AsOf } from './as_of';
 import { FindingsSection, OomSection } from './advice';
 import { Connection, type Change } from './connection';
 import type { ViewContext } from './view_context';
@@ -13,6 +14,7 @@ import { FragmentationSection } from './fragmentation';
 import { Header } from './header';
 import { HoldersSection } from './holders';
 import { JobsPanel } from './jobs';
+import { LineSource } from './line_source';
 import { Notice } from './notice';
 import { PlanPanel } from './plan';
 import type { Host, Model } from './host';
@@ -33,6 +35,9 @@ export class View {
   private readonly content = element('div');
   private readonly dock = element('div', 'nbguard-dock');
   private readonly devices: KeyedList<DeviceItem>;
+  private readonly line: LineSource;
+  private readonly asOf: AsOf;
+  private readonly fragmentation: FragmentationSection;
   private readonly fit: FitSection;
   private readonly holders: HoldersSection;
   private readonly findings: FindingsSection;
@@ -59,8 +64,19 @@ export class View {
       },
       trans.__('The kernel was restarted.')
     ));
-    const context: ViewContext = { trans, connection: this.connection, operations, goToCell: host.goToCell };
     this.approach = new Approach(trans);
+    this.asOf = new AsOf(trans);
+    const context: ViewContext = {
+      trans,
+      connection: this.connection,
+      operations,
+      asOf: this.asOf,
+      goToCell: host.goToCell
+    };
+    this.line = new LineSource(this.connection, () => {
+      this.drawDevices();
+    });
+    const ofLine = { trans, source: this.line, goToCell: host.goToCell };
     this.header = new Header(trans);
     this.notice = new Notice(trans, host);
     this.fit = new FitSection(trans);
@@ -68,12 +84,14 @@ export class View {
     this.devices = new KeyedList<DeviceItem>(
       devices,
       ({ boot, device }) => `${boot} ${device.device}`,
-      () => new DeviceView(trans)
+      () => new DeviceView(ofLine)
     );
     const oom = new OomSection(trans);
     this.holders = new HoldersSection(context);
     this.findings = new FindingsSection(trans);
-    const below = [this.holders, this.findings, new FragmentationSection(trans)];
+    this.fragmentation = new FragmentationSection(trans);
+    const below = [this.holders, this.findings, this.fragmentation];
+    this.asOf.date(oom.node, this.findings.node, this.fragmentation.node);
     this.ofHeap = [oom, ...below];
     this.actions = new ActionBar(context);
     this.result = new ResultPanel(context);
@@ -146,9 +164,11 @@ export class View {
     const warning = silent ? '' : this.approach.follow(tick);
     setText(this.warning, warning);
     show(this.warning, warning !== '');
-    const isNamed = tick.devices.length > 1;
     this.operations.reconcile(tick.jobs);
-    this.devices.update(tick.devices.map(device => ({ boot: tick.boot, device, marks: tick.marks, isNamed })));
+    this.line.follow(tick);
+    this.drawDevices();
+    this.fragmentation.follow(tick);
+    this.asOf.update(this.connection.heap, tick);
     this.fit.update(tick.fit);
     this.holders.follow(tick.fit);
     this.findings.follow(tick.fit);
@@ -156,7 +176,15 @@ export class View {
     this.result.follow(tick);
   }
 
+  private drawDevices(): void {
+    const { tick } = this.connection;
+    const devices = tick?.devices ?? [];
+    const isNamed = devices.length > 1;
+    this.devices.update(devices.map(device => ({ boot: tick?.boot ?? '', device, isNamed })));
+  }
+
   private drawHeap(): void {
+    this.asOf.update(this.connection.heap, this.connection.tick);
     for (const section of this.ofHeap) {
       section.update(this.connection.heap);
     }

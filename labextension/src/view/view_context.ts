@@ -1,5 +1,6 @@
 /** What every section of the view works with. */
 
+import type { AsOf } from './as_of';
 import type { Connection } from './connection';
 import type { Host } from './host';
 import type { Operations } from './operations';
@@ -9,6 +10,8 @@ export interface ViewContext {
   readonly trans: Trans;
   readonly connection: Connection;
   readonly operations: Operations;
+  /** Labels with the date of the figures of the last look. */
+  readonly asOf: AsOf;
   /** Show the cell with this number; false: the notebook has it no more. Undefined where the host has no cells. */
   readonly goToCell: Host['goToCell'];
 }

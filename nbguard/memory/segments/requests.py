@@ -38,6 +38,66 @@ class LargestRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NewMemory:
+    """The new memory that the device can give a request, apart from what is free on it now. Sizes are bytes."""
+
+    back: int  # the device gets back first, less what is taken before
+    allowed: int  # the memory fraction leaves (`torch.cuda.set_per_process_memory_fraction`)
+    is_expandable: bool  # it extends a segment page by page
+    tail: int  # free at the end of the last stretch of an expandable segment of the large pool
+    small_tail: int  # the same of the small pool
+
+    def largest(self, free: int) -> int:
+        """Return the largest request that it serves while `free` bytes of the device are free."""
+        device = free + self.back
+        if self.is_expandable:
+            page = EXPANDABLE_PAGE["large"]
+            largest = min(self.tail + max(device, 0) // page * page, max(self.allowed, 0) // _STEP * _STEP)
+            if largest > SMALL_MAX and self.fits(largest, free):
+                return largest
+            return SMALL_MAX if self.fits(SMALL_MAX, free) else 0
+        room = min(device, self.allowed)
+        if room >= _MIN_LARGE:
+            return room // _STEP * _STEP
+        return SMALL_MAX if room >= _SMALL_SEGMENT else 0
+
+    def fits(self, rounded: int, free: int) -> bool:
+        """Say whether it serves a request of `rounded` bytes while `free` bytes of the device are free."""
+        need = segment_size(rounded)
+        if need > self.allowed:
+            return False
+        is_small = rounded <= SMALL_MAX
+        page, tail = (EXPANDABLE_PAGE["small"], self.small_tail) if is_small else (EXPANDABLE_PAGE["large"], self.tail)
+        return (-(-(rounded - tail) // page) * page if self.is_expandable else need) <= free + self.back
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """The limits of the largest request, apart from what is free on the device: they hold until a segment or block changes.
+
+    With them a tick says what fits now, though other processes take and free memory, without a look at the segments.
+    """
+
+    cached: int  # bytes of the largest free block that a request can get
+    as_it_is: NewMemory
+    flushed: NewMemory  # after PyTorch has emptied its cache
+    is_bound: bool  # a setting rounds requests otherwise: they may have less
+
+    def largest(self, free: int | None) -> LargestRequest:
+        """Return the largest request, by each way of serving it, while `free` bytes of the device are free; None: not known."""
+        if free is None:
+            return LargestRequest(cached=self.cached, now=None, flushed=None, is_bound=self.is_bound)
+        now = max(self.cached, self.as_it_is.largest(free))
+        return LargestRequest(
+            cached=self.cached,
+            now=now,
+            flushed=max(now, self.flushed.largest(free)),
+            is_bound=self.is_bound,
+            is_growth_bound=bool(self.as_it_is.tail or self.flushed.tail),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """The memory that a request on one device can have, by its free blocks and by what the device can still give.
 
@@ -63,14 +123,15 @@ class Room:
 
     def largest(self) -> LargestRequest:
         """Return the largest request, by each way of serving it."""
-        cached = self._cached()
-        is_bound = any(key in self.device.settings for key in _OTHER_RULES)
-        if self.device.free is None:
-            return LargestRequest(cached=cached, now=None, flushed=None, is_bound=is_bound)
-        grows = any(self._tail(flush, small=False) for flush in (False, True))
-        now = max(cached, self._new(flush=False))
-        return LargestRequest(
-            cached=cached, now=now, flushed=max(now, self._new(flush=True)), is_bound=is_bound, is_growth_bound=grows
+        return self.limits().largest(self.device.free)
+
+    def limits(self) -> RequestLimits:
+        """Return the limits of the largest request, which hold while segments and blocks stay as they are."""
+        return RequestLimits(
+            cached=self._cached(),
+            as_it_is=self._new(flush=False),
+            flushed=self._new(flush=True),
+            is_bound=any(key in self.device.settings for key in _OTHER_RULES),
         )
 
     def fits(self, nbytes: int) -> bool | None:
@@ -82,7 +143,7 @@ class Room:
         if self.device.free is None:
             return None
         flushes = (False, True) if self.is_expandable else (True,)  # else an empty cache never makes room for less
-        return any(self._fits_new(rounded, *self._budget(flush), self._tail(flush, small=small)) for flush in flushes)
+        return any(self._new(flush=flush).fits(rounded, self.device.free) for flush in flushes)
 
     def fits_on_any_stream(self, nbytes: int) -> bool | None:
         """Say whether a request would succeed whichever stream it is made on: a free block serves its own stream only."""
@@ -96,7 +157,8 @@ class Room:
 
     def missing(self, need: int) -> int:
         """Return how many bytes more must come back for a new segment of `need` bytes; 0 or less: none."""
-        return need - min(self._budget(flush=True))
+        back, allowed = self._budget(flush=True)
+        return need - min((self.device.free or 0) + back, allowed)
 
     def serving(self, *, small: bool) -> Sequence[Segment]:
         """Return the segments whose free blocks a request can get."""
@@ -120,14 +182,13 @@ class Room:
         return large if large > SMALL_MAX else max(0, min(small, SMALL_MAX))
 
     def _budget(self, flush: bool) -> tuple[int, int]:
-        """Return (bytes the device can give, bytes the memory fraction allows)."""
-        free = (self.device.free or 0) - self.taken
+        """Return (bytes the device gets back less those taken before, bytes the memory fraction allows)."""
         flush |= self.is_emptied
         space = fragmentation(self.segments, self._freed(flush), self.in_use)
         back = space.releasable if flush else 0
         limit, total = self.device.limit, self.device.total
         is_limited = limit is not None and (total is None or limit < total)
-        return free + back, (limit or 0) - space.reserved - self.taken + back if is_limited else _NO_LIMIT
+        return back - self.taken, (limit or 0) - space.reserved - self.taken + back if is_limited else _NO_LIMIT
 
     def _freed(self, flush: bool) -> Collection[int]:
         """Return the addresses of blocks that are free then: emptying the cache waits for blocks that other streams use."""
@@ -151,26 +212,16 @@ class Room:
             return min(size, -(start - segment.address) % page) if flush else size
         return 0
 
-    def _fits_new(self, rounded: int, device: int, allowed: int, tail: int) -> bool:
-        need = segment_size(rounded)
-        if need > allowed:
-            return False
-        page = EXPANDABLE_PAGE["small" if rounded <= SMALL_MAX else "large"]
-        return (-(-(rounded - tail) // page) * page if self.is_expandable else need) <= device
-
-    def _new(self, *, flush: bool) -> int:
-        """Return the largest request that new memory would serve."""
-        device, allowed = self._budget(flush)
-        if self.is_expandable:
-            page, tail = EXPANDABLE_PAGE["large"], self._tail(flush, small=False)
-            largest = min(tail + max(device, 0) // page * page, max(allowed, 0) // _STEP * _STEP)
-            if largest > SMALL_MAX and self._fits_new(largest, device, allowed, tail):
-                return largest
-            return SMALL_MAX if self._fits_new(SMALL_MAX, device, allowed, self._tail(flush, small=True)) else 0
-        room = min(device, allowed)
-        if room >= _MIN_LARGE:
-            return room // _STEP * _STEP
-        return SMALL_MAX if room >= _SMALL_SEGMENT else 0
+    def _new(self, *, flush: bool) -> NewMemory:
+        """Return the new memory that the device can give, after the cache was emptied or as it is."""
+        back, allowed = self._budget(flush)
+        return NewMemory(
+            back=back,
+            allowed=allowed,
+            is_expandable=self.is_expandable,
+            tail=self._tail(flush, small=False),
+            small_tail=self._tail(flush, small=True),
+        )
 
 
 def rounded_to_blocks(nbytes: int) -> int:

@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nbguard.memory.counters import Counted, Reading
@@ -59,8 +59,13 @@ class Counters:
 
 def _cuda(torch: Any) -> Reading:
     """Return the counters of the devices that this process has used."""
+    return Reading(counted_devices(nested_stats(torch)))
+
+
+def counted_devices(nested: Iterable[Any]) -> tuple[Counted, ...]:
+    """Return the counters of the devices that this process has used, from those of all devices as torch nests them."""
     devices = []
-    for index, stats in enumerate(nested_stats(torch)):
+    for index, stats in enumerate(nested):
         allocated, reserved = (stats[name]["all"] for name in ("allocated_bytes", "reserved_bytes"))
         count = stats["allocation"]["all"]["allocated"]
         if count or reserved["current"]:
@@ -73,7 +78,7 @@ def _cuda(torch: Any) -> Reading:
                     allocations=count,
                 )
             )
-    return Reading(tuple(devices))
+    return tuple(devices)
 
 
 class _MallInfo(ctypes.Structure):

@@ -21,12 +21,27 @@ class Busy:
         self._kernel = kernel
         self._lock = threading.Lock()
         self._cell: int | None = None
+        self._ended: int | None = None
         self._parent: Any = None
 
     @property
     def cell(self) -> int | None:
         """Return the number of the cell that runs; None if none does."""
         return self._cell
+
+    @property
+    def ended(self) -> int | None:
+        """Return the number of the last cell that has ended; None if none has."""
+        if self._ended is not None or self._cell is not None:
+            return self._ended
+        return len(self._shell.history_manager.input_hist_parsed) - 1 or None
+
+    @property
+    def cell_id(self) -> str:
+        """Return the id of the cell that runs, in its notebook; empty: none does, or the frontend does not tell it."""
+        metadata = self._parent.get("metadata") if type(self._parent) is dict else None
+        cell_id = metadata.get("cellId") if type(metadata) is dict else None
+        return cell_id if type(cell_id) is str else ""
 
     def begin(self, *, is_running: bool = False) -> None:
         """Note, in the thread of the cell, that one begins, or that one is running already."""
@@ -39,6 +54,7 @@ class Busy:
         """Note that it has ended, and return its number. From here on nothing says `busy`: the kernel has the last word."""
         with self._lock:
             ended, self._cell, self._parent = self._cell, None, None
+            self._ended = ended
         return ended
 
     def again(self) -> None:

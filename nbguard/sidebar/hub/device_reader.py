@@ -14,7 +14,7 @@ from typing import Any
 
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, NvmlFacts, ProcessFact
-from nbguard.scan.devices.counters import Counters
+from nbguard.scan.devices.counters import Counters, counted_devices
 from nbguard.scan.devices.cuda import allocator_settings, device_facts, is_opened, nested_stats, tracked_device
 from nbguard.scan.devices.nvml import NvmlReader
 
@@ -47,16 +47,16 @@ class DeviceReader:
             return TickReading(tracked=self._tracked, devices=device_facts(self._tracked)[0], pid=os.getpid())
         if not torch.cuda.is_initialized():
             return TickReading(tracked="cuda", devices=self._driver.unused(), pid=os.getpid())
-        stats = list(map(_counted, nested_stats(torch)))
-        devices = tuple(self._driver.device(torch, index, each) for index, each in enumerate(stats))
-        return TickReading(tracked="cuda", devices=devices, pid=os.getpid())
+        nested = list(nested_stats(torch))
+        devices = tuple(self._driver.device(torch, index, _stats(each)) for index, each in enumerate(nested))
+        return TickReading(tracked="cuda", devices=devices, pid=os.getpid(), counted=counted_devices(nested))
 
     def close(self) -> None:
         """End the session with the driver."""
         self._driver.close()
 
 
-def _counted(stats: Any) -> AllocatorStats:
+def _stats(stats: Any) -> AllocatorStats:
     """Return the counters of one device's allocator, from those that torch nests."""
     names = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes")
     allocated, reserved, active, split = (stats[name]["all"] for name in names)

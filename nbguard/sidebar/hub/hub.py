@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -16,11 +17,13 @@ from nbguard.errors import OldHeapError
 from nbguard.sidebar.hub.busy import Busy, is_in_cell
 from nbguard.sidebar.hub.jobs import Job, Jobs
 from nbguard.sidebar.hub.leases import Channel, Leases
+from nbguard.sidebar.hub.look_budget import LookBudget
 from nbguard.sidebar.hub.panel_comm import PanelChannel
 from nbguard.sidebar.hub.sampler import Sampler
 
 if TYPE_CHECKING:
     from nbguard.memory.counters import TickReading
+    from nbguard.memory.oom_facts import OomFact
     from nbguard.scan.scan import Notebook
     from nbguard.sidebar.hub.outbox import Outbox
     from nbguard.sidebar.hub.requests import RequestHandler
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 
 _SETTLED = 0.3
 """Seconds after a cell's end before the heap is looked at: the next cell may be waiting already."""
+
+_HISTORIES = 32
+"""Requests for the line's history that wait for the next tick. Older ones are dropped: a view asks again."""
 
 _LOOK = "nbguard: look"
 """Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""
@@ -57,15 +63,18 @@ class Hub:
         self._jobs = Jobs(lambda: self._busy.cell is not None, lambda act: self._kernel.io_loop.add_callback(act))
         self._sampler = Sampler(self._tick, lambda: self._leases.interval)
         self._to_greet: deque[tuple[Channel, messages.Hello]] = deque()
+        self._history_requests: deque[tuple[Channel, messages.HistoryRequest]] = deque(maxlen=_HISTORIES)
         self._made = threading.Lock()
         self._tick_source: TickSource | None = None
         self._handler: RequestHandler | None = None
         self._settling: Any = None
+        self._is_in_a_row = False  # the cell that runs began before the last one's end was looked at
+        self._budget = LookBudget()
         self._first_cell: CellEnd | None = None
         self._is_open = True
         if is_in_cell(shell):  # its beginning was not told, so neither will be its end
             self._busy.begin(is_running=True)
-            self._first_cell = CellEnd(shell, self._ended)
+            self._first_cell = CellEnd(shell, lambda _: self._end_cell())
         self._panels = PanelChannel(self._kernel, self.receive)
 
     def close(self) -> None:
@@ -102,31 +111,51 @@ class Hub:
     def before(self) -> None:
         """Note that a cell begins."""
         self._busy.begin()
+        self._is_in_a_row = self._settling is not None
         self._cancel_settling()
         self._forget_offered()
-        if self._tick_source is not None:
-            self._tick_source.mark(f"In[{self._busy.cell}]")
+        if self._tick_source is not None and self._busy.cell is not None:
+            self._tick_source.begin_cell(self._busy.cell, self._busy.cell_id)
         self._jobs.proceed()
 
     def after(self, cell: CellFact) -> None:
         """Note that it has ended; if its listeners have scanned what it left, the sidebar needs no scan of its own."""
         if self._handler is not None:
             self._handler.states.offer(cell.scan.last)
-        self._ended(cell)
+        oom = None if cell.scan.last is None or not cell.raised else cell.scan.last.facts.oom
+        self._end_cell(None if oom is None or oom.cell != cell.number else oom)
 
-    def _ended(self, _: Any) -> None:
+    def _end_cell(self, oom: OomFact | None = None) -> None:
         """Let what waited for the end of a cell be done, and have the heap looked at."""
-        number = self._busy.end()
+        self._busy.end()
+        if self._tick_source is not None:
+            self._tick_source.end_cell(oom)
+        is_idle = self._jobs.is_idle
         self._jobs.proceed()
         if self._handler is not None and self._leases.wants_scans:
-            self._handler.states.cell = number
+            if self._is_in_a_row and is_idle and self._budget.allows:
+                self._look_between_cells(self._handler)
             self._settling = self._kernel.io_loop.call_later(_SETTLED, self._settled)
+
+    def _look_between_cells(self, handler: RequestHandler) -> None:
+        """Look at the heap before the next cell of a Run All begins: it would put off the look after this one, too."""
+        try:
+            if handler.states.is_outdated:
+                self._look_and_tell(is_waited_for=True)
+            else:
+                handler.states.confirm()
+        except Exception:  # noqa: BLE001 - a look that fails must cost the user's cells nothing
+            _log.debug("a look at the heap between two cells failed", exc_info=True)
 
     def _settled(self) -> None:
         """Look at the heap if the cell has changed anything and none has begun since."""
         self._settling = None
-        if self._handler is not None and self._busy.cell is None and self._handler.states.is_outdated:
+        if self._handler is None or self._busy.cell is not None:
+            return
+        if self._handler.states.is_outdated:
             self._look()
+        else:
+            self._handler.states.confirm()
 
     def _forget_offered(self) -> None:
         """Have the next look scan the process itself."""
@@ -169,6 +198,9 @@ class Hub:
                 self._outbox.refuse(channel, rid, why)
             case messages.Cancel(rid):
                 self._cancel(channel, rid)
+            case messages.HistoryRequest() as request:
+                self._history_requests.append((channel, request))
+                self._sampler.wake()
             case messages.Refresh(rid):
                 self._put(channel, rid, "Refresh", "", self._refresh)
             case messages.Ask() | messages.PlanRequest() as asked:
@@ -225,18 +257,22 @@ class Hub:
             if self._handler is None:
                 from nbguard.sidebar.hub.requests import RequestHandler
 
-                self._handler = RequestHandler(self._notebook, self._boot)
+                self._handler = RequestHandler(self._notebook, self._boot, lambda: (self._busy.ended, self._busy.cell))
             return self._handler
 
     def _tick(self) -> None:
+        from nbguard.sidebar.protocol.ticks import LastLook
+
         try:
             if self._tick_source is None:
                 from nbguard.sidebar.hub.tick_source import TickSource
 
                 self._tick_source = TickSource(self._boot, self._simulated)
-            heap = 0 if self._handler is None else self._handler.states.last.heap
-            tick = self._tick_source.tick(heap, self._busy.cell, self._jobs.listed)
-            self._outbox.send_tick(self._leases.channels, tick)
+            look = LastLook() if self._handler is None else self._handler.states.look_for_ticks
+            self._outbox.send_tick(self._leases.channels, self._tick_source.tick(look, self._busy.cell, self._jobs.listed))
+            while self._history_requests:
+                channel, request = self._history_requests.popleft()
+                self._outbox.send_history(channel, request.rid, self._tick_source.history(request.seconds))
             if self._to_greet:
                 self._greet(self._ready())
         except Exception:  # noqa: BLE001 - the next one may do
@@ -258,13 +294,15 @@ class Hub:
             Job(run=self._look_and_tell, failed=lambda reason: _log.debug("a look at the heap: %s", reason), rid=_LOOK, why=why)
         )
 
-    def _look_and_tell(self, *, always: bool = False) -> None:
-        states = self._ready().states
+    def _look_and_tell(self, *, always: bool = False, is_waited_for: bool = False) -> None:
+        states, start = self._ready().states, time.thread_time()
         has_changed = states.look()
         if self._tick_source is not None:
             self._tick_source.call(states.learners)
         if has_changed or always:
             self._outbox.send_state(self._leases.channels, states.last)
+        note = self._budget.spend if is_waited_for else self._budget.measure
+        note(time.thread_time() - start)
 
     def _refresh(self) -> None:
         self._forget_offered()

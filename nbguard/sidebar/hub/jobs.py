@@ -48,7 +48,7 @@ class Jobs:
     @property
     def listed(self) -> tuple[state.JobStatus, ...]:
         """Return what was asked for and is not done yet, what runs first."""
-        if not self._pending and self._running is None:
+        if self.is_idle:
             return ()
         from nbguard.sidebar.protocol import state
 
@@ -80,6 +80,11 @@ class Jobs:
         """Say whether the job of a name waits or runs."""
         with self._lock:
             return any(job is not None and job.rid == rid for job in (*self._pending, self._running))
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether there is nothing to do."""
+        return not self._pending and self._running is None
 
     def clear(self) -> None:
         """Drop everything that waits."""

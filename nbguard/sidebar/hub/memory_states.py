@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from nbguard.cells.ledger import is_rebound
 from nbguard.errors import NoTorchError
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.counters import Reading
+from nbguard.memory.counters import Counted, Reading
+from nbguard.memory.segments.requests import RequestLimits
 from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.scan import Notebook
@@ -19,19 +19,24 @@ from nbguard.sidebar.protocol.experiments import names_of_learners
 from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.rows import Rows
 from nbguard.sidebar.protocol.state import MemoryState
+from nbguard.sidebar.protocol.ticks import LastLook
 
-if TYPE_CHECKING:
-    from nbguard.memory.facts import Facts
+_CHANGING = (Counted(device="", allocated=-1),)
+"""Counters that no reading is equal to."""
 
 
 class MemoryStates:
-    """Keeps the last heap as sidebars have it, with its number, and what the ids of its rows stand for: text, no object.
+    """Keeps the last memory state as sidebars have it, with its number, and the names of its rows: text, no object.
 
-    `cell` is the last cell that has ended.
+    Args:
+        notebook: returns where the names live, and whether a cell runs beside the thread that asks.
+        boot: the name of this run of the kernel.
+        cells: returns the numbers of the last cell that has ended, and of the cell that runs.
     """
 
-    def __init__(self, notebook: Callable[[], Notebook], boot: str) -> None:
+    def __init__(self, notebook: Callable[[], Notebook], boot: str, cells: Callable[[], tuple[int | None, int | None]]) -> None:
         self._notebook = notebook
+        self._cells = cells
         self._boot = boot
         self._counters = Counters()
         self._seen: Reading | None = None
@@ -40,8 +45,8 @@ class MemoryStates:
         self._when_offered: Reading | None = None
         self.names: dict[str, int] = {}
         self.learners: dict[int, str] = {}
-        self.cell: int | None = None
         self.last = MemoryState(boot=boot, heap=0, t=time.time(), seconds=0.0)
+        self.look_for_ticks = LastLook()
         self.rows: Rows | None = None
 
     @property
@@ -63,16 +68,27 @@ class MemoryStates:
             has_changed = self._look()
         except NoTorchError:
             return False
-        self._seen = self._counters.read()  # now that what the scan took for itself is given back
         return has_changed
+
+    def confirm(self) -> None:
+        """Note that the last state still holds after the cell that has just ended."""
+        self.look_for_ticks = replace(self.look_for_ticks, cell=self._cells()[0])
 
     def _look(self) -> bool:
         scan, self._offered = self._offered, None
-        notebook = self._notebook()
+        notebook, before = self._notebook(), self._counters.read()
         self._was_beside = notebook.is_running
+        ended, running = self._cells()
+        during = running if notebook.is_running else None
         if scan is None or not self._is_current(scan, notebook):
             scan = timed_scan(notebook)
-        return self._take(scan.facts, scan.since, scan.seconds)
+        analysis = Analysis(scan.facts)
+        has_changed = self._take(analysis, scan, ended, during)
+        self._seen = self._counters.read()  # now that what the scan took for itself is given back
+        self.look_for_ticks = LastLook(
+            heap=self.last.heap, cell=self.last.cell, counted=_counted(before, self._seen), limits=_limits(analysis)
+        )
+        return has_changed
 
     def offer(self, scan: TimedScan | None) -> None:
         """Have the next look show this scan, made for something else, unless memory changes until then; None: scan anew."""
@@ -87,11 +103,25 @@ class MemoryStates:
             and not is_rebound(names_of(scan.facts.graph), notebook.namespace)
         )
 
-    def _take(self, facts: Facts, since: float, seconds: float) -> bool:
-        """Take the facts of a scan that began at the time `since`; return whether the heap is another than before."""
-        self.names, self.learners = names_of(facts.graph), names_of_learners(facts)
+    def _take(self, analysis: Analysis, scan: TimedScan, cell: int | None, during: int | None) -> bool:
+        """Take the analysis of a scan; return whether the state is another than before."""
+        self.names, self.learners = names_of(analysis.facts.graph), names_of_learners(analysis.facts)
         is_first = self.rows is None
-        found, self.rows = build_memory_state(Analysis(facts), self._boot, self.last.heap, since, seconds, self.cell)
-        is_same = replace(self.last, t=since, seconds=seconds, cell=found.cell) == found and not is_first
-        self.last = found if is_same else replace(found, heap=found.heap + 1)
+        state, self.rows = build_memory_state(
+            analysis, self._boot, self.last.heap, t=scan.since, seconds=scan.seconds, cell=cell, during=during
+        )
+        is_same = replace(self.last, t=state.t, seconds=state.seconds, cell=cell) == state and not is_first
+        self.last = state if is_same else replace(state, heap=state.heap + 1)
         return not is_same
+
+
+def _counted(before: Reading | None, after: Reading | None) -> tuple[Counted, ...]:
+    """Return the allocators' counters at a look; if they changed meanwhile, counters that no reading is equal to."""
+    if before is None or after is None or before.devices != after.devices or not after.devices:
+        return _CHANGING
+    return after.devices
+
+
+def _limits(analysis: Analysis) -> dict[str, RequestLimits]:
+    """Return the limits of the largest request by device, where no block waits for a stream: nothing counts the end of that."""
+    return {device.name: device.limits for device in analysis.devices if device.facts.segments and not device.space.pending}

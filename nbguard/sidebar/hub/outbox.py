@@ -12,6 +12,7 @@ from nbguard.sidebar.protocol.answers import (
     Answer,
     Broadcast,
     Closed,
+    HistorySent,
     Queued,
     Refused,
     StateSent,
@@ -20,7 +21,7 @@ from nbguard.sidebar.protocol.answers import (
 )
 
 if TYPE_CHECKING:
-    from nbguard.sidebar.protocol.state import MemoryState, Tick
+    from nbguard.sidebar.protocol.state import LineHistory, MemoryState, Tick
 
 _log = logging.getLogger("nbguard")
 
@@ -51,6 +52,10 @@ class Outbox:
     def send_tick(self, channels: Iterable[Channel], tick: Tick) -> None:
         """Send the counters to some views."""
         self._send(channels, TickSent(tick))
+
+    def send_history(self, channel: Channel, rid: str, history: LineHistory) -> None:
+        """Send the lines over the span that a view has asked for."""
+        self.answer(channel, HistorySent(rid, history))
 
     def say_goodbye(self, channels: Iterable[Channel]) -> None:
         """Say that nothing more comes."""

@@ -26,9 +26,9 @@ _CANNOT = {
 class RequestHandler:
     """Answers requests from the last memory state and the plans that were shown."""
 
-    def __init__(self, notebook: Callable[[], Notebook], boot: str) -> None:
+    def __init__(self, notebook: Callable[[], Notebook], boot: str, cells: Callable[[], tuple[int | None, int | None]]) -> None:
         self._notebook = notebook
-        self.states = MemoryStates(notebook, boot)
+        self.states = MemoryStates(notebook, boot, cells)
         self.plans = Plans(notebook)
 
     def answer(self, asked: Ask | PlanRequest | Apply) -> tuple[Answer, bool]:

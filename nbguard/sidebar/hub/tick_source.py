@@ -1,4 +1,4 @@
-"""The source of ticks: counters, the fit that runs, the waiting jobs, and the starts of cells and epochs."""
+"""The source of ticks: counters, the fit that runs, the waiting jobs, and the line of memory with its marks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from nbguard.memory.counters import TickReading
+from nbguard.memory.oom_facts import OomFact
+from nbguard.scan.devices.counters import Counters
 from nbguard.sidebar.hub.device_reader import DeviceReader
 from nbguard.sidebar.hub.fit_progress import FitProgress
-from nbguard.sidebar.protocol.sparkline import Sparkline
-from nbguard.sidebar.protocol.state import FitTick, JobStatus, Tick
-from nbguard.sidebar.protocol.ticks import build_tick
+from nbguard.sidebar.line.memory_line import MemoryLine
+from nbguard.sidebar.line.mark_store import AllocatorPeak
+from nbguard.sidebar.protocol.state import JobStatus, LineHistory, Tick
+from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 
 Found = TypeVar("Found")
 
@@ -33,42 +36,82 @@ class TickSource:
         self._boot = boot
         self._simulated = simulated
         self._count = 0
-        self._history = Sparkline()
+        self._line = MemoryLine()
         self._device = DeviceReader()
+        self._counters = Counters()
         self._progress = FitProgress()
-        self._epoch: int | None = None
+        self._tracked = ""
         self._last: dict[str, Any] = {}
         self._failures: Counter[str] = Counter()  # in a row
 
-    def mark(self, label: str) -> None:
-        """Put a mark on the time axis, now."""
-        self._history.mark(time.time(), label)
+    def begin_cell(self, number: int, cell_id: str) -> None:
+        """Note that a cell begins, on the kernel's main thread."""
+        self._line.begin_cell(time.time(), number, cell_id, self._peaks())
+
+    def end_cell(self, oom: OomFact | None = None) -> None:
+        """Note that it has ended, and that it ran out of memory, if it is known to have."""
+        self._line.end_cell(time.time(), self._peaks(), oom)
 
     def call(self, names: dict[int, str]) -> None:
         """Call Learners by these names, by their ids."""
         self._progress.names = names
 
-    def tick(self, heap: int, cell: int | None, jobs: tuple[JobStatus, ...]) -> Tick:
-        """Return what the counters say now. `heap` is the number of the last heap, `cell` the number of the cell that runs."""
+    def tick(self, look: LastLook, cell: int | None, jobs: tuple[JobStatus, ...]) -> Tick:
+        """Return what the counters say now. `look` is the last look at the heap, `cell` the number of the cell that runs."""
         self._count += 1
         now = time.time()
         simulated = self._tried("the simulated device", self._simulated)
         reading = simulated or self._tried("the counters", self._device.read) or TickReading()
-        self._history.add(now, reading.in_use)
+        self._tracked = reading.tracked
+        devices = device_readings(reading)
+        points = self._line.add(now, line_points(now, reading, devices), reading)
         fit = self._tried("the fit", lambda: self._progress.read(reading.peak))
-        self._mark_epoch(fit)
-        busy = cell is not None
-        return build_tick(self._boot, self._count, now, heap, reading, self._history, busy=busy, cell=cell, fit=fit, jobs=jobs)
+        self._line.follow(now, fit)
+        return build_tick(
+            self._boot,
+            self._count,
+            now,
+            reading,
+            devices=devices,
+            points=points,
+            look=look,
+            busy=cell is not None,
+            cell=cell,
+            fit=fit,
+            jobs=jobs,
+            marks=self._line.newest_marks(),
+        )
+
+    def history(self, seconds: int) -> LineHistory:
+        """Return the lines of the last `seconds` up to the last tick; 0: all that is kept. In the thread that ticks."""
+        return self._line.history(seconds, self._count)
 
     def close(self) -> None:
         """Give the driver's session back."""
         self._device.close()
 
-    def _mark_epoch(self, fit: FitTick | None) -> None:
-        epoch = None if fit is None else fit.epoch
-        if epoch is not None and epoch != self._epoch:
-            self.mark(f"epoch {epoch}")
-        self._epoch = epoch
+    def _peaks(self) -> dict[str, AllocatorPeak] | None:
+        """Return the counters of each device's allocator now; None: not known, or nobody counts."""
+        try:
+            return self._read_peaks()
+        except Exception:  # noqa: BLE001 - a mark without its peak is better than a cell that fails
+            _log.debug("the counters at a cell could not be read", exc_info=True)
+            return None
+
+    def _read_peaks(self) -> dict[str, AllocatorPeak] | None:
+        simulated = self._simulated()
+        if simulated is not None:
+            known = ((each.device, each.allocator) for each in simulated.devices)
+            return {
+                device: AllocatorPeak(allocated=stats.allocated, peak=stats.peak_allocated)
+                for device, stats in known
+                if stats is not None
+            }
+        if self._tracked in ("", "cpu"):  # nobody counts, and malloc would have to be asked
+            return None
+        reading = self._counters.read()
+        counted = () if reading is None else reading.devices
+        return {each.device: AllocatorPeak(allocated=each.allocated, peak=each.peak) for each in counted}
 
     def _tried(self, what: str, read: Callable[[], Found]) -> Found | None:
         if self._failures[what] == _GIVEN_UP:

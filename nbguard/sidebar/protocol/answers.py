@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nbguard.sidebar.builtins import to_builtins
 
 if TYPE_CHECKING:
-    from nbguard.sidebar.protocol.state import MemoryState, OutcomeView, PlanView, Tick, WhyView
+    from nbguard.sidebar.protocol.state import LineHistory, MemoryState, OutcomeView, PlanView, Tick, WhyView
 
 
 class Acknowledged(NamedTuple):
@@ -31,6 +31,13 @@ class Explained(NamedTuple):
 
     rid: str
     why: WhyView
+
+
+class HistorySent(NamedTuple):
+    """The answer to `history`."""
+
+    rid: str
+    history: LineHistory
 
 
 class Planned(NamedTuple):
@@ -70,12 +77,13 @@ class Closed(NamedTuple):
     """Nothing more comes: nbguard was unloaded, or switched off."""
 
 
-Answer = Acknowledged | Queued | Explained | Planned | Done | Refused
+Answer = Acknowledged | Queued | HistorySent | Explained | Planned | Done | Refused
 Broadcast = TickSent | StateSent | Closed
 
 ANSWERS: dict[str, type[Answer]] = {
     "ack": Acknowledged,
     "queued": Queued,
+    "history": HistorySent,
     "why": Explained,
     "plan": Planned,
     "done": Done,

@@ -32,7 +32,7 @@ import {{ boolean, list, literal, nullable, number, object, oneOf, text, tuple, 
 
 export const PROTOCOL = {version};
 """
-_ALIASES = ("ActionName", "Ability", "PieceKind", "Now")
+_ALIASES = ("ActionName", "Ability", "PieceKind", "Now", "DevicePart")
 _SCALARS: dict[Any, tuple[str, str]] = {
     int: ("number", "number"),
     float: ("number", "number"),
@@ -88,10 +88,10 @@ def _hints(shape: type) -> dict[str, Any]:
 
 def _alias(name: str) -> str:
     hint = getattr(state, name)
-    doc = _docs_of_constants(state)[name]
-    values = typing.get_args(hint)
+    doc = inspect.getdoc(hint) if isinstance(hint, type) else _docs_of_constants(state)[name]
+    values = _values(hint)
     check = f"oneOf({', '.join(map(_quoted, values))})"
-    return f"{_doc(doc)}export type {name} = {' | '.join(map(_quoted, values))};\n\n{_check(name, check)}"
+    return f"{_doc(doc or '')}export type {name} = {' | '.join(map(_quoted, values))};\n\n{_check(name, check)}"
 
 
 def _shape(shape: type) -> str:

@@ -28,11 +28,19 @@ _VERDICTS = {True: "enough", False: "not enough alone", None: "may be enough"}
 
 
 def build_memory_state(
-    analysis: Analysis, boot: str, number: int, t: float, seconds: float, cell: int | None
+    analysis: Analysis,
+    boot: str,
+    number: int,
+    *,
+    t: float,
+    seconds: float,
+    cell: int | None,
+    during: int | None = None,
 ) -> tuple[MemoryState, Rows]:
-    """Return the heap of a scan, and the meaning of its rows in requests.
+    """Return the memory state of a scan, and the meaning of its rows in requests.
 
-    It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`.
+    It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`: after the cell `cell`, or in the middle of
+    the cell `during`.
     """
     rows = rows_of(analysis)
     heap = MemoryState(
@@ -41,6 +49,7 @@ def build_memory_state(
         t=t,
         seconds=seconds,
         cell=cell,
+        during=during,
         stale=analysis.once(default_plan).promised,
         experiments=fitting(experiments(analysis.facts, rows), _EXPERIMENTS),
         devices=device_segments(analysis.once(beside_running_code)),
@@ -93,7 +102,7 @@ def _oom(card: OomCard | None) -> OomView | None:
     sentence = asked_words(card.asked, card.device)
     sentence = sentence[:1].upper() + sentence[1:]
     if card.had is not None:
-        sentence += f"; {format_bytes(card.had)} can be had now"
+        sentence += f"; when last looked at, {format_bytes(card.had)} could be had"
     return OomView(f"Out of memory{where}", f"{truncate_utf8(sentence, _SENTENCE)}.", tuple(map(_fix, card.fixes[:_FIXES])))
 
 

@@ -46,6 +46,14 @@ class Refresh:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryRequest:
+    """Send the lines over the last seconds."""
+
+    rid: str
+    seconds: int  # of the span, from the last tick back; 0: all that is kept
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Explain why a row is alive."""
 
@@ -89,7 +97,7 @@ class BadRequest:
     why: str  # the reason, in words
 
 
-Request = Hello | Bye | Refresh | Ask | PlanRequest | Apply | Cancel
+Request = Hello | Bye | Refresh | HistoryRequest | Ask | PlanRequest | Apply | Cancel
 
 Message = Request | BadRequest
 
@@ -169,6 +177,7 @@ _READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "hello": _hello,
     "bye": lambda message: Bye(_token(message, "client")),
     "refresh": lambda message: Refresh(_token(message, "rid")),
+    "history": lambda message: HistoryRequest(_token(message, "rid"), _number(message.get("seconds"), "seconds")),
     "why": lambda message: Ask(_token(message, "rid"), _number(message.get("heap"), "heap"), _number(message.get("id"), "id")),
     "plan": _plan,
     "apply": lambda message: Apply(_token(message, "rid"), _token(message, "token")),
@@ -179,6 +188,7 @@ REQUESTS: dict[str, type[Request]] = {
     "hello": Hello,
     "bye": Bye,
     "refresh": Refresh,
+    "history": HistoryRequest,
     "why": Ask,
     "plan": PlanRequest,
     "apply": Apply,

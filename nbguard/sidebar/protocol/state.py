@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from nbguard.memory.breakdown import DevicePart as DevicePart
 from nbguard.memory.breakdown import Part
 
 PROTOCOL = 2
@@ -27,8 +28,25 @@ PieceKind = Literal["allocated", "releasable", "stranded", "kept"]
 Now = Literal["now", "cell_end"]
 """The moment at which a plan is done once it is agreed to."""
 
-Point = tuple[float, int]
-"""A time, and the bytes in use by this kernel at it."""
+
+class LinePoint(NamedTuple):
+    """A stretch of a device's line: one reading, equal readings in a row, or all readings in a bucket of time."""
+
+    since: float  # time of the first reading
+    until: float  # time of the last reading
+    low: int  # least bytes allocated in it
+    high: int  # most bytes allocated in it, between readings too where the allocator's peak counter has risen
+    allocated: int  # bytes in use by this kernel at the last reading: in tensors, or by its process where nobody counts these
+    reserved: int | None  # bytes that PyTorch had of the device at the last reading
+    others: int | None  # bytes in use by other processes and the driver at the last reading
+    free: int | None  # bytes free on the device at the last reading
+
+
+class FittingRequest(NamedTuple):
+    """The largest request that would succeed, in bytes."""
+
+    now: int
+    flushed: int  # after the cache was emptied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +58,8 @@ class DeviceTick:
     total: int | None  # memory of the device; None: not known
     parts: tuple[Part, ...]  # re-add to `total`, where that is known
     peak: int | None = None  # the most that was allocated, as torch counts it
-    spark: tuple[Point, ...] = ()  # the last minutes: times and bytes in use by this kernel, oldest first
+    line: LinePoint | None = None  # the newest reading for its line; None: this kernel has not used the device
+    fits: FittingRequest | None = None  # by the blocks of the last look and what is free now; None: blocks have changed since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +88,46 @@ class JobStatus:
     why: str = ""  # the reason for which it waits while it is `queued`
 
 
-@dataclass(frozen=True, slots=True)
-class TimeMark:
-    """A mark on the time axis: the start of a cell (`In[12]`) or of an epoch (`epoch 2`)."""
+class DevicePeak(NamedTuple):
+    """The most that was allocated on one device while a cell ran, in bytes."""
 
-    t: float
-    label: str
+    device: str
+    nbytes: int
+    is_exact: bool  # the allocator's peak counter rose in the cell; false: the most of the readings, at least that
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeMark:
+    """A mark on the time axis: a cell, an epoch of a fit, or a request for memory that failed."""
+
+    kind: Literal["cell", "epoch", "request"]
+    label: str  # in words: `In[12]`, `epoch 2`, `6.00 GiB asked`
+    t: float  # it began, or failed
+    end: float | None = None  # it ended; None: it goes on
+    cell: int | None = None  # number of the cell, or of the one that made the request
+    epoch: int | None = None  # number of the epoch, from 1 on
+    cell_id: str = ""  # the id of the cell in its notebook, where the frontend tells it
+    peaks: tuple[DevicePeak, ...] = ()  # of a cell, by device
+    device: str = ""  # of a request; empty: not known
+    nbytes: int = 0  # that the request asked for
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLine:
+    """The line of one device."""
+
+    device: str
+    points: tuple[LinePoint, ...]  # oldest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineHistory:
+    """The lines of all devices over a span of time up to the last tick, in few points, with the marks of that time."""
+
+    seconds: float  # of the span that was asked for; 0: all that is kept
+    n: int  # number of the last tick in it
+    lines: tuple[DeviceLine, ...]
+    marks: tuple[TimeMark, ...]  # oldest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +138,14 @@ class Tick:
     n: int  # counts its ticks
     t: float
     heap: int  # number of the `MemoryState` that goes with it
+    heap_cell: int | None = None  # number of the last cell after whose end memory was found as that state has it
     tracked: str  # `cuda`, `cpu`, `mps`, `simulated`; empty before PyTorch is imported
     busy: bool  # a cell runs
     cell: int | None = None  # number of the cell that runs
     devices: tuple[DeviceTick, ...] = ()
     fit: FitTick | None = None
     jobs: tuple[JobStatus, ...] = ()  # the one that runs first
-    marks: tuple[TimeMark, ...] = ()  # oldest first
+    marks: tuple[TimeMark, ...] = ()  # the newest, oldest of them first
     v: int = PROTOCOL
 
 
@@ -214,6 +268,7 @@ class MemoryState:
     t: float  # the scan began
     seconds: float  # it took
     cell: int | None = None  # number of the last cell that had ended
+    during: int | None = None  # number of the cell in the middle of which it was made; None: between cells
     stale: int = 0  # bytes that Clean stale would give back
     holders: tuple[HolderRow, ...] = ()  # largest first
     more: UnlistedHolders = _NONE_UNLISTED

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-import time
 import types
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from nbguard.memory.counters import TickReading
+from nbguard.memory.counters import Counted, TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts
+from nbguard.memory.segments.requests import NewMemory, RequestLimits
 from nbguard.sidebar.builtins import to_builtins
 from nbguard.sidebar.hub.tick_source import TickSource
+from nbguard.sidebar.protocol.ticks import LastLook
 from nbguard.units import GiB
 
 GOOD = TickReading(tracked="simulated", devices=(DeviceFacts(device="simulated:0", name="a device"),), pid=1)
@@ -21,10 +22,12 @@ GOOD = TickReading(tracked="simulated", devices=(DeviceFacts(device="simulated:0
 _STATS = AllocatorStats(
     allocated=2 * GiB, reserved=3 * GiB, peak_allocated=3 * GiB, peak_reserved=3 * GiB, active=2 * GiB, inactive_split=1
 )
+_NEW = NewMemory(back=0, allowed=80 * GiB, is_expandable=False, tail=0, small_tail=0)
 COUNTED = TickReading(
     tracked="cuda",
     devices=(DeviceFacts(device="cuda:0", name="a device", total=8 * GiB, free=4 * GiB, allocator=_STATS, has_context=True),),
     pid=1,
+    counted=(Counted(device="cuda:0", allocated=2 * GiB),),
 )
 
 
@@ -46,7 +49,7 @@ def ticks(asked: list[bool], request: pytest.FixtureRequest) -> Iterator[Iterato
         return GOOD
 
     feed = TickSource("boot", read)
-    yield ([device.device for device in feed.tick(0, None, ()).devices] for _ in range(8))
+    yield ([device.device for device in feed.tick(LastLook(), None, ()).devices] for _ in range(8))
     feed.close()
 
 
@@ -68,17 +71,21 @@ def test_a_tick_makes_few_calls() -> None:
     """In a kernel that trains each finds its code out of the processor's caches: what is not called costs nothing."""
     feed, calls = TickSource("boot", lambda: COUNTED), Counter[str]()
     for n in range(100):
-        feed.mark(f"In[{n}]")
-        feed._history.add(time.time() - 100 + n, COUNTED.in_use)
-    to_builtins(feed.tick(0, None, ()))
+        feed.begin_cell(n, "")
+        feed.tick(LastLook(), n, ())
+    limits = RequestLimits(cached=0, as_it_is=_NEW, flushed=_NEW, is_bound=False)
+    look = LastLook(counted=COUNTED.counted, limits={"cuda:0": limits})
+    to_builtins(feed.tick(LastLook(), None, ()))
 
     def count(_frame: types.FrameType, event: str, _: object) -> None:
         calls[event] += 1
 
     sys.setprofile(count)
-    tick = to_builtins(feed.tick(0, None, ()))
+    tick = to_builtins(feed.tick(look, None, ()))
     sys.setprofile(None)
     feed.close()
 
-    assert len(tick["devices"][0]["spark"]) > 30
-    assert calls["call"] < 300  # with the line thinned anew
+    assert tick["devices"][0]["fits"] == (4 * GiB, 4 * GiB)
+    assert tick["devices"][0]["line"][4] == 2 * GiB
+    assert [mark["label"] for mark in tick["marks"]] == [f"In[{n}]" for n in range(95, 100)]
+    assert calls["call"] < 300

@@ -25,10 +25,10 @@ from nbguard.memory.facts import (
 from nbguard.memory.oom_facts import CodeLine, OomFact, OomNote
 from nbguard.memory.processes import Process
 from nbguard.memory.segments.fragmentation import fragmentation
+from nbguard.sidebar.line.memory_line import MemoryLine
 from nbguard.sidebar.protocol.memory_state import build_memory_state
-from nbguard.sidebar.protocol.sparkline import Sparkline
-from nbguard.sidebar.protocol.state import FitTick, MemoryState, Tick
-from nbguard.sidebar.protocol.ticks import build_tick
+from nbguard.sidebar.protocol.state import FitTick, LineHistory, MemoryState, Tick
+from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.testing import make_graph, make_segment
 from nbguard.units import GiB, MiB
 
@@ -47,7 +47,7 @@ class Scene:
     fit: FitTick | None = None
     cell: int | None = None
     last_cell: int = 14
-    marks: tuple[tuple[float, str], ...] = ((-200.0, "In[12]"), (-70.0, "In[14]"))
+    cells: tuple[tuple[float, int, str], ...] = ((-200.0, 12, "cell-12"), (-70.0, 14, "cell-14"))  # began, number, id
     history: tuple[tuple[float, float], ...] = field(default=((-240, 0.1), (-200, 0.7), (-130, 0.72), (-70, 0.4), (-40, 1.0)))
 
 
@@ -204,8 +204,8 @@ def _training() -> Scene:
         peak=11 * GiB + 205 * MiB,
         waiting=0.31,
     )
-    marks = ((-200.0, "In[12]"), (-70.0, "In[15]"), (-20.0, "epoch 2"))
-    return Scene(_notebook(stale=True, running=True), fit, cell=15, marks=marks)
+    cells = ((-200.0, 12, "cell-12"), (-70.0, 15, "cell-15"))
+    return Scene(_notebook(stale=True, running=True), fit, cell=15, cells=cells)
 
 
 def _stale() -> Scene:
@@ -279,7 +279,7 @@ def _hostile() -> Scene:
     parked = (ParkedFact("<b onclick=alert(1)>parked</b>", "cuda:0", 5 * MiB, 1),)
     facts = replace(_facts(graph, on_gpu(graph, found, name=HOSTILE[0]), {}, learners), parked=parked)
     fit = FitTick(label=HOSTILE[0], call=HOSTILE[1], epoch=1, epochs=2, batch=3, batches=4)
-    return Scene(facts, fit, cell=15, marks=((-100.0, HOSTILE[0]), (-50.0, HOSTILE[4])))
+    return Scene(facts, fit, cell=15, cells=((-100.0, 3, HOSTILE[0]), (-50.0, 15, HOSTILE[4])))
 
 
 def _cpu() -> Scene:
@@ -303,17 +303,46 @@ SCENES: dict[str, Callable[[], Scene]] = {
 
 def scene(name: str) -> tuple[Tick, MemoryState]:
     """Return what a kernel would send in this scene."""
+    tick, state, _ = lined_scene(name)
+    return tick, state
+
+
+def lined_scene(name: str) -> tuple[Tick, MemoryState, LineHistory]:
+    """Return the same, and the history of the line."""
     found = SCENES[name]()
-    heap, _ = build_memory_state(Analysis(found.facts), "b00t", 7, NOW - 12, 0.043, found.last_cell)
+    state, _ = build_memory_state(Analysis(found.facts), "b00t", 7, t=NOW - 12, seconds=0.043, cell=found.last_cell)
     if found.facts.tracked == "cpu":
         reading = TickReading(tracked="cpu", devices=found.facts.devices, pid=PID, process=13 * GiB, source="malloc")
     else:
         reading = TickReading(tracked=found.facts.tracked, devices=tuple(map(counted, found.facts.devices)), pid=PID)
-    sparks = Sparkline()
+    devices, line, starts = device_readings(reading), MemoryLine(), {began: cell for began, *cell in found.cells}
     for second in range(-240, 1):
         share = next(height for since, height in reversed(found.history) if since <= second)
-        sparks.add(NOW + second, {name: int(nbytes * share) for name, nbytes in reading.in_use.items()})
-    for since, label in found.marks:
-        sparks.mark(NOW + since, label)
-    busy = found.cell is not None
-    return build_tick("b00t", 960, NOW, 7, reading, sparks, busy=busy, cell=found.cell, fit=found.fit), heap
+        if second in starts:
+            line.end_cell(NOW + second - 2, None, None)
+            line.begin_cell(NOW + second, *starts[second], None)
+        points = line_points(NOW + second, reading, devices)
+        scaled = {device: int(point.allocated * share) for device, point in points.items()}
+        points = line.add(
+            NOW + second,
+            {d: p._replace(low=scaled[d], high=scaled[d], allocated=scaled[d]) for d, p in points.items()},
+            reading,
+        )
+        line.follow(NOW + second, found.fit if second >= -20 else None)
+    if found.cell is None:
+        line.end_cell(NOW - 3, None, found.facts.oom)
+    look = LastLook(heap=7, cell=found.last_cell)
+    tick = build_tick(
+        "b00t",
+        960,
+        NOW,
+        reading,
+        devices=devices,
+        points=points,
+        look=look,
+        busy=found.cell is not None,
+        cell=found.cell,
+        fit=found.fit,
+        marks=line.newest_marks(),
+    )
+    return tick, state, line.history(0, 960)

@@ -32,7 +32,7 @@ LARGEST = 64_000
 
 
 def _heap(facts: Facts) -> MemoryState:
-    return build_memory_state(Analysis(facts), "b00t", 3, 1000.0, 0.01, 14)[0]
+    return build_memory_state(Analysis(facts), "b00t", 3, t=1000.0, seconds=0.01, cell=14)[0]
 
 
 def _without_plan(facts: Facts) -> Analysis:
@@ -271,7 +271,7 @@ def test_the_card_of_an_out_of_memory_error() -> None:
 
     assert oom is not None
     assert oom.title == "Out of memory in In[15]"
-    assert oom.sentence == "It asked cuda:0 for 6.00 GiB; 1.51 GiB can be had now."
+    assert oom.sentence == "It asked cuda:0 for 6.00 GiB; when last looked at, 1.51 GiB could be had."
     assert oom.fixes[0].words.startswith("not enough alone: frees what is stale")
     assert oom.fixes[0].commands == ("%reset_gpu",)
     assert _heap(SCENES["stale"]().facts).oom is None

@@ -65,6 +65,13 @@ def test_the_same_version_and_words() -> None:
         assert tuple(re.findall(r"'(\w+)'", written[1])) == tuple(re.findall(r"'(\w+)'", check[1])) == values
 
 
+def test_the_parts_of_a_device_are_those_of_python() -> None:
+    written = re.search(r"type DevicePart = ([^;]+);", TEXT)
+
+    assert written is not None
+    assert tuple(re.findall(r"'([^']+)'", written[1])) == tuple(part.value for part in state.DevicePart)
+
+
 @pytest.mark.parametrize(
     ("union", "kinds"), [("Request", messages.REQUESTS), ("Answer", answers.ANSWERS), ("Broadcast", answers.BROADCASTS)]
 )

@@ -4,45 +4,48 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from itertools import pairwise
 
 import pytest
 
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.counters import TickReading
+from nbguard.memory.counters import Counted, TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, NvmlFacts
+from nbguard.memory.segments.requests import Room
 from nbguard.reports.report import build_report
-from nbguard.sidebar.protocol.sparkline import MARKS, POINTS, WINDOW, Sparkline
-from nbguard.sidebar.protocol.state import JobStatus, Tick
-from nbguard.sidebar.protocol.ticks import build_tick
+from nbguard.sidebar.line.memory_line import MemoryLine
+from nbguard.sidebar.line.mark_store import AllocatorPeak, MarkStore
+from nbguard.sidebar.protocol.state import FitTick, JobStatus, LinePoint, Tick, TimeMark
+from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.units import GiB, MiB
 from tests.sidebar.protocol.scenes import NOW, PID, SCENES, counted, scene
 
 USUAL = 4000
-NEARLY_ALL = POINTS - 6
 
 
 def _bytes(tick: Tick) -> int:
     return len(json.dumps(asdict(tick)).encode())
 
 
-def _history(names: list[str], seconds: float = 900, rate: float = 4.0) -> Sparkline:
-    """Fifteen minutes at 4 Hz."""
-    sparks = Sparkline()
-    for n in range(int(seconds * rate)):
-        t = NOW - seconds + (n + 1) / rate
-        sparks.add(t, dict.fromkeys(names, 10 * GiB + (n * 7919 % 1000) * MiB))
-    return sparks
-
-
-def _tick(reading: TickReading, sparks: Sparkline) -> Tick:
-    return build_tick("b00t", 1, NOW, 7, reading, sparks, busy=True, cell=15)
+def _tick(reading: TickReading, *, marks: tuple[TimeMark, ...] = (), look: LastLook | None = None) -> Tick:
+    devices = device_readings(reading)
+    return build_tick(
+        "b00t",
+        1,
+        NOW,
+        reading,
+        devices=devices,
+        points=line_points(NOW, reading, devices),
+        look=look or LastLook(heap=7, cell=14),
+        busy=True,
+        cell=15,
+        marks=marks,
+    )
 
 
 @pytest.mark.parametrize("name", sorted(SCENES.keys() - {"cpu", "hostile"}))
 def test_counters_alone_tell_the_same_parts_as_a_look(name: str) -> None:
     facts = SCENES[name]().facts
-    tick = _tick(TickReading(tracked="cuda", devices=(counted(facts.devices[0]),), pid=PID), Sparkline())
+    tick = _tick(TickReading(tracked="cuda", devices=(counted(facts.devices[0]),), pid=PID))
 
     (device,), (true,) = tick.devices, build_report(Analysis(facts)).devices
     assert device.parts == true.parts
@@ -52,16 +55,18 @@ def test_counters_alone_tell_the_same_parts_as_a_look(name: str) -> None:
 def test_a_tick_is_small() -> None:
     facts = SCENES["training"]().facts
     device = counted(facts.devices[0])
-    sparks = _history(["cuda:0"])
+    marks = MarkStore()
     for n in range(40):
-        sparks.mark(NOW - 80 + n, f"In[{n}]")
+        marks.begin_cell(
+            NOW - 80 + n, n, "5f3c2a1e-1111-2222-3333-444444444444", {"cuda:0": AllocatorPeak(allocated=n, peak=n)}
+        )
     tick = replace(
-        _tick(TickReading(tracked="cuda", devices=(device,), pid=PID), sparks),
+        _tick(TickReading(tracked="cuda", devices=(device,), pid=PID), marks=marks.newest(5)),
         fit=scene("training")[0].fit,
         jobs=(JobStatus("r", "Clean", "queued"),),
     )
 
-    assert NEARLY_ALL <= len(tick.devices[0].spark) <= POINTS
+    assert [mark.label for mark in tick.marks] == ["In[35]", "In[36]", "In[37]", "In[38]", "In[39]"]
     assert _bytes(tick) < USUAL
 
 
@@ -70,19 +75,19 @@ def test_a_tick_of_eight_devices_of_which_one_is_used_is_small() -> None:
     nothing = AllocatorStats(allocated=0, reserved=0, peak_allocated=0, peak_reserved=0, active=0, inactive_split=0)
     unused = replace(device, allocator=nothing, nvml=NvmlFacts(80 * GiB, 0, ()), free=80 * GiB, has_context=False)
     devices = (device, *(replace(unused, device=f"cuda:{n}") for n in range(1, 8)))
-    tick = _tick(TickReading(tracked="cuda", devices=devices, pid=PID), _history(["cuda:0"]))
+    tick = _tick(TickReading(tracked="cuda", devices=devices, pid=PID))
 
     assert _bytes(tick) < USUAL
-    assert NEARLY_ALL <= len(tick.devices[0].spark) <= POINTS
-    assert not any(each.spark for each in tick.devices[1:])
+    assert tick.devices[0].line is not None
+    assert not any(each.line for each in tick.devices[1:])
 
 
 def test_a_tick_of_eight_devices_in_use_is_bounded() -> None:
     device = counted(SCENES["training"]().facts.devices[0])
     devices = tuple(replace(device, device=f"cuda:{n}") for n in range(8))
-    tick = _tick(TickReading(tracked="cuda", devices=devices, pid=PID), _history([each.device for each in devices]))
+    tick = _tick(TickReading(tracked="cuda", devices=devices, pid=PID))
 
-    assert sum(len(each.spark) for each in tick.devices) <= POINTS
+    assert all(each.line for each in tick.devices)
     assert _bytes(tick) < 2 * USUAL
     notes = {part.name: part.note for part in tick.devices[0].parts}
     assert (notes["releasable"], notes["others"]) == ("", "1 other process")
@@ -90,9 +95,7 @@ def test_a_tick_of_eight_devices_in_use_is_bounded() -> None:
 
 def test_bounds_are_said_of_many_devices_too() -> None:
     device = replace(counted(SCENES["training"]().facts.devices[0]), settings="expandable_segments:True")
-    (one,), (many, *_) = (
-        _tick(TickReading(tracked="cuda", devices=(device,) * n, pid=PID), Sparkline()).devices for n in (1, 3)
-    )
+    (one,), (many, *_) = (_tick(TickReading(tracked="cuda", devices=(device,) * n, pid=PID)).devices for n in (1, 3))
 
     assert {p.name: p.note for p in one.parts}["stranded"] == "at least; free, but between live blocks"
     assert {p.name: p.note for p in many.parts}["stranded"] == "at least"
@@ -100,7 +103,7 @@ def test_bounds_are_said_of_many_devices_too() -> None:
 
 def test_a_device_that_does_not_tell_apart_has_its_cache_in_one() -> None:
     device = DeviceFacts(device="mps:0", name="Apple GPU", allocator=AllocatorStats(allocated=5 * MiB, reserved=8 * MiB))
-    (tick,) = _tick(TickReading(tracked="mps", devices=(device,), pid=PID), Sparkline()).devices
+    (tick,) = _tick(TickReading(tracked="mps", devices=(device,), pid=PID)).devices
 
     assert [(part.name, part.nbytes) for part in tick.parts] == [("allocated", 5 * MiB), ("cached", 3 * MiB)]
 
@@ -109,7 +112,7 @@ def test_without_a_gpu_the_process_is_told_and_how_it_was_measured() -> None:
     reading = TickReading(
         tracked="cpu", devices=(DeviceFacts(device="cpu", name="host memory"),), pid=PID, process=3 * GiB, source="malloc"
     )
-    (tick,) = _tick(reading, Sparkline()).devices
+    (tick,) = _tick(reading).devices
 
     assert [(part.name, part.nbytes) for part in tick.parts] == [("process", 3 * GiB)]
     assert tick.parts[0].note == "tensors and everything else in this process (in use by malloc)"
@@ -118,72 +121,107 @@ def test_without_a_gpu_the_process_is_told_and_how_it_was_measured() -> None:
 
 
 def test_before_pytorch_is_imported_there_is_nothing() -> None:
-    tick = _tick(TickReading(), Sparkline())
+    tick = _tick(TickReading())
 
     assert (tick.tracked, tick.devices) == ("", ())
 
 
-def test_the_line_keeps_its_peaks_and_its_window_and_ends_now() -> None:
-    sparks = Sparkline()
-    for n in range(4 * 600):
-        t = NOW - 600 + n / 4
-        sparks.add(t, {"cuda:0": 77 if t == NOW - 200.25 else 50 if t < NOW - 1 else 11})
-    line = sparks.points("cuda:0")
+def test_a_reading_is_a_point_of_the_line_with_all_that_a_table_of_it_needs() -> None:
+    device = counted(SCENES["training"]().facts.devices[0])
+    (tick,) = _tick(TickReading(tracked="cuda", devices=(device,), pid=PID)).devices
+    parts = {part.name: part.nbytes for part in tick.parts}
 
-    assert len(line) <= POINTS
-    assert [t for t, _ in line] == sorted(t for t, _ in line)
-    assert line[-1] == (NOW - 0.2, 11)
-    assert line[0][0] >= NOW - WINDOW - 1
-    assert max(line, key=lambda point: point[1]) == (pytest.approx(NOW - 200.25, abs=0.1), 77)
-    assert all(later - earlier < 2.1 * WINDOW / (POINTS // 2) for (earlier, _), (later, _) in pairwise(line))
+    assert tick.line is not None
+    assert device.allocator is not None
+    assert tick.line[4:] == (parts["allocated"], device.allocator.reserved, parts["others"], parts["free"])
+    assert tick.line.low == tick.line.high == parts["allocated"]
+    assert tick.line.since == tick.line.until == NOW
 
 
-def test_a_line_that_is_asked_for_at_each_tick_is_the_same() -> None:
-    asked, once = Sparkline(), Sparkline()
-    for n in range(4 * 400):
-        for sparks in (asked, once):
-            sparks.add(NOW - 400 + n / 4, {"cuda:0": n * 7919 % 1000})
-        line = asked.points("cuda:0")
-
-    assert line[2:] == once.points("cuda:0")[-len(line) :][2:]  # the oldest stretch goes once a second
+def _looked_at(free: int) -> tuple[LastLook, TickReading]:
+    device = SCENES["training"]().facts.devices[0]
+    room = Room(device=device)
+    counts = (Counted(device="cuda:0", allocated=1, reserved=2, peak=3, allocations=4),)
+    look = LastLook(heap=7, cell=14, counted=counts, limits={"cuda:0": room.limits()})
+    return look, TickReading(tracked="cuda", devices=(replace(counted(device), free=free),), pid=PID, counted=counts)
 
 
-@pytest.mark.parametrize("since", range(30, 290, 17))
-def test_the_highest_point_is_kept_however_old(since: int) -> None:
-    sparks = Sparkline()
-    for n in range(4 * 600):
-        t = NOW - 600 + n / 4
-        sparks.add(t, {"cuda:0": 77 if t == NOW - since else 50})
+@pytest.mark.parametrize("free", [0, 5 * MiB, 300 * MiB, 40 * GiB])
+def test_what_fits_now_is_said_by_todays_free_bytes_as_the_rule_has_it(free: int) -> None:
+    """Another kernel takes memory, this one is idle: the segments are as they were, what is free is not."""
+    look, reading = _looked_at(free)
+    (tick,) = _tick(reading, look=look).devices
 
-    assert (NOW - since, 77) in sparks.points("cuda:0")
-
-
-def test_old_points_stand_still_while_time_goes_on() -> None:
-    """A line whose old points moved from tick to tick would flicker."""
-    sparks = _history(["cuda:0"])
-    before = set(sparks.points("cuda:0")[5:20])
-    sparks.add(NOW + 0.25, {"cuda:0": 5})
-
-    assert before <= set(sparks.points("cuda:0"))
+    true = Room(device=replace(SCENES["training"]().facts.devices[0], free=free)).largest()
+    assert tick.fits == (true.now, true.flushed)
 
 
-def test_a_device_that_is_gone_leaves_its_share_to_the_others() -> None:
-    sparks = _history(["cuda:0", "cuda:1"])
-    assert NEARLY_ALL // 2 <= len(sparks.points("cuda:0")) <= POINTS // 2
-    for n in range(700):
-        sparks.add(NOW + 1 + n, {"cuda:0": 5})
+def test_what_fits_is_not_said_of_blocks_that_have_changed_since_they_were_looked_at() -> None:
+    look, reading = _looked_at(40 * GiB)
+    changed = replace(reading, counted=(replace(reading.counted[0], allocations=5),))
+    unknown = replace(reading, devices=(replace(reading.devices[0], free=None),))
 
-    assert NEARLY_ALL <= len(sparks.points("cuda:0")) <= POINTS
-    assert sparks.points("cuda:1") == ()
+    assert [_tick(each, look=look).devices[0].fits for each in (changed, unknown)] == [None, None]
+    assert (_tick(reading, look=look).heap, _tick(reading, look=look).heap_cell) == (7, 14)
 
 
-def test_marks_are_few_and_of_the_window() -> None:
-    sparks = Sparkline()
-    for n in range(30):
-        sparks.mark(NOW - 600 + 20 * n, f"In[{n}]" if n < 29 else "x" * 10_000)
+def _lined(readings: list[tuple[int, int]]) -> tuple[MemoryLine, list[LinePoint]]:
+    """Return the line of these (allocated, peak counter), and its points as ticks have them."""
+    line, points, device = MemoryLine(), [], counted(SCENES["idle"]().facts.devices[0])
+    for second, (allocated, peak) in enumerate(readings):
+        stats = replace(device.allocator, allocated=allocated, peak_allocated=peak)  # type: ignore[type-var]
+        reading = TickReading(tracked="cuda", devices=(replace(device, allocator=stats),), pid=PID)
+        made = line_points(NOW + second, reading, device_readings(reading))
+        points.append(line.add(NOW + second, made, reading)["cuda:0"])
+    return line, points
 
-    marks = sparks.marks(NOW)
-    assert len(marks) == MARKS
-    assert marks[0].label == "In[18]"
-    assert len(marks[-1].label) <= 60
-    assert sparks.marks(NOW + 200)[0].t >= NOW - 100
+
+def test_a_spike_between_two_readings_is_in_the_line() -> None:
+    line, points = _lined([(5 * GiB, 6 * GiB), (5 * GiB, 6 * GiB), (2 * GiB, 7 * GiB), (2 * GiB, 7 * GiB), (2 * GiB, 3 * GiB)])
+
+    assert [point.high // GiB for point in points] == [
+        5,
+        5,
+        7,
+        2,
+        2,
+    ]  # neither an old peak nor a reset counter
+    ((_, kept),) = ((each.device, each.points) for each in line.history(0, 5).lines)
+    assert [(point.low // GiB, point.high // GiB, point.allocated // GiB) for point in kept] == [
+        (5, 5, 5),
+        (2, 7, 2),
+        (2, 2, 2),
+    ]
+
+
+def test_the_history_of_a_span_is_small_whatever_happened() -> None:
+    line, device = MemoryLine(), counted(SCENES["training"]().facts.devices[0])
+    devices = tuple(replace(device, device=f"cuda:{n}") for n in range(8))
+    for second in range(5000):
+        if second % 20 == 0:
+            line.begin_cell(NOW + second, second // 20, "5f3c2a1e-1111-2222-3333-444444444444", None)
+            line.follow(NOW + second, FitTick(label="learn", call="fit", epoch=second))
+        stats = replace(device.allocator, allocated=GiB + second * 7919 % 1000 * MiB)  # type: ignore[type-var]
+        used = devices if second % 2 else devices[:1]
+        reading = TickReading(tracked="cuda", devices=tuple(replace(each, allocator=stats) for each in used), pid=PID)
+        line.add(NOW + second, line_points(NOW + second, reading, device_readings(reading)), reading)
+
+    for seconds in (60, 600, 0):
+        history = line.history(seconds, 1)
+        assert len(json.dumps(asdict(history)).encode()) < 100_000
+        assert sum(len(each.points) for each in history.lines) <= 8 * 41
+        assert len(history.marks) <= 120 + 60
+    cells = [mark.label for mark in history.marks if mark.kind == "cell"]
+    assert (len(cells), cells[-1]) == (120, "In[249]")
+
+
+def test_a_device_that_is_used_for_the_first_time_had_nothing_before() -> None:
+    line, device = MemoryLine(), counted(SCENES["idle"]().facts.devices[0])
+    stats = replace(device.allocator, allocated=GiB, peak_allocated=3 * GiB)  # type: ignore[type-var]
+    for second, devices in enumerate(((replace(device, allocator=None),), (replace(device, allocator=stats),))):
+        reading = TickReading(tracked="cuda", devices=devices, pid=PID)
+        line.add(NOW + second, line_points(NOW + second, reading, device_readings(reading)), reading)
+
+    before, first = line.history(0, 2).lines[0].points
+    assert (before.since, before.allocated, before.high) == (NOW, 0, 0)
+    assert (first.since, first.allocated, first.high) == (NOW + 1, GiB, 3 * GiB)

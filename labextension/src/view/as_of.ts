@@ -1,0 +1,48 @@
+/** The date of figures that come from a look at the heap: after which cell, in the middle of which, or at what time. */
+
+import { element, setText } from './dom';
+import { clock } from './line_drawing';
+import type { MemoryState, Tick } from './protocol';
+import { cell, type Trans } from './words';
+
+/** The state's date in words: `after In[3]`, `during In[11]`, `as of 12:03:05`. A tick may know that it holds after a later cell. */
+export function asOf(state: MemoryState, tick: Tick | null, trans: Trans): string {
+  if (state.during !== null) {
+    return trans.__('during %1', cell(state.during));
+  }
+  const confirmed = tick !== null && tick.boot === state.boot && tick.heap === state.heap ? tick.heap_cell : null;
+  const after = confirmed ?? state.cell;
+  return after === null ? trans.__('as of %1', clock(state.t, true)) : trans.__('after %1', cell(after));
+}
+
+/** Labels with the date of the last state, wherever its figures stand. */
+export class AsOf {
+  private readonly labels: HTMLElement[] = [];
+  private words = '';
+
+  constructor(private readonly trans: Trans) {}
+
+  /** A new label. */
+  label(): HTMLElement {
+    const label = element('span', 'nbguard-as-of nbguard-dim', this.words);
+    this.labels.push(label);
+    return label;
+  }
+
+  /** Put the date beside the headings of sections: their first elements. */
+  date(...sections: readonly HTMLElement[]): void {
+    for (const section of sections) {
+      const title = section.firstElementChild;
+      const line = element('div', 'nbguard-title-line');
+      title?.replaceWith(line);
+      line.append(...(title === null ? [] : [title]), this.label());
+    }
+  }
+
+  update(state: MemoryState | null, tick: Tick | null): void {
+    this.words = state === null || state.heap === 0 ? '' : asOf(state, tick, this.trans);
+    for (const label of this.labels) {
+      setText(label, this.words);
+    }
+  }
+}

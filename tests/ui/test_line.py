@@ -1,0 +1,148 @@
+"""The line and the dates of figures in real pages: Run All, another notebook on the device, marks, values, files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests.kernels import wait_until
+from tests.ui.axe import serious_findings
+from tests.ui.cells import LOAD, STOP_FILE
+from tests.ui.conftest import Desk
+from tests.ui.pages import App, Tab
+from tests.ui.servers import Server
+
+GIB = 1 << 30
+TORCH = "import torch; torch.cuda.init()"
+ALLOCATE = "t{0} = torch.empty({1} << 20, dtype=torch.uint8, device='cuda'); import time; time.sleep(1.2)"
+HOLD = "import pathlib, time\nwhile not pathlib.Path('enough').exists(): time.sleep(0.05)"
+EMPTY = "torch.empty({} << 30, dtype=torch.uint8, device='cuda')"
+SPIKE = f"spike = {EMPTY.format(3)}; del spike"
+OOM = f"first = {EMPTY.format(2)}; second = {EMPTY.format(20)}"
+LARGEST = re.compile(r"Largest request that fits now: ([\d.]+) GiB")
+
+
+def on_the_device(desk: Desk, server: Server, cells: list[str], app: App = "lab") -> Tab:
+    notebook = desk.notebook(server, cells, "fake-cuda")
+    notebook.kernel.run(LOAD).ok()
+    notebook.kernel.run(TORCH).ok()
+    tab = desk.open(notebook, app)
+    tab.show_panel()
+    tab.wait_for_ticks()
+    return tab
+
+
+def run_all(tab: Tab) -> None:
+    tab.page.evaluate("() => void jupyterapp.commands.execute('notebook:run-all-cells')")
+
+
+def largest(tab: Tab) -> float | None:
+    """Return the GiB that the panel says would fit now; None: it says nothing of now."""
+    found = LARGEST.search(tab.part("Fragmentation").inner_text())
+    return float(found[1]) if found else None
+
+
+def area(tab: Tab) -> Locator:
+    return tab.panel.get_by_role("application")
+
+
+def saved(tab: Tab, entry: str) -> Path:
+    """Return the file that an entry of the line's menu gives."""
+    tab.button("Save the line").click()
+    with tab.page.expect_download() as download:
+        tab.panel.get_by_role("menuitem", name=entry).click()
+    return Path(download.value.path())
+
+
+@pytest.mark.parametrize("app", ["lab", "notebook"])
+def test_run_all(desk: Desk, fake_cuda_server: Server, app: App) -> None:
+    """Holders are of the cell before, or say of which they are; nothing is called now that is not."""
+    cells = [ALLOCATE.format(n, 100 + n) for n in range(1, 9)]
+    tab = on_the_device(desk, fake_cuda_server, [*cells, HOLD], app)
+    run_all(tab)
+    expect(tab.panel.locator(".nbguard-status")).to_contain_text("In[11]", timeout=120_000)
+    held = tab.part("Held by").inner_text()
+    date = re.search(r"after In\[(\d+)\]", held)
+    assert date is not None, held
+    last = int(date[1])
+    assert last >= 4, held  # looked at between the cells
+    assert set(re.findall(r"\bt(\d)\b", held)) == {str(n) for n in range(1, last - 1)}, held
+    for heading in ("Fragmentation",):
+        assert f"after In[{last}]" in tab.part(heading).inner_text()
+    assert (largest(tab) is not None) == (last == 10)
+    tab.notebook.file(STOP_FILE).touch()
+    expect(tab.part("Held by")).to_contain_text(re.compile(r"after In\[1[01]\]"))
+    wait_until(lambda: largest(tab) is not None, "what fits now")
+    assert serious_findings(tab.page) == []
+
+
+def test_two_notebooks_on_one_device(desk: Desk, fake_cuda_server: Server) -> None:
+    tab = on_the_device(desk, fake_cuda_server, ["mine = torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"])
+    tab.run(0)
+    wait_until(lambda: largest(tab) is not None, "what fits now")
+    other = desk.notebook(fake_cuda_server, [], "fake-cuda")
+    other.kernel.run(TORCH).ok()
+    before = largest(tab)
+    assert before is not None
+    other.kernel.run(f"theirs = {EMPTY.format(2)}").ok()
+    wait_until(lambda: (largest(tab) or before) < before - 1.9, "what fits now to follow the other notebook")
+    fits = largest(tab)
+    assert fits is not None
+    tab.notebook.kernel.run(f"torch.empty({int(fits * GIB) - (8 << 20)}, dtype=torch.uint8, device='cuda')").ok()
+
+
+@pytest.mark.parametrize("app", ["lab", "notebook"])
+def test_marks_values_and_files(desk: Desk, fake_cuda_server: Server, app: App) -> None:
+    filler = [f"# {n}" for n in range(30)]
+    tab = on_the_device(desk, fake_cuda_server, [SPIKE, OOM, *filler, "'the end'"], app)
+    tab.run(0)
+    tab.run(1)
+    tab.wait_for_ticks(2)
+    panel = tab.panel
+    expect(panel.locator('.nbguard-mark-peak[title="In[3] · peak 3.00 GiB"]')).to_have_count(1)
+    expect(panel.locator(".nbguard-mark-request")).to_contain_text("20.00 GiB asked")
+    path = panel.locator(".nbguard-line-path").get_attribute("d") or ""
+    assert "L" not in path  # steps
+    assert re.search(r"V\d", path)
+    expect(panel.locator(".nbguard-line-scale span").first).to_have_text("3 GiB")
+
+    # the mouse
+    box = area(tab).bounding_box()
+    assert box
+    tab.page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 10)
+    expect(panel.locator(".nbguard-line-value")).to_have_text(
+        re.compile(r"^\d\d:\d\d:\d\d( · In\[\d+\])? · 2\.00 GiB allocated, 2\.00 GiB reserved$")
+    )
+    tab.page.mouse.move(10, 10)
+    expect(panel.locator(".nbguard-line-value")).to_be_hidden()
+
+    # the keyboard
+    area(tab).focus()
+    tab.page.keyboard.press("Home")
+    spoken = panel.get_by_role("status").first
+    first = spoken.inner_text()
+    assert re.search(r"^\d\d:\d\d:\d\d · .*0 B allocated|^\d\d:\d\d:\d\d · not known", first), first
+    tab.page.keyboard.press("PageDown")
+    tab.page.keyboard.press("ArrowRight")
+    assert spoken.inner_text() != first
+
+    # the cell
+    tab.cell(32).locator(".cm-content").click()
+    expect(tab.cell(0)).not_to_be_in_viewport()
+    panel.locator("button.nbguard-mark-label", has_text="In[3]").click()
+    expect(tab.cell(0)).to_be_in_viewport()
+    expect(tab.cell(0)).to_have_class(re.compile("jp-mod-active"))
+
+    # files
+    rows = list(csv.DictReader(io.StringIO(saved(tab, "Save as table (CSV)").read_text())))
+    assert max(int(row["most allocated"]) for row in rows) == 3 * GIB
+    assert (int(rows[-1]["allocated"]), int(rows[-1]["reserved"])) == (2 * GIB, 2 * GIB)
+    assert int(rows[-1]["free"]) + int(rows[-1]["used by others"]) < 6 * GIB
+    assert {row["cell"] for row in rows} >= {"4"}
+    assert saved(tab, "Save as picture (PNG)").read_bytes().startswith(b"\x89PNG")
+    assert serious_findings(tab.page) == []
