@@ -168,7 +168,7 @@ describe('the chart', () => {
     return history;
   }
 
-  const path = (): string => root.querySelector('.nbguard-line-path')?.getAttribute('d') ?? '';
+  const path = (): string => root.querySelector('.nbguard-chart-path')?.getAttribute('d') ?? '';
   const labels = (): string[] => [...root.querySelectorAll('.nbguard-mark-label')].map(node => node.textContent);
   const area = (): HTMLElement => root.querySelector<HTMLElement>('[role=application]') ?? root;
   const press = (key: string): void => {
@@ -226,8 +226,8 @@ describe('the chart', () => {
     const { tick } = scene('training');
     const most = tick.devices[0]?.line?.[3] ?? 0;
     expect(most / GIB).toBeGreaterThan(10);
-    expect([...root.querySelectorAll('.nbguard-line-scale span')].map(node => node.textContent)).toEqual(['15 GiB', '7.5 GiB']);
-    const times = [...root.querySelectorAll('.nbguard-line-times span')].map(node => node.textContent);
+    expect([...root.querySelectorAll('.nbguard-chart-scale span')].map(node => node.textContent)).toEqual(['15 GiB', '7.5 GiB']);
+    const times = [...root.querySelectorAll('.nbguard-chart-times span')].map(node => node.textContent);
     expect(times).toHaveLength(3);
     times.forEach(words => { expect(words).toMatch(/^\d\d:\d\d:\d\d$/); });
     expect(labels().sort()).toEqual(['In[12]', 'In[15]', 'epoch 2']);
@@ -276,7 +276,7 @@ describe('the chart', () => {
     press('PageUp');
     press('Enter');
     expect(goToCell).toHaveBeenCalledTimes(1);
-    const cursor = root.querySelector<HTMLElement>('.nbguard-line-cursor') ?? root;
+    const cursor = root.querySelector<HTMLElement>('.nbguard-chart-cursor') ?? root;
     expect(isShown(cursor)).toBe(true);
     press('Escape');
     expect(isShown(cursor)).toBe(false);

@@ -40,21 +40,21 @@ interface CellItem extends PlacedMark {
 }
 
 export class LineChart {
-  readonly node = element('div', 'nbguard-line');
-  private readonly plot = element('div', 'nbguard-line-plot');
+  readonly node = element('div', 'nbguard-chart');
+  private readonly plot = element('div', 'nbguard-chart-plot');
   private readonly path = document.createElementNS(SVG, 'path');
   private readonly area = document.createElementNS(SVG, 'path');
   private readonly svg = document.createElementNS(SVG, 'svg');
   private readonly scale = [element('span'), element('span')] as const;
   private readonly times = [element('span'), element('span'), element('span')] as const;
-  private readonly timesRow = element('div', 'nbguard-line-times nbguard-dim', ...this.times);
+  private readonly timesRow = element('div', 'nbguard-chart-times nbguard-dim', ...this.times);
   private readonly cells: KeyedList<CellItem>;
   private readonly epochs: KeyedList<PlacedMark>;
   private readonly requests: KeyedList<PlacedMark>;
-  private readonly cursor = element('i', 'nbguard-line-cursor');
-  private readonly value = element('div', 'nbguard-line-value');
+  private readonly cursor = element('i', 'nbguard-chart-cursor');
+  private readonly value = element('div', 'nbguard-chart-value');
   private readonly spoken = element('div', 'nbguard-spoken');
-  private readonly span = element('select', 'nbguard-line-span');
+  private readonly span = element('select', 'nbguard-chart-span');
   private readonly peak = element('span', 'nbguard-figure');
   private readonly label: (label: string) => void;
   private device: DeviceTick | null = null;
@@ -68,8 +68,8 @@ export class LineChart {
     this.svg.setAttribute('preserveAspectRatio', 'none');
     this.svg.setAttribute('role', 'img');
     this.label = slowLabel(this.svg);
-    this.area.setAttribute('class', 'nbguard-line-area');
-    this.path.setAttribute('class', 'nbguard-line-path');
+    this.area.setAttribute('class', 'nbguard-chart-area');
+    this.path.setAttribute('class', 'nbguard-chart-path');
     this.svg.append(this.area, this.path);
     const cells = element('div', 'nbguard-marks');
     const epochs = element('div', 'nbguard-marks');
@@ -79,11 +79,11 @@ export class LineChart {
     this.requests = new KeyedList<PlacedMark>(requests, ({ mark }) => key(mark), () => markView('nbguard-mark-request'));
     const area = this.keyboardArea();
     this.plot.append(this.svg, epochs, requests, cells, area, this.cursor, this.value);
-    const scale = element('div', 'nbguard-line-scale nbguard-dim', ...this.scale);
+    const scale = element('div', 'nbguard-chart-scale nbguard-dim', ...this.scale);
     scale.setAttribute('aria-hidden', 'true');
     this.timesRow.setAttribute('aria-hidden', 'true');
     this.spoken.setAttribute('role', 'status'); // polite
-    this.node.append(element('div', 'nbguard-line-picture', scale, this.plot), this.timesRow, this.words(), this.spoken);
+    this.node.append(element('div', 'nbguard-chart-picture', scale, this.plot), this.timesRow, this.words(), this.spoken);
     this.hideCursor();
     show(this.plot, false);
     setText(this.spoken, '');
@@ -162,7 +162,7 @@ export class LineChart {
       [trans.__('Save as picture (PNG)'), () => void this.savePicture()],
       [trans.__('Save as table (CSV)'), () => { this.saveTable(); }]
     ]);
-    return element('div', 'nbguard-line-words nbguard-dim', this.span, this.peak, menu.node);
+    return element('div', 'nbguard-chart-words nbguard-dim', this.span, this.peak, menu.node);
   }
 
   private spanWords(frame: Frame): string {
@@ -213,7 +213,7 @@ export class LineChart {
   /** The part of the picture that follows the mouse and takes the keyboard. */
   private keyboardArea(): HTMLElement {
     const { trans } = this.context;
-    const area = element('div', 'nbguard-line-area-keys');
+    const area = element('div', 'nbguard-chart-area-keys');
     area.tabIndex = 0;
     area.setAttribute('role', 'application');
     area.setAttribute('aria-label', trans.__('Memory over time: arrow keys move the cursor, Enter goes to the cell'));
