@@ -13,7 +13,7 @@ from IPython import get_ipython
 from nbguard.errors import NbguardError
 from nbguard.memory.breakdown import DevicePart
 from nbguard.notebook.session import hub_of, session_of
-from nbguard.sidebar.hub.comms import ThreadSafeComm
+from nbguard.sidebar.hub.channels.comms import ThreadSafeComm
 
 _STATIC = Path(__file__).parent / "static"
 _ALLOCATED = (DevicePart.ALLOCATED, DevicePart.PROCESS)

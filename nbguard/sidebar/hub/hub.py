@@ -15,17 +15,17 @@ from nbguard.cells.cell_end import CellEnd
 from nbguard.cells.hooks import CellFact
 from nbguard.errors import OldHeapError
 from nbguard.sidebar.hub.busy import Busy, is_in_cell
+from nbguard.sidebar.hub.channels.panel_comm import PanelChannel
 from nbguard.sidebar.hub.jobs import Job, Jobs
 from nbguard.sidebar.hub.leases import Channel, Leases
 from nbguard.sidebar.hub.look_budget import LookBudget
-from nbguard.sidebar.hub.panel_comm import PanelChannel
 from nbguard.sidebar.hub.sampler import Sampler
 
 if TYPE_CHECKING:
     from nbguard.memory.counters import TickReading
     from nbguard.memory.oom_facts import OomFact
     from nbguard.scan.scan import Notebook
-    from nbguard.sidebar.hub.outbox import Outbox
+    from nbguard.sidebar.hub.channels.outbox import Outbox
     from nbguard.sidebar.hub.requests import RequestHandler
     from nbguard.sidebar.hub.tick_source import TickSource
     from nbguard.sidebar.protocol import messages
@@ -241,7 +241,7 @@ class Hub:
     @cached_property
     def _outbox(self) -> Outbox:
         """Return what sends messages: imported here alone, once there is somebody to send one to."""
-        from nbguard.sidebar.hub.outbox import Outbox
+        from nbguard.sidebar.hub.channels.outbox import Outbox
 
         return Outbox()
 

@@ -13,8 +13,8 @@ from nbguard.memory.oom_facts import OomFact
 from nbguard.scan.devices.counters import Counters
 from nbguard.sidebar.hub.device_reader import DeviceReader
 from nbguard.sidebar.hub.fit_progress import FitProgress
-from nbguard.sidebar.line.memory_line import MemoryLine
 from nbguard.sidebar.line.mark_store import AllocatorPeak
+from nbguard.sidebar.line.memory_line import MemoryLine
 from nbguard.sidebar.protocol.state import JobStatus, LineHistory, Tick
 from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 

@@ -76,7 +76,9 @@ class MemoryLine:
             self._lines[device] = LineStore()
             if self._newest is not None:
                 t = round(self._newest, 2)
-                self._lines[device].add(LinePoint(t, t, 0, 0, 0, 0, None, None))
+                self._lines[device].add(
+                    LinePoint(since=t, until=t, low=0, high=0, allocated=0, reserved=0, others=None, free=None)
+                )
         return self._lines[device]
 
     def _raised(self, device: str, point: LinePoint, peak: int | None) -> LinePoint:

@@ -20,7 +20,7 @@ _LARGEST = 2**53
 """JavaScript's numbers are exact up to here."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """A view is there."""
 
@@ -157,8 +157,9 @@ def _hello(message: dict[Any, Any]) -> Hello:
         raise _WrongError("glance must be true or false")
     client = _token(message, "client")
     if "boot" not in message:
-        return Hello(client, visible, glance=glance)
-    return Hello(client, visible, _token(message, "boot"), _number(message.get("heap"), "heap"), glance)
+        return Hello(client=client, visible=visible, glance=glance)
+    boot, heap = _token(message, "boot"), _number(message.get("heap"), "heap")
+    return Hello(client=client, visible=visible, boot=boot, heap=heap, glance=glance)
 
 
 def _plan(message: dict[Any, Any]) -> PlanRequest:

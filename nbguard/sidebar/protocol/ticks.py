@@ -93,7 +93,16 @@ def _point(t: float, in_use: int, device: DeviceReading) -> LinePoint:
         elif part.name in _OTHERS:
             others += part.nbytes
     reserved = None if stats is None else stats.reserved
-    return LinePoint(t, t, in_use, in_use, in_use, reserved, None if free is None else others, free)
+    return LinePoint(
+        since=t,
+        until=t,
+        low=in_use,
+        high=in_use,
+        allocated=in_use,
+        reserved=reserved,
+        others=None if free is None else others,
+        free=free,
+    )
 
 
 def _device(reading: TickReading, device: DeviceReading, point: LinePoint | None, look: LastLook, brief: bool) -> DeviceTick:

@@ -14,8 +14,11 @@ from nbguard.sidebar.protocol.messages import Apply, Ask, BadRequest, Bye, Cance
 from nbguard.sidebar.protocol.state import ActionName
 
 RIGHT: list[tuple[dict[str, Any], Message]] = [
-    ({"op": "hello", "client": "a-1", "visible": True}, Hello("a-1", True)),
-    ({"op": "hello", "client": "a-1", "visible": False, "boot": "b1", "heap": 3}, Hello("a-1", False, "b1", 3)),
+    ({"op": "hello", "client": "a-1", "visible": True}, Hello(client="a-1", visible=True)),
+    (
+        {"op": "hello", "client": "a-1", "visible": False, "boot": "b1", "heap": 3},
+        Hello(client="a-1", visible=False, boot="b1", heap=3),
+    ),
     ({"op": "bye", "client": "a_1"}, Bye("a_1")),
     ({"op": "refresh", "rid": "r1"}, Refresh("r1")),
     ({"op": "why", "rid": "r1", "heap": 7, "id": 0}, Ask("r1", 7, 0)),

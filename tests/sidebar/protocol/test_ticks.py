@@ -12,8 +12,8 @@ from nbguard.memory.counters import Counted, TickReading
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, NvmlFacts
 from nbguard.memory.segments.requests import Room
 from nbguard.reports.report import build_report
-from nbguard.sidebar.line.memory_line import MemoryLine
 from nbguard.sidebar.line.mark_store import AllocatorPeak, MarkStore
+from nbguard.sidebar.line.memory_line import MemoryLine
 from nbguard.sidebar.protocol.state import FitTick, JobStatus, LinePoint, Tick, TimeMark
 from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 from nbguard.units import GiB, MiB

@@ -28,8 +28,8 @@ def test_the_view_has_what_the_explanation_says() -> None:
 
     assert (view.name, view.what, view.nbytes) == ("learn.model", "Sequential", 1 << 30)
     assert view.paths == (
-        KeptPath("learn.model", 3, stale=False, release="%reset_gpu learn"),
-        KeptPath("last error → fit → model", None, stale=True, release="%reset_gpu"),
+        KeptPath("learn.model", 3, stale=False, release="%reset_gpu learn", effect=""),
+        KeptPath("last error → fit → model", None, stale=True, release="%reset_gpu", effect=""),
     )
     assert view.more == (MorePaths("last error", 12),)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nbguard.sidebar.hub.comms import ThreadSafeComm
+from nbguard.sidebar.hub.channels.comms import ThreadSafeComm
 
 COMM = "nbguard"
 """Id of the comm that every panel and every kernel know."""
