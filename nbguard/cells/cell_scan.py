@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class CellScan:
     """Scans the notebook when the first listener asks for it, and hands the same scan to the others.
 
-    It is for the listeners of one cell, between its end and the beginning of the next. A listener that changes the state
-    itself hands in a scan made afterwards.
+    It is for the listeners of one cell, between its end and the beginning of the next, and so is the analysis of the scan. A
+    listener that changes the state itself hands in a scan made afterwards.
     """
 
     def __init__(self, shell: Any) -> None:

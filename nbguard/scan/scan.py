@@ -7,10 +7,12 @@ import os
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
 from nbguard.errors import NoTorchError
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import DeviceFacts, Facts, StorageFact, UnwalkedFact
 from nbguard.memory.references.graph import STALE_KINDS
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, pinned_facts, tracked_device
@@ -107,6 +109,11 @@ class Scan:
 
     facts: Facts
     tracker: WeakTracker
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """Return the analysis of the facts: one for everybody who has this scan."""
+        return Analysis(self.facts)
 
 
 def scan(notebook: Notebook, *, tensors: bool = False) -> Scan:

@@ -107,7 +107,7 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
             done.append(action)
     expired = scanned.tracker.expired()
     after = timed_scan(notebook)
-    outcome = _measure(plan, scanned.facts, expired, Analysis(after.facts))
+    outcome = _measure(plan, scanned.facts, expired, after.analysis)
     return replace(
         outcome,
         done=tuple(done),

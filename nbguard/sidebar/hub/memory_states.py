@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from nbguard.cells.ledger import is_rebound
 from nbguard.errors import NoTorchError
-from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import Reading
 from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
@@ -19,9 +17,6 @@ from nbguard.sidebar.protocol.experiments import names_of_learners
 from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.rows import Rows
 from nbguard.sidebar.protocol.state import MemoryState
-
-if TYPE_CHECKING:
-    from nbguard.memory.facts import Facts
 
 
 class MemoryStates:
@@ -72,7 +67,7 @@ class MemoryStates:
         self._was_beside = notebook.is_running
         if scan is None or not self._is_current(scan, notebook):
             scan = timed_scan(notebook)
-        return self._take(scan.facts, scan.since, scan.seconds)
+        return self._take(scan)
 
     def offer(self, scan: TimedScan | None) -> None:
         """Have the next look show this scan, made for something else, unless memory changes until then; None: scan anew."""
@@ -87,11 +82,12 @@ class MemoryStates:
             and not is_rebound(names_of(scan.facts.graph), notebook.namespace)
         )
 
-    def _take(self, facts: Facts, since: float, seconds: float) -> bool:
-        """Take the facts of a scan that began at the time `since`; return whether the heap is another than before."""
+    def _take(self, scan: TimedScan) -> bool:
+        """Take a scan; return whether the heap is another than before."""
+        facts, since, seconds = scan.facts, scan.since, scan.seconds
         self.names, self.learners = names_of(facts.graph), names_of_learners(facts)
         is_first = self.rows is None
-        found, self.rows = build_memory_state(Analysis(facts), self._boot, self.last.heap, since, seconds, self.cell)
+        found, self.rows = build_memory_state(scan.analysis, self._boot, self.last.heap, since, seconds, self.cell)
         is_same = replace(self.last, t=since, seconds=seconds, cell=found.cell) == found and not is_first
         self.last = found if is_same else replace(found, heap=found.heap + 1)
         return not is_same
