@@ -22,8 +22,7 @@ from nbguard.reports.cell_ledger import (
     compare,
 )
 from nbguard.scan.devices.counters import Counters
-from nbguard.scan.scan import Notebook
-from nbguard.scan.timed import TimedScan, timed_scan
+from nbguard.scan.scan import Notebook, TimedScan, timed_scan
 
 _KEPT = 1000
 _TOO_SLOW = 1.0

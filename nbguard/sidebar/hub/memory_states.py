@@ -11,8 +11,7 @@ from nbguard.errors import NoTorchError
 from nbguard.memory.counters import Reading
 from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
-from nbguard.scan.scan import Notebook
-from nbguard.scan.timed import TimedScan, timed_scan
+from nbguard.scan.scan import Notebook, TimedScan, timed_scan
 from nbguard.sidebar.protocol.experiments import names_of_learners
 from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.rows import Rows
