@@ -13,7 +13,6 @@ from nbguard.cleanup.plan.parking import Unparked, plan_parking
 from nbguard.cleanup.plan.plan import Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import NbguardError, TargetError
-from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Graph
 from nbguard.memory.processes import Zombies
 from nbguard.memory.references.explain import Why, explain
@@ -37,7 +36,7 @@ def report(namespace: dict[str, Any] | None = None) -> Report:
     Raises:
         NoTorchError: PyTorch is not imported yet.
     """
-    return build_report(Analysis(scan(Notebook.current(namespace)).facts))
+    return build_report(scan(Notebook.current(namespace)).analysis)
 
 
 def oom(namespace: dict[str, Any] | None = None) -> OomCard | None:
@@ -46,7 +45,7 @@ def oom(namespace: dict[str, Any] | None = None) -> OomCard | None:
     Raises:
         NoTorchError: PyTorch is not imported yet.
     """
-    return build_card(Analysis(scan(Notebook.current(namespace)).facts))
+    return build_card(scan(Notebook.current(namespace)).analysis)
 
 
 def memory_map(request: int | str | None = None, namespace: dict[str, Any] | None = None) -> MemoryMap:
@@ -61,7 +60,7 @@ def memory_map(request: int | str | None = None, namespace: dict[str, Any] | Non
         NoTorchError: PyTorch is not imported yet.
     """
     nbytes = _nbytes(request)
-    return build_map(Analysis(scan(Notebook.current(namespace)).facts), nbytes)
+    return build_map(scan(Notebook.current(namespace)).analysis, nbytes)
 
 
 def _nbytes(size: int | str | None) -> int | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nbguard.scan.timed import TimedScan
+    from nbguard.scan.scan import TimedScan
 
 
 class CellScan:
     """Scans the notebook when the first listener asks for it, and hands the same scan to the others.
 
-    It is for the listeners of one cell, between its end and the beginning of the next. A listener that changes the state
-    itself hands in a scan made afterwards.
+    It is for the listeners of one cell, between its end and the beginning of the next, and so is the analysis of the scan. A
+    listener that changes the state itself hands in a scan made afterwards.
     """
 
     def __init__(self, shell: Any) -> None:
@@ -22,8 +22,7 @@ class CellScan:
     def get(self) -> TimedScan:
         """Return the scan of what the cell has left. Raises NoTorchError if PyTorch is not imported."""
         if self.last is None:
-            from nbguard.scan.scan import Notebook
-            from nbguard.scan.timed import timed_scan
+            from nbguard.scan.scan import Notebook, timed_scan
 
             self.last = timed_scan(Notebook(self._shell, self._shell.user_ns))
         return self.last

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.cells.hooks import CellFact
-from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import Reading
 from nbguard.reports.cell_ledger import (
     NOTHING,
@@ -23,8 +22,7 @@ from nbguard.reports.cell_ledger import (
     compare,
 )
 from nbguard.scan.devices.counters import Counters
-from nbguard.scan.scan import Notebook
-from nbguard.scan.timed import TimedScan, timed_scan
+from nbguard.scan.scan import Notebook, TimedScan, timed_scan
 
 _KEPT = 1000
 _TOO_SLOW = 1.0
@@ -125,7 +123,7 @@ class Ledger:
     def _look(self, scan: TimedScan) -> tuple[CellHoldings, float]:
         """Return the holders that a scan has met, and the seconds that this took with the scan."""
         start = time.perf_counter()
-        holdings = cell_holdings(Analysis(scan.facts))
+        holdings = cell_holdings(scan.analysis)
         seconds = scan.seconds + time.perf_counter() - start
         self._slow_looks = self._slow_looks + 1 if seconds > _TOO_SLOW else 0
         self._slow = seconds if self._slow_looks >= _PATIENCE else 0.0

@@ -197,10 +197,9 @@ class Session:
 
     def _oom_after(self, scan: CellScan) -> OomCard | None:
         """Return what `oom` does, of the cell that has just ended."""
-        from nbguard.memory.analysis import Analysis
         from nbguard.out_of_memory.card import build_card
 
-        return build_card(Analysis(scan.get().facts)) if self.simulation is None else self.simulation.oom()
+        return build_card(scan.get().analysis) if self.simulation is None else self.simulation.oom()
 
     def show_cells(self, *, on: bool) -> Switches:
         """Say after each cell what it changed, or say it no longer."""

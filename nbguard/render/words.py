@@ -16,3 +16,12 @@ def clip(text: str, limit: int) -> str:
 def clean(text: str, limit: int = SENTENCE) -> str:
     """Return text as it can be shown anywhere: clipped, one line, nothing that steers a terminal or the reading direction."""
     return "".join(character if character.isprintable() else " " for character in clip(text, limit))
+
+
+def line_words(place: str, line: int, function: str) -> str:
+    """Return a line of code in words: `In[7], line 3 in step()`, `train.py:12 in step()`.
+
+    `place` is a file's name or a cell, `In[7]`; no function is named at the top of either.
+    """
+    where = f"{place}, line {line}" if place.startswith("In[") else f"{place}:{line}"
+    return where if not function or function.startswith("<") else f"{where} in {function}()"

@@ -18,7 +18,6 @@ from nbguard.memory.references.gradients import idle_gradients, zero_grad
 from nbguard.memory.references.graph import reach
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
-from nbguard.memory.references.unwalked import left_out
 from nbguard.memory.segments.pinning import HolderPins
 from nbguard.out_of_memory.card import out_of_memory
 from nbguard.units import MiB, counted, format_bytes
@@ -29,6 +28,8 @@ _WORTH_SAYING = 0.05
 _WORTH_NAMING = 0.3
 """Share of the stranded bytes that one holder must strand by itself to be named."""
 
+_NAMED = 3
+"""Holders that a finding on objects left out names."""
 
 _CONTAINERS = frozenset({"list", "dict", "tuple", "set"})
 
@@ -43,7 +44,7 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
         _stale(plan),
         parked_findings(facts),
         _graphs(facts, rows),
-        left_out(facts, rows),
+        _left_out(facts, rows),
         _handles(facts, rows, errors),
         _kept_errors(facts, errors),
         _kept_output(facts, rows, plan),
@@ -94,6 +95,31 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
                 f"or see `%gpumem why {holder.names[0]}`",
                 f"%gpumem why {holder.names[0]}",
             )
+
+
+def _left_out(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
+    """Yield findings on objects that were not looked into; none where all were."""
+    unwalked = facts.unwalked
+    if unwalked is None:
+        return
+    labels = [row.label for row in rows if row.at_least and not row.is_shared and row.kind != "library"]
+    whose = ", ".join(labels[:_NAMED]) + (f" and {len(labels) - _NAMED} more" if len(labels) > _NAMED else "")
+    of = f" of {whose}" if whose else ""
+    if unwalked.graphs_cut:
+        most = f" of up to {unwalked.operations_at_most:,}" if unwalked.operations_at_most > unwalked.operations else ""
+        yield Finding(
+            "left_out",
+            f"the autograd graph{of} is too long to be looked into safely: {unwalked.operations:,} operations{most} were, so "
+            "figures are lower bounds (at least), and whatever the rest may hold counts as held",
+            "",
+        )
+    if unwalked.tensors_left:
+        yield Finding(
+            "left_out",
+            f"{unwalked.tensors:,} tensors were looked into, {unwalked.tensors_left:,} more{of} were not: figures are lower "
+            "bounds (at least), and whatever the rest may hold counts as held",
+            "",
+        )
 
 
 def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[int]]) -> Iterator[Finding]:

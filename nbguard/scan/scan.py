@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
 from nbguard.errors import NoTorchError
+from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import DeviceFacts, Facts, StorageFact, UnwalkedFact
 from nbguard.memory.references.graph import STALE_KINDS
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, pinned_facts, tracked_device
@@ -108,6 +111,20 @@ class Scan:
     facts: Facts
     tracker: WeakTracker
 
+    @cached_property
+    def analysis(self) -> Analysis:
+        """Return the analysis of the facts: one for everybody who has this scan."""
+        return Analysis(self.facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedScan(Scan):
+    """A scan that says how old it is. Like any scan it refers to objects of the user's weakly or by id only."""
+
+    since: float  # seconds since the epoch, when it began
+    seconds: float  # that it took
+    is_beside: bool  # made while code of the user's ran in another thread
+
 
 def scan(notebook: Notebook, *, tensors: bool = False) -> Scan:
     """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing.
@@ -118,6 +135,19 @@ def scan(notebook: Notebook, *, tensors: bool = False) -> Scan:
         raise NoTorchError
     with pause_main_thread():
         return _scan_without_collecting(notebook, tensors)
+
+
+def timed_scan(notebook: Notebook) -> TimedScan:
+    """Scan the process once, as `scan` does, and note when that was. Raises NoTorchError if PyTorch is not imported."""
+    since, start = time.time(), time.perf_counter()
+    made = scan(notebook)
+    return TimedScan(
+        facts=made.facts,
+        tracker=made.tracker,
+        since=since,
+        seconds=time.perf_counter() - start,
+        is_beside=notebook.is_running,
+    )
 
 
 def _scan_without_collecting(notebook: Notebook, tensors: bool) -> Scan:

@@ -14,7 +14,7 @@ from nbguard.allocator.snapshot.sidecar import sidecar_path
 from nbguard.allocator.snapshot.snapshot import Frame, Snapshot, SnapshotSegment
 from nbguard.errors import SnapshotError
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Segment
-from nbguard.memory.source_lines import line_words
+from nbguard.render.words import line_words
 
 Progress = Callable[[int, int], None]
 """Called while a file is read, with (bytes done, bytes in all)."""

@@ -12,7 +12,6 @@ from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
-from nbguard.memory.analysis import Analysis
 from nbguard.render.result import Result
 from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
@@ -104,7 +103,7 @@ def _is_refused_by_all(result: WhatIf) -> bool:
 
 def _to_free(namespace: dict[str, Any] | None) -> Iterator[str]:
     """Yield sentences on memory that can be freed now: stale memory, then the names that hold most, each with its bytes."""
-    report = build_report(Analysis(scan(Notebook.current(namespace)).facts))
+    report = build_report(scan(Notebook.current(namespace)).analysis)
     if report.stale:
         yield f"`%reset_gpu` frees {format_bytes(report.stale)} that nothing needs any more"
     rows = [row for device in report.devices for row in device.holders if row.kind == "name" and row.retained and not row.stale]

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.cleanup.plan.orphans import judge
-from nbguard.memory.command_lines import connection_of, is_kernel
-from nbguard.memory.processes import DeviceProcess, Kernel, Process, Surroundings, pids_text
+from nbguard.memory.processes import DeviceProcess, Kernel, Process, Surroundings, connection_of, is_kernel, pids_text
 
 ME = Surroundings(pid=500, ancestors=frozenset({1, 400}), owner=("1000", "1000", "1000"))
 SPAWNED = (

@@ -83,8 +83,7 @@ cuda.segments_by_device = lambda: (torch.cuda.synchronize(), segments())[1]
     "workspaces that a CUDA graph may use are cleared": (
         """
 import nbguard.cleanup.plan.optional_steps as consented
-from nbguard.cleanup.plan.workspaces import Workspaces
-consented.clearable_workspaces = lambda facts: Workspaces(1)
+consented.clearable_workspaces = lambda facts: consented.Workspaces(1)
 """,
         lambda notebook, folder: test_hard.test_workspaces_stay_where_a_graph_may_have_recorded_them(notebook),
     ),

@@ -185,7 +185,7 @@ def test_a_listener_that_fails_is_reported_once_and_taken_off(notebook: Kernel) 
 
 
 _INTERRUPTED = """
-import nbguard.scan.timed as inside
+import nbguard.scan.scan as inside
 real = inside.timed_scan
 def interrupted(notebook):
     while not os.path.exists('queued'): time.sleep(.01)

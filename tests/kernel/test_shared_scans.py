@@ -20,6 +20,17 @@ def _counted(*args):
 _scanning._scan_without_collecting = _counted
 gc.collect()
 """
+_COUNT_ANSWERS = """
+import nbguard.cleanup.plan.default as _planning, nbguard.memory.analysis as _analysing
+answers = {"plan": 0, "holders": 0}
+def _counting_calls(name, function):
+    def counted(*args):
+        answers[name] += 1
+        return function(*args)
+    return counted
+_planning.plan_cleanup = _counting_calls("plan", _planning.plan_cleanup)
+_analysing.holdings = _counting_calls("holders", _analysing.holdings)
+"""
 _FAILS = """
 def fails():
     a = torch.ones(3 << 20)
@@ -81,14 +92,16 @@ def test_a_click_scans_three_times(kernel: Kernel, counted: Panel) -> None:
 
 def test_the_listeners_of_a_failed_cell_share_a_scan(kernel: Kernel, counted: Panel) -> None:
     """The card, the line about the cell, and the sidebar a moment later."""
-    kernel.run("%gpumem cells on").ok()
+    kernel.run("%gpumem cells on" + _COUNT_ANSWERS).ok()
     for _ in range(2):  # the first imports what the card needs
         _settle(kernel)
         heap, before = counted.look(), _count(kernel)
+        kernel.value("answers.update(plan=0, holders=0)")
         cell = kernel.run("fails()")
         _settle(kernel)
 
     assert _count(kernel) - before == 1
+    assert kernel.value("answers") == {"plan": 1, "holders": 1}  # by one analysis of that scan
     assert "it asked the host for 262144.00 GiB" in cell.text
     assert "+12.00 MiB → " in cell.text
     assert counted.data("heap")[-1]["heap"]["heap"] > heap["heap"]

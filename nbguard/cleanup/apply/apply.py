@@ -27,8 +27,7 @@ from nbguard.memory.facts import Facts
 from nbguard.memory.references.gradients import idle_gradients, zero_grad
 from nbguard.memory.references.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.scan.devices.cuda import lasting_error
-from nbguard.scan.scan import Notebook, Scan
-from nbguard.scan.timed import TimedScan, timed_scan
+from nbguard.scan.scan import Notebook, Scan, TimedScan, timed_scan
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -107,7 +106,7 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
             done.append(action)
     expired = scanned.tracker.expired()
     after = timed_scan(notebook)
-    outcome = _measure(plan, scanned.facts, expired, Analysis(after.facts))
+    outcome = _measure(plan, scanned.facts, expired, after.analysis)
     return replace(
         outcome,
         done=tuple(done),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import dataclass, field
 
 from nbguard.cleanup.plan.builder import PlanBuilder
 from nbguard.cleanup.plan.last_error import released_parts, shell_of
 from nbguard.cleanup.plan.plan import Action
 from nbguard.cleanup.plan.workers import actions_on_workers, pinned_action, workers_left
-from nbguard.cleanup.plan.workspaces import Workspaces, clearable_workspaces
-from nbguard.memory.facts import Graph
+from nbguard.memory.facts import Facts, Graph
 from nbguard.memory.references.graph import STALE_KINDS, leading_to, nbytes_of, reach, storages_of
+from nbguard.memory.references.holders import workspace_blocks
 from nbguard.memory.references.owner_sets import owners_of_nodes
 from nbguard.units import counted, format_bytes
 
@@ -92,6 +93,45 @@ def give_pinned_memory_back(builder: PlanBuilder) -> None:
     """Give page-locked host memory back that nothing uses."""
     if (pinned := pinned_action(builder.facts)) is not None:
         builder.add(pinned)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspaces:
+    """The workspaces that a cleanup may clear: addresses by device, and the step that does it. `why_not` says why none."""
+
+    nbytes: int = 0
+    addresses: dict[str, frozenset[int]] = field(default_factory=dict)
+    why_not: str = ""
+
+    @property
+    def action(self) -> Action:
+        """Return the step that clears them."""
+        return Action(
+            kind="workspaces",
+            label="cuBLAS workspaces cleared",
+            future="cuBLAS workspaces will be cleared",
+            nbytes=self.nbytes,
+            detail="the next matrix product makes new ones",
+        )
+
+
+def clearable_workspaces(facts: Facts) -> Workspaces:
+    """Return the workspaces that may go now.
+
+    None while a function runs, which may be about to use one, nor where a CUDA graph is: it may have one recorded, and a
+    replay would write to memory that is no longer its own.
+    """
+    by_device = {
+        device.device: workspace_blocks(facts.graph, device) for device in facts.devices if device.segments and device.workspace
+    }
+    nbytes = sum(block.size for blocks in by_device.values() for block in blocks)
+    if not nbytes:
+        return Workspaces()
+    if any(root.kind == "frame" for root in facts.graph.roots) or any(learner.is_running for learner in facts.learners):
+        return Workspaces(why_not="cuBLAS workspaces stay: a function is running that may use them")
+    if facts.pools or any(segment.is_private for device in facts.devices for segment in device.segments or ()):
+        return Workspaces(why_not="cuBLAS workspaces stay: a CUDA graph may have recorded them")
+    return Workspaces(nbytes, {device: frozenset(block.address for block in blocks) for device, blocks in by_device.items()})
 
 
 def clear_workspaces(builder: PlanBuilder) -> Workspaces:

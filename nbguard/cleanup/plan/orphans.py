@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from nbguard.memory.command_lines import PYTHON, basename, connection_of, is_kernel, script_of
-from nbguard.memory.processes import DeviceProcess, Judged, Surroundings
+from nbguard.memory.processes import PYTHON, DeviceProcess, Judged, Surroundings, basename, connection_of, is_kernel, script_of
 
 _REAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "launchd", "conmon"})
 """Programs that adopt processes whose parent has died, besides pid 1."""

@@ -13,6 +13,7 @@ from nbguard.cleanup.plan.builder import PlanBuilder
 from nbguard.cleanup.plan.last_error import released_parts, shell_of, variables_of_error
 from nbguard.cleanup.plan.leftovers import clear_leftovers
 from nbguard.cleanup.plan.optional_steps import (
+    Workspaces,
     clear_workspaces,
     drop_compiled,
     end_workers,
@@ -20,7 +21,6 @@ from nbguard.cleanup.plan.optional_steps import (
     release_kept_errors,
 )
 from nbguard.cleanup.plan.plan import Action, ActionKind, Plan, Request
-from nbguard.cleanup.plan.workspaces import Workspaces
 from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots
 from nbguard.memory.segments.pools import given_back, pools_in_use

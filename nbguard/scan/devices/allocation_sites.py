@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbguard.memory.source_lines import line_words
+from nbguard.render.words import line_words
 from nbguard.scan.heap.referents import library_paths
 
 

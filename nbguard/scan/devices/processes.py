@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from nbguard.memory.command_lines import connection_of, is_kernel
-from nbguard.memory.processes import DeviceProcess, Kernel, Process, Surroundings
+from nbguard.memory.processes import DeviceProcess, Kernel, Process, Surroundings, connection_of, is_kernel
 from nbguard.scan.devices.nvml import NvmlReader
 
 Answer = TypeVar("Answer")

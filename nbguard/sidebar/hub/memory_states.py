@@ -13,8 +13,7 @@ from nbguard.memory.counters import Counted, Reading
 from nbguard.memory.segments.requests import RequestLimits
 from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
-from nbguard.scan.scan import Notebook
-from nbguard.scan.timed import TimedScan, timed_scan
+from nbguard.scan.scan import Notebook, TimedScan, timed_scan
 from nbguard.sidebar.protocol.experiments import names_of_learners
 from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.sidebar.protocol.rows import Rows
@@ -82,11 +81,10 @@ class MemoryStates:
         during = running if notebook.is_running else None
         if scan is None or not self._is_current(scan, notebook):
             scan = timed_scan(notebook)
-        analysis = Analysis(scan.facts)
-        has_changed = self._take(analysis, scan, ended, during)
+        has_changed = self._take(scan, ended, during)
         self._seen = self._counters.read()  # now that what the scan took for itself is given back
         self.look_for_ticks = LastLook(
-            heap=self.last.heap, cell=self.last.cell, counted=_counted(before, self._seen), limits=_limits(analysis)
+            heap=self.last.heap, cell=self.last.cell, counted=_counted(before, self._seen), limits=_limits(scan.analysis)
         )
         return has_changed
 
@@ -103,12 +101,12 @@ class MemoryStates:
             and not is_rebound(names_of(scan.facts.graph), notebook.namespace)
         )
 
-    def _take(self, analysis: Analysis, scan: TimedScan, cell: int | None, during: int | None) -> bool:
-        """Take the analysis of a scan; return whether the state is another than before."""
-        self.names, self.learners = names_of(analysis.facts.graph), names_of_learners(analysis.facts)
+    def _take(self, scan: TimedScan, cell: int | None, during: int | None) -> bool:
+        """Take a scan; return whether the state is another than before."""
+        self.names, self.learners = names_of(scan.facts.graph), names_of_learners(scan.facts)
         is_first = self.rows is None
         state, self.rows = build_memory_state(
-            analysis, self._boot, self.last.heap, t=scan.since, seconds=scan.seconds, cell=cell, during=during
+            scan.analysis, self._boot, self.last.heap, t=scan.since, seconds=scan.seconds, cell=cell, during=during
         )
         is_same = replace(self.last, t=state.t, seconds=state.seconds, cell=cell) == state and not is_first
         self.last = state if is_same else replace(state, heap=state.heap + 1)

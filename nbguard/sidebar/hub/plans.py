@@ -18,9 +18,8 @@ from nbguard.memory.segments.pools import pools_in_use
 from nbguard.reports.cell_ledger import names_of
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.objects.parked import fixed_storages, parked_facts
-from nbguard.scan.scan import Notebook, Scan, scan
+from nbguard.scan.scan import Notebook, Scan, TimedScan, scan
 from nbguard.scan.targets import resolve_targets
-from nbguard.scan.timed import TimedScan
 from nbguard.sidebar.protocol.plan_views import cache_view, emptied_view, outcome_view, plan_view, unpark_view, unparked_view
 from nbguard.sidebar.protocol.requests import does_something, request_of, rest_of, waits_for_cell
 from nbguard.sidebar.protocol.state import ActionName, Now, OutcomeView, PlanView

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from nbguard.memory.source_lines import line_words
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, training_loader
 from nbguard.profiler.analysis.report import FitFinding, Timing
 from nbguard.profiler.analysis.time import phases
+from nbguard.render.words import line_words
 from nbguard.units import counted, format_time
 
 WAITING = 0.10  # of a step: less waiting is not worth a thought
