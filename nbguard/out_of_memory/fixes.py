@@ -1,4 +1,4 @@
-"""Fixes for a run that failed for want of memory, ranked: each with its bytes and with what the cell run again comes to then."""
+"""Fixes for a run that failed for want of memory, ranked, each with its bytes and the verdict on the cell run again."""
 
 from __future__ import annotations
 
@@ -111,10 +111,15 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
     rules = (_again, _cleanup, _leftovers, _gradients, _limit, _parking, _names, _others, _fragmented, _smaller)
     every = [fix for rule in rules for fix in rule(context)]
 
-    def is_first(fix: Fix) -> bool:
-        return fix.verdict is Verdict.RERUN or (fix.loss == _SMALLER and context.is_mostly_the_cell)
+    has_enough = any(fix.verdict is Verdict.RERUN for fix in every)
 
-    return tuple(sorted(every, key=lambda fix: (not is_first(fix), fix.loss)))
+    def place(fix: Fix) -> tuple[int, int]:
+        if fix.loss == _SMALLER and context.is_mostly_the_cell:
+            return int(not has_enough), fix.loss
+        is_free = fix.verdict is Verdict.REQUEST and fix.loss <= _LEFT
+        return 0 if fix.verdict is Verdict.RERUN else 1 if is_free else 2, fix.loss
+
+    return tuple(sorted(every, key=place))
 
 
 def _never(context: OomContext) -> Iterator[Fix]:

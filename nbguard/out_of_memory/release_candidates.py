@@ -131,7 +131,7 @@ def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[st
     parked = frozenset(plan.storages)
     alone = After(freed=parked, pools=plan.pools, is_emptied=True)
     both = replace(base.after, freed=base.after.freed | parked)
-    commands = (f"{PARK} {' '.join(names)}",)
+    commands: tuple[str, ...] = (f"{PARK} {' '.join(names)}",)
     by_itself = ReleaseCandidate(names=names, commands=commands, after=alone, verdict=_verdict(rerun, alone, names))
     if by_itself.verdict is Verdict.RERUN:
         return by_itself

@@ -41,7 +41,7 @@ class Verdict(str, Enum):
 
     @property
     def is_enough(self) -> bool | None:
-        """Return True where the cell runs through as far as it came, False where it fails again, None where it may do either."""
+        """Return True where the cell runs through as far as it came, False where it fails again, None where either may be."""
         return {Verdict.RERUN: True, Verdict.SHORT: False, Verdict.NEVER: False}.get(self)
 
 
@@ -113,7 +113,7 @@ class Rerun:
 
     @cached_property
     def needed(self) -> int:
-        """Return the bytes of `taken` that the next run needs at the same time: not what nothing reaches, which may go earlier."""
+        """Return the bytes of `taken` that the next run needs at the same time: not unreachable ones, which may go earlier."""
         graph = self.request.facts.graph
         held = (n for n, root in enumerate(graph.roots) if root.kind != "garbage")
         garbage = set(range(len(graph.storages))) - storages_of(graph, reach_of_roots(graph, held))
@@ -143,7 +143,7 @@ class Rerun:
         if oom.start is None or counts is None:
             return
         made, blocks = max(0, counts.made - oom.start.made), max(0, counts.made_blocks - oom.start.made_blocks)
-        yield made + min(made + _MOST_WASTED, blocks * _MOST_WASTED) if made else 0  # as if it gave nothing back
+        yield _without_reuse(made, blocks)
         same = self._as_before(after)
         if same is not None:
             yield same
@@ -165,9 +165,8 @@ class Rerun:
         note, start = oom.note, oom.start
         if note is None or note.counts is None or start is None or device is None or device.room.is_expandable:
             return None
-        if (device.facts.free or 0) + (
-            device.facts.allocator.reserved if device.facts.allocator else 0
-        ) < note.free + note.reserved:
+        reserved = 0 if device.facts.allocator is None else device.facts.allocator.reserved
+        if (device.facts.free or 0) + reserved < note.free + note.reserved:
             return None  # others on the device have taken more since
         if oom.has_replaced or note.counts.retries != start.retries + 1 or note.counts.collections != start.collections:
             return None
@@ -194,10 +193,10 @@ class Rerun:
             return None
         facts = device.facts
         listed = None if facts.nvml is None else facts.nvml.processes
-        used = [None if one.used is None else one.used for one in listed or () if one.pid != self.request.facts.pid]
-        if facts.free is None or facts.allocator is None or listed is None or None in used:
+        others = [one for one in listed or () if one.pid != self.request.facts.pid]
+        if facts.free is None or facts.allocator is None or listed is None or any(one.used is None for one in others):
             return facts.total
-        return min(facts.total, facts.free + facts.allocator.reserved + sum(each or 0 for each in used))
+        return min(facts.total, facts.free + facts.allocator.reserved + sum(one.used or 0 for one in others))
 
     @cached_property
     def can_never_fit(self) -> bool:
@@ -207,7 +206,9 @@ class Rerun:
             return False
         oom = self.request.oom
         segment = segment_size(asked) if oom.requested is None else oom.requested
-        surely = max(0, self.needed - (self.since or 0)) if self.is_taken_exact else 0  # what went since may have been unreachable
+        surely = (
+            max(0, self.needed - (self.since or 0)) if self.is_taken_exact else 0
+        )  # what went since may have been unreachable
         return surely + segment > ceiling
 
     def verdict(self, after: After) -> Verdict:
@@ -230,6 +231,13 @@ class Rerun:
             limited=after.is_limited,
             more=after.more,
         )
+
+
+def _without_reuse(nbytes: int, blocks: int) -> int:
+    """Return the bytes that blocks take of the device at most, as if none of them were ever free again."""
+    if blocks <= 1:
+        return segment_size(nbytes) if nbytes else 0
+    return nbytes + min(nbytes + _MOST_WASTED, blocks * _MOST_WASTED)
 
 
 def _without_learners(facts: Facts) -> Facts:

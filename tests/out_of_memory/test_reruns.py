@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.kernels import FASTAI, TORCH, Zygote
 from tests.fake_cuda.plugin import fake_settings
+from tests.kernels import FASTAI, TORCH, Zygote
 from tests.out_of_memory.oom_notebooks import FIT, NOTEBOOKS, PRELUDE, OomNotebook
 from tests.out_of_memory.rerun_program import PROGRAM
 

@@ -164,10 +164,14 @@ def reached_by(source: str, namespace: dict[str, Any]) -> set[str] | None:
     functions = functions_of(namespace)
     if functions is None:
         return None
-    for code in functions:
-        reached |= set(_words(code))
-    if reached & _ANYTHING or any(name.startswith("_") and not name.startswith("__") for name in reached & namespace.keys()):
+    words = {word for code in functions for word in _words(code)}
+    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} - {
+        "get_ipython"
+    }
+    hidden = {name for name in (read | words) & namespace.keys() if name.startswith("_") and not name.startswith("__")}
+    if hidden or (reached | words) & _ANYTHING:
         return None
+    reached |= words
     return reached
 
 
@@ -182,7 +186,9 @@ def functions_of(namespace: dict[str, Any]) -> list[types.CodeType] | None:
     """Return the code of each function whose globals are the namespace; None if there are too many."""
     found = []
     for value in gc.get_objects():
-        if type(value) is types.FunctionType and value.__globals__ is namespace:
+        if type(value) is not types.FunctionType or value.__globals__ is not namespace:
+            continue
+        if value.__code__.co_name != "<module>":  # IPython makes one of each cell while it runs
             found.append(value.__code__)
             if len(found) > _FUNCTIONS:
                 return None

@@ -88,6 +88,5 @@ def _oom(card: OomCard | None) -> OomView | None:
 
 
 def _fix(fix: Fix) -> FixRow:
-    return FixRow(
-        f"{VERDICT_TEXTS[fix.verdict]}: {truncate_utf8(fix.words, _SENTENCE)}", fix.nbytes, tuple(map(truncate_utf8, fix.commands))
-    )
+    words = f"{VERDICT_TEXTS[fix.verdict]}: {truncate_utf8(fix.words, _SENTENCE)}"
+    return FixRow(words, fix.nbytes, tuple(map(truncate_utf8, fix.commands)))
