@@ -108,6 +108,7 @@ class OomFact:
     reaches: tuple[str, ...] | None = ()  # names that any code of the run may have reached; None: it may have been any name
     start: AllocatorCounts | None = None  # the counters of the device when the cell began; None: nobody read them
     has_replaced: bool = False  # a name that the cell found was bound to something else before the failure
+    elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
     learner: int = 0  # ref of the Learner in the error's frames; 0: none
     batch_size: int | None = None  # of that Learner
     was_released: bool = False  # a cleanup has taken the frames' variables since

@@ -125,12 +125,14 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
 def _never(context: OomContext) -> Iterator[Fix]:
     """Yield that the device is too small for the cell as it is."""
     rerun, request = context.rerun, context.request
-    asked = format_bytes(request.oom.requested or 0)
-    before = f"on top of the {format_bytes(rerun.taken)} that the cell itself had taken, " if rerun.taken else ""
-    words = (
-        f"{before}{asked} is more than the {format_bytes(rerun.ceiling or 0)} that PyTorch can have of {request.name} at most: "
-        "whatever is freed, the same cell fails again"
-    )
+    asked, ceiling = request.oom.requested or 0, format_bytes(rerun.ceiling or 0)
+    if request.oom.elements and rerun.whole == request.oom.elements * asked:
+        words = f"the {request.oom.elements} elements of the list take {format_bytes(rerun.whole)}"
+    elif rerun.whole > asked:
+        words = f"the cell itself needs {format_bytes(rerun.whole)} at the same time, this request among it"
+    else:
+        words = f"{format_bytes(asked)} is asked for"
+    words += f", and PyTorch can have {ceiling} of {request.name} at most: whatever is freed, the same cell fails again"
     yield Fix(words=words, commands=(), nbytes=None, verdict=Verdict.NEVER, loss=_NOTHING)
 
 

@@ -6,7 +6,7 @@ The bytes that a cell takes are bounded, never guessed (docs/adr/0015).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -122,13 +122,19 @@ class Rerun:
     def _kept_bytes(self, freed: Set[int] = frozenset()) -> int:
         return self.request.nbytes_here(self.kept - freed)
 
-    def _at_least(self, after: After) -> int:
-        """Return the bytes that the next run takes before the request, at least, besides what is there when it begins.
+    def _fails_surely(self, after: After) -> bool:
+        """Say whether the next run has no room for the request, wherever what it takes before may come to lie.
 
-        It may let go at once of all that is there, but of what its code cannot reach.
+        What its error and its names hold, and is free then, it takes again, where it lies now. Beyond that the counters tell
+        what it took; of that it may have left a part in what its code can reach, and need not take it again.
         """
+        back = after.freed - self.own
         reachable = self.allocated - self.request.nbytes_here(after.freed) - self._kept_bytes(after.freed)
-        return max(0, self.needed - max(0, reachable))
+        beyond = self.needed - max(0, reachable) - self.request.nbytes_here(self.own & after.freed)
+        device = self.request.device
+        segments = () if device is None else device.facts.segments or ()
+        beyond -= fragmentation(segments, self._addresses(back)).stranded
+        return self._fits(replace(after, freed=back), max(0, beyond)) is False
 
     def _at_most(self, after: After) -> Iterator[int]:
         """Yield bounds of the bytes that the next run takes of the device, at any time until the request has succeeded."""
@@ -189,34 +195,44 @@ class Rerun:
     def ceiling(self) -> int | None:
         """Return the bytes that PyTorch could have of the device if all else were let go of; None: not known."""
         device = self.request.device
-        if device is None or device.facts.total is None:
+        if device is None or (total := device.facts.total) is None:
             return None
         facts = device.facts
         listed = None if facts.nvml is None else facts.nvml.processes
-        others = [one for one in listed or () if one.pid != self.request.facts.pid]
-        if facts.free is None or facts.allocator is None or listed is None or any(one.used is None for one in others):
-            return facts.total
-        return min(facts.total, facts.free + facts.allocator.reserved + sum(one.used or 0 for one in others))
+        used = [one.used for one in listed or () if one.pid != self.request.facts.pid]
+        if facts.free is None or facts.allocator is None or listed is None or None in used:
+            return total
+        return min(total, facts.free + facts.allocator.reserved + sum(nbytes or 0 for nbytes in used))
+
+    @cached_property
+    def whole(self) -> int:
+        """Return the bytes that the cell needs at the same time, at least, the request among them.
+
+        The list that it builds is known to its end where all that the cell has made so far are blocks of one size.
+        """
+        oom, asked = self.request.oom, self.request.nbytes or 0
+        segment = segment_size(asked) if oom.requested is None else oom.requested
+        surely = max(0, self.needed - (self.since or 0)) if self.is_taken_exact else 0  # the rest may have been unreachable
+        counts = None if oom.note is None else oom.note.counts
+        if oom.elements and counts is not None and oom.start is not None:
+            made, blocks = counts.made - oom.start.made, counts.made_blocks - oom.start.made_blocks
+            if 0 < blocks < oom.elements and made == blocks * segment:
+                return max(surely + segment, oom.elements * segment)
+        return surely + segment
 
     @cached_property
     def can_never_fit(self) -> bool:
-        """Say whether the device is too small for what the cell had taken by itself, and the request on top."""
-        asked, ceiling = self.request.nbytes, self.ceiling
-        if asked is None or ceiling is None or self.request.is_of_host:
+        """Say whether the device is too small for what the cell needs by itself."""
+        if self.request.nbytes is None or self.ceiling is None or self.request.is_of_host:
             return False
-        oom = self.request.oom
-        segment = segment_size(asked) if oom.requested is None else oom.requested
-        surely = (
-            max(0, self.needed - (self.since or 0)) if self.is_taken_exact else 0
-        )  # what went since may have been unreachable
-        return surely + segment > ceiling
+        return self.whole > self.ceiling
 
     def verdict(self, after: After) -> Verdict:
         """Return what the cell run again from its first line would come to."""
         alone = self._fits(after, 0)
         if alone is None:
             return Verdict.UNKNOWN
-        if not alone or self.can_never_fit or self._fits(after, self._at_least(after)) is False:
+        if not alone or self.can_never_fit or self._fails_surely(after):
             return Verdict.SHORT
         if any(self._fits(after, most) for most in self._at_most(after)):
             return Verdict.RERUN

@@ -15,7 +15,7 @@ from nbguard.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.scan.heap.kinds import Kinds, name_of, namespace_of
 from nbguard.scan.oom.cell_start import start_of
 from nbguard.scan.oom.chain import find_in_chain, is_exception, slot
-from nbguard.scan.oom.names import made_by, names_in, reached_by
+from nbguard.scan.oom.names import length_of_list, made_by, names_in, reached_by
 from nbguard.scan.oom.notes import note_of
 from nbguard.scan.roots.frames import OPTIMIZED, frame_locals
 from nbguard.scan.roots.tracebacks import error_holders
@@ -63,6 +63,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         reaches=None if run.reaches is None else tuple(sorted(run.reaches)),
         start=run.start,
         has_replaced=run.has_replaced,
+        elements=run.elements,
         learner=learner,
         batch_size=batch_size,
         was_released=trace.was_released(),
@@ -80,6 +81,7 @@ class _Run:
     reaches: set[str] | None = None  # names that any code of the run may reach; None: it may be any
     start: AllocatorCounts | None = None  # the device's counters at the beginning; None: not noted
     has_replaced: bool = False  # a name that led to more than a number or a string leads elsewhere now
+    elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
 
 
 def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence[str]) -> _Run:
@@ -88,14 +90,22 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
         return _Run()
     source, namespace, start = inputs[cell], shell.user_ns, start_of(cell)
     reaches, makes = reached_by(source, namespace), made_by(source, at, namespace)
+    elements = length_of_list(source, at)
     if start is None:
-        return _Run(makes=makes, reaches=reaches)
+        return _Run(makes=makes, reaches=reaches, elements=elements)
     own = {name for name in namespace if type(name) is str and not name.startswith("_")}
     changed = {name for name in own | start.names.keys() if id(namespace.get(name)) != start.names.get(name)}
     changed = {name for name in changed if not name.startswith("_")}
     counts = start.devices.get(device, AllocatorCounts()) if device else None
     replaced = changed & start.names.keys() - start.atoms
-    return _Run(bound=changed & own, makes=makes, reaches=reaches, start=counts, has_replaced=bool(replaced))
+    return _Run(
+        bound=changed & own,
+        makes=makes,
+        reaches=reaches,
+        start=counts,
+        has_replaced=bool(replaced),
+        elements=elements,
+    )
 
 
 @dataclass(frozen=True)

@@ -171,8 +171,28 @@ def reached_by(source: str, namespace: dict[str, Any]) -> set[str] | None:
     hidden = {name for name in (read | words) & namespace.keys() if name.startswith("_") and not name.startswith("__")}
     if hidden or (reached | words) & _ANYTHING:
         return None
-    reached |= words
-    return reached
+    return reached | words
+
+
+def length_of_list(source: str, at: int) -> int | None:
+    """Return the number of elements of the list that line `at` builds, where it is written down: `[f() for _ in range(9)]`."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    lists = (node for node in ast.walk(tree) if isinstance(node, ast.ListComp) and node.lineno <= at <= (node.end_lineno or at))
+    lengths = [_length(node) for node in lists]
+    return lengths[0] if len(lengths) == 1 else None
+
+
+def _length(node: ast.ListComp) -> int | None:
+    """Return the number of elements of a list comprehension over one `range` of a constant; None of any other."""
+    (first, *more) = node.generators
+    call = first.iter
+    if more or first.ifs or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "range":
+        return None
+    count = call.args[0] if len(call.args) == 1 else None
+    return count.value if isinstance(count, ast.Constant) and type(count.value) is int else None
 
 
 def _in_strings(tree: ast.AST) -> set[str]:
