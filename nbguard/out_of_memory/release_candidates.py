@@ -95,7 +95,10 @@ def with_cleanup(rerun: Rerun, names: tuple[str, ...]) -> ReleaseCandidate:
     kept = storages_of(graph, reach_of_roots(left, range(len(left.roots)))) - plan.storages
     freed = frozenset(storages_of(graph, reach_of_roots(graph, range(len(graph.roots)))) - kept)
     after = After(freed=freed, pools=plan.pools, is_emptied=True)
-    commands = (*((f"{CLEANUP} {' '.join(names)}",) if names else ()), CLEANUP)
+    commands: tuple[str, ...] = (CLEANUP,)
+    if names:
+        alone = plan_cleanup(request.facts, Request(targets=tuple(Target(text=name, root=name) for name in names)))
+        commands = (f"{CLEANUP} {' '.join(names)}", *(() if alone.storages == freed else commands))
     return ReleaseCandidate(names=names, commands=commands, after=after, verdict=_verdict(rerun, after, names))
 
 

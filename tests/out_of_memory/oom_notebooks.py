@@ -43,7 +43,7 @@ class OomNotebook:
     others: int = 0  # MiB that another process holds
     settings: dict[str, object] = field(default_factory=dict)  # of the device
     best: str | None = None  # verdict of the best advice; None: whichever
-    loop: int = 3  # times that the best advice is followed and the cell run again, where it goes on failing
+    loop: int = 2  # times that the best advice is followed and the cell run again, where it goes on failing
 
 
 def _plain(name: str, *cells: str, **options: object) -> OomNotebook:
