@@ -14,6 +14,18 @@ HOST_KINDS: frozenset[str] = frozenset({"host", "worker", "shm"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatorCounts:
+    """Counters of one device's allocator at one moment, in bytes unless said otherwise, by their names in torch."""
+
+    allocated: int = 0  # allocated_bytes.all.current
+    reserved: int = 0  # reserved_bytes.all.current
+    made: int = 0  # allocated_bytes.all.allocated: of all blocks that were ever handed out
+    made_blocks: int = 0  # allocation.all.allocated: number of these blocks
+    retries: int = 0  # num_alloc_retries: how often the cache was emptied because a request failed
+    collections: int = 0  # full runs of Python's collector, as gc.get_stats() counts them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OomNote:
     """The allocator at the failure, before any frame was unwound. All sizes are bytes.
 
@@ -37,6 +49,7 @@ class OomNote:
     cell: int | None = None  # number of the cell that ran
     time: float | None = None  # seconds since 1970
     slack: int = 0  # bytes that sizes may be larger, as texts round them
+    counts: AllocatorCounts | None = None  # the counters at the failure; None where only the error's text tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +104,11 @@ class OomFact:
     line: CodeLine | None = None  # deepest line of the user's own
     uses: tuple[str, ...] = ()  # names that the run reads
     bound: tuple[str, ...] = ()  # names that the run had bound before it failed
+    makes: tuple[str, ...] = ()  # of these, the names that a run binds before anything reads them: deleting one costs nothing
+    reaches: tuple[str, ...] | None = ()  # names that any code of the run may have reached; None: it may have been any name
+    start: AllocatorCounts | None = None  # the counters of the device when the cell began; None: nobody read them
+    has_replaced: bool = False  # a name that the cell found was bound to something else before the failure
+    elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
     learner: int = 0  # ref of the Learner in the error's frames; 0: none
     batch_size: int | None = None  # of that Learner
     was_released: bool = False  # a cleanup has taken the frames' variables since

@@ -8,13 +8,14 @@ from typing import ClassVar
 
 from nbguard.cleanup.plan.default import default_plan, holders_of, parts_of_device
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
-from nbguard.memory.breakdown import Part
+from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
 from nbguard.memory.oom_facts import HOST_KINDS, HostFacts, OomFact
 from nbguard.memory.references.holders import Holder
-from nbguard.out_of_memory.failed_request import FailedRequest, FailedRunUsage
+from nbguard.out_of_memory.failed_request import FailedRequest
 from nbguard.out_of_memory.fixes import Fix, OomContext, fixes
+from nbguard.out_of_memory.rerun import Rerun
 from nbguard.render.result import Result
 from nbguard.units import format_bytes
 
@@ -35,6 +36,7 @@ class OomCard(Result):
     largest_free: int | None  # largest free block in torch's cache that a request can get; None: segments are not known
     had: int | None  # the largest request that would succeed now (`Room.largest`, cache emptied); None: not known
     taken: int  # what the failed run still holds itself
+    cell_took: int | None  # what the cell had in use at the failure beyond what was there when it began; None: not known
     holders: tuple[Holder, ...]  # the largest
     held: int  # what all holders hold
     fixes: tuple[Fix, ...]  # the best first
@@ -47,13 +49,13 @@ def build_card(analysis: Analysis) -> OomCard | None:
     if oom is None:
         return None
     request = FailedRequest.of(analysis, oom)
-    usage = FailedRunUsage.of(request)
+    rerun = Rerun.of(request)
     device = _tracked(request)
     holders = () if device is None else device.once(holders_of)
     held = sum(holder.retained for holder in holders)
     parts = _host_parts(oom) if request.is_of_host else () if device is None else device.once(parts_of_device)
     is_mapped = request.device is not None and request.device.facts.segments is not None
-    context = OomContext(request=request, usage=usage, plan=analysis.once(default_plan), holders=holders, parts=parts)
+    context = OomContext(request=request, rerun=rerun, plan=analysis.once(default_plan), holders=holders, parts=parts)
     return OomCard(
         asked=oom,
         device=request.name,
@@ -61,11 +63,12 @@ def build_card(analysis: Analysis) -> OomCard | None:
         limit=request.limit,
         largest_free=request.device.largest.cached if request.device is not None and is_mapped else None,
         had=request.largest_now(),
-        taken=usage.nbytes,
+        taken=rerun.own_bytes,
+        cell_took=rerun.taken if rerun.is_taken_exact else None,
         holders=tuple(holder for holder in holders if holder.retained)[:_HOLDERS],
         held=held,
         fixes=fixes(context),
-        notes=tuple(_notes(facts, oom, request)),
+        notes=tuple(_notes(facts, oom, request, parts)),
     )
 
 
@@ -115,7 +118,7 @@ def _host_parts(asked: OomFact) -> tuple[Part, ...]:
     return tuple(Part(name, nbytes, note) for name, nbytes, note in rows if nbytes is not None)
 
 
-def _notes(facts: Facts, asked: OomFact, request: FailedRequest) -> Iterator[str]:
+def _notes(facts: Facts, asked: OomFact, request: FailedRequest, parts: tuple[Part, ...]) -> Iterator[str]:
     """Yield the sentences that must be known to read the figures."""
     if asked.slack:
         yield f"the request is as the error's text rounds it: up to {format_bytes(asked.slack)} more"
@@ -130,3 +133,6 @@ def _notes(facts: Facts, asked: OomFact, request: FailedRequest) -> Iterator[str
         yield "the request is larger than the whole machine's memory: no cleanup makes room for it"
     if asked.kind not in HOST_KINDS and request.device is None:
         yield "the error does not say which of the devices it was"
+    theirs = next((part.nbytes for part in parts if part.name == DevicePart.OTHERS), 0)
+    if theirs:
+        yield f"other processes held {format_bytes(theirs)} of {request.name} just now: all of this holds if they take no more"

@@ -8,11 +8,9 @@ from nbguard.memory.oom_facts import HOST_KINDS, OomNote
 from nbguard.memory.views.device import holder_row, holder_table, part_figures, total_row
 from nbguard.out_of_memory.card import OomCard, asked_words
 from nbguard.out_of_memory.fixes import Fix
+from nbguard.out_of_memory.rerun import VERDICT_TEXTS
 from nbguard.render.blocks import Block, Line, Listing, Point, Points, Section, Table, TableRow
 from nbguard.units import format_bytes, format_column, unit_of
-
-_VERDICTS = {True: "enough", False: "not enough alone", None: "may be enough"}
-"""Words for `Fix.enough`."""
 
 
 def oom_blocks(card: OomCard) -> Iterator[Block]:
@@ -22,7 +20,7 @@ def oom_blocks(card: OomCard) -> Iterator[Block]:
     yield from (Line(sentence, "dim") for sentence in _situation(card))
     if card.holders:
         yield _holders(card)
-    yield Points(tuple(map(_point, card.fixes)), "what lets it through", is_numbered=True)
+    yield Points(tuple(map(_point, card.fixes)), "what helps", is_numbered=True)
     if card.notes:
         yield Listing(sentences=card.notes)
 
@@ -41,6 +39,9 @@ def _situation(card: OomCard) -> Iterator[str]:
     """Yield the memory at the time of the error, the memory now, and the largest request that would succeed."""
     if card.asked.note is not None:
         yield "then: " + " · ".join(_then(card.asked.note))
+        if card.cell_took:
+            whole = format_bytes(card.asked.note.allocated)
+            yield f"the cell itself had taken {format_bytes(card.cell_took)} of the {whole} that were allocated"
     if card.parts and card.asked.kind in HOST_KINDS:
         yield " · ".join(f"{part.label} {format_bytes(part.nbytes)}" for part in card.parts)
     elif card.parts:
@@ -74,4 +75,4 @@ def _holders(card: OomCard) -> Table:
 def _point(fix: Fix) -> Point:
     figures = [] if fix.nbytes is None else [format_bytes(fix.nbytes)]
     commands = [", then ".join(f"`{command}`" for command in fix.commands)] if fix.commands else []
-    return Point(word=_VERDICTS[fix.enough], what=" · ".join([*figures, *commands]), lines=(fix.words,))
+    return Point(word=VERDICT_TEXTS[fix.verdict], what=" · ".join([*figures, *commands]), lines=(fix.words,))

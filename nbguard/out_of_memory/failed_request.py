@@ -1,21 +1,16 @@
-"""A request that failed: what it could get now, and if something were free. And the bytes that its run had taken before it."""
+"""A request that failed: what it could get now, and if something were free."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Set
 from dataclasses import dataclass, replace
 
-from nbguard.cleanup.plan.default import default_plan
-from nbguard.cleanup.plan.plan import Request
-from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
-from nbguard.memory.facts import Facts, PoolId, Root
+from nbguard.memory.facts import Facts, PoolId
 from nbguard.memory.oom_facts import HOST_KINDS, OomFact
-from nbguard.memory.references.graph import nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.references.graph import nbytes_of
 from nbguard.memory.segments.pools import returnable
 from nbguard.memory.segments.requests import Room, largest_request_in, largest_segment_within, rounded_to_blocks, segment_size
-
-_LAST_ERROR = "last error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,69 +140,3 @@ class FailedRequest:
             in_use=device.room.in_use if in_use is None else in_use,
             is_emptied=is_emptied,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRunUsage:
-    """The memory that a failed run had taken when it asked for more: the same run will take that again."""
-
-    own: frozenset[int]  # numbers of the storages that its frames, and the names that it had bound, still hold
-    nbytes: int  # of them, where the request was made
-    since: int | None  # bytes freed between the failure and now; None where nobody knows
-
-    @classmethod
-    def of(cls, request: FailedRequest) -> FailedRunUsage:
-        """Return what the run of `request` had taken: the default cleanup frees what only its error holds."""
-        facts, oom = request.facts, request.oom
-        without = plan_cleanup(_without_learners(facts), Request(keep=(_LAST_ERROR,)))
-        own = (request.analysis.once(default_plan).storages - without.storages) | _bound_by_the_run(facts, oom)
-        since = None if oom.was_released else 0
-        stats = None if request.device is None else request.device.facts.allocator
-        if oom.note is not None and stats is not None:
-            since = max(0, oom.note.allocated + oom.note.slack - stats.allocated)
-        return cls(own, request.nbytes_here(own), since)
-
-    def would_succeed(
-        self,
-        request: FailedRequest,
-        freed: Set[int] = frozenset(),
-        in_use: Collection[PoolId] | None = None,
-        *,
-        is_emptied: bool = False,
-        limited: bool = True,
-        more: int = 0,
-    ) -> bool | None:
-        """Say whether the same run would have got what it asked for, had `freed` been free then; None: not known.
-
-        What it had taken itself counts as taken.
-        """
-        freed = frozenset(freed) - self.own
-
-        def answer(taken: int) -> bool | None:
-            return request.would_succeed(freed, in_use, is_emptied=is_emptied, taken=taken, limited=limited, more=more)
-
-        first = answer(0)
-        if not first:
-            return first
-        return None if self.since is None else first if not self.since else answer(self.since) or None
-
-    def would_succeed_again(self, request: FailedRequest) -> bool:
-        """Say whether the same run would succeed once more, while the error of the first still holds its memory."""
-        return self.since is not None and bool(request.would_succeed(taken=self.nbytes + self.since))
-
-
-def _without_learners(facts: Facts) -> Facts:
-    """Return facts by which a plan clears no Learner's leftovers."""
-    return Facts(tracked=facts.tracked, devices=facts.devices, graph=facts.graph, pools=facts.pools)
-
-
-def _bound_by_the_run(facts: Facts, oom: OomFact) -> set[int]:
-    """Return the storages that only names which the failed run has bound, and its error, hold."""
-    graph = facts.graph
-
-    def is_its_own(root: Root) -> bool:
-        return root.kind == "name" and root.label in oom.bound
-
-    own = {number for number, root in enumerate(graph.roots) if is_its_own(root)}
-    others = (n for n, root in enumerate(graph.roots) if n not in own and root.kind != "error")
-    return storages_of(graph, reach_of_roots(graph, own)) - storages_of(graph, reach_of_roots(graph, others)) if own else set()

@@ -1,9 +1,10 @@
-"""Fixes that would let a failed request through, ranked: each with the bytes it gives, computed from the plans of a cleanup."""
+"""Fixes for a run that failed for want of memory, ranked, each with its bytes and the verdict on the cell run again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from nbguard.cleanup.plan.plan import Plan
 from nbguard.memory.breakdown import DevicePart, Part
@@ -12,12 +13,24 @@ from nbguard.memory.references.gradients import gradient_storages, zero_grad
 from nbguard.memory.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.fragmentation import fragmentation, stranded_pages
-from nbguard.out_of_memory.failed_request import FailedRequest, FailedRunUsage
-from nbguard.out_of_memory.release_candidates import ReleaseCandidate, release_candidates
+from nbguard.out_of_memory.failed_request import FailedRequest
+from nbguard.out_of_memory.release_candidates import (
+    CLEANUP,
+    ReleaseCandidate,
+    leftover_names,
+    parking_candidates,
+    release_candidates,
+    with_cleanup,
+)
+from nbguard.out_of_memory.rerun import After, Rerun, Verdict
 from nbguard.units import format_bytes
 
-CLEANUP = "%reset_gpu"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_NOTHING, _STALE, _LEFT, _AGAIN, _PARKED, _SMALLER, _NAMES, _OTHERS, _SETTING, _LEARNER = range(10)
+"""Ranks of fixes by what they cost the user: nothing; what is stale; what the next run makes anew; what a fit makes anew; a
+move to host memory; another batch; data; somebody else's work; a restart; a trained Learner."""
+_MOST = 0.5
+"""Share of the device from which on the cell itself is what is too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,50 +40,113 @@ class Fix:
     words: str  # the effect, in a sentence without its first capital
     commands: tuple[str, ...]  # lines to run one after the other; none where it is nothing to run
     nbytes: int | None  # bytes that it gives; None: cannot be known
-    enough: bool | None  # the same run would succeed then; None: not known
+    enough: bool | None = field(init=False)  # by the verdict: the cell runs through as far as it came; None: not known
     loss: int = 0  # rank by what it costs the user: 0 nothing, 9 the most
+    verdict: Verdict  # the cell run again from its first line afterwards
+
+    def __post_init__(self) -> None:
+        """Set `enough` by the verdict: one meaning, for those who read only that."""
+        object.__setattr__(self, "enough", self.verdict.is_enough)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class OomContext:
     """All that the fixes of one error are computed from."""
 
     request: FailedRequest  # that failed
-    usage: FailedRunUsage  # of the run that made it
+    rerun: Rerun  # of the cell that made it
     plan: Plan  # the default cleanup
     holders: tuple[Holder, ...]  # of bytes where the request was made
     parts: tuple[Part, ...]  # of that device, or of the host
 
     @property
-    def largest_after_cleanup(self) -> int | None:
-        """Return the largest request that would succeed after the default cleanup, in bytes."""
-        return self.request.largest(self.plan.storages, self.plan.pools, is_emptied=True)
+    def after_cleanup(self) -> After:
+        """Return the device after the default cleanup."""
+        return After(freed=self.plan.storages, pools=self.plan.pools, is_emptied=True)
 
     @property
-    def enough_after_cleanup(self) -> bool | None:
-        """Say whether the same run would succeed after the default cleanup."""
-        return self.usage.would_succeed(self.request, self.plan.storages, self.plan.pools, is_emptied=True)
+    def largest_after_cleanup(self) -> int | None:
+        """Return the largest request that would succeed after the default cleanup, in bytes."""
+        return self.largest(self.after_cleanup)
+
+    def largest(self, after: After) -> int | None:
+        """Return the largest request that would succeed then, in bytes."""
+        return self.request.largest(after.freed, after.pools, is_emptied=after.is_emptied, limited=after.is_limited)
+
+    @cached_property
+    def verdict_after_cleanup(self) -> Verdict:
+        """Return what the cell run again comes to after the default cleanup."""
+        return self.rerun.verdict(self.after_cleanup)
+
+    @cached_property
+    def leftovers(self) -> tuple[str, ...]:
+        """Return the names that still hold memory and that the next run makes anew."""
+        return leftover_names(self.rerun)
+
+    @cached_property
+    def base(self) -> ReleaseCandidate:
+        """Return all that costs nothing but what the next run makes anew: it goes with every other fix."""
+        return with_cleanup(self.rerun, self.leftovers)
+
+    @property
+    def base_commands(self) -> tuple[str, ...]:
+        """Return the commands of `base`, if there is anything to free."""
+        return self.base.commands if self.base.after.freed else ()
+
+    @property
+    def is_mostly_the_cell(self) -> bool:
+        """Say whether the cell itself had taken most of the device."""
+        whole = self.rerun.ceiling
+        return bool(whole) and self.rerun.taken + self.request.nbytes_with_segment > _MOST * (whole or 0)
 
 
 def fixes(context: OomContext) -> tuple[Fix, ...]:
-    """Return the fixes: those that are enough for the same run first, then the rest, each cheapest in what is lost first."""
-    rules = (_again, _cleanup, _gradients, _limit, _names, _others, _fragmented, _smaller)
+    """Return the fixes: those that are enough for the same run first, then the rest, each cheapest in what is lost first.
+
+    Where nothing can be enough, that comes first. A smaller batch ranks with the first where the cell takes most of the device.
+    """
+    if context.rerun.can_never_fit:
+        every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
+        return tuple(sorted(every, key=lambda fix: fix.verdict is not Verdict.NEVER))
+    rules = (_again, _cleanup, _leftovers, _gradients, _limit, _parking, _names, _others, _fragmented, _smaller)
     every = [fix for rule in rules for fix in rule(context)]
-    return tuple(sorted(every, key=lambda fix: (fix.enough is not True, fix.loss)))
+
+    has_enough = any(fix.verdict is Verdict.RERUN for fix in every)
+
+    def place(fix: Fix) -> tuple[int, int]:
+        if fix.loss == _SMALLER and context.is_mostly_the_cell:
+            return int(not has_enough), fix.loss
+        is_free = fix.verdict is Verdict.REQUEST and fix.loss <= _LEFT
+        return 0 if fix.verdict is Verdict.RERUN else 1 if is_free else 2, fix.loss
+
+    return tuple(sorted(every, key=place))
+
+
+def _never(context: OomContext) -> Iterator[Fix]:
+    """Yield that the device is too small for the cell as it is."""
+    rerun, request = context.rerun, context.request
+    asked, ceiling = request.oom.requested or 0, format_bytes(rerun.ceiling or 0)
+    if request.oom.elements and rerun.whole == request.oom.elements * asked:
+        words = f"the {request.oom.elements} elements of the list take {format_bytes(rerun.whole)}"
+    elif rerun.whole > asked:
+        words = f"the cell itself needs {format_bytes(rerun.whole)} at the same time, this request among it"
+    else:
+        words = f"{format_bytes(asked)} is asked for"
+    words += f", and PyTorch can have {ceiling} of {request.name} at most: whatever is freed, the same cell fails again"
+    yield Fix(words=words, commands=(), nbytes=None, verdict=Verdict.NEVER, loss=_NOTHING)
 
 
 def _again(context: OomContext) -> Iterator[Fix]:
     """Yield that there is room already: for the whole run again, while the old one's error still holds what it had taken."""
     request, largest = context.request, context.request.largest_now()
-    if context.usage.would_succeed_again(request):
-        yield Fix(words=f"{format_bytes(largest or 0)} can be had now: run it again", commands=(), nbytes=largest, enough=True)
-    elif not context.plan.storages and request.would_succeed():
-        yield Fix(
-            words=f"{format_bytes(largest or 0)} can be had now, for a run that needs no more in all",
-            commands=(),
-            nbytes=largest,
-            enough=None,
-        )
+    verdict = context.rerun.verdict(After(freed=frozenset()))
+    if verdict is Verdict.RERUN:
+        words = f"{format_bytes(largest or 0)} can be had now: run it again"
+    elif not context.plan.storages and verdict is Verdict.REQUEST and request.would_succeed():
+        words = f"{format_bytes(largest or 0)} can be had now, for a run that needs no more in all"
+    else:
+        return
+    yield Fix(words=words, commands=(), nbytes=largest, verdict=verdict, loss=_NOTHING)
 
 
 def _cleanup(context: OomContext) -> Iterator[Fix]:
@@ -80,90 +156,133 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
     gain = freed or (0 if before is None or after is None else after - before)
     if not gain or (request.is_of_host and not freed):
         return
-    enough = context.enough_after_cleanup
-    own = request.nbytes_here(context.usage.own & plan.storages)
+    verdict = context.verdict_after_cleanup
+    own = request.nbytes_here(context.rerun.own & plan.storages)
     words = "frees what is stale" if freed else "gives the empty cache back to the driver"
     if after is not None:
         words += f"; {format_bytes(after)} can be had then"
-    if enough:
-        words += ": the same run gets past this"
-    elif own and after is not None and request.nbytes is not None:
+    if verdict is Verdict.SHORT and own and after is not None and request.nbytes is not None:
         words += f", for a smaller run: this one had taken {format_bytes(own)} of that itself"
-    elif enough is False and after is not None and (missing := request.nbytes_with_segment - after) > 0:
+    elif verdict is Verdict.SHORT and after is not None and (missing := request.nbytes_with_segment - after) > 0:
         words += f", {format_bytes(missing)} too little"
-    yield Fix(words=words, commands=(CLEANUP,), nbytes=gain, enough=enough, loss=1)
+    elif verdict is Verdict.REQUEST:
+        words += _not_known(context)
+    yield Fix(words=words, commands=(CLEANUP,), nbytes=gain, verdict=verdict, loss=_STALE)
+
+
+def _not_known(context: OomContext) -> str:
+    """Return what keeps a fix from being called enough."""
+    if context.rerun.taken:
+        return "; what the cell takes before this request may come to lie otherwise then, or be more"
+    return "; whether the cell takes more before this request is not known"
+
+
+def _leftovers(context: OomContext) -> Iterator[Fix]:
+    """Yield the names that the failed run has left, and that its next run makes anew."""
+    if not context.leftovers or context.verdict_after_cleanup is Verdict.RERUN:
+        return
+    base = context.base
+    largest = format_bytes(context.largest(base.after) or 0)
+    names = ", ".join(context.leftovers)
+    words = f"lets go of {names}, which the same cell makes anew; {largest} can be had then"
+    nbytes = context.request.nbytes_here(base.after.freed)
+    words += _not_known(context) if base.verdict is Verdict.REQUEST else ""
+    yield Fix(words=words, commands=base.commands, nbytes=nbytes, verdict=base.verdict, loss=_LEFT)
 
 
 def _gradients(context: OomContext) -> Iterator[Fix]:
     """Yield the gradients of idle Learners, but not of the one that failed: its next step makes them again."""
-    graph, asked = context.request.facts.graph, context.request.oom
-    for label, node, storages in gradient_storages(context.request.facts):
-        nbytes = context.request.nbytes_here(storages)
-        if nbytes and graph.nodes[node].ref != asked.learner:
-            freed, pools, is_emptied = context.plan.storages | storages, context.plan.pools, bool(context.plan.storages)
-            enough = context.usage.would_succeed(context.request, freed, pools, is_emptied=is_emptied)
-            commands = (zero_grad(label), *_and_cleanup(context))
+    request, base = context.request, context.base
+    graph, asked = request.facts.graph, request.oom
+    for label, node, storages in gradient_storages(request.facts):
+        nbytes = request.nbytes_here(storages - base.after.freed)
+        if nbytes and graph.nodes[node].ref != asked.learner and label not in context.leftovers:
+            is_emptied = bool(context.base_commands)
+            after = replace(base.after, freed=base.after.freed | storages, is_emptied=is_emptied)
             yield Fix(
                 words=f"frees the gradients of {label}; its next fit makes new ones",
-                commands=commands,
+                commands=(zero_grad(label), *context.base_commands),
                 nbytes=nbytes,
-                enough=enough,
-                loss=2,
+                verdict=context.rerun.verdict(after),
+                loss=_AGAIN,
             )
-
-
-def _and_cleanup(context: OomContext) -> tuple[str, ...]:
-    return (CLEANUP,) if context.plan.storages else ()
 
 
 def _limit(context: OomContext) -> Iterator[Fix]:
     """Yield the memory fraction, if the driver has more than it allows."""
-    request, storages, pools = context.request, context.plan.storages, context.plan.pools
-    is_emptied = bool(storages)  # by the cleanup that goes with it
-    with_it, without = (request.largest(storages, pools, is_emptied=is_emptied, limited=is_on) for is_on in (True, False))
+    request = context.request
+    within = replace(context.base.after, is_emptied=bool(context.base_commands))  # by the cleanup that goes with it
+    beyond = replace(within, is_limited=False)
+    with_it, without = context.largest(within), context.largest(beyond)
     if request.limit is None or with_it is None or without is None or without <= with_it:
         return
-    enough = context.usage.would_succeed(request, storages, pools, is_emptied=is_emptied, limited=False)
     limit, largest = format_bytes(request.limit), format_bytes(without)
     words = f"lifts the limit of {limit} that a memory fraction sets; {largest} can be had then"
     line = f"torch.cuda.set_per_process_memory_fraction(1.0, '{request.name}')"
-    yield Fix(words=words, commands=(line, *_and_cleanup(context)), nbytes=without - with_it, enough=enough, loss=3)
+    yield Fix(
+        words=words,
+        commands=(line, *context.base_commands),
+        nbytes=without - with_it,
+        verdict=context.rerun.verdict(beyond),
+        loss=_AGAIN,
+    )
+
+
+def _needs_names(context: OomContext) -> bool:
+    """Say whether anything of the user's need be touched at all."""
+    return (
+        context.request.nbytes is not None
+        and context.verdict_after_cleanup is not Verdict.RERUN
+        and context.base.verdict is not Verdict.RERUN
+    )
+
+
+def _parking(context: OomContext) -> Iterator[Fix]:
+    """Yield the names that could wait in host memory meanwhile."""
+    if not _needs_names(context):
+        return
+    for candidate in parking_candidates(context.rerun, context.holders, context.leftovers):
+        largest = format_bytes(context.largest(candidate.after) or 0)
+        names = " ".join(candidate.names)
+        words = (
+            f"moves {', '.join(candidate.names)} to host memory; {largest} can be had then, and %reset_gpu --unpark {names} "
+        )
+        words += "brings it back" + (_not_known(context) if candidate.verdict is Verdict.REQUEST else "")
+        nbytes = context.request.nbytes_here(candidate.after.freed)
+        yield Fix(words=words, commands=candidate.commands, nbytes=nbytes, verdict=candidate.verdict, loss=_PARKED)
 
 
 def _names(context: OomContext) -> Iterator[Fix]:
     """Yield the user's own names that make up for the rest, and that the failed run does not need."""
-    if context.request.nbytes is None or context.enough_after_cleanup:
+    if not _needs_names(context):
         return
     whats = {name: holder.what for holder in context.holders for name in holder.names}
-    for candidate in release_candidates(context.request, context.usage, context.holders):
-        yield _name_fix(context.request, candidate, whats)
-
-
-def _name_fix(request: FailedRequest, candidate: ReleaseCandidate, whats: dict[str, str]) -> Fix:
-    commands = (f"{CLEANUP} {' '.join(candidate.names)}", *((CLEANUP,) if candidate.and_cleanup else ()))
-    what = ", ".join(dict.fromkeys(whats.get(name, "") or name for name in candidate.names))
-    largest = format_bytes(request.largest(candidate.freed, candidate.pools, is_emptied=True) or 0)
-    return Fix(
-        words=f"lets go of {what}; {largest} can be had then: the same run gets past this",
-        commands=commands,
-        nbytes=request.nbytes_here(candidate.freed),
-        enough=candidate.enough,
-        loss=3 + len(candidate.names),
-    )
+    for candidate in release_candidates(context.rerun, context.holders, context.leftovers):
+        what = ", ".join(dict.fromkeys(whats.get(name, "") or name for name in candidate.names))
+        largest = format_bytes(context.largest(candidate.after) or 0)
+        words = f"lets go of {what}; {largest} can be had then"
+        words += _not_known(context) if candidate.verdict is Verdict.REQUEST else ""
+        yield Fix(
+            words=words,
+            commands=candidate.commands,
+            nbytes=context.request.nbytes_here(candidate.after.freed),
+            verdict=candidate.verdict,
+            loss=_LEARNER if candidate.has_learner else _NAMES,
+        )
 
 
 def _others(context: OomContext) -> Iterator[Fix]:
     """Yield the memory of other processes, if it would be enough."""
-    request, plan, device = context.request, context.plan, context.request.device
+    request, device = context.request, context.request.device
     theirs = next((part.nbytes for part in context.parts if part.name == DevicePart.OTHERS), 0)
-    if device is None or not theirs or context.enough_after_cleanup is not False:
+    if device is None or not theirs or context.verdict_after_cleanup is not Verdict.SHORT:
         return
-    enough = context.usage.would_succeed(request, plan.storages, plan.pools, is_emptied=True, more=theirs)
-    if enough is not False:
+    verdict = context.rerun.verdict(replace(context.base.after, is_emptied=True, more=theirs))
+    if verdict is not Verdict.SHORT:
         listed = () if device.facts.nvml is None else device.facts.nvml.processes or ()
         pids = [f"{p.pid} ({format_bytes(p.used)})" for p in listed if p.pid != request.facts.pid]
-        words = f"other processes hold {format_bytes(theirs)} of {device.name}: pid {', '.join(pids)}"
-        yield Fix(words=f"{words}; it is free when they end", commands=(), nbytes=theirs, enough=enough, loss=6)
+        words = f"other processes hold {format_bytes(theirs)} of {device.name}: pid {', '.join(pids)}; it is free when they end"
+        yield Fix(words=words, commands=context.base_commands, nbytes=theirs, verdict=verdict, loss=_OTHERS)
 
 
 def _fragmented(context: OomContext) -> Iterator[Fix]:
@@ -188,36 +307,36 @@ def _fragmented(context: OomContext) -> Iterator[Fix]:
             f"fragmentation: {format_bytes(free + stranded)} was free in all, {format_bytes(stranded)} of it in pieces between "
             f"live blocks. In the environment before CUDA starts, this lets {again} be used again; a replay says how much"
         )
-        yield Fix(words=words, commands=(EXPANDABLE,), nbytes=pages or None, enough=None, loss=8)
+        yield Fix(words=words, commands=(EXPANDABLE,), nbytes=pages or None, verdict=Verdict.UNKNOWN, loss=_SETTING)
 
 
 def _nothing_went(context: OomContext) -> bool:
     """Say whether the device is as it was at the failure, as far as figures tell."""
-    note, since = context.request.oom.note, context.usage.since
+    note, since = context.request.oom.note, context.rerun.since
     return since is not None and since <= (0 if note is None else 2 * note.slack)
 
 
 def _smaller(context: OomContext) -> Iterator[Fix]:
     """Yield asking for less; by how much only where the Learner that failed is known to have held the rest in its batch."""
-    request, usage, largest = context.request, context.usage, context.largest_after_cleanup
+    request, rerun, largest = context.request, context.rerun, context.largest_after_cleanup
     kinds = {"host": "a smaller array or batch", "worker": "fewer or no workers (num_workers=0), or a smaller batch"}
     kinds["shm"] = "fewer or no workers (num_workers=0), or a smaller batch"
     words = kinds.get(request.oom.kind, "a smaller batch, mixed precision or gradient accumulation")
     batch, need = request.oom.batch_size, request.nbytes
-    if request.oom.kind == "device" and need and largest and batch and usage.since is not None and _keeps_its_learner(context):
-        whole = usage.nbytes + usage.since + need
+    if request.oom.kind == "device" and need and largest and batch and rerun.since is not None and _keeps_its_learner(context):
+        whole = rerun.own_bytes + rerun.since + need
         parts = 1
         while whole > largest * parts and parts < batch:
             parts *= 2
-        if 1 < parts <= batch and usage.nbytes:
+        if 1 < parts <= batch and rerun.own_bytes:
             words = (
                 f"a batch of {batch // parts} instead of {batch} gets here with some {format_bytes(whole // parts)} instead of "
                 f"{format_bytes(whole)}; what comes later may need more"
             )
-            yield Fix(words=words, commands=(CLEANUP,), nbytes=whole - whole // parts, enough=None, loss=7)
+            yield Fix(words=words, commands=(CLEANUP,), nbytes=whole - whole // parts, verdict=Verdict.UNKNOWN, loss=_SMALLER)
             return
     depends = "; how much less depends on the model" if request.oom.kind in ("device", "library") else ""
-    yield Fix(words=f"{words} asks for less{depends}", commands=(), nbytes=None, enough=None, loss=7)
+    yield Fix(words=f"{words} asks for less{depends}", commands=(), nbytes=None, verdict=Verdict.UNKNOWN, loss=_SMALLER)
 
 
 def _keeps_its_learner(context: OomContext) -> bool:

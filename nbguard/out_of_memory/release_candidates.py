@@ -1,63 +1,167 @@
-"""Names of the user's own that make up for the missing memory: the fewest of them, then the smallest."""
+"""Names that make up for the missing memory: let go of, or parked in host memory; the fewest of them, then the smallest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from nbguard.cleanup.plan.parking import plan_parking
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.facts import Facts, PoolId
+from nbguard.errors import TargetError
+from nbguard.memory.facts import Facts
 from nbguard.memory.references.graph import reach_of_roots, storages_of
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.target import Target
-from nbguard.out_of_memory.failed_request import FailedRequest, FailedRunUsage
+from nbguard.out_of_memory.rerun import After, Rerun, Verdict
 
+CLEANUP = "%reset_gpu"
+PARK = "%reset_gpu --park"
 _CANDIDATES = 6
 _ALTERNATIVES = 3
+_NOT_MOVED = frozenset({"graph", "pool", "iterator"})
+"""Kinds of nodes whose tensors a parking leaves where they are, or may leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseCandidate:
-    """Names that could be let go, alone or together with the default cleanup."""
+    """Names that could be let go or parked, and the state of the device then."""
 
-    names: tuple[str, ...]  # labels of the roots
-    freed: frozenset[int]  # numbers of the storages that are free then
-    pools: frozenset[PoolId]  # private pools that stay in use then
-    and_cleanup: bool  # `%reset_gpu` goes with it
-    enough: bool | None  # the same run would succeed then; None: not known
+    names: tuple[str, ...]  # labels of the roots; none: the default cleanup alone
+    commands: tuple[str, ...]  # lines to run one after the other
+    after: After  # the device then
+    verdict: Verdict  # of the cell run again then
+    has_learner: bool = False  # a fastai Learner is let go of
 
 
-def release_candidates(
-    request: FailedRequest, usage: FailedRunUsage, holders: Iterable[Holder]
-) -> tuple[ReleaseCandidate, ...]:
-    """Return the candidates that are enough: up to three single names, else the smallest pair, else the largest names together.
+def release_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple[str, ...]) -> tuple[ReleaseCandidate, ...]:
+    """Return the candidates by which the request succeeds: up to three single names, else the smallest pair, else the largest.
 
-    Not the names that the failed run itself reads or has bound. None, if even the six largest together are not enough: that
-    is asked first, as each answer costs a plan or two.
+    Not the names that the failed run reads, may reach or has bound: its next run would miss them. `leftovers` are let go of
+    with each of them. None, if even the six largest together are not enough: that is asked first, as each answer costs a
+    plan or two.
     """
-    names = [holder.names for holder in holders if holder.kind == "name"]
-    needed = {*request.oom.uses, *request.oom.bound}
-    free = [group for group in names if needed.isdisjoint(group)]
-    reached = {group: request.nbytes_here(_reached(request.facts, group)) for group in free}
-    largest = sorted((group for group in free if reached[group]), key=reached.__getitem__, reverse=True)[:_CANDIDATES]
-    if not largest or not _try(request, usage, largest).enough:
+    groups = candidate_names(rerun, holders)
+    if not groups or not _helps(_released(rerun, groups, leftovers)):
         return ()
     for count in (1, 2):
-        tried = (_try(request, usage, combination) for combination in combinations(largest, count))
-        enough = sorted((one for one in tried if one.enough), key=lambda one: request.nbytes_here(one.freed))
-        if enough:
-            return tuple(enough[: _ALTERNATIVES if count == 1 else 1])
-    return tuple(_more(request, usage, largest))
+        tried = [_released(rerun, chosen, leftovers) for chosen in combinations(groups, count)]
+        helpful = sorted(filter(_helps, tried), key=lambda one: _cost(rerun, one))
+        if helpful:
+            return tuple(helpful[: _ALTERNATIVES if count == 1 else 1])
+    tried = [_released(rerun, groups[:count], leftovers) for count in range(3, len(groups) + 1)]
+    return tuple(sorted(filter(_helps, tried), key=lambda one: one.verdict is not Verdict.RERUN)[:1])
 
 
-def _more(request: FailedRequest, usage: FailedRunUsage, largest: list[tuple[str, ...]]) -> Iterator[ReleaseCandidate]:
-    for count in range(3, len(largest) + 1):
-        candidate = _try(request, usage, largest[:count])
-        if candidate.enough:
-            yield candidate
-            return
+def parking_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple[str, ...]) -> tuple[ReleaseCandidate, ...]:
+    """Return the names by whose parking the request succeeds: up to two single ones, else the largest together."""
+    if rerun.request.is_of_host or rerun.request.facts.tracked == "simulated":
+        return ()
+    groups = candidate_names(rerun, holders)
+    single = [one for group in groups if (one := _parked(rerun, (group,), leftovers)) is not None and _helps(one)]
+    if single:
+        return tuple(sorted(single, key=lambda one: _cost(rerun, one))[:2])
+    for count in range(2, len(groups) + 1):
+        together = _parked(rerun, groups[:count], leftovers)
+        if together is not None and _helps(together):
+            return (together,)
+    return ()
+
+
+def candidate_names(rerun: Rerun, holders: Iterable[Holder]) -> list[tuple[str, ...]]:
+    """Return the largest names, each with its other names, that the failed run can do without."""
+    request = rerun.request
+    needed = {*request.oom.uses, *request.oom.bound, *request.oom.makes, *(request.oom.reaches or ())}
+    groups = [holder.names for holder in holders if holder.kind == "name" and needed.isdisjoint(holder.names)]
+    reached = {group: request.nbytes_here(_reached(request.facts, group)) for group in groups}
+    return sorted((group for group in groups if reached[group]), key=reached.__getitem__, reverse=True)[:_CANDIDATES]
+
+
+def leftover_names(rerun: Rerun) -> tuple[str, ...]:
+    """Return the names that hold memory here and that each run of the cell binds anew before it reads them."""
+    facts = rerun.request.facts
+    names = (root.label for root in facts.graph.roots if root.kind == "name" and root.label in rerun.request.oom.makes)
+    return tuple(name for name in names if rerun.request.nbytes_here(_reached(facts, (name,))))
+
+
+def with_cleanup(rerun: Rerun, names: tuple[str, ...]) -> ReleaseCandidate:
+    """Return the candidate of these names with the default cleanup after them."""
+    request = rerun.request
+    graph = request.facts.graph
+    gone = _numbers(request.facts, names)
+    left = replace(graph, roots=tuple(root for n, root in enumerate(graph.roots) if n not in gone))
+    plan = plan_cleanup(replace(request.facts, graph=left), Request())
+    kept = storages_of(graph, reach_of_roots(left, range(len(left.roots)))) - plan.storages
+    freed = frozenset(storages_of(graph, reach_of_roots(graph, range(len(graph.roots)))) - kept)
+    after = After(freed=freed, pools=plan.pools, is_emptied=True)
+    commands: tuple[str, ...] = (CLEANUP,)
+    if names:
+        alone = plan_cleanup(request.facts, Request(targets=tuple(Target(text=name, root=name) for name in names)))
+        commands = (f"{CLEANUP} {' '.join(names)}", *(() if alone.storages == freed else commands))
+    return ReleaseCandidate(names=names, commands=commands, after=after, verdict=_verdict(rerun, after, names))
+
+
+def _released(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[str, ...]) -> ReleaseCandidate:
+    """Return the candidate of these names: by themselves if that is enough, else with the default cleanup."""
+    facts, names = rerun.request.facts, tuple(label for group in groups for label in group)
+    both = with_cleanup(rerun, (*names, *leftovers))
+    targets = tuple(Target(text=label, root=label) for label in both.names)
+    alone = plan_cleanup(facts, Request(targets=targets))
+    after = After(freed=alone.storages, pools=alone.pools, is_emptied=True)
+    by_itself = replace(both, commands=both.commands[:1], after=after, verdict=_verdict(rerun, after, both.names))
+    chosen = by_itself if by_itself.verdict is Verdict.RERUN or _same_help(by_itself, both) else both
+    return replace(chosen, names=names, has_learner=_has_learner(facts, names))
+
+
+def _same_help(one: ReleaseCandidate, other: ReleaseCandidate) -> bool:
+    return one.verdict is other.verdict and _helps(one)
+
+
+def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[str, ...]) -> ReleaseCandidate | None:
+    """Return the candidate of these names, parked, with the default cleanup after it; None if they cannot all be moved."""
+    facts, names = rerun.request.facts, tuple(group[0] for group in groups)
+    nodes = reach_of_roots(facts.graph, _numbers(facts, names))
+    if any(facts.graph.nodes[node].kind in _NOT_MOVED for node in nodes):
+        return None
+    try:
+        plan = plan_parking(facts, tuple(Target(text=name, root=name) for name in names), {})
+    except TargetError:
+        return None
+    if plan.skipped:
+        return None
+    base = with_cleanup(rerun, leftovers)
+    parked = frozenset(plan.storages)
+    alone = After(freed=parked, pools=plan.pools, is_emptied=True)
+    both = replace(base.after, freed=base.after.freed | parked)
+    commands: tuple[str, ...] = (f"{PARK} {' '.join(names)}",)
+    by_itself = ReleaseCandidate(names=names, commands=commands, after=alone, verdict=_verdict(rerun, alone, names))
+    if by_itself.verdict is Verdict.RERUN:
+        return by_itself
+    commands += base.commands if base.after.freed else ()
+    together = ReleaseCandidate(names=names, commands=commands, after=both, verdict=_verdict(rerun, both, names))
+    return by_itself if _same_help(by_itself, together) else together
+
+
+def _verdict(rerun: Rerun, after: After, names: Iterable[str]) -> Verdict:
+    """Return the verdict; where the run may read any name, letting go of one that it may need is never enough."""
+    verdict = rerun.verdict(after)
+    is_open = rerun.request.oom.reaches is None and any(name not in rerun.request.oom.makes for name in names)
+    return Verdict.REQUEST if is_open and verdict is Verdict.RERUN else verdict
+
+
+def _helps(candidate: ReleaseCandidate) -> bool:
+    return candidate.verdict in (Verdict.RERUN, Verdict.REQUEST)
+
+
+def _cost(rerun: Rerun, candidate: ReleaseCandidate) -> tuple[bool, bool, int]:
+    """Return the rank of a candidate among others: enough, without a Learner, the smallest."""
+    return candidate.verdict is not Verdict.RERUN, candidate.has_learner, rerun.request.nbytes_here(candidate.after.freed)
+
+
+def _has_learner(facts: Facts, names: Iterable[str]) -> bool:
+    nodes = facts.graph.nodes
+    return any(nodes[node].kind == "learner" for node in reach_of_roots(facts.graph, _numbers(facts, names)))
 
 
 def _reached(facts: Facts, labels: Iterable[str]) -> set[int]:
@@ -65,31 +169,5 @@ def _reached(facts: Facts, labels: Iterable[str]) -> set[int]:
 
 
 def _numbers(facts: Facts, labels: Iterable[str]) -> set[int]:
-    return {number for number, root in enumerate(facts.graph.roots) if root.kind == "name" and root.label in set(labels)}
-
-
-def _try(request: FailedRequest, usage: FailedRunUsage, groups: Iterable[tuple[str, ...]]) -> ReleaseCandidate:
-    """Return the candidate of these names: by themselves if that is enough, else with the default cleanup."""
-    facts, labels = request.facts, tuple(label for group in groups for label in group)
-    both = _with_cleanup(request, usage, labels)
-    if both.enough is False:
-        return both
-    alone = plan_cleanup(facts, Request(targets=tuple(Target(text=label, root=label) for label in labels)))
-    enough = usage.would_succeed(request, alone.storages, alone.pools, is_emptied=True)
-    return (
-        both
-        if both.enough and not enough
-        else ReleaseCandidate(names=labels, freed=alone.storages, pools=alone.pools, and_cleanup=False, enough=enough)
-    )
-
-
-def _with_cleanup(request: FailedRequest, usage: FailedRunUsage, labels: tuple[str, ...]) -> ReleaseCandidate:
-    """Return the candidate of these names with the default cleanup after them."""
-    graph = request.facts.graph
-    gone = _numbers(request.facts, labels)
-    left = replace(graph, roots=tuple(root for n, root in enumerate(graph.roots) if n not in gone))
-    after = plan_cleanup(replace(request.facts, graph=left), Request())
-    kept = storages_of(graph, reach_of_roots(left, range(len(left.roots)))) - after.storages
-    freed = frozenset(storages_of(graph, reach_of_roots(graph, range(len(graph.roots)))) - kept)
-    enough = usage.would_succeed(request, freed, after.pools, is_emptied=True)
-    return ReleaseCandidate(names=labels, freed=freed, pools=after.pools, and_cleanup=True, enough=enough)
+    wanted = set(labels)
+    return {number for number, root in enumerate(facts.graph.roots) if root.kind == "name" and root.label in wanted}

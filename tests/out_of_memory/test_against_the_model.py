@@ -17,6 +17,7 @@ from nbguard.memory.oom_facts import OomFact
 from nbguard.memory.segments.requests import segment_size
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.out_of_memory.failed_request import FailedRequest
+from nbguard.out_of_memory.rerun import VERDICT_TEXTS
 from nbguard.reports.memory_map import build_map
 from nbguard.reports.report import build_report
 from nbguard.sidebar.protocol.memory_state import build_memory_state
@@ -154,8 +155,8 @@ def test_no_two_surfaces_of_one_state_disagree(failure: tuple[CachingAllocator, 
     assert card.largest_free == mapped.largest.cached
     assert heap.oom is not None
     assert heap.oom.sentence.endswith(f"; {format_bytes(card.had or 0)} can be had now.")
-    assert [words for fix in card.fixes if (words := fix.words)][: len(heap.oom.fixes)] == [
-        fix.words.partition(": ")[2] for fix in heap.oom.fixes
+    assert [f"{VERDICT_TEXTS[fix.verdict]}: {fix.words}" for fix in card.fixes][: len(heap.oom.fixes)] == [
+        fix.words for fix in heap.oom.fixes
     ]
     assert next(f.sentence for f in report.findings if f.kind == "oom").find(card.fixes[0].words) > 0
     assert report.devices[0].parts == card.parts

@@ -8,9 +8,10 @@ import pytest
 
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, LearnerFact, NvmlFacts, PoolFact, ProcessFact, Segment
-from nbguard.memory.oom_facts import HostFacts, OomFact, OomNote
+from nbguard.memory.oom_facts import AllocatorCounts, HostFacts, OomFact, OomNote
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.out_of_memory.fixes import Fix
+from nbguard.out_of_memory.rerun import Verdict
 from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 
@@ -57,6 +58,30 @@ def _case(
     found = make_cuda_device([*_segments(graph), *segments], total, free)
     facts = make_facts(graph, device=replace(found, **(device or {})))
     return replace(facts, oom=fact or OomFact(device="cuda:0", requested=asked))
+
+
+def _recorded(facts: Facts, before: int | None = None, took: int = 0) -> Facts:
+    """Return facts with the counters at the cell's beginning and at the failure: `before` bytes were there, `took` came since.
+
+    By default all that there is was there. The cell had one block for what it took.
+    """
+    assert facts.oom is not None
+    (device, *_) = facts.devices
+    held = sum(storage.nbytes for storage in facts.graph.storages)
+    start = held - took if before is None else before
+    counts = AllocatorCounts(allocated=start + took, reserved=start + took, made=start + took, made_blocks=1, retries=1)
+    begun = AllocatorCounts(allocated=start, reserved=start, made=start, made_blocks=int(not took))
+    note = OomNote(
+        device=device.device,
+        requested=facts.oom.requested or 0,
+        total=device.total,
+        free=device.free or 0,
+        limit=None,
+        allocated=start + took,
+        reserved=start + took,
+        counts=counts,
+    )
+    return replace(facts, oom=replace(facts.oom, note=note, start=begun))
 
 
 def _card(facts: Facts) -> OomCard:
@@ -111,8 +136,13 @@ def test_what_the_run_itself_had_taken_does_not_let_it_through() -> None:
 
 
 def test_of_both_only_the_others_count() -> None:
-    assert _cleanup(_case(2 * GiB, error=3 * GiB, out=GiB, free=GiB)).enough is True
-    assert _cleanup(_case(2 * GiB + 1, error=3 * GiB, out=GiB, free=GiB)).enough is False
+    exact, more = (_case(asked, error=3 * GiB, out=GiB, free=GiB) for asked in (2 * GiB, 2 * GiB + 1))
+
+    assert _cleanup(_recorded(exact, took=3 * GiB)).verdict is Verdict.RERUN
+    assert _cleanup(_recorded(exact, took=3 * GiB)).enough is True
+    assert _cleanup(_recorded(more, took=3 * GiB)).enough is False
+    assert _cleanup(exact).verdict is Verdict.REQUEST, "what lay where when the cell began is not known"
+    assert _cleanup(more).enough is False
 
 
 def test_leftovers_of_the_failed_fit_are_the_runs_own() -> None:
@@ -170,7 +200,10 @@ def test_running_it_again_needs_what_it_had_taken_once_more(free: int, again: bo
     """The error of the first run still holds its memory then."""
     facts = _case(2 * GiB, error=3 * GiB, free=free)
 
-    assert ("5.00 GiB can be had now: run it again" in _starts(facts)) is again
+    assert ("5.00 GiB can be had now: run it again" in _starts(_recorded(facts, took=3 * GiB))) is again
+    assert "5.00 GiB can be had now: run it again" not in _starts(facts), "it may have taken more before it failed"
+    twice = _case(2 * GiB, error=3 * GiB, free=free + 3 * GiB)
+    assert ("8.00 GiB can be had now: run it again" in _starts(twice)) is again
 
 
 def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
@@ -203,17 +236,21 @@ def test_what_went_since_the_failure_counts_as_the_runs_own() -> None:
     """Temporaries went while frames were unwound: the run needs their bytes again."""
     fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(allocated=5 * GiB))
 
-    assert _cleanup(_case(fact=fact, out=3 * GiB, free=GiB)).enough is True  # 2 went, and 4 can be had
+    case = _case(fact=fact, out=3 * GiB, free=GiB)
+    assert _cleanup(_recorded(case, before=3 * GiB, took=2 * GiB)).enough is True  # 2 went, and 4 can be had
+    assert _cleanup(_recorded(case, before=3 * GiB, took=2 * GiB + 1)).enough is False
+    assert _cleanup(case).verdict is Verdict.REQUEST, "whether it was the run's is not known"
     more = replace(fact, note=_note(allocated=5 * GiB + 1))
     assert _cleanup(_case(fact=more, out=3 * GiB, free=GiB)).enough is None
 
 
 def test_rounded_figures_are_taken_at_their_worst() -> None:
-    fact = OomFact(device="cuda:0", requested=2 * GiB, note=_note(allocated=3 * GiB, slack=MiB))  # as much is allocated now
+    note = _note(allocated=3 * GiB, slack=MiB, peak_allocated=None)  # as much is allocated now
+    fact = OomFact(device="cuda:0", requested=2 * GiB, note=note)
 
     assert _cleanup(_case(fact=fact, out=3 * GiB, free=0)).enough is True
     assert _cleanup(_case(3 * GiB, fact=replace(fact, requested=3 * GiB), out=3 * GiB, free=0)).enough is None
-    assert _cleanup(_case(fact=replace(fact, requested=3 * GiB), out=3 * GiB, free=MiB)).enough is True
+    assert _cleanup(_case(fact=replace(fact, requested=3 * GiB), out=3 * GiB, free=2 * MiB)).enough is True
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -226,6 +263,8 @@ def test_the_smallest_names_that_are_enough() -> None:
     found = [fix for fix in _card(facts).fixes if fix.enough]
 
     assert [(fix.commands, fix.nbytes) for fix in found] == [
+        (("%reset_gpu --park medium",), 2 * GiB),
+        (("%reset_gpu --park big",), 4 * GiB),
         (("%reset_gpu medium",), 2 * GiB),
         (("%reset_gpu big",), 4 * GiB),
         (("%reset_gpu huge",), 9 * GiB),
@@ -235,9 +274,10 @@ def test_the_smallest_names_that_are_enough() -> None:
 def test_two_names_together_where_one_is_not_enough() -> None:
     names = {"a": 3 * GiB, "b": 2 * GiB, "c": 2 * GiB + 2 * MiB}
 
-    assert _fix(_case(5 * GiB, names=names, free=0), "%reset_gpu").commands == ("%reset_gpu a b",)
-    assert _fix(_case(5 * GiB + 1, names=names, free=0), "%reset_gpu").commands == ("%reset_gpu a c",), "in steps of 2 MiB"
-    three = _fix(_case(7 * GiB, names=names, free=0), "%reset_gpu")
+    assert _fix(_case(5 * GiB, names=names, free=0), "%reset_gpu a").commands == ("%reset_gpu a b",)
+    assert _fix(_case(5 * GiB, names=names, free=0), "%reset_gpu").commands == ("%reset_gpu --park a c",), "that comes back"
+    assert _fix(_case(5 * GiB + 1, names=names, free=0), "%reset_gpu a").commands == ("%reset_gpu a c",), "in steps of 2 MiB"
+    three = _fix(_case(7 * GiB, names=names, free=0), "%reset_gpu a")
     assert (three.commands, three.nbytes) == (("%reset_gpu a c b",), 7 * GiB + 2 * MiB)
     assert not [fix for fix in _card(_case(8 * GiB, names=names, free=0)).fixes if fix.enough]
 
@@ -245,9 +285,10 @@ def test_two_names_together_where_one_is_not_enough() -> None:
 def test_a_name_with_the_cleanup_where_neither_alone_is_enough() -> None:
     facts = _case(5 * GiB, names={"a": 3 * GiB}, out=2 * GiB, free=0)
 
-    best = _card(facts).fixes[0]
+    parking, releasing, *_ = _card(facts).fixes
 
-    assert (best.commands, best.nbytes, best.enough) == (("%reset_gpu a", "%reset_gpu"), 5 * GiB, True)
+    assert (parking.commands, parking.nbytes, parking.enough) == (("%reset_gpu --park a", "%reset_gpu"), 5 * GiB, True)
+    assert (releasing.commands, releasing.nbytes, releasing.enough) == (("%reset_gpu a", "%reset_gpu"), 5 * GiB, True)
     assert _cleanup(_case(5 * GiB + 1, names={"a": 3 * GiB}, out=2 * GiB, free=0)).enough is False
 
 
@@ -264,7 +305,9 @@ def test_what_the_failed_run_needs_is_not_offered(why: str) -> None:
         fact=replace(OomFact(device="cuda:0", requested=2 * GiB), **{why: ("learn",)}),
     )
 
-    assert [fix.commands for fix in _card(facts).fixes if fix.enough] == [("%reset_gpu old",)]
+    assert not [fix for fix in _card(facts).fixes for command in fix.commands if "learn" in command]
+    recorded = [fix.commands for fix in _card(_recorded(facts)).fixes if fix.enough]
+    assert recorded == [("%reset_gpu --park old",), ("%reset_gpu old",)]
 
 
 def test_what_the_failed_run_had_bound_is_its_own() -> None:
@@ -279,7 +322,8 @@ def test_all_names_of_one_object_are_named() -> None:
     device = make_cuda_device(_segments(graph), 40 * GiB, 0)
     facts = replace(make_facts(graph, device=device), oom=OomFact(device="cuda:0", requested=2 * GiB))
 
-    assert _fix(facts, "%reset_gpu").commands == ("%reset_gpu learn best",)
+    assert _fix(facts, "%reset_gpu learn").commands == ("%reset_gpu learn best",)
+    assert _fix(facts, "%reset_gpu").commands == ("%reset_gpu --park learn",), "one name of it is enough to park it"
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -299,8 +343,9 @@ def _with_gradients(learner: int = 0) -> Facts:
 
 
 def test_gradients_of_an_idle_learner() -> None:
-    fix = _fix(_with_gradients(), "learn.model")
+    fix = _fix(_recorded(_with_gradients()), "learn.model")
 
+    assert _fix(_with_gradients(), "learn.model").verdict is Verdict.REQUEST, "the cell itself may have made them"
     assert (fix.commands, fix.nbytes, fix.enough) == (("learn.model.zero_grad()",), 3 * GiB, True)
 
 
@@ -416,8 +461,9 @@ def _fit(asked: int, batch: int | None = 64, **changes: object) -> Facts:
 @pytest.mark.parametrize(("asked", "batch"), [(2 * GiB, 32), (6 * GiB, 32), (6 * GiB + 2, 16), (16 * GiB, 16)])
 def test_the_batch_that_would_have_got_this_far(asked: int, batch: int) -> None:
     """4 GiB of the batch and the request, together, must fit into the 5 GiB that can be had."""
-    fix = _card(_fit(asked)).fixes[-1]
+    (fix,) = [fix for fix in _card(_fit(asked)).fixes if "batch" in fix.words]
 
+    assert _card(_fit(asked)).fixes.index(fix) <= 1, "the cell takes most of the device"
     assert f"a batch of {batch} instead of 64" in fix.words
     whole = 4 * GiB + asked
     assert fix.nbytes == whole - whole // (64 // batch)
@@ -429,7 +475,7 @@ def test_the_batch_that_would_have_got_this_far(asked: int, batch: int) -> None:
     "changes", [{"batch_size": None}, {"batch_size": 1}, {"learner": 0}, {"was_released": True}, {"bound": ("learn",)}]
 )
 def test_without_ground_there_is_no_number(changes: dict[str, object]) -> None:
-    fix = _card(_fit(2 * GiB, **changes)).fixes[-1]
+    (fix,) = [fix for fix in _card(_fit(2 * GiB, **changes)).fixes if "batch" in fix.words]
 
     assert "batch of" not in fix.words
     assert fix.words.startswith("a smaller batch, mixed precision or gradient accumulation asks for less")

@@ -10,7 +10,8 @@ import pytest
 from nbguard.cleanup.apply.oom_observer import attach, detach
 from nbguard.cleanup.apply.placeholders import Placeholder
 from nbguard.scan.devices.host import host_facts
-from nbguard.scan.oom.last_error import PLACEHOLDERS, _names_in
+from nbguard.scan.oom.last_error import PLACEHOLDERS
+from nbguard.scan.oom.names import names_in
 from nbguard.scan.oom.notes import ran_out
 from nbguard.scan.roots.tracebacks import error_parts, error_roots
 from tests.scan.test_oom_message import CPU, CUDA
@@ -101,7 +102,7 @@ def test_attaching_without_torch_does_nothing(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_names_that_a_cell_reads_and_had_bound(source: str, at: int, reads: set[str], binds: set[str]) -> None:
-    assert _names_in(source, at) == (reads, binds)
+    assert names_in(source, at) == (reads, binds)
 
 
 # --- the host ---------------------------------------------------------------------------------------------------------

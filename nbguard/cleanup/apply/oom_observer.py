@@ -16,6 +16,7 @@ from nbguard.memory.oom_facts import OomNote
 from nbguard.memory.segments.fragmentation import fragmentation, stranded_pages
 from nbguard.memory.segments.requests import Room
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction, segments_by_device
+from nbguard.scan.oom.cell_start import counts_of
 from nbguard.scan.oom.notes import NOTES, cell_now
 
 _TOO_MANY = 50_000
@@ -111,4 +112,5 @@ def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
         settings=allocator_settings(),
         cell=cell_now(),
         time=time.time(),
+        counts=counts_of(torch.cuda.memory_stats_as_nested_dict(device)),
     )

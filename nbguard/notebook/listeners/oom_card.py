@@ -28,11 +28,13 @@ class OomWatch:
         self._make = make
 
     def before(self) -> None:
-        """See that the moment of a failure will be noted."""
+        """See that the moment of a failure will be noted, and note the state in which the cell begins."""
         if "torch" in sys.modules:
             from nbguard.cleanup.apply.oom_observer import attach
+            from nbguard.scan.oom.cell_start import note_start
 
             attach()
+            note_start(len(self._shell.history_manager.input_hist_parsed), self._shell.user_ns)
 
     def after(self, cell: CellFact) -> None:
         """Show the card, if this cell ran out of memory."""
@@ -54,5 +56,7 @@ class OomWatch:
         """Switch the observer off."""
         if "nbguard.cleanup.apply.oom_observer" in sys.modules:
             from nbguard.cleanup.apply.oom_observer import detach
+            from nbguard.scan.oom.cell_start import forget_start
 
             detach()
+            forget_start()

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import linecache
 import sys
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from nbguard.memory.oom_facts import HOST_KINDS, CodeLine, OomFact
+from nbguard.memory.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, OomFact
 from nbguard.scan.devices.host import host_facts
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.scan.heap.kinds import Kinds, name_of, namespace_of
+from nbguard.scan.oom.cell_start import start_of
 from nbguard.scan.oom.chain import find_in_chain, is_exception, slot
+from nbguard.scan.oom.names import length_of_list, made_by, names_in, reached_by
 from nbguard.scan.oom.notes import note_of
 from nbguard.scan.roots.frames import OPTIMIZED, frame_locals
 from nbguard.scan.roots.tracebacks import error_holders
 
 PLACEHOLDERS = "nbguard.cleanup.apply.placeholders"
 """Name of the module whose class stands in the frames of an error for what a cleanup has released."""
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-_MAGICS = ("run_cell_magic", "run_line_magic")
 
 
 def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
@@ -46,23 +44,67 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
     learner, batch_size = trace.learner()
     at_the_failure = note_of(text)
     note = text.note() if at_the_failure is None else at_the_failure
+    cell = trace.cell if trace.cell is not None or note is None else note.cell
+    device = text.device if at_the_failure is None else at_the_failure.device
+    run = _run_of(cell, trace.at, device, shell, inputs)
     return OomFact(
-        device=text.device if at_the_failure is None else at_the_failure.device,
+        device=device,
         requested=text.requested if at_the_failure is None else at_the_failure.requested,
         slack=text.slack if at_the_failure is None else 0,
         kind=text.kind,
         limit=text.limit if at_the_failure is None else at_the_failure.limit,
         error=name_of(type(error)),
         shown="" if error is shown else name_of(type(shown)),
-        cell=trace.cell if trace.cell is not None or note is None else note.cell,
+        cell=cell,
         line=trace.line,
         uses=tuple(sorted(reads)),
-        bound=tuple(sorted(binds)),
+        bound=tuple(sorted(binds | run.bound)),
+        makes=tuple(sorted(run.makes)),
+        reaches=None if run.reaches is None else tuple(sorted(run.reaches)),
+        start=run.start,
+        has_replaced=run.has_replaced,
+        elements=run.elements,
         learner=learner,
         batch_size=batch_size,
         was_released=trace.was_released(),
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """The run of a cell, by its source and by the state in which it began."""
+
+    bound: set[str] = field(default_factory=set)  # names that are new or bound anew since the beginning
+    makes: set[str] = field(default_factory=set)  # names that a run binds before anything reads them
+    reaches: set[str] | None = None  # names that any code of the run may reach; None: it may be any
+    start: AllocatorCounts | None = None  # the device's counters at the beginning; None: not noted
+    has_replaced: bool = False  # a name that led to more than a number or a string leads elsewhere now
+    elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
+
+
+def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence[str]) -> _Run:
+    """Return the run of cell number `cell`, which failed in line `at`, as far as it is known."""
+    if shell is None or cell is None or not 0 <= cell < len(inputs):
+        return _Run()
+    source, namespace, start = inputs[cell], shell.user_ns, start_of(cell)
+    reaches, makes = reached_by(source, namespace), made_by(source, at, namespace)
+    elements = length_of_list(source, at)
+    if start is None:
+        return _Run(makes=makes, reaches=reaches, elements=elements)
+    own = {name for name in namespace if type(name) is str and not name.startswith("_")}
+    changed = {name for name in own | start.names.keys() if id(namespace.get(name)) != start.names.get(name)}
+    changed = {name for name in changed if not name.startswith("_")}
+    counts = start.devices.get(device, AllocatorCounts()) if device else None
+    replaced = changed & start.names.keys() - start.atoms
+    return _Run(
+        bound=changed & own,
+        makes=makes,
+        reaches=reaches,
+        start=counts,
+        has_replaced=bool(replaced),
+        elements=elements,
     )
 
 
@@ -97,7 +139,7 @@ class _Trace:
     def names(self, inputs: Sequence[str]) -> tuple[set[str], set[str]]:
         """Return (the names that the run reads, those that it had bound before it failed)."""
         source = inputs[self.cell] if self.cell is not None and 0 <= self.cell < len(inputs) else ""
-        reads, binds = _names_in(source, self.at)
+        reads, binds = names_in(source, self.at)
         functions = (frame.f_code for frame, _ in self.frames if frame.f_globals.get("__name__") == "__main__")
         return reads.union(*(code.co_names for code in functions if code.co_flags & OPTIMIZED)), binds
 
@@ -135,39 +177,3 @@ def _first_loader(loaders: Any) -> Any:
 def _batch_size(loader: Any) -> int | None:
     size = attribute_of(loader, "bs")
     return size if type(size) is int and size > 0 else None
-
-
-def _names_in(source: str, at: int) -> tuple[set[str], set[str]]:
-    """Return (names that a cell reads, names that it had bound when it failed in line `at`).
-
-    Bound are those above that line, and any in a loop around it: an earlier turn may have. Of a cell magic's body, whose lines
-    are counted anew, all of them.
-    """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return set(), set()
-    nodes = list(ast.walk(tree))
-    reads = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    loops = [node for node in nodes if isinstance(node, _LOOPS) and node.lineno <= at <= (node.end_lineno or at)]
-    inside = {id(node) for loop in loops for node in ast.walk(loop)}
-    binds = {name for name, node in _bindings(tree) if node.lineno < at or id(node) in inside}
-    for node in nodes:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MAGICS:
-            body = node.args[-1] if node.args else None
-            if isinstance(body, ast.Constant) and type(body.value) is str:
-                more = _names_in(body.value, sys.maxsize)
-                reads, binds = reads | more[0], binds | more[1]
-    return reads, binds
-
-
-def _bindings(tree: ast.AST) -> Iterator[tuple[str, Any]]:
-    """Yield (name, node) of what a cell's own statements bind: not what functions bind inside of them."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id, node
-        if isinstance(node, _SCOPES):
-            if not isinstance(node, ast.Lambda):
-                yield node.name, node
-            continue
-        yield from _bindings(node)

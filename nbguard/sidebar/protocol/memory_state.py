@@ -8,6 +8,7 @@ from nbguard.cleanup.plan.default import default_plan
 from nbguard.memory.analysis import Analysis
 from nbguard.out_of_memory.card import OomCard, asked_words, build_card
 from nbguard.out_of_memory.fixes import Fix
+from nbguard.out_of_memory.rerun import VERDICT_TEXTS
 from nbguard.reports.findings import find
 from nbguard.sidebar.protocol.experiments import experiments
 from nbguard.sidebar.protocol.rows import Rows, abilities, beside_running_code, note_of, rows_of
@@ -24,7 +25,6 @@ _FINDINGS, _FIXES, _OTHERS = 6, 6, 3
 _SENTENCE = 400
 _SHOWN_ELSEWHERE = frozenset({"stale", "oom", "parked"})
 """Findings that a heap has a place of its own for."""
-_VERDICTS = {True: "enough", False: "not enough alone", None: "may be enough"}
 
 
 def build_memory_state(
@@ -107,6 +107,5 @@ def _oom(card: OomCard | None) -> OomView | None:
 
 
 def _fix(fix: Fix) -> FixRow:
-    return FixRow(
-        f"{_VERDICTS[fix.enough]}: {truncate_utf8(fix.words, _SENTENCE)}", fix.nbytes, tuple(map(truncate_utf8, fix.commands))
-    )
+    words = f"{VERDICT_TEXTS[fix.verdict]}: {truncate_utf8(fix.words, _SENTENCE)}"
+    return FixRow(words, fix.nbytes, tuple(map(truncate_utf8, fix.commands)))

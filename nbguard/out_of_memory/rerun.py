@@ -1,0 +1,283 @@
+"""The cell run again from its first line, after something was freed: whether it comes as far as it came, or cannot be known to.
+
+The bytes that a cell takes are bounded, never guessed (docs/adr/0015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Set
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+from nbguard.cleanup.plan.default import default_plan
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.facts import Facts, PoolId, Root
+from nbguard.memory.oom_facts import OomFact
+from nbguard.memory.references.graph import reach_of_roots, storages_of
+from nbguard.memory.segments.fragmentation import fragmentation
+from nbguard.memory.segments.requests import segment_size
+from nbguard.out_of_memory.failed_request import FailedRequest
+
+_LAST_ERROR = "last error"
+_UNTOUCHED = ("name", "out")
+_HELD_BY_NOBODY = ("garbage", "cache")
+_MOST_WASTED = 19 * 1024**2
+"""Bytes that one request can leave unused at most in the segment made for it."""
+
+
+class Verdict(str, Enum):
+    """The effect of an advice, in JSON and on the wire."""
+
+    RERUN = "rerun"  # the cell, run again from its first line, comes past the request that failed
+    REQUEST = "request"  # there is room for the request; whether for all that the cell takes before it is not known
+    UNKNOWN = "unknown"  # it may help: what there would be, or what was asked for, is not known
+    SHORT = "short"  # the request would fail again
+    NEVER = "never"  # the device is too small for what the cell had taken and the request, whatever is freed
+
+    __str__ = str.__str__
+    __repr__ = str.__repr__
+
+    @property
+    def is_enough(self) -> bool | None:
+        """Return True where the cell runs through as far as it came, False where it fails again, None where either may be."""
+        return {Verdict.RERUN: True, Verdict.SHORT: False, Verdict.NEVER: False}.get(self)
+
+
+VERDICT_TEXTS: dict[Verdict, str] = {
+    Verdict.RERUN: "enough: the cell runs through as far as it came",
+    Verdict.REQUEST: "lets this request through",
+    Verdict.UNKNOWN: "may be enough",
+    Verdict.SHORT: "not enough alone",
+    Verdict.NEVER: "cannot fit on this device",
+}
+"""Each verdict in the words for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """The device after something was freed."""
+
+    freed: frozenset[int]  # numbers of the storages that are free then
+    pools: Collection[PoolId] | None = None  # private pools that are kept then; None: as now
+    is_emptied: bool = False  # the cache was emptied, as every cleanup does
+    is_limited: bool = True  # the memory fraction counts
+    more: int = 0  # bytes that are free on the device besides
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """The run that failed, as its next run will need the memory."""
+
+    request: FailedRequest  # that failed
+    own: frozenset[int]  # numbers of the storages that only its frames, and the names that it has bound, hold
+    own_bytes: int  # of them, where the request was made
+    since: int | None  # bytes freed between the failure and now; None where nobody knows
+    kept: frozenset[int]  # numbers of the storages that were there before the cell, and that its code cannot reach
+
+    @classmethod
+    def of(cls, request: FailedRequest) -> Rerun:
+        """Return the run of `request`: what only its error holds is what the default cleanup frees there."""
+        facts, oom = request.facts, request.oom
+        without = plan_cleanup(_without_learners(facts), Request(keep=(_LAST_ERROR,)))
+        own = (request.analysis.once(default_plan).storages - without.storages) | _bound_by_the_run(facts, oom)
+        since = None if oom.was_released else 0
+        stats = None if request.device is None else request.device.facts.allocator
+        if oom.note is not None and stats is not None:
+            since = max(0, oom.note.allocated + oom.note.slack - stats.allocated)
+        return cls(request, frozenset(own), request.nbytes_here(own), since, _kept(facts, oom))
+
+    # --- what the cell takes ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def allocated(self) -> int:
+        """Return the bytes that are allocated now where the request was made."""
+        device = self.request.device
+        if device is not None and device.facts.allocator is not None:
+            return device.facts.allocator.allocated
+        return self.request.nbytes_here(range(len(self.request.facts.graph.storages)))
+
+    @cached_property
+    def taken(self) -> int:
+        """Return the bytes that the cell itself had taken at the failure, at least."""
+        start, note = self.request.oom.start, self.request.oom.note
+        if start is not None and note is not None:
+            return max(0, note.allocated - start.allocated)
+        return self.own_bytes
+
+    @cached_property
+    def is_taken_exact(self) -> bool:
+        """Say whether `taken` is by the counters at the beginning of the cell and at the failure."""
+        return self.request.oom.start is not None and self.request.oom.note is not None
+
+    @cached_property
+    def needed(self) -> int:
+        """Return the bytes of `taken` that the next run needs at the same time: not unreachable ones, which may go earlier."""
+        graph = self.request.facts.graph
+        held = (n for n, root in enumerate(graph.roots) if root.kind != "garbage")
+        garbage = set(range(len(graph.storages))) - storages_of(graph, reach_of_roots(graph, held))
+        return max(0, self.taken - self.request.nbytes_here(garbage))
+
+    def _kept_bytes(self, freed: Set[int] = frozenset()) -> int:
+        return self.request.nbytes_here(self.kept - freed)
+
+    def _fails_surely(self, after: After) -> bool:
+        """Say whether the next run has no room for the request, wherever what it takes before may come to lie.
+
+        What its error and its names hold, and is free then, it takes again, where it lies now. Beyond that the counters tell
+        what it took; of that it may have left a part in what its code can reach, and need not take it again.
+        """
+        back = after.freed - self.own
+        reachable = self.allocated - self.request.nbytes_here(after.freed) - self._kept_bytes(after.freed)
+        beyond = self.needed - max(0, reachable) - self.request.nbytes_here(self.own & after.freed)
+        device = self.request.device
+        segments = () if device is None else device.facts.segments or ()
+        beyond -= fragmentation(segments, self._addresses(back)).stranded
+        return self._fits(replace(after, freed=back), max(0, beyond)) is False
+
+    def _at_most(self, after: After) -> Iterator[int]:
+        """Yield bounds of the bytes that the next run takes of the device, at any time until the request has succeeded."""
+        oom, note = self.request.oom, self.request.oom.note
+        if self.since is None and note is None:
+            return
+        allocated = self.allocated if note is None else max(self.allocated, note.allocated + note.slack)
+        peak = allocated if note is None else max(allocated, self._peak())
+        most = max(0, peak - self._kept_bytes())
+        yield 2 * most  # blocks of other sizes left free in between: as much again
+        counts = None if note is None else note.counts
+        if oom.start is None or counts is None:
+            return
+        made, blocks = max(0, counts.made - oom.start.made), max(0, counts.made_blocks - oom.start.made_blocks)
+        yield _without_reuse(made, blocks)
+        same = self._as_before(after)
+        if same is not None:
+            yield same
+
+    def _peak(self) -> int:
+        note, device = self.request.oom.note, self.request.device
+        stats = None if device is None else device.facts.allocator
+        peaks = (None if note is None else note.peak_allocated, None if stats is None else stats.peak_allocated)
+        return max((peak for peak in peaks if peak is not None), default=0)
+
+    def _as_before(self, after: After) -> int | None:
+        """Return the bytes that the first run took of the device, if the next one takes the same steps; None if it may not.
+
+        It does where it begins in the state of the first: the same bytes in use and reserved, but for whole segments of what
+        the cell cannot reach. The allocator is deterministic, the first run emptied the cache only when it failed, and no
+        full collection let go of memory in between.
+        """
+        oom, device = self.request.oom, self.request.device
+        note, start = oom.note, oom.start
+        if note is None or note.counts is None or start is None or device is None or device.room.is_expandable:
+            return None
+        reserved = 0 if device.facts.allocator is None else device.facts.allocator.reserved
+        if (device.facts.free or 0) + reserved < note.free + note.reserved:
+            return None  # others on the device have taken more since
+        if oom.has_replaced or note.counts.retries != start.retries + 1 or note.counts.collections != start.collections:
+            return None
+        segments, pools = device.facts.segments or (), device.room.in_use if after.pools is None else after.pools
+        back, also = (
+            fragmentation(segments, self._addresses(freed), pools) for freed in (after.freed - self.kept, after.freed)
+        )
+        is_same = (back.allocated, back.reserved - back.releasable) == (start.allocated, start.reserved)
+        if not is_same or back.pending or back.kept or also.stranded != back.stranded:
+            return None
+        return max(0, note.reserved - start.reserved)
+
+    def _addresses(self, storages: Set[int]) -> set[int]:
+        graph = self.request.facts.graph
+        return {graph.storages[n].address for n in storages if graph.storages[n].device == self.request.name}
+
+    # --- verdicts ---------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def ceiling(self) -> int | None:
+        """Return the bytes that PyTorch could have of the device if all else were let go of; None: not known."""
+        device = self.request.device
+        if device is None or (total := device.facts.total) is None:
+            return None
+        facts = device.facts
+        listed = None if facts.nvml is None else facts.nvml.processes
+        used = [one.used for one in listed or () if one.pid != self.request.facts.pid]
+        if facts.free is None or facts.allocator is None or listed is None or None in used:
+            return total
+        return min(total, facts.free + facts.allocator.reserved + sum(nbytes or 0 for nbytes in used))
+
+    @cached_property
+    def whole(self) -> int:
+        """Return the bytes that the cell needs at the same time, at least, the request among them.
+
+        The list that it builds is known to its end where all that the cell has made so far are blocks of one size.
+        """
+        oom, asked = self.request.oom, self.request.nbytes or 0
+        segment = segment_size(asked) if oom.requested is None else oom.requested
+        surely = max(0, self.needed - (self.since or 0)) if self.is_taken_exact else 0  # the rest may have been unreachable
+        counts = None if oom.note is None else oom.note.counts
+        if oom.elements and counts is not None and oom.start is not None:
+            made, blocks = counts.made - oom.start.made, counts.made_blocks - oom.start.made_blocks
+            if 0 < blocks < oom.elements and made == blocks * segment:
+                return max(surely + segment, oom.elements * segment)
+        return surely + segment
+
+    @cached_property
+    def can_never_fit(self) -> bool:
+        """Say whether the device is too small for what the cell needs by itself."""
+        if self.request.nbytes is None or self.ceiling is None or self.request.is_of_host:
+            return False
+        return self.whole > self.ceiling
+
+    def verdict(self, after: After) -> Verdict:
+        """Return what the cell run again from its first line would come to."""
+        alone = self._fits(after, 0)
+        if alone is None:
+            return Verdict.UNKNOWN
+        if not alone or self.can_never_fit or self._fails_surely(after):
+            return Verdict.SHORT
+        if any(self._fits(after, most) for most in self._at_most(after)):
+            return Verdict.RERUN
+        return Verdict.REQUEST
+
+    def _fits(self, after: After, taken: int) -> bool | None:
+        return self.request.would_succeed(
+            after.freed,
+            after.pools,
+            is_emptied=after.is_emptied,
+            taken=taken,
+            limited=after.is_limited,
+            more=after.more,
+        )
+
+
+def _without_reuse(nbytes: int, blocks: int) -> int:
+    """Return the bytes that blocks take of the device at most, as if none of them were ever free again."""
+    if blocks <= 1:
+        return segment_size(nbytes) if nbytes else 0
+    return nbytes + min(nbytes + _MOST_WASTED, blocks * _MOST_WASTED)
+
+
+def _without_learners(facts: Facts) -> Facts:
+    """Return facts by which a plan clears no Learner's leftovers."""
+    return Facts(tracked=facts.tracked, devices=facts.devices, graph=facts.graph, pools=facts.pools)
+
+
+def _bound_by_the_run(facts: Facts, oom: OomFact) -> set[int]:
+    """Return the storages that only names which the failed run has bound, and its error, hold."""
+    graph = facts.graph
+
+    def is_its_own(root: Root) -> bool:
+        return root.kind == "name" and root.label in oom.bound
+
+    own = {number for number, root in enumerate(graph.roots) if is_its_own(root)}
+    others = (n for n, root in enumerate(graph.roots) if n not in own and root.kind != "error")
+    return storages_of(graph, reach_of_roots(graph, own)) - storages_of(graph, reach_of_roots(graph, others)) if own else set()
+
+
+def _kept(facts: Facts, oom: OomFact) -> frozenset[int]:
+    """Return the storages that names and displayed results hold which the cell has not bound and cannot reach."""
+    if oom.reaches is None:
+        return frozenset()
+    graph, touched = facts.graph, {*oom.reaches, *oom.uses, *oom.bound}
+    old = {n for n, root in enumerate(graph.roots) if root.kind in _UNTOUCHED and root.label not in touched}
+    others = (n for n, root in enumerate(graph.roots) if n not in old and root.kind not in _HELD_BY_NOBODY)
+    return frozenset(storages_of(graph, reach_of_roots(graph, old)) - storages_of(graph, reach_of_roots(graph, others)))

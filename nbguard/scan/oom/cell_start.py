@@ -1,0 +1,76 @@
+"""The state in which a cell began: the allocators' counters and the ids of the names, read before each cell."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.memory.oom_facts import AllocatorCounts
+from nbguard.scan.devices.cuda import nested_stats
+
+_ATOMS = frozenset(map(id, (int, float, str, bytes, bool, complex, type(None))))
+"""Ids of the types of values that hold no memory of a device: it does not matter whether such a name was bound anew."""
+
+
+@dataclass(frozen=True)
+class CellStart:
+    """The beginning of one cell. Numbers and names only: it keeps nothing of the user's alive."""
+
+    cell: int  # number of the cell
+    names: dict[str, int]  # ids of the values of the namespace
+    atoms: frozenset[str]  # the names among them whose values are numbers, strings or None
+    devices: dict[str, AllocatorCounts]  # counters by device; none of devices that the process had not used
+
+
+class _Latest:
+    """The beginning of the cell that runs now, or ran last."""
+
+    start: CellStart | None = None
+
+
+def note_start(cell: int, namespace: dict[str, Any]) -> None:
+    """Keep the state in which cell number `cell` begins."""
+    values = [(name, value) for name, value in namespace.items() if type(name) is str]
+    _Latest.start = CellStart(
+        cell,
+        {name: id(value) for name, value in values},
+        frozenset(name for name, value in values if id(type(value)) in _ATOMS),
+        _read(),
+    )
+
+
+def start_of(cell: int | None) -> CellStart | None:
+    """Return the state in which a cell began; None if it was not noted."""
+    start = _Latest.start
+    return start if start is not None and start.cell == cell else None
+
+
+def forget_start() -> None:
+    """Keep no beginning any more."""
+    _Latest.start = None
+
+
+def counts_of(stats: dict[str, Any]) -> AllocatorCounts:
+    """Return the counters among those of one device, as torch nests them."""
+    return AllocatorCounts(
+        allocated=stats["allocated_bytes"]["all"]["current"],
+        reserved=stats["reserved_bytes"]["all"]["current"],
+        made=stats["allocated_bytes"]["all"]["allocated"],
+        made_blocks=stats["allocation"]["all"]["allocated"],
+        retries=stats["num_alloc_retries"],
+        collections=full_collections(),
+    )
+
+
+def full_collections() -> int:
+    """Return how often Python's collector has looked at all objects."""
+    return int(gc.get_stats()[-1]["collections"])
+
+
+def _read() -> dict[str, AllocatorCounts]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    return {f"cuda:{index}": counts_of(stats) for index, stats in enumerate(nested_stats(torch))}

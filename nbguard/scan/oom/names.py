@@ -1,0 +1,223 @@
+"""Names that a cell reads, binds, makes anew and may reach at all: by its source, and by the functions of the notebook."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_MAGICS = ("run_cell_magic", "run_line_magic")
+_ANYTHING = frozenset({"exec", "eval", "globals", "locals", "vars", "get_ipython", "__main__", "user_ns", "Out", "In"})
+"""Words by which code may reach any name."""
+_OURS = frozenset({"gpumem", "reset_gpu", "nbguard", "load_ext", "matplotlib", "profile_fit"})
+"""Magics that bind and read no name of the user's."""
+_RUNNERS = frozenset({"time", "timeit", "capture", "prun", "profile_fit"})
+"""Magics that run the code behind them."""
+_FUNCTIONS = 5000
+"""Functions of the notebook that are looked into; of more it counts as unknown what they may reach."""
+
+
+def names_in(source: str, at: int) -> tuple[set[str], set[str]]:
+    """Return (names that a cell reads, names that it had bound when it failed in line `at`).
+
+    Bound are those above that line, and any in a loop around it: an earlier turn may have. Of a cell magic's body, whose lines
+    are counted anew, all of them.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return set(), set()
+    nodes = list(ast.walk(tree))
+    reads = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    loops = [node for node in nodes if isinstance(node, _LOOPS) and node.lineno <= at <= (node.end_lineno or at)]
+    inside = {id(node) for loop in loops for node in ast.walk(loop)}
+    binds = {name for name, node in _bindings(tree) if node.lineno < at or id(node) in inside}
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MAGICS:
+            body = node.args[-1] if node.args else None
+            if isinstance(body, ast.Constant) and type(body.value) is str:
+                more = names_in(body.value, sys.maxsize)
+                reads, binds = reads | more[0], binds | more[1]
+    return reads, binds
+
+
+def _bindings(tree: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Yield (name, node) of what a cell's own statements bind: not what functions bind inside of them."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node
+        if isinstance(node, _SCOPES):
+            if not isinstance(node, ast.Lambda):
+                yield node.name, node
+            continue
+        yield from _bindings(node)
+
+
+def made_by(source: str, at: int, namespace: dict[str, Any]) -> set[str]:
+    """Return the names that a run of a cell which fails in line `at` binds in any case, before anything reads them.
+
+    A later run makes them anew, so deleting them costs it nothing. Not the names that a function of the notebook reads.
+    """
+    functions = functions_of(namespace)
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    if functions is None or not set(_magics(tree)) <= _OURS:
+        return set()
+    made: set[str] = set()
+    seen = {word for code in functions for word in _words(code)}
+    for statement in tree.body:
+        for name, is_bound in _events(statement, at):
+            if is_bound and name not in seen:
+                made.add(name)
+            seen.add(name)
+        if (statement.end_lineno or at) >= at:
+            break
+    return made
+
+
+def _events(statement: ast.stmt, at: int) -> Iterator[tuple[str, bool]]:
+    """Yield (name, whether it is bound in any case) of one statement, in the order in which it runs.
+
+    The body of a loop, a `try` or an `if` is known to have run only where the failure was in it.
+    """
+    inside = isinstance(statement, (*_LOOPS, ast.If, ast.Try)) and any(
+        inner.lineno <= at <= (inner.end_lineno or at) for inner in statement.body
+    )
+    if isinstance(statement, ast.Assign):
+        yield from _reads(statement.value)
+        for target in statement.targets:
+            yield from _targets(target)
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        yield from _reads(statement.value)
+        yield from _targets(statement.target)
+    elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield from _reads(statement)
+        yield statement.name, True
+    elif isinstance(statement, (ast.Import, ast.ImportFrom)):
+        yield from (((alias.asname or alias.name).partition(".")[0], True) for alias in statement.names)
+    elif isinstance(statement, (ast.With, ast.AsyncWith)):
+        for item in statement.items:
+            yield from _reads(item.context_expr)
+            if item.optional_vars is not None:
+                yield from _targets(item.optional_vars)
+        for inner in statement.body:
+            yield from _events(inner, at)
+    elif inside and isinstance(statement, (*_LOOPS, ast.If, ast.Try)):
+        if isinstance(statement, (ast.For, ast.AsyncFor)):
+            yield from _reads(statement.iter)
+            yield from _targets(statement.target)
+        elif isinstance(statement, (ast.While, ast.If)):
+            yield from _reads(statement.test)
+        for inner in statement.body:
+            yield from _events(inner, at)
+    else:
+        yield from _reads(statement)
+
+
+def _targets(target: ast.expr) -> Iterator[tuple[str, bool]]:
+    if isinstance(target, ast.Name):
+        yield target.id, True
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        for element in target.elts:
+            yield from _targets(element)
+    else:
+        yield from _reads(target)
+
+
+def _reads(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield every name in a piece of code as one that is read: it may be, or bound only if it comes to that."""
+    yield from ((inner.id, False) for inner in ast.walk(node) if isinstance(inner, ast.Name))
+
+
+def _magics(tree: ast.AST) -> Iterator[str]:
+    """Yield the name of each magic that a piece of code runs; `?` where it is not written down."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _MAGICS:
+            name = node.args[0] if node.args else None
+            yield name.value if isinstance(name, ast.Constant) and type(name.value) is str else "?"
+
+
+def reached_by(source: str, namespace: dict[str, Any]) -> set[str] | None:
+    """Return the names that a cell, or any function that the notebook has defined, may reach; None: it may be any name.
+
+    Functions count whether they were called or not: a model's `forward`, a hook and a closure are none that a cell names.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    reached = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    reached |= {name for node in ast.walk(tree) if isinstance(node, _SCOPES) and (name := getattr(node, "name", ""))}
+    magics = set(_magics(tree))
+    if not magics <= _OURS | _RUNNERS:
+        return None
+    if magics:
+        reached = (reached - {"get_ipython"}) | _in_strings(tree)
+    functions = functions_of(namespace)
+    if functions is None:
+        return None
+    words = {word for code in functions for word in _words(code)}
+    read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} - {
+        "get_ipython"
+    }
+    hidden = {name for name in (read | words) & namespace.keys() if name.startswith("_") and not name.startswith("__")}
+    if hidden or (reached | words) & _ANYTHING:
+        return None
+    return reached | words
+
+
+def length_of_list(source: str, at: int) -> int | None:
+    """Return the number of elements of the list that line `at` builds, where it is written down: `[f() for _ in range(9)]`."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    lists = (node for node in ast.walk(tree) if isinstance(node, ast.ListComp) and node.lineno <= at <= (node.end_lineno or at))
+    lengths = [_length(node) for node in lists]
+    return lengths[0] if len(lengths) == 1 else None
+
+
+def _length(node: ast.ListComp) -> int | None:
+    """Return the number of elements of a list comprehension over one `range` of a constant; None of any other."""
+    (first, *more) = node.generators
+    call = first.iter
+    if more or first.ifs or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.func.id != "range":
+        return None
+    count = call.args[0] if len(call.args) == 1 else None
+    return count.value if isinstance(count, ast.Constant) and type(count.value) is int else None
+
+
+def _in_strings(tree: ast.AST) -> set[str]:
+    """Return every word in the strings that magics are called with: names are among them, whatever else is."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    texts = [arg.value for call in calls if call.func.attr in _MAGICS for arg in call.args if isinstance(arg, ast.Constant)]  # type: ignore[attr-defined]
+    return {word for text in texts if type(text) is str for word in re.findall(r"\w+", text)}
+
+
+def functions_of(namespace: dict[str, Any]) -> list[types.CodeType] | None:
+    """Return the code of each function whose globals are the namespace; None if there are too many."""
+    found = []
+    for value in gc.get_objects():
+        if type(value) is not types.FunctionType or value.__globals__ is not namespace:
+            continue
+        if value.__code__.co_name != "<module>":  # IPython makes one of each cell while it runs
+            found.append(value.__code__)
+            if len(found) > _FUNCTIONS:
+                return None
+    return found
+
+
+def _words(code: types.CodeType) -> Iterable[str]:
+    """Yield the global names of a function and of those inside of it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if type(constant) is types.CodeType:
+            yield from _words(constant)

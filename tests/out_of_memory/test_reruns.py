@@ -1,0 +1,68 @@
+"""The cell run again after each advice, on the fake device: what is called enough always is, and what cannot fit never does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_cuda.plugin import fake_settings
+from tests.kernels import FASTAI, TORCH, Zygote
+from tests.out_of_memory.oom_notebooks import FIT, NOTEBOOKS, PRELUDE, OomNotebook
+from tests.out_of_memory.rerun_program import PROGRAM
+from tests.thorough import THOROUGH
+
+MIB = 1024**2
+ROUNDS = list[dict[str, Any]]
+
+
+@pytest.fixture
+def follow(fake_cuda_zygote: Callable[[str], Zygote], tmp_path: Path) -> Callable[[OomNotebook, int], ROUNDS]:
+    """`follow(notebook, number)` runs a notebook, follows the advice of that number, and runs the failed cell again."""
+
+    def run(notebook: OomNotebook, advice: int) -> ROUNDS:
+        settings: dict[str, object] = {"bytes": 1024 * MIB, "context": 100 * MIB} | notebook.settings
+        if notebook.others:
+            settings["state"] = tmp_path / f"device{advice}"
+        spec = asdict(notebook) | {"cells": [PRELUDE, *([FIT] if notebook.fits else []), *notebook.cells], "advice": advice}
+        program = f"SPEC = {json.dumps(spec)!r}\n{PROGRAM}"
+        zygote = fake_cuda_zygote(FASTAI if notebook.fits else TORCH)
+        out, errors = zygote.run(program, fake_settings(**settings), 120)  # type: ignore[arg-type]
+        _, mark, result = out.rpartition("RESULT")
+        assert mark, errors[-3000:] + out[-1000:]
+        rounds: ROUNDS = json.loads(result)
+        return rounds
+
+    return run
+
+
+def check(rounds: ROUNDS) -> None:
+    """Assert that each advice that was followed came to what it had said."""
+    for number, one in enumerate(rounds):
+        if "followed" not in one:
+            continue
+        fix, error = one["card"]["fixes"][one["followed"]], one["error"]
+        came_further = error is None or (number + 1 < len(rounds) and rounds[number + 1]["made"] > one["made"])
+        if fix["verdict"] == "rerun":
+            assert came_further, (number, fix, error)
+            assert error is None or "out of memory" in error, (number, fix, error)
+        if fix["verdict"] in ("never", "short"):
+            assert error is not None, (number, fix)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
+def test_each_advice(notebook: OomNotebook, follow: Callable[[OomNotebook, int], ROUNDS]) -> None:
+    """The best advice of each notebook, again and again as long as the cell fails; of the others a spread, or all."""
+    rounds = follow(notebook, 0)
+    check(rounds)
+    first = rounds[0]["card"]["fixes"]
+    if notebook.best is not None:
+        assert first[0]["verdict"] == notebook.best, first
+    others = [number for number, fix in enumerate(first) if number and (fix["commands"] or fix["verdict"] == "rerun")]
+    for number in others if THOROUGH else others[: NOTEBOOKS.index(notebook) % 2]:
+        check(follow(notebook, number))
