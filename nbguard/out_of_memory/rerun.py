@@ -27,7 +27,7 @@ _MOST_WASTED = 19 * 1024**2
 """Bytes that one request can leave unused at most in the segment made for it."""
 
 
-class Verdict(str, Enum):
+class FixVerdict(str, Enum):
     """The effect of an advice, in JSON and on the wire."""
 
     RERUN = "rerun"  # the cell, run again from its first line, comes past the request that failed
@@ -42,15 +42,15 @@ class Verdict(str, Enum):
     @property
     def is_enough(self) -> bool | None:
         """Return True where the cell runs through as far as it came, False where it fails again, None where either may be."""
-        return {Verdict.RERUN: True, Verdict.SHORT: False, Verdict.NEVER: False}.get(self)
+        return {FixVerdict.RERUN: True, FixVerdict.SHORT: False, FixVerdict.NEVER: False}.get(self)
 
 
-VERDICT_TEXTS: dict[Verdict, str] = {
-    Verdict.RERUN: "enough: the cell runs through as far as it came",
-    Verdict.REQUEST: "lets this request through",
-    Verdict.UNKNOWN: "may be enough",
-    Verdict.SHORT: "not enough alone",
-    Verdict.NEVER: "cannot fit on this device",
+VERDICT_TEXTS: dict[FixVerdict, str] = {
+    FixVerdict.RERUN: "enough: the cell runs through as far as it came",
+    FixVerdict.REQUEST: "lets this request through",
+    FixVerdict.UNKNOWN: "may be enough",
+    FixVerdict.SHORT: "not enough alone",
+    FixVerdict.NEVER: "cannot fit on this device",
 }
 """Each verdict in the words for people."""
 
@@ -66,7 +66,7 @@ class After:
     more: int = 0  # bytes that are free on the device besides
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rerun:
     """The run that failed, as its next run will need the memory."""
 
@@ -86,7 +86,13 @@ class Rerun:
         stats = None if request.device is None else request.device.facts.allocator
         if oom.note is not None and stats is not None:
             since = max(0, oom.note.allocated + oom.note.slack - stats.allocated)
-        return cls(request, frozenset(own), request.nbytes_here(own), since, _kept(facts, oom))
+        return cls(
+            request=request,
+            own=frozenset(own),
+            own_bytes=request.nbytes_here(own),
+            since=since,
+            kept=_kept(facts, oom),
+        )
 
     # --- what the cell takes ----------------------------------------------------------------------------------------------
 
@@ -227,16 +233,16 @@ class Rerun:
             return False
         return self.whole > self.ceiling
 
-    def verdict(self, after: After) -> Verdict:
+    def verdict(self, after: After) -> FixVerdict:
         """Return what the cell run again from its first line would come to."""
         alone = self._fits(after, 0)
         if alone is None:
-            return Verdict.UNKNOWN
+            return FixVerdict.UNKNOWN
         if not alone or self.can_never_fit or self._fails_surely(after):
-            return Verdict.SHORT
+            return FixVerdict.SHORT
         if any(self._fits(after, most) for most in self._at_most(after)):
-            return Verdict.RERUN
-        return Verdict.REQUEST
+            return FixVerdict.RERUN
+        return FixVerdict.REQUEST
 
     def _fits(self, after: After, taken: int) -> bool | None:
         return self.request.would_succeed(

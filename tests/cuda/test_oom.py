@@ -207,7 +207,8 @@ def test_a_memory_fraction(notebook: Notebook, attach: bool) -> None:
 
     assert (card["limit"], card["had"], card["asked"]["limit"]) == (512 * MIB, 312 * MIB, 512 * MIB)
     best = card["fixes"][0] if attach else next(fix for fix in card["fixes"] if "limit" in fix["words"])
-    assert (best["nbytes"], best["verdict"]) == (724 * MIB - 312 * MIB, "rerun" if attach else "request"), "what it found is known"
+    verdict = "rerun" if attach else "request"
+    assert (best["nbytes"], best["verdict"]) == (724 * MIB - 312 * MIB, verdict), "the cell's beginning is known"
     _run(kernel, best)
     kernel.run("x = [mib(400), net]").ok()
 

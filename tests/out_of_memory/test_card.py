@@ -11,7 +11,7 @@ from nbguard.memory.facts import DeviceFacts, Facts, Graph, LearnerFact, NvmlFac
 from nbguard.memory.oom_facts import AllocatorCounts, HostFacts, OomFact, OomNote
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.out_of_memory.fixes import Fix
-from nbguard.out_of_memory.rerun import Verdict
+from nbguard.out_of_memory.rerun import FixVerdict
 from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 
@@ -138,10 +138,10 @@ def test_what_the_run_itself_had_taken_does_not_let_it_through() -> None:
 def test_of_both_only_the_others_count() -> None:
     exact, more = (_case(asked, error=3 * GiB, out=GiB, free=GiB) for asked in (2 * GiB, 2 * GiB + 1))
 
-    assert _cleanup(_recorded(exact, took=3 * GiB)).verdict is Verdict.RERUN
+    assert _cleanup(_recorded(exact, took=3 * GiB)).verdict is FixVerdict.RERUN
     assert _cleanup(_recorded(exact, took=3 * GiB)).enough is True
     assert _cleanup(_recorded(more, took=3 * GiB)).enough is False
-    assert _cleanup(exact).verdict is Verdict.REQUEST, "what lay where when the cell began is not known"
+    assert _cleanup(exact).verdict is FixVerdict.REQUEST, "what lay where when the cell began is not known"
     assert _cleanup(more).enough is False
 
 
@@ -239,7 +239,7 @@ def test_what_went_since_the_failure_counts_as_the_runs_own() -> None:
     case = _case(fact=fact, out=3 * GiB, free=GiB)
     assert _cleanup(_recorded(case, before=3 * GiB, took=2 * GiB)).enough is True  # 2 went, and 4 can be had
     assert _cleanup(_recorded(case, before=3 * GiB, took=2 * GiB + 1)).enough is False
-    assert _cleanup(case).verdict is Verdict.REQUEST, "whether it was the run's is not known"
+    assert _cleanup(case).verdict is FixVerdict.REQUEST, "whether it was the run's is not known"
     more = replace(fact, note=_note(allocated=5 * GiB + 1))
     assert _cleanup(_case(fact=more, out=3 * GiB, free=GiB)).enough is None
 
@@ -345,7 +345,7 @@ def _with_gradients(learner: int = 0) -> Facts:
 def test_gradients_of_an_idle_learner() -> None:
     fix = _fix(_recorded(_with_gradients()), "learn.model")
 
-    assert _fix(_with_gradients(), "learn.model").verdict is Verdict.REQUEST, "the cell itself may have made them"
+    assert _fix(_with_gradients(), "learn.model").verdict is FixVerdict.REQUEST, "the cell itself may have made them"
     assert (fix.commands, fix.nbytes, fix.enough) == (("learn.model.zero_grad()",), 3 * GiB, True)
 
 
