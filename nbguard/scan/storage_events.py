@@ -163,6 +163,15 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
                 self._follow(self._known, new, old.nbytes, 0)
                 self._sum = (old, self._known[new._cdata], _ADD)
 
+    def note(self, tensors: Any) -> None:
+        """Note storages that no operation has used yet, as those of a model that is there before its fit.
+
+        Raises what the observer raises.
+        """
+        failed = self._note(tensors, None, is_older=True)
+        if failed is not None:
+            raise failed
+
     def settle(self) -> None:
         """Let a sum of gradients that has not taken over a block have one of its own. The next operation tells a failure."""
         waiting, self._sum = self._sum, None
