@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
 from nbguard.allocator.model.settings import AllocatorSettings
@@ -116,6 +117,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         yield autocast, "__exit__", self._here(self._leave_autocast, autocast.__exit__)
         yield scaler, "__init__", self._here(_init_scaler, scaler.__init__)
         yield scaler, "_maybe_opt_step", self._here(_step, scaler._maybe_opt_step)
+        yield torch.utils.checkpoint, "_infer_device_type", self._kind_of_device(torch.utils.checkpoint._infer_device_type)
         for module in _with_devices():
             for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
                 if supported := getattr(module, name, None):
@@ -129,17 +131,24 @@ class Emulation(AbstractContextManager["Emulation"]):
 
         return method
 
+    def _kind_of_device(self, former: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what a checkpoint asks for the device whose autocast it must restore: meta tensors stand for CUDA's."""
+
+        def kind(*args: Any) -> str:
+            found: str = former(*args)
+            return "cuda" if found == "meta" and threading.get_ident() == self._thread else found
+
+        return kind
+
     def _enter_autocast(self, former: Callable[..., Any], context: Any) -> Any:
-        if context.device != "cuda":
-            return former(context)
-        self._autocast.enter(context.fast_dtype if context._nbguard_enabled else None)
-        return context
+        if context.device == "cuda":
+            self._autocast.enter(context.fast_dtype if context._enabled else None)
+        return former(context)
 
     def _leave_autocast(self, former: Callable[..., Any], context: Any, *error: Any) -> Any:
-        if context.device != "cuda":
-            return former(context, *error)
-        self._autocast.leave()
-        return False
+        if context.device == "cuda":
+            self._autocast.leave()
+        return former(context, *error)
 
 
 def _init_autocast(
@@ -150,12 +159,9 @@ def _init_autocast(
     enabled: bool = True,
     cache_enabled: bool | None = None,
 ) -> None:
-    """Make a context that is never enabled for CUDA itself: there may be none, and its tensors are not here."""
-    is_cuda = device_type == "cuda"
-    former(context, device_type, dtype, enabled and not is_cuda, cache_enabled)
-    if is_cuda:
-        context._nbguard_enabled = enabled
-        context.fast_dtype = dtype or torch.get_autocast_dtype("cuda")
+    """Make a context for CUDA without asking whether there is any."""
+    former(context, device_type, dtype, enabled and device_type != "cuda", cache_enabled)
+    context._enabled = enabled if device_type == "cuda" else context._enabled
 
 
 def _init_scaler(former: Callable[..., Any], scaler: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:

@@ -214,7 +214,7 @@ def _sizes(count: int, size: int, *, is_last_dropped: bool) -> tuple[int, ...]:
 
 
 @contextmanager
-def _same_randomness() -> Iterator[None]:
+def same_randomness() -> Iterator[None]:
     """Put the generators of random numbers back as they were: Python's, numpy's and torch's for the CPU."""
     numpy: Any = sys.modules.get("numpy")
     states = random.getstate(), numpy.random.get_state() if numpy else None, torch.get_rng_state()
@@ -231,7 +231,7 @@ def _first_batch(loader: Any, size: int) -> Any:
     """Return the shapes of a batch of the first items, made by a copy of the loader that shares its dataset."""
     if not hasattr(loader, "do_item"):
         raise UnpredictableError(f"{type(loader).__name__} is no loader of fastai's: give a batch, as in predict(learn, batch)")
-    with _same_randomness():
+    with same_randomness():
         own = copy.copy(loader)
         own.__dict__["rng"] = random.Random(0)  # noqa: S311 - no secret: the loader's own generator stays as it is
         for name in ("after_item", "before_batch"):

@@ -13,7 +13,7 @@ from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import NbguardError, UnpredictableError
 from nbguard.prediction.copies import in_order_of_moving
 from nbguard.prediction.emulation import Emulation, PredictedOutOfMemoryError
-from nbguard.prediction.fastai_fit import FastaiFit, fastai_fit, is_learner
+from nbguard.prediction.fastai_fit import FastaiFit, fastai_fit, is_learner, same_randomness
 from nbguard.prediction.hardware import Gpu, gpu_of
 from nbguard.prediction.prediction import Prediction
 from nbguard.units import format_bytes
@@ -116,7 +116,7 @@ def _trace(learn: Any, batch: Any, batch_size: int | None, gpu: Gpu, settings: A
     """
     fit = fastai_fit(learn, batch, batch_size)
     emulation = Emulation(gpu, settings, reserve)
-    with emulation:
+    with same_randomness(), emulation:
         emulation.storages.note(in_order_of_moving(fit.model))
         model = emulation.device.model.allocated
         fit.run()
