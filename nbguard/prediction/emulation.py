@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode
 
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import SimulatedOutOfMemoryError
+from nbguard.prediction import composites
 from nbguard.prediction.autocast import Autocast
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.operators import OperatorMode
-from nbguard.prediction.rules.attention import attention
 from nbguard.scan.storage_events import StorageMode
 from nbguard.simulation.device import SimulatedDevice
 
@@ -103,11 +103,8 @@ class Emulation(AbstractContextManager["Emulation"]):
         self._autocast.install()
         library = torch.library.Library("aten", "IMPL")
         stack.callback(library._destroy)
-        library.impl("dropout", _dropout, "AutogradMeta")
-        library.impl("scaled_dot_product_attention", self._attention, "AutogradMeta")
-
-    def _attention(self, *args: Any, **kwargs: Any) -> Any:
-        return attention(self._gpu, *args, **kwargs)
+        for operator, kernel in composites.kernels(self._gpu):
+            library.impl(operator, kernel, composites.KEY)
 
     def _replacements(self) -> Iterable[tuple[Any, str, Any]]:
         """Return (owner, name, value) of methods that do something else in this thread meanwhile."""
@@ -184,15 +181,6 @@ def _also_meta(supported: Callable[..., Any]) -> Callable[..., Any]:
         return [*supported(*args, **kwargs), "meta"]
 
     return devices
-
-
-def _dropout(tensor: Any, probability: float, train: bool) -> Any:
-    """Return what CUDA's `dropout` does (aten/src/ATen/native/Dropout.cpp): one fused kernel that saves a mask."""
-    if not train or probability == 0 or not tensor.numel():
-        return tensor
-    if probability < 1:
-        return torch.ops.aten.native_dropout(tensor, probability, True)[0]
-    return tensor * torch.zeros((), dtype=tensor.dtype, device=tensor.device)
 
 
 def _refused(error: SimulatedOutOfMemoryError, asked: int) -> Exception:
