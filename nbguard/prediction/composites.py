@@ -34,7 +34,7 @@ def _dropout(tensor: Any, probability: float, train: bool) -> Any:
 
 
 def _linear(tensor: Any, weight: Any, bias: Any = None) -> Any:
-    """Return the product with the bias added in place (aten/src/ATen/native/Linear.cpp); under a mode that takes a new tensor."""
+    """Return the product with the bias added in place (aten/src/ATen/native/Linear.cpp): under a mode it takes a new one."""
     if bias is not None and tensor.ndim == 2:
         return torch.addmm(bias, tensor, weight.t())
     if bias is not None and tensor.ndim == 3 and tensor.is_contiguous():
