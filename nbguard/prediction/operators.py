@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +34,9 @@ _GEMMS = frozenset(
 )
 """Operators that call cuBLAS, and make its workspace where their thread has none yet."""
 _CONVOLUTIONS = frozenset({_aten.convolution.default, _aten.convolution_backward.default})
+_FLASH = _aten._scaled_dot_product_flash_attention.default
+_HOPPER = (9, 0)
+"""From this architecture on PyTorch prefers cuDNN's attention for half precision (`check_prefer_cudnn_attention`)."""
 _TRUSTED = ("torch", "fastai", "fastcore", "nbguard")
 """Packages whose reads of values do not decide about memory: metrics, recorders, the gradient scaler."""
 
@@ -54,6 +58,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         """Lines of the user's code that read values which tensors without data do not have."""
         self.convolutions = 0
         """Number of calls of cuDNN's convolutions, whose workspaces are not known."""
+        self.attentions = 0
+        """Number of calls of attention that cuDNN may run, whose workspaces are not known."""
         self._device = device
         self._workspaces: list[int] = []
         self._with_workspace: set[bool] = set()
@@ -64,9 +70,18 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
 
     def temporaries(self, *sizes: int) -> None:
         """Allocate buffers of these bytes one after the other, then free them."""
+        with self.buffers(*sizes):
+            pass
+
+    @contextmanager
+    def buffers(self, *sizes: int) -> Iterator[None]:
+        """Allocate buffers of these bytes one after the other; they live in the context."""
         tokens = [self._device.born(size, None, is_older=False) for size in sizes if size]
-        for token in tokens:
-            self._device.died(token)
+        try:
+            yield
+        finally:
+            for token in tokens:
+                self._device.died(token)
 
     @property
     def workspaces(self) -> int:
@@ -86,6 +101,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             self._make_workspace()
         if func in _CONVOLUTIONS:
             self.convolutions += 1
+        if func is _FLASH and self.gpu.architecture >= _HOPPER:
+            self.attentions += 1
         temporaries = TEMPORARIES.get(func)
         if temporaries is not None:
             self.temporaries(*temporaries(self.gpu, args, kwargs))

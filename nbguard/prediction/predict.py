@@ -19,7 +19,9 @@ from nbguard.prediction.prediction import Prediction
 from nbguard.units import format_bytes
 
 _BAND = 0.05
-"""Share of the reserved peak that stays free before a fit is said to fit: cuDNN's workspaces, other versions of CUDA."""
+"""Share of the reserved peak that stays free before a fit is said to fit: other versions of CUDA, kernels without a rule."""
+_CONVOLUTIONS = 256 * 2**20
+"""Bytes that stay free besides where cuDNN convolves: PyTorch takes a plan with a smaller workspace where one finds no room."""
 _ASSUMPTIONS = (
     "the device is empty before it: what other notebooks, processes and earlier cells hold is not counted",
     "cuDNN's workspaces are not known: they are a part of the band, as cuDNN takes a smaller one where memory is short",
@@ -69,7 +71,7 @@ def predict(
         raise NbguardError(f"predict takes a fastai Learner, not {type(learn).__name__}")
     _refuse(learn.model)
     endless = _trace(learn, batch, batch_size, _without_end(device), parsed)
-    band = int(_BAND * endless.peak_reserved)
+    band = int(_BAND * endless.peak_reserved) + (_CONVOLUTIONS if endless.convolutions else 0)
     fits, why = _answer(learn, batch, batch_size, device, parsed, endless, band)
     return Prediction(
         gpu=device.name,
@@ -125,6 +127,7 @@ def _trace(learn: Any, batch: Any, batch_size: int | None, gpu: Gpu, settings: A
         raise UnpredictableError(emulation.device.broken)
     reads = [f"{line} reads a value: which way the code takes then is not known" for line in emulation.operators.reads]
     left_out = [f"the callback {name} is not traced" for name in fit.left_out]
+    attention = ["attention in half precision runs in cuDNN on this GPU"] if emulation.operators.attentions else []
     sparse = ["tensors without a storage of their own are used (sparse ones, wrappers)"] if emulation.storages.unseen else []
     modelled = emulation.device.model
     return Traced(
@@ -135,7 +138,7 @@ def _trace(learn: Any, batch: Any, batch_size: int | None, gpu: Gpu, settings: A
         model=model,
         workspaces=emulation.operators.workspaces,
         convolutions=emulation.operators.convolutions,
-        unknown=(*left_out, *reads, *sparse),
+        unknown=(*left_out, *reads, *attention, *sparse),
     )
 
 

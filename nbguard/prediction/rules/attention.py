@@ -77,10 +77,15 @@ def _efficient_backward(device: Allocator, _: Any, args: Sequence[Any], __: Mapp
     return (*gradients, None)
 
 
+def _like(tensor: Any) -> Any:
+    """Return an output in the layout of flash attention: that of the input, as far as it is dense."""
+    return torch.empty_like(tensor.transpose(1, 2)).transpose(1, 2)
+
+
 def _flash(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
     query, key = args[0], args[1]
-    batch, heads, length, width = query.shape
-    out = _heads(query, length, width)
+    batch, heads, length, _width = query.shape
+    out = _like(query)
     sums = torch.empty(batch, heads, length, device="meta", dtype=torch.float32)
     seed = torch.empty(2, device="meta", dtype=torch.uint64)
     unused = torch.empty((), device="meta", dtype=torch.uint64)
@@ -88,12 +93,13 @@ def _flash(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -
 
 
 def _flash_backward(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
-    gradient, query, key, _value, out = args[:5]
+    gradient, query, key, value, out = args[:5]
     batch, heads, length, width = query.shape
     copies = [nbytes(each) for each in (gradient, out) if not each.transpose(1, 2).is_contiguous()]
-    gradients = _heads(query, length, width), _heads(query, key.shape[2], width), _heads(query, key.shape[2], width)
     rows = up(length, 128)
-    device.temporaries(*copies, batch * heads * rows * 4, batch * rows * heads * up(width, 32) * 4)
+    with device.buffers(*copies):
+        gradients = _like(query), _like(key), _like(value)
+        device.temporaries(batch * heads * rows * 4, batch * rows * heads * up(width, 32) * 4)
     return gradients
 
 

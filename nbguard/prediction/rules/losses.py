@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.rules.reductions import buffers
 from nbguard.prediction.rules.rule import Allocator, Replacement, Temporaries, argument, nbytes
 
 _aten = torch.ops.aten
@@ -19,7 +20,7 @@ def _cross_entropy_of_bits(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -
 
 
 def _squared_error(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the loss in a storage of the input's size, which lives as long as the loss.
+    """Return the loss, summed up as any reduction, in a storage of the input's size, which lives as long as the loss.
 
     Source: `mse_loss_out` in aten/src/ATen/native/Loss.cpp: the output is made as large as the input, then resized, and no
     resizing to fewer bytes gives memory back.
@@ -27,7 +28,7 @@ def _squared_error(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mappi
     if not argument(args, kwargs, 2, "reduction", 1):
         return NotImplemented
     out = torch.empty_like(args[0])
-    device.temporaries(nbytes(args[0]))
+    device.temporaries(nbytes(args[0]), *buffers(device.gpu, args[0], None, 4))
     return out.resize_(())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from nbguard.prediction.hardware import Gpu
@@ -18,6 +19,9 @@ class Allocator(Protocol):
 
     def temporaries(self, *sizes: int) -> None:
         """Allocate buffers of these bytes one after the other, then free them."""
+
+    def buffers(self, *sizes: int) -> AbstractContextManager[None]:
+        """Return a context in which buffers of these bytes live."""
 
 
 Replacement = Callable[[Allocator, Any, Sequence[Any], Mapping[str, Any]], Any]
