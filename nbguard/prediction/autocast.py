@@ -92,14 +92,14 @@ class Autocast:
     def _lower(self, operator: Any) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with _below():
-                return operator(*self._cast(args, self.dtype), **self._cast(kwargs, self.dtype))
+                return operator(*self._cast_all(args, self.dtype), **self._cast(kwargs, self.dtype))
 
         return kernel
 
     def _float32(self, operator: Any) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with _below():
-                return operator(*self._cast(args, torch.float32), **self._cast(kwargs, torch.float32))
+                return operator(*self._cast_all(args, torch.float32), **self._cast(kwargs, torch.float32))
 
         return kernel
 
@@ -117,9 +117,13 @@ class Autocast:
             with _below():
                 given = [value for value in _flat((args, kwargs)) if _is_eligible(value)]
                 dtype = torch.float32 if any(value.dtype == torch.float32 for value in given) else self.dtype
-                return operator(*self._cast(args, dtype), **self._cast(kwargs, dtype))
+                return operator(*self._cast_all(args, dtype), **self._cast(kwargs, dtype))
 
         return kernel
+
+    def _cast_all(self, args: Any, dtype: torch.dtype | None) -> list[Any]:
+        """Return arguments cast from the last to the first, as the compiled wrappers do it: order decides about addresses."""
+        return [self._cast(value, dtype) for value in reversed(args)][::-1]
 
     def _cast(self, value: Any, dtype: torch.dtype | None) -> Any:
         if isinstance(value, torch.Tensor):

@@ -134,7 +134,7 @@ def fastai_fit(learn: Any, batch: Any, batch_size: int | None) -> FastaiFit:
     from fastai.learner import Learner
 
     loader, valid = learn.dls.train, learn.dls.valid if len(learn.dls.loaders) > 1 else None
-    size = int(loader.bs or 1)
+    size = _batch_size(loader, 1)
     shapes = _shapes(batch) if batch is not None else _first_batch(loader, size)
     items = _items(shapes)
     wanted = batch_size or (items if batch is not None else size)
@@ -149,7 +149,7 @@ def fastai_fit(learn: Any, batch: Any, batch_size: int | None) -> FastaiFit:
         valid_sizes: tuple[int, ...] = ()
     else:
         total = len(valid.dataset) if hasattr(valid.dataset, "__len__") else wanted
-        own = int(valid.bs or wanted)
+        own = _batch_size(valid, wanted)
         valid_sizes = _sizes(total, own if batch_size is None else max(1, own * batch_size // size), is_last_dropped=False)
     dls = _Loaders(
         _Batches([_cut(shapes, items, each) for each in sizes], after_train),
@@ -175,6 +175,11 @@ def fastai_fit(learn: Any, batch: Any, batch_size: int | None) -> FastaiFit:
     for callback in kept:
         shadow.add_cb(copied(callback, memo))
     return FastaiFit(model=model, learner=shadow, batches=max(1, -(-count // wanted)), sizes=sizes, left_out=tuple(left_out))
+
+
+def _batch_size(loader: Any, default: int) -> int:
+    """Return the items of a loader's batches: of fastai's, or of torch's own."""
+    return int(getattr(loader, "bs", None) or getattr(loader, "batch_size", None) or default)
 
 
 class _Loaders:

@@ -97,6 +97,12 @@ def _image(size: int) -> Any:
     return lambda place: (torch.zeros(3, size, size), torch.tensor(place % 10))
 
 
+def _picture(size: int, place: int) -> Any:
+    from fastai.torch_core import TensorCategory, TensorImage
+
+    return TensorImage(torch.zeros(3, size, size, dtype=torch.uint8)), TensorCategory(place % 10)
+
+
 def _words(count: int, length: int = _LENGTH) -> Any:
     return lambda place: (torch.full((length,), place % count), torch.full((length,), place % count))
 
@@ -150,6 +156,9 @@ def make(case: str, device: str, size: int | None = None, path: str = ".") -> An
     from fastai.callback.all import ChannelsLast, GradientAccumulation, GradientClip
     from fastai.data.core import DataLoaders
     from fastai.data.load import DataLoader
+    from fastai.data.transforms import IntToFloatTensor, Normalize
+    from fastai.vision.core import imagenet_stats
+    from fastcore.transform import Pipeline
     from fastai.optimizer import SGD, OptimWrapper, ranger
 
     torch.manual_seed(0)
@@ -157,6 +166,9 @@ def make(case: str, device: str, size: int | None = None, path: str = ".") -> An
     model, own_size, item, loss, inputs = _parts(name)
     size = size or own_size
     more: dict[str, Any] = {} if inputs is None else {"n_inp": inputs}
+    if "normalize" in words:
+        more["after_batch"] = Pipeline([IntToFloatTensor(), Normalize.from_stats(*imagenet_stats, cuda=False)])
+        item = partial(_picture, 128)
     train = DataLoader(Items(size * 7 // 2, item), bs=size, num_workers=0, device=torch.device(device), **more)
     valid = DataLoader(Items(size, item), bs=size, num_workers=0, device=torch.device(device), **more)
     options: dict[str, Any] = {"metrics": accuracy} if name not in ("gpt", "unet", "tabular", "lstm") else {}

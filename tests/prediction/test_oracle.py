@@ -45,13 +45,14 @@ EXACT = (
     "densenet121",
     "vgg11_bn",
     "resnet50 channels_last bf16",
+    "vite bf16",
+    "convnext_tiny bf16",
+    "resnet18 normalize",
 )
 """Both peaks to the byte."""
 CLOSE = (
     "unet",
-    "vite bf16",
     "convnext_tiny",
-    "convnext_tiny bf16",
     "swin_t",
     "swin_t bf16",
     "vit_b_16",
@@ -139,3 +140,27 @@ def test_what_is_said_to_fit_fits(case: str, fake_cuda_run: Callable[..., str]) 
         assert found.fits is not True or not real.failed, share
         assert found.fits is not False or real.failed, share
     assert found.fits is True
+
+
+_ON_THE_DEVICE = """
+import json, warnings; warnings.filterwarnings("ignore")
+from nbguard.prediction.predict import predict
+from tests.prediction.fits import fit, make
+learn = make("gpt bf16", "cuda")
+learn.model.cuda()
+before, places = torch.cuda.memory_stats(), [p.data_ptr() for p in learn.model.parameters()]
+found = predict(learn, gpu="80GiB")
+after = torch.cuda.memory_stats()
+same = before == after and places == [p.data_ptr() for p in learn.model.parameters()]
+print(json.dumps([same, found.peak_allocated, found.peak_reserved]))
+"""
+
+
+@pytest.mark.slow
+def test_a_learner_on_a_device_is_foreseen_without_touching_it(fake_cuda_run: Callable[..., str]) -> None:
+    out = fake_cuda_run("import torch\n" + _ON_THE_DEVICE, timeout=250, fastai=True)
+    is_same, allocated, reserved = json.loads(out.splitlines()[-1])
+    found = predict(make("gpt bf16", "cpu"))
+
+    assert is_same
+    assert (allocated, reserved) == (found.peak_allocated, found.peak_reserved)

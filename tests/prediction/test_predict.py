@@ -117,6 +117,17 @@ def test_a_larger_batch_needs_more_and_a_given_one_counts() -> None:
     assert given.peak_allocated == large.peak_allocated > small.peak_allocated
 
 
+def test_a_loader_of_torchs_own_needs_a_batch() -> None:
+    learn = make("mlp", "cpu", 8)
+    data = torch.utils.data.TensorDataset(torch.zeros(28, 512), torch.zeros(28, dtype=torch.long))
+    known = predict(learn)
+    learn.dls.loaders = [torch.utils.data.DataLoader(data, 8), torch.utils.data.DataLoader(data, 8)]
+    with pytest.raises(UnpredictableError, match=r"give a batch, as in predict\(learn, batch\)"):
+        predict(learn)
+    found = predict(learn, (torch.zeros(8, 512), torch.zeros(8, dtype=torch.long)))
+    assert (found.batch_sizes, found.peak_allocated) == (known.batch_sizes, known.peak_allocated)
+
+
 def test_the_answer_is_yes_no_or_not_known() -> None:
     learn = make("mlp", "cpu", 8)
     unnamed = predict(learn)

@@ -190,7 +190,7 @@ class GpuMemMagics(Magics):
                     raise UsageError("%gpumem oom: the last error did not run out of memory (%gpumem shows who holds what)")
                 return show(self.shell, options, card)
             case "predict":
-                names = self.shell.user_ns
+                names = getattr(self.shell, "user_ns", {})
                 found = guarded("%gpumem predict", foreseen, names, options.learner, options.bs, options.gpu, options.settings)
                 return show(self.shell, options, found)
             case "simulate":
