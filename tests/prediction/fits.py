@@ -157,9 +157,9 @@ def make(case: str, device: str, size: int | None = None, path: str = ".") -> An
     from fastai.data.core import DataLoaders
     from fastai.data.load import DataLoader
     from fastai.data.transforms import IntToFloatTensor, Normalize
-    from fastai.vision.core import imagenet_stats
-    from fastcore.transform import Pipeline
     from fastai.optimizer import SGD, OptimWrapper, ranger
+    from fastai.vision.core import imagenet_stats
+    from fasttransform import Pipeline
 
     torch.manual_seed(0)
     name, *words = case.split()

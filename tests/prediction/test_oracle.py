@@ -47,11 +47,11 @@ EXACT = (
     "resnet50 channels_last bf16",
     "vite bf16",
     "convnext_tiny bf16",
-    "resnet18 normalize",
 )
 """Both peaks to the byte."""
 CLOSE = (
     "unet",
+    "resnet18 normalize",
     "convnext_tiny",
     "swin_t",
     "swin_t bf16",
@@ -132,9 +132,9 @@ def test_settings_of_the_allocator_count(case: str, fake_cuda_run: Callable[...,
 def test_what_is_said_to_fit_fits(case: str, fake_cuda_run: Callable[..., str]) -> None:
     """Devices around the need: below it the fit fails, at the answer yes it runs."""
     learn = make(case, "cpu")
-    need = predict(learn).need
+    endless = predict(learn)
     for share in (0.7, 0.9, 0.97, 1.0, 1.05):
-        capacity = int(need * share) // MIB * MIB
+        capacity = endless.context + int((endless.need - endless.context) * share) // MIB * MIB + MIB
         found = predict(learn, gpu=f"{capacity}B")
         real = measure(fake_cuda_run, case, bytes=capacity, context=found.context)
         assert found.fits is not True or not real.failed, share

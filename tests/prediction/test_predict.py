@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nbguard.errors import NbguardError, UnpredictableError
+from nbguard.notebook.magics.predict import foreseen
 from nbguard.prediction.predict import predict
 from tests.prediction.fits import fit, make
 
@@ -244,3 +245,13 @@ def test_bad_input_is_one_clear_line(options: dict[str, Any], match: str) -> Non
 def test_only_learners_are_taken() -> None:
     with pytest.raises(NbguardError, match="takes a fastai Learner, not int"):
         predict(5)
+
+
+def test_the_magic_takes_a_learner_by_its_name() -> None:
+    names = {"runs": [make("mlp", "cpu", 8)]}
+    found = foreseen(names, "runs[0]", 4, "'T4'", "expandable_segments:True")
+
+    assert (found.gpu, found.fits, found.settings) == ("T4", True, "expandable_segments:True")
+    assert found.batch_sizes == (4, 4, 4)
+    with pytest.raises(NbguardError, match="'learn' does not exist"):
+        foreseen(names, "learn", None, None, None)
