@@ -3,7 +3,8 @@
 `%load_ext nbguard` gives `%gpumem` (who holds the memory, and why) and `%reset_gpu` (say what a cleanup would give back,
 then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `memory_map`; of
 recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`, `snapshot_map`; of
-this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`. `%%profile_fit`, in Python
+this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit before it
+starts: `predict`. `%%profile_fit`, in Python
 `profile_fit` and `FitMonitor`, says where a fit's time and memory go. `Sidebar` is a widget that shows who holds the memory,
 live. Importing nbguard imports neither torch nor IPython.
 """
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nbguard.notebook.profile import profile_fit
     from nbguard.notebook.session import history
     from nbguard.notebook.widget import Sidebar as Sidebar
+    from nbguard.prediction.predict import predict
     from nbguard.simulation.simulation import simulate
     from nbguard.snapshots.capture import record
     from nbguard.snapshots.diff import snapshot_diff
@@ -40,6 +42,7 @@ _HOMES = {
     "history": "nbguard.notebook.session",
     "live_snapshot": "nbguard.snapshots.save",
     "load_snapshot": "nbguard.allocator.snapshot.read",
+    "predict": "nbguard.prediction.predict",
     "profile_fit": "nbguard.notebook.profile",
     "record": "nbguard.snapshots.capture",
     "replay": "nbguard.allocator.replay.replay",
@@ -69,6 +72,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "oom",
     "park",
     "plan",
+    "predict",
     "profile_fit",
     "record",
     "release",

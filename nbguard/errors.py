@@ -39,6 +39,10 @@ class SettingsError(NbguardError, ValueError):
     """A string of allocator settings cannot be used; the message names the key."""
 
 
+class UnpredictableError(NbguardError):
+    """The memory of a fit cannot be foreseen; the message names the operator, module or object that prevents it."""
+
+
 class SnapshotError(NbguardError, ValueError):
     """A file is no memory snapshot that can be read; the message says what is wrong with it."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, Segment, StorageFact, Unavailable
 from nbguard.memory.segments.fragmentation import Fragmentation, fragmentation
 from nbguard.render.result import Result
+from nbguard.units import counted, format_bytes
 
 TRACKED = "simulated"
 DEVICE = f"{TRACKED}:0"
@@ -77,7 +78,9 @@ def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], f
     sizes = {block.address: block.size for segment in device.segments or () for block in segment.blocks}
     storages = tuple(_moved(storage, places, sizes) for storage in facts.graph.storages)
     missing = [Unavailable("simulate", f"assumed: {text}") for text in figures.assumptions]
-    if facts.tracked != "cpu":
+    if facts.tracked == "cpu":
+        missing += [Unavailable("simulate", f"assumed: {text}") for text in _unused(facts.graph.storages, places)]
+    else:
         storages = ()
         missing.append(Unavailable("simulate", "holders have no names here: where there is a GPU, CPU tensors are not tracked"))
     if figures.broken:
@@ -90,6 +93,17 @@ def on_simulated(facts: Facts, device: DeviceFacts, places: Mapping[int, int], f
         unavailable=tuple(missing),
         pinned=None,
     )
+
+
+def _unused(storages: Iterable[StorageFact], places: Mapping[int, int]) -> Iterator[str]:
+    """Yield a sentence on this kernel's CPU tensors that no operation on the simulated device has used yet."""
+    host = [storage.nbytes for storage in storages if storage.address not in places]
+    if host:
+        yield (
+            f"{counted(len(host), 'CPU tensor')} of this kernel ({format_bytes(sum(host))}) "
+            f"{'is' if len(host) == 1 else 'are'} not on the device: made before it was simulated and not used since, or left "
+            "on the host. What is used from now on counts"
+        )
 
 
 def _moved(storage: StorageFact, places: Mapping[int, int], sizes: Mapping[int, int]) -> StorageFact:

@@ -146,7 +146,7 @@ class Session:
         from nbguard.notebook.listeners.simulating import Simulating
 
         self.stop_simulating()
-        self._simulating = Simulating(simulation, _show_simulated)
+        self._simulating = Simulating(simulation, _show_simulated, _say)
         self._hooks.add(self._simulating)
 
     def stop_simulating(self) -> Simulation | None:

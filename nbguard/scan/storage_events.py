@@ -48,10 +48,15 @@ class _StorageRef(weakref.ref[Any]):
 
 
 def _is_autograds() -> bool:
-    """Say whether autograd's engine itself has called an operation, to add up gradients: no Python code has, but its start."""
+    """Say whether autograd's engine itself has called an operation, to add up gradients: no Python code has, but its start.
+
+    Modes of nbguard's that are entered above this one stand between, and their calls of operators.
+    """
     if torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0:
         return False
     caller = sys._getframe(2)
+    while caller.f_back is not None and str(caller.f_globals.get("__name__")).startswith(("nbguard.", "torch._ops")):
+        caller = caller.f_back
     return caller.f_code.co_name == "_engine_run_backward" and caller.f_globals.get("__name__") == "torch.autograd.graph"
 
 
@@ -162,6 +167,15 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
             if old is not None and old.nbytes == new.nbytes() and new._cdata not in self._known:
                 self._follow(self._known, new, old.nbytes, 0)
                 self._sum = (old, self._known[new._cdata], _ADD)
+
+    def note(self, tensors: Any) -> None:
+        """Note storages that no operation has used yet, as those of a model that is there before its fit.
+
+        Raises what the observer raises.
+        """
+        failed = self._note(tensors, None, is_older=True)
+        if failed is not None:
+            raise failed
 
     def settle(self) -> None:
         """Let a sum of gradients that has not taken over a block have one of its own. The next operation tells a failure."""

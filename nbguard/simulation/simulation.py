@@ -26,6 +26,13 @@ from nbguard.units import format_bytes, parse_bytes
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 
 
+INSTEAD_OF_CUDA = (
+    "nbguard: on a simulated device your code stays on CPU tensors, and this PyTorch finds no GPU. Write  device = 'cuda' if "
+    "torch.cuda.is_available() else 'cpu'  and .to(device) instead of .cuda()."
+)
+"""The answer to code under a simulation that asks for a real CUDA device where there is none."""
+
+
 class SimulatedCudaOutOfMemoryError(_TorchOutOfMemoryError):  # type: ignore[misc]
     """A simulated device has no room. Code that catches `torch.OutOfMemoryError` catches this, too."""
 
@@ -61,6 +68,8 @@ class Simulation:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._mode.leave()
+        if error is not None and asked_for_cuda(error):
+            error.args = (f"{error}\n{INSTEAD_OF_CUDA}",)
 
     @property
     def is_running(self) -> bool:
@@ -272,6 +281,18 @@ def simulate(
     if fraction is not None and not 0 < fraction <= 1:
         raise NbguardError(f"fraction is a share of the device above 0 and up to 1, not {fraction}")
     return Simulation(size, AllocatorSettings.parse(settings, known), taken, fraction, version, record=record)
+
+
+def asked_for_cuda(error: BaseException) -> bool:
+    """Return whether PyTorch raised an error because it was asked for CUDA and could not start it."""
+    start: Any = getattr(torch.cuda, "_lazy_init", None)
+    code = getattr(start, "__code__", None)
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is code:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def _size(value: str | int, name: str) -> int:

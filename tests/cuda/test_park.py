@@ -65,6 +65,36 @@ def test_parked_bytes_leave_and_come_back_exactly(notebook: Notebook, conf: str)
     kernel.run("loss = run[0](torch.ones(3, 512).cuda()).sum(); loss.backward(); run[1].step()").ok()
 
 
+_IN_SEGMENTS = """
+def in_segments(address):
+    segments = torch.cuda.memory_snapshot()
+    return any(s["address"] <= address < s["address"] + s["total_size"] for s in segments if s["total_size"])
+def live_pages(places):  # bytes of these places that the allocator still has: a snapshot lists no page that it gave back
+    return sum(size for at, size in places if in_segments(at))
+"""
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
+def test_the_plan_says_what_the_device_gets_back_and_what_stays_stranded(notebook: Notebook, conf: str) -> None:
+    kernel = notebook(conf=conf)
+    kernel.run(_IN_SEGMENTS).ok()
+    kernel.run("run, rest = [], []\nfor _ in range(24): run.append(mib(8)); rest.append(mib(1.5))").ok()
+    kernel.run("alone = mib(40); places = [(t.data_ptr(), t.nbytes) for t in (*run, alone)]").ok()
+    free = kernel.value("torch.cuda.mem_get_info()[0]")
+
+    text = kernel.run("%reset_gpu --park run alone --dry-run").ok().text
+    planned = reset(kernel, "--park run alone --dry-run")
+    outcome = reset(kernel, "--park run alone")
+
+    back = kernel.value("torch.cuda.mem_get_info()[0]") - free
+    assert outcome["realised"] == planned["promised"] == (24 * 8 + 40) * MIB
+    assert outcome["plan"]["reserved"] == planned["reserved"] == back
+    assert outcome["plan"]["stranded"] == planned["stranded"] > 150 * MIB
+    if not conf:  # whole segments come back, which tells by the addresses alone
+        assert planned["stranded"] == kernel.value("live_pages(places)") == planned["promised"] - back
+    assert f"{planned['stranded'] / MIB:.2f} MiB stays with PyTorch: other tensors share its segments" in text
+
+
 def test_each_device_gets_its_own_back(notebook: Notebook) -> None:
     kernel = notebook(devices=2)
     kernel.run("pair = [mib(3), mib(9, 'cuda:1')]").ok()

@@ -83,11 +83,12 @@ def fake_cuda_zygote(fake_cuda_library: Path) -> Iterator[Callable[[str], Zygote
 def fake_cuda_run(fake_cuda_zygote: Callable[[str], Zygote]) -> Callable[..., str]:
     """`fake_cuda_run(code, **settings)` runs code in a process of its own and returns what it printed; it must succeed.
 
-    PyTorch is imported in it, and not initialised.
+    PyTorch is imported in it, and not initialised; fastai if asked for.
     """
 
-    def run(code: str, *, conf: str = "", timeout: float = 120, **settings: object) -> str:
-        out, errors = fake_cuda_zygote(TORCH).run(CHECK + code + _LAST_CHECK, fake_settings(conf, **settings), timeout)
+    def run(code: str, *, fastai: bool = False, conf: str = "", timeout: float = 120, **settings: object) -> str:
+        imports = FASTAI if fastai else TORCH
+        out, errors = fake_cuda_zygote(imports).run(CHECK + code + _LAST_CHECK, fake_settings(conf, **settings), timeout)
         printed, end, _ = out.rpartition(f"{_END}\n")
         assert end, errors[-4000:] or out[-4000:]
         return printed

@@ -76,6 +76,8 @@ def test_the_report_shows_the_simulated_device_with_its_holders(notebook: Kernel
     report = json.loads(notebook.run("%gpumem --json").ok().text)
     text = notebook.run("%gpumem").ok().text
 
+    assert not [finding for finding in report["findings"] if finding["kind"] == "outside"]
+    assert "○ assumed: 1 CPU tensor of this kernel (4.00 MiB) is not on the device: made before" in text
     (device,) = report["devices"]
     assert (report["tracked"], device["device"], device["total"]) == ("simulated", "simulated:0", 2 << 30)
     held = {row["label"]: row["retained"] for row in device["holders"] if row["retained"]}
@@ -139,3 +141,15 @@ def test_bad_input_is_one_clear_line(notebook: Kernel, line: str, message: str) 
     cell = notebook.run(line)
     assert message in (cell.stderr or str(cell.error))
     assert notebook.run("t = torch.ones(5)").ok().text == ""
+
+
+def test_a_cell_that_asks_for_a_gpu_is_told_how_to_write_it(notebook: Kernel) -> None:
+    if notebook.value("torch.cuda.is_available()"):
+        pytest.skip("there is a GPU to take")
+    plain = notebook.run("torch.ones(3).cuda()").error
+    notebook.run("%gpumem simulate 1GiB").ok()
+    failed = notebook.run("torch.ones(3).cuda()")
+
+    assert failed.error == plain  # PyTorch's own error stays as it is; the line stands under it
+    assert "device = 'cuda' if torch.cuda.is_available() else 'cpu'  and .to(device) instead of .cuda()" in failed.text
+    assert "is_available" not in notebook.run("1 / 0").text

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.memory.facts import Segment
-from nbguard.memory.segments.fragmentation import by_pool, fragmentation
+from nbguard.memory.segments.fragmentation import by_pool, fragmentation, free_runs, left_in_segments, returnable_part
 from nbguard.testing import make_segment
 
 MiB = 1024**2
@@ -32,6 +34,25 @@ def test_the_parts_re_add_to_what_is_reserved(found: list[Segment], in_use: set[
     assert min(parts) >= 0
     pools = by_pool(found, in_use=in_use).values()
     assert [sum(getattr(space, name) for space in pools) for name in _PARTS] == parts
+
+
+@given(segments(), st.randoms(use_true_random=False))
+def test_what_is_freed_goes_back_or_stays_in_its_segment(found: list[Segment], random: Any) -> None:
+    live = [block for segment in found for block in segment.blocks if block.state != "inactive"]
+    freed = {block.address for block in live if random.random() < 0.5}
+    in_use = {(0, 2)}
+    goes_back: set[int] = set()
+    for segment in found:
+        for run in free_runs(segment, freed) if segment.pool not in in_use else ():
+            start, size = returnable_part(segment, *run)
+            goes_back.update(range(start, start + size, 512 * 1024))
+    units = [at for b in live if b.address in freed for at in range(b.address, b.address + b.size, 512 * 1024)]
+
+    stays = left_in_segments(found, freed, in_use)
+
+    assert stays == sum(at not in goes_back for at in units) * 512 * 1024
+    assert left_in_segments(found, set()) == 0
+    assert fragmentation(found, freed, in_use).releasable >= len(units) * 512 * 1024 - stays
 
 
 def test_one_live_block_strands_the_rest_of_its_segment() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import weakref
 from typing import Any
@@ -311,3 +312,46 @@ def test_a_report_names_holders_and_re_adds() -> None:
         assert sum(pool.space.reserved for pool in device.pools) == sim.memory_reserved()
         assert all(missing.reason.startswith("assumed: ") for missing in report.unavailable)
         del hidden
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to take")
+@pytest.mark.parametrize(
+    "ask", [lambda: torch.ones(3).cuda(), lambda: torch.ones(3, device="cuda"), lambda: torch.nn.Linear(2, 2).cuda()]
+)
+def test_code_that_asks_for_a_gpu_is_told_in_one_line_how_to_write_it(ask: Any) -> None:
+    with pytest.raises((RuntimeError, AssertionError)) as plain:
+        ask()
+    with pytest.raises(type(plain.value)) as caught, nbguard.simulate("1GiB"):
+        ask()
+    before, _, line = str(caught.value).rpartition("\n")
+    assert before == str(plain.value)
+    assert line.startswith("nbguard: on a simulated device your code stays on CPU tensors")
+    assert "device = 'cuda' if torch.cuda.is_available() else 'cpu'" in line
+    with pytest.raises(ValueError, match="mine"), nbguard.simulate("1GiB"):
+        raise ValueError("mine")
+
+
+def test_tensors_from_before_are_this_kernels_own() -> None:
+    gc.collect()  # what other tests have left does not go in between
+    names = {f"old{n}": torch.ones(1000) for n in range(11)}
+    with nbguard.simulate("1GiB") as sim:
+        names["new"] = torch.ones(2000)
+        first = sim.report(names)
+        names["old0"] + names["old1"]
+        second = sim.report(names)
+
+    assert not [finding for finding in (*first.findings, *second.findings) if finding.kind == "outside"]
+    others = _not_on_the_device(second) - 9  # of other tests
+    assert _not_on_the_device(first) == 11 + others
+    assert {holder.label: holder.retained for holder in second.devices[0].holders if holder.retained} == {
+        "new": 8192,
+        "old0": 4096,
+        "old1": 4096,
+    }
+
+
+def _not_on_the_device(report: Any) -> int:
+    (reason,) = (missing.reason for missing in report.unavailable if "of this kernel" in missing.reason)
+    found = re.match(r"assumed: (\d+) CPU tensors of this kernel \(.*\) are not on the device", reason)
+    assert found
+    return int(found[1])

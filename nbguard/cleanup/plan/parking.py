@@ -78,13 +78,14 @@ def plan_parking(facts: Facts, targets: Iterable[Target], fixed: Mapping[int, st
     words = tuple(f"{format_bytes(nbytes_of(graph, numbers))} stays: {reason}" for reason, numbers in skipped.items())
     promised = nbytes_of(graph, storages)
     in_use = pools_in_use(facts)
-    reserved = given_back(facts, storages, in_use)
+    back = given_back(facts, storages, in_use)
     return Plan(
         request=Request(targets=targets),
         actions=tuple(actions),
         storages=storages,
         promised=promised,
-        reserved=reserved,
+        reserved=None if back is None else back.released,
+        stranded=None if back is None else back.stranded,
         skipped=words,
         pools=in_use,
     )

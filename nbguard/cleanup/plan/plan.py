@@ -72,6 +72,7 @@ class Plan(Result):
     storages: frozenset[int] = frozenset()  # numbers of the storages in the graph that will be gone
     promised: int = 0  # bytes of these storages, and of workspaces that are cleared
     reserved: int | None = None  # bytes that go back to the device; None where segments are not known
+    stranded: int | None = None  # bytes of the promise that do not: other blocks pin their segments; None as with `reserved`
     skipped: tuple[str, ...] = ()  # sentences on what was asked for and will not be done, and why
     pools: frozenset[PoolId] = frozenset()  # private pools of the allocator that stay in use
 

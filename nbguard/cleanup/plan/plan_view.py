@@ -15,6 +15,8 @@ _OF_THE_HOST = frozenset({"workers", "pinned"})
 _WIDEST = 120
 """Characters of the words on a step."""
 _LEFT_SHOWN = 20
+PINNED = "other tensors share its segments (%gpumem map)"
+"""Why freed memory does not go back to the device, for a plan's sentence."""
 
 
 def plan_blocks(plan: Plan) -> Iterator[Block]:
@@ -54,6 +56,7 @@ def _plan_sentence(plan: Plan) -> str:
         cache = f", but {format_bytes(plan.reserved)} of free cache would go back to the device" if plan.reserved else ""
         return f"nothing is stale: there is nothing to free{cache}{later}"
     back = f" · {format_bytes(plan.reserved)} would go back to the device" if plan.reserved is not None else ""
+    back += f", {format_bytes(plan.stranded)} stays with PyTorch: {PINNED}" if plan.stranded else ""
     host = sum(action.host for action in plan.actions)
     besides = f" · {format_bytes(host)} of host memory" if host else ""
     return f"would free {format_bytes(plan.promised)}{back}{besides} · nothing has been touched{later}"

@@ -69,12 +69,14 @@ def _settled(builder: PlanBuilder, request: Request, workspaces: Workspaces | No
     facts, settled = builder.facts, builder.settle()
     workspaces = workspaces or Workspaces()
     in_use = pools_in_use(facts, settled.alive)
+    back = given_back(facts, settled.storages, in_use, workspaces.addresses)
     return Plan(
         request=request,
         actions=settled.actions,
         storages=settled.storages,
         promised=nbytes_of(facts.graph, settled.storages) + workspaces.nbytes,
-        reserved=given_back(facts, settled.storages, in_use, workspaces.addresses),
+        reserved=None if back is None else back.released,
+        stranded=None if back is None else back.stranded,
         skipped=tuple(builder.skipped),
         pools=in_use,
     )

@@ -74,6 +74,28 @@ def fragmentation(segments: Iterable[Segment], freed: Collection[int] = (), in_u
     )
 
 
+def left_in_segments(segments: Iterable[Segment], freed: Collection[int], in_use: Collection[PoolId] = ()) -> int:
+    """Return the bytes of the blocks `freed` that `empty_cache` does not give back: their segments, or pages, stay pinned.
+
+    `in_use` as in `fragmentation`.
+    """
+    found = 0
+    for segment in segments:
+        runs = free_runs(segment, freed)
+        run_end = back_start = back_end = 0
+        for block in segment.blocks:
+            if block.state == "inactive" or block.address not in freed:
+                continue
+            while block.address >= run_end:
+                start, size = next(runs)
+                run_end = start + size
+                back_start, back = (0, 0) if segment.pool in in_use else returnable_part(segment, start, size)
+                back_end = back_start + back
+            gone = min(block.address + block.size, back_end) - max(block.address, back_start)
+            found += block.size - max(0, gone)
+    return found
+
+
 def stranded_pages(segments: Iterable[Segment]) -> int:
     """Return the bytes of whole pages in the free blocks between live ones, wherever page borders fall.
 

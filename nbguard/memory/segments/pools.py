@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, PoolFact, PoolId
 from nbguard.memory.references.graph import STALE_KINDS, path_text, shortest_path
-from nbguard.memory.segments.fragmentation import Fragmentation, PoolKey, by_pool, fragmentation
+from nbguard.memory.segments.fragmentation import Fragmentation, PoolKey, by_pool, fragmentation, left_in_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,39 @@ def returnable(
     blocks: Set[int] = frozenset(),
 ) -> int:
     """Return the bytes that `empty_cache` gives back to `device` once `storages` and the `blocks` there are free."""
-    gone = (facts.graph.storages[number] for number in storages)
-    freed = {storage.address for storage in gone if storage.device == device.device} | blocks
+    freed = _freed(facts, device, storages) | blocks
     return fragmentation(device.segments or (), freed, in_use).releasable
+
+
+def _freed(facts: Facts, device: DeviceFacts, storages: Iterable[int]) -> Set[int]:
+    """Return the addresses on `device` of the blocks of these storages."""
+    gone = (facts.graph.storages[number] for number in storages)
+    return {storage.address for storage in gone if storage.device == device.device}
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """What `empty_cache` does on all devices once some storages are free, in bytes."""
+
+    released: int  # go back to the device, cached memory that was free before included
+    stranded: int  # of what is freed stay with PyTorch: other blocks live in their segments (or pages), or pools are in use
 
 
 def given_back(
     facts: Facts, storages: Iterable[int], in_use: Collection[PoolId], blocks: Mapping[str, Set[int]] | None = None
-) -> int | None:
-    """Return the bytes that `empty_cache` gives back to all devices once `storages` are free; None without segments.
+) -> GivenBack | None:
+    """Return what `empty_cache` gives back of all devices once `storages` are free; None without segments.
 
     `in_use` are the private pools that something keeps in use then, `blocks` addresses by device that are free then, too.
     """
     devices = [device for device in facts.devices if device.segments is not None]
     gone, also = set(storages), blocks or {}
-    sizes = (returnable(facts, device, gone, in_use, also.get(device.device, frozenset())) for device in devices)
-    return sum(sizes) if devices else None
+    released = stranded = 0
+    for device in devices:
+        freed = _freed(facts, device, gone) | also.get(device.device, frozenset())
+        released += fragmentation(device.segments or (), freed, in_use).releasable
+        stranded += left_in_segments(device.segments or (), freed, in_use)
+    return GivenBack(released, stranded) if devices else None
 
 
 def pools_of(facts: Facts, device: DeviceFacts) -> tuple[Pool, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,14 +14,23 @@ if TYPE_CHECKING:
 
 
 class Simulating:
-    """Enters a simulation before each cell and leaves it after; hands (before, after, cell) to `show` where it changed."""
+    """Enters a simulation before each cell and leaves it after.
+
+    Args:
+        simulation: the simulated device.
+        show: shows a cell's changes by the figures (before, after) and the cell's number.
+        say: shows a sentence.
+    """
 
     name = "the simulated device"
     rank = 0  # left before the others look at the cell
 
-    def __init__(self, simulation: Simulation, show: Callable[[Simulated, Simulated, int], None]) -> None:
+    def __init__(
+        self, simulation: Simulation, show: Callable[[Simulated, Simulated, int], None], say: Callable[[str], None]
+    ) -> None:
         self.simulation = simulation
         self._show = show
+        self._say = say
         self._shown = simulation.figures()
 
     def before(self) -> None:
@@ -29,11 +39,19 @@ class Simulating:
             self.simulation.__enter__()
 
     def after(self, cell: CellFact) -> None:
-        """Take what follows off it, and say what the cell did."""
+        """Take the operations that follow off it, show the cell's changes, and answer code that asked for a real GPU."""
         self.end()
+        if cell.raised:
+            self._answer(getattr(sys, "last_value", None))
         before, self._shown = self._shown, self.simulation.figures()
         if self._shown != before:
             self._show(before, self._shown, cell.number)
+
+    def _answer(self, error: BaseException | None) -> None:
+        from nbguard.simulation.simulation import INSTEAD_OF_CUDA, asked_for_cuda
+
+        if error is not None and asked_for_cuda(error):
+            self._say(INSTEAD_OF_CUDA)
 
     def end(self) -> None:
         """Let the operations that follow run without it."""

@@ -12,6 +12,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from nbguard.notebook.magics import snapshots
 from nbguard.notebook.magics.command_line import guarded, show
 from nbguard.notebook.magics.grammar import Grammar, Word, with_words
+from nbguard.notebook.magics.predict import foreseen
 from nbguard.notebook.magics.simulate import switched
 from nbguard.notebook.session import history, session_of
 
@@ -73,6 +74,19 @@ def _add_simulate(options: MagicArgumentParser) -> None:
     options.add_argument("--context", metavar="SIZE", help="what CUDA itself takes of the device (0)")
 
 
+def _add_predict(options: MagicArgumentParser) -> None:
+    options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
+    options.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
+    options.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
+    options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
+
+
+def _items(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"invalid number: {text!r}: it takes the items of a batch, as in  --bs 32")
+    return int(text)
+
+
 GRAMMAR = Grammar(
     "%gpumem",
     Word(usage="[--device N] [-n ROWS]", help="Who holds the memory of the devices.", advice="", add=_add_report),
@@ -104,6 +118,12 @@ GRAMMAR = Grammar(
             help="a line after each cell that changed memory",
             advice="say on or off, as in  %gpumem cells on",
             add=_add_cells,
+        ),
+        "predict": Word(
+            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE]",
+            help="the peak memory of the next fit, before it starts, and whether it fits",
+            advice="give one Learner, as in  %gpumem predict learn --gpu 16GiB",
+            add=_add_predict,
         ),
         "simulate": Word(
             usage="simulate 16GiB|off",
@@ -169,6 +189,10 @@ class GpuMemMagics(Magics):
                 if card is None:
                     raise UsageError("%gpumem oom: the last error did not run out of memory (%gpumem shows who holds what)")
                 return show(self.shell, options, card)
+            case "predict":
+                names = getattr(self.shell, "user_ns", {})
+                found = guarded("%gpumem predict", foreseen, names, options.learner, options.bs, options.gpu, options.settings)
+                return show(self.shell, options, found)
             case "simulate":
                 state = guarded("%gpumem simulate", switched, session, options.size, options.settings, options.context)
                 return show(self.shell, options, state)

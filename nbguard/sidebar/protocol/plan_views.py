@@ -42,9 +42,18 @@ def plan_view(plan: Plan, action: ActionName, token: str, when: Now = "now", why
         when=when,
         why=why,
         irreversible="" if refused else _irreversible(plan, action, names),
-        skipped=tuple(truncate_utf8(sentence, _SENTENCE) for sentence in plan.skipped[:_ROWS]),
+        skipped=tuple(truncate_utf8(sentence, _SENTENCE) for sentence in (*_pinned(plan), *plan.skipped)[:_ROWS]),
         refused=refused,
     )
+
+
+def _pinned(plan: Plan) -> Iterator[str]:
+    """Yield a sentence on the memory that is freed and does not go back to the device, if there is any."""
+    if plan.stranded:
+        yield (
+            f"The device gets {format_bytes(plan.reserved or 0)}: {format_bytes(plan.stranded)} stays with PyTorch here, "
+            "as other tensors share its segments."
+        )
 
 
 def cache_view(

@@ -1,0 +1,26 @@
+"""`%gpumem predict`: the memory of the next fit of a Learner, by its name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nbguard.errors import NbguardError
+
+if TYPE_CHECKING:
+    from nbguard.prediction.prediction import Prediction
+
+
+def foreseen(namespace: dict[str, Any], name: str, size: int | None, gpu: str | None, settings: str | None) -> Prediction:
+    """Return the prediction for the Learner of that name; `size` is of a batch.
+
+    Raises:
+        NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
+    """
+    try:
+        from nbguard.prediction.predict import predict
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here: there is no fit to foresee") from None
+    from nbguard.scan.targets import lookup, parse_target
+
+    learn = lookup(parse_target(name), namespace)
+    return predict(learn, batch_size=size, gpu=gpu and gpu.strip("'\""), settings=(settings or "").strip("'\""))

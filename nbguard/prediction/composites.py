@@ -1,0 +1,44 @@
+"""Operators that PyTorch composes of others in another way on CUDA than on meta tensors or under a dispatch mode.
+
+Their kernels stand where autograd of meta tensors would, so that callers in C++ meet them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.rules.attention import attention
+
+KEY = "AutogradMeta"
+
+
+def kernels(gpu: Gpu) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield (operator, kernel) as they run on `gpu`."""
+    yield "dropout", _dropout
+    yield "linear", _linear
+    yield "scaled_dot_product_attention", partial(attention, gpu)
+
+
+def _dropout(tensor: Any, probability: float, train: bool) -> Any:
+    """Return what CUDA's fused kernel returns, which saves a mask (aten/src/ATen/native/Dropout.cpp)."""
+    if not train or probability == 0 or not tensor.numel():
+        return tensor
+    if probability < 1:
+        return torch.ops.aten.native_dropout(tensor, probability, True)[0]
+    return tensor * torch.zeros((), dtype=tensor.dtype, device=tensor.device)
+
+
+def _linear(tensor: Any, weight: Any, bias: Any = None) -> Any:
+    """Return the product with the bias added in place (aten/src/ATen/native/Linear.cpp): under a mode it takes a new one."""
+    if bias is not None and tensor.ndim == 2:
+        return torch.addmm(bias, tensor, weight.t())
+    if bias is not None and tensor.ndim == 3 and tensor.is_contiguous():
+        rows = tensor.reshape(-1, tensor.shape[-1])
+        return torch.addmm(bias, rows, weight.t()).view(*tensor.shape[:-1], weight.shape[0])
+    out = torch.matmul(tensor, weight.t())
+    return out if bias is None else out.add_(bias)

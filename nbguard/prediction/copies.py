@@ -1,0 +1,76 @@
+"""Copies of models and optimizers whose tensors have no data. The originals are read, and stay as they are."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from nbguard.errors import UnpredictableError
+
+
+class _WithoutData(TorchFunctionMode):  # type: ignore[misc]
+    """Makes copies of tensors on the meta device while a deep copy is taken."""
+
+    def __init__(self, memo: dict[int, Any]) -> None:
+        super().__init__()
+        self._memo = memo
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__deepcopy__:
+            tensor = args[0]
+            if id(tensor) not in self._memo:
+                self._memo[id(tensor)] = without_data(tensor)
+            return self._memo[id(tensor)]
+        if func is torch.Tensor.clone:  # a parameter copies itself by this
+            return without_data(args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def without_data(tensor: Any) -> Any:
+    """Return a tensor of the same kind, shape and strides on the meta device, in a storage of its own.
+
+    Raises:
+        UnpredictableError: it is no plain tensor (sparse, quantised, a wrapper of others, not initialised yet).
+    """
+    if tensor.layout != torch.strided or tensor.is_quantized or isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        kind = "quantised" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise UnpredictableError(f"a {kind} tensor ({type(tensor).__name__}) has no form without data")
+    with torch._C.DisableTorchFunction():
+        plain = torch.empty_like(tensor.detach(), device="meta", memory_format=torch.preserve_format)
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            plain = plain.as_subclass(type(tensor))
+        return plain.requires_grad_(tensor.requires_grad)
+
+
+def copied(obj: Any, memo: dict[int, Any]) -> Any:
+    """Return a deep copy of `obj` whose tensors have no data. `memo` goes by the ids of objects, as `copy.deepcopy` has it.
+
+    Raises:
+        UnpredictableError: something in it cannot be copied; the message says what.
+    """
+    try:
+        with _WithoutData(memo):
+            return copy.deepcopy(obj, memo)
+    except UnpredictableError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the copy of a user's object raises is the reason
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+    raise UnpredictableError(f"{type(obj).__name__} cannot be copied to be tried without data ({reason})")
+
+
+def in_order_of_moving(model: Any) -> list[Any]:
+    """Return the parameters and buffers of a model in the order in which `model.to(device)` moves them, each once."""
+    found: dict[int, Any] = {}
+
+    def visit(module: Any) -> None:
+        for child in module.children():
+            visit(child)
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                found.setdefault(id(tensor), tensor)
+
+    visit(model)
+    return list(found.values())

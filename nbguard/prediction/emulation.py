@@ -1,0 +1,187 @@
+"""A thread in which tensors without data stand for a GPU's: modes, kernels and a few methods of torch's, for one trace."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch.overrides import TorchFunctionMode
+
+from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.errors import SimulatedOutOfMemoryError
+from nbguard.prediction import composites
+from nbguard.prediction.autocast import Autocast
+from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.operators import OperatorMode
+from nbguard.scan.storage_events import StorageMode
+from nbguard.simulation.device import SimulatedDevice
+
+_TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
+_ENDLESS = 1 << 50
+
+
+class PredictedOutOfMemoryError(_TorchOutOfMemoryError):  # type: ignore[misc]
+    """The modelled GPU has no room for a request of the traced fit."""
+
+
+class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
+    """Makes on the meta device whatever code asks CUDA for by name."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.cuda:
+            return args[0].to("meta")
+        if _is_cuda(kwargs.get("device")):
+            kwargs = kwargs | {"device": "meta"}
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], "meta", *args[2:])
+        return func(*args, **kwargs)
+
+
+def _is_cuda(device: Any) -> bool:
+    if isinstance(device, str):
+        return device.partition(":")[0] == "cuda"
+    return isinstance(device, torch.device) and device.type == "cuda"
+
+
+class Emulation(AbstractContextManager["Emulation"]):
+    """Meta tensors of this thread live on a modelled GPU while it is entered. Other threads go on as ever.
+
+    Args:
+        gpu: the GPU. Its context is not the allocator's.
+        settings: of the allocator.
+        reserve: bytes of the device that must stay free.
+    """
+
+    def __init__(self, gpu: Gpu, settings: AllocatorSettings, reserve: int = 0) -> None:
+        self.device = SimulatedDevice(
+            gpu.capacity or _ENDLESS,
+            gpu.context + reserve,
+            settings,
+            None,
+            str(torch.__version__).partition("+")[0],
+            _refused,
+        )
+        self.storages = StorageMode(self.device, "meta")
+        self.operators = OperatorMode(self.device, gpu)
+        self._gpu = gpu
+        self._autocast = Autocast()
+        self._thread = 0
+        self._open = ExitStack()
+
+    def __enter__(self) -> Emulation:
+        self._thread = threading.get_ident()
+        with ExitStack() as stack:
+            self._register(stack)
+            for owner, name, value in self._replacements():
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
+            stack.callback(self.storages.leave)
+            self.storages.__enter__()
+            stack.enter_context(self.operators)
+            stack.enter_context(_OnMeta())
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.close()
+
+    def settle(self) -> None:
+        """Let what has died be freed, so that the figures are those of now."""
+        self.storages.settle()
+        self.device.settle()
+
+    def _register(self, stack: ExitStack) -> None:
+        """Put in the kernels of operators that meta tensors would decompose, and CUDA's do not."""
+        stack.callback(self._autocast.remove)
+        self._autocast.install()
+        library = torch.library.Library("aten", "IMPL")
+        stack.callback(library._destroy)
+        for operator, kernel in composites.kernels(self._gpu):
+            library.impl(operator, kernel, composites.KEY)
+
+    def _replacements(self) -> Iterable[tuple[Any, str, Any]]:
+        """Return (owner, name, value) of methods that do something else in this thread meanwhile."""
+        autocast, scaler = torch.amp.autocast_mode.autocast, torch.amp.GradScaler
+        yield autocast, "__init__", self._here(_init_autocast, autocast.__init__)
+        yield autocast, "__enter__", self._here(self._enter_autocast, autocast.__enter__)
+        yield autocast, "__exit__", self._here(self._leave_autocast, autocast.__exit__)
+        yield scaler, "__init__", self._here(_init_scaler, scaler.__init__)
+        yield scaler, "_maybe_opt_step", self._here(_step, scaler._maybe_opt_step)
+        yield torch.utils.checkpoint, "_infer_device_type", self._kind_of_device(torch.utils.checkpoint._infer_device_type)
+        for module in _with_devices():
+            for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
+                if supported := getattr(module, name, None):
+                    yield module, name, _also_meta(supported)
+
+    def _here(self, replacement: Callable[..., Any], former: Callable[..., Any]) -> Callable[..., Any]:
+        def method(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return former(obj, *args, **kwargs)
+            return replacement(former, obj, *args, **kwargs)
+
+        return method
+
+    def _kind_of_device(self, former: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what a checkpoint asks for the device whose autocast it must restore: meta tensors stand for CUDA's."""
+
+        def kind(*args: Any) -> str:
+            found: str = former(*args)
+            return "cuda" if found == "meta" and threading.get_ident() == self._thread else found
+
+        return kind
+
+    def _enter_autocast(self, former: Callable[..., Any], context: Any) -> Any:
+        if context.device == "cuda":
+            self._autocast.enter(context.fast_dtype if context._enabled else None)
+        return former(context)
+
+    def _leave_autocast(self, former: Callable[..., Any], context: Any, *error: Any) -> Any:
+        if context.device == "cuda":
+            self._autocast.leave()
+        return former(context, *error)
+
+
+def _init_autocast(
+    former: Callable[..., Any],
+    context: Any,
+    device_type: str,
+    dtype: Any = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> None:
+    """Make a context for CUDA without asking whether there is any."""
+    former(context, device_type, dtype, enabled and device_type != "cuda", cache_enabled)
+    context._enabled = enabled if device_type == "cuda" else context._enabled
+
+
+def _init_scaler(former: Callable[..., Any], scaler: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+    former(scaler, "meta" if device == "cuda" else device, *args, **kwargs)
+
+
+def _step(_: Callable[..., Any], __: Any, optimizer: Any, ___: Any, *args: Any, **kwargs: Any) -> Any:
+    """Step: gradients are finite, as they are in a fit that goes on."""
+    return optimizer.step(*args, **kwargs)
+
+
+def _with_devices() -> list[ModuleType]:
+    """Return torch's modules that have the lists of devices with kernels for many tensors at once."""
+    names = [name for name in sys.modules if name.startswith(("torch.optim", "torch.utils._foreach_utils"))]
+    return [module for name in names if (module := sys.modules.get(name)) is not None]
+
+
+def _also_meta(supported: Callable[..., Any]) -> Callable[..., Any]:
+    def devices(*args: Any, **kwargs: Any) -> Any:
+        return [*supported(*args, **kwargs), "meta"]
+
+    return devices
+
+
+def _refused(error: SimulatedOutOfMemoryError, asked: int) -> Exception:
+    return PredictedOutOfMemoryError(f"predicted: {asked} bytes asked for, {error.free} bytes free on the device")

@@ -1,0 +1,185 @@
+"""The operators of a traced fit as CUDA runs them: kernels' own memory by rule, and values read where there are none."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nbguard.errors import UnpredictableError
+from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.rules import REPLACED, TEMPORARIES
+from nbguard.simulation.device import SimulatedDevice
+
+_aten = torch.ops.aten
+_GEMMS = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name, overload in (
+        ("mm", "default"),
+        ("addmm", "default"),
+        ("bmm", "default"),
+        ("baddbmm", "default"),
+        ("addmv", "default"),
+        ("mv", "default"),
+        ("dot", "default"),
+        ("addbmm", "default"),
+        ("_addmm_activation", "default"),
+    )
+    if hasattr(_aten, name)
+)
+"""Operators that call cuBLAS, and make its workspace where their thread has none yet."""
+_CONVOLUTIONS = frozenset({_aten.convolution.default, _aten.convolution_backward.default})
+_FLASH = _aten._scaled_dot_product_flash_attention.default
+_HOPPER = (9, 0)
+"""From this architecture on PyTorch prefers cuDNN's attention for half precision (`check_prefer_cudnn_attention`)."""
+_TRUSTED = ("torch", "fastai", "fastcore", "nbguard")
+"""Packages whose reads of values do not decide about memory: metrics, recorders, the gradient scaler."""
+
+
+class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
+    """Runs operators on meta tensors with the memory of CUDA's kernels. Enter it above the mode that follows storages.
+
+    Args:
+        device: the modelled allocator.
+        gpu: decides about sizes of buffers.
+    """
+
+    supports_higher_order_operators = True  # else torch refuses them while a mode is entered
+
+    def __init__(self, device: SimulatedDevice, gpu: Gpu) -> None:
+        super().__init__()
+        self.gpu = gpu
+        self.reads: Counter[str] = Counter()
+        """Lines of the user's code that read values which tensors without data do not have."""
+        self.convolutions = 0
+        """Number of calls of cuDNN's convolutions, whose workspaces are not known."""
+        self.attentions = 0
+        """Number of calls of attention that cuDNN may run, whose workspaces are not known."""
+        self._device = device
+        self._workspaces: list[int] = []
+        self._with_workspace: set[bool] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch wraps the method, and its first call imports the whole compiler
+
+    def temporaries(self, *sizes: int) -> None:
+        """Allocate buffers of these bytes one after the other, then free them."""
+        with self.buffers(*sizes):
+            pass
+
+    @contextmanager
+    def buffers(self, *sizes: int) -> Iterator[None]:
+        """Allocate buffers of these bytes one after the other; they live in the context."""
+        tokens = [self._device.born(size, None, is_older=False) for size in sizes if size]
+        try:
+            yield
+        finally:
+            for token in tokens:
+                self._device.died(token)
+
+    @property
+    def workspaces(self) -> int:
+        """Return the bytes of cuBLAS's workspaces: one for each thread that multiplies matrices, kept to the end."""
+        return sum(self._workspaces)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        host = _HOST_READS.get(func)
+        if host is not None and (out := host(self, args, kwargs)) is not NotImplemented:
+            return out
+        replaced = REPLACED.get(func)
+        out = NotImplemented if replaced is None else replaced(self, func, args, kwargs)
+        if out is NotImplemented:
+            out = self._called(func, args, kwargs)
+        if func in _GEMMS:
+            self._make_workspace()
+        if func in _CONVOLUTIONS:
+            self.convolutions += 1
+        if func is _FLASH and self.gpu.architecture >= _HOPPER:
+            self.attentions += 1
+        temporaries = TEMPORARIES.get(func)
+        if temporaries is not None:
+            self.temporaries(*temporaries(self.gpu, args, kwargs))
+        return out
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError as error:
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+        raise UnpredictableError(f"{func} has no form without data: the memory of what follows cannot be foreseen ({reason})")
+
+    def _make_workspace(self) -> None:
+        """Make the workspace of this thread: autograd's backward pass runs in one of its own on CUDA."""
+        is_backward = torch._C._current_graph_task_id() >= 0
+        if is_backward not in self._with_workspace:
+            self._with_workspace.add(is_backward)
+            self._workspaces.append(self.gpu.cublas_workspace)
+            self._device.born(self.gpu.cublas_workspace, None, is_older=False)
+
+    def note_read(self) -> None:
+        """Note the line of the user's code that reads a value."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = str(frame.f_globals.get("__name__", ""))
+            if name.partition(".")[0] not in _TRUSTED:
+                break
+            if name.startswith(("fastai.", "torch.amp.")):
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+        if frame is not None:
+            self.reads[f"{frame.f_code.co_name}() in {name}, line {frame.f_lineno}"] += 1
+
+
+def _is_meta(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_meta
+
+
+def _scalar(mode: OperatorMode, args: Any, _: Any) -> Any:
+    if not _is_meta(args[0]):
+        return NotImplemented
+    mode.note_read()
+    dtype = args[0].dtype
+    return False if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+
+
+def _to_host(_: OperatorMode, args: Any, kwargs: Any) -> Any:
+    device = kwargs.get("device")
+    if not _is_meta(args[0]) or device is None or torch.device(device).type != "cpu":
+        return NotImplemented
+    return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+
+
+def _copied_to_host(_: OperatorMode, args: Any, __: Any) -> Any:
+    return args[0].zero_() if _is_meta(args[1]) and not _is_meta(args[0]) else NotImplemented
+
+
+def _equal(mode: OperatorMode, args: Any, _: Any) -> Any:
+    if not _is_meta(args[0]):
+        return NotImplemented
+    mode.note_read()
+    return True
+
+
+def _finite_check(_: OperatorMode, args: Any, __: Any) -> Any:
+    return None if any(map(_is_meta, args[0])) else NotImplemented
+
+
+def _scale_update(_: OperatorMode, args: Any, __: Any) -> Any:
+    return args[0] if _is_meta(args[0]) else NotImplemented
+
+
+_HOST_READS: dict[Any, Callable[[OperatorMode, Any, Any], Any]] = {
+    _aten._local_scalar_dense.default: _scalar,
+    _aten._to_copy.default: _to_host,
+    _aten.copy_.default: _copied_to_host,
+    _aten.equal.default: _equal,
+    _aten._amp_foreach_non_finite_check_and_unscale_.default: _finite_check,
+    _aten._amp_update_scale_.default: _scale_update,
+}

@@ -1,0 +1,21 @@
+"""Memory that CUDA's kernels take and meta tensors do not: by operator, each rule with its source in PyTorch (2.13).
+
+`TEMPORARIES` are bytes that an operator allocates after its outputs and frees before it returns. `REPLACED` stand in for
+operators whose outputs have other sizes, or come in another order, than those of the operator on meta tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbguard.prediction.rules import attention, indexing, layers, losses, reductions
+from nbguard.prediction.rules.rule import Replacement, Temporaries
+
+TEMPORARIES: Mapping[Any, Temporaries] = {
+    **reductions.TEMPORARIES,
+    **losses.TEMPORARIES,
+    **indexing.TEMPORARIES,
+    **layers.TEMPORARIES,
+}
+REPLACED: Mapping[Any, Replacement] = {**attention.REPLACED, **layers.REPLACED, **losses.REPLACED}

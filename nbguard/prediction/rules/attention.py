@@ -1,0 +1,111 @@
+"""Scaled dot product attention: the tensors that each backend saves for the backward pass, and its buffers there.
+
+Source: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu, sdp_utils.cpp for the choice; the
+efficient backend's accumulator in mem_eff_attention/kernel_backward.h (blocks of 64 by 64), flash attention's in
+flash_attn/flash_api.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.rules.rule import Allocator, Replacement, ceil_div, nbytes, up
+
+_HALF = (torch.float16, torch.bfloat16)
+_LARGEST_HEAD = 256
+_aten = torch.ops.aten
+
+
+def attention(
+    gpu: Gpu,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return the output of the backend that CUDA would choose: flash, efficient, or plain matrix products."""
+    backends = torch.backends.cuda
+    fits = query.ndim == 4 and not enable_gqa and query.shape[-1] == key.shape[-1] == value.shape[-1] <= _LARGEST_HEAD
+    aligned = fits and query.shape[-1] % 8 == 0
+    if aligned and query.dtype in _HALF and mask is None and gpu.architecture >= (8, 0) and backends.flash_sdp_enabled():
+        return _aten._scaled_dot_product_flash_attention(query, key, value, dropout, is_causal, False, scale=scale)[0]
+    if aligned and query.dtype in (*_HALF, torch.float32) and backends.mem_efficient_sdp_enabled():
+        saves = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+        return _aten._scaled_dot_product_efficient_attention(query, key, value, mask, saves, dropout, is_causal, scale=scale)[0]
+    return _aten._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout, is_causal, None, scale=scale, enable_gqa=enable_gqa
+    )[0]
+
+
+def _heads(like: Any, length: int, width: int) -> Any:
+    """Return an output in the layout of the kernels: (batch, length, heads, width), seen as (batch, heads, length, width)."""
+    batch, heads = like.shape[:2]
+    return torch.empty(batch, length, heads, width, device="meta", dtype=like.dtype).transpose(1, 2)
+
+
+def _efficient(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    query, value, saves = args[0], args[2], args[4]
+    batch, heads, length = query.shape[:3]
+    out = _heads(query, length, value.shape[-1])
+    sums = torch.empty(batch, heads, up(length, 32) if saves else 0, device="meta", dtype=torch.float32)
+    return out, sums, torch.zeros((), dtype=torch.long), torch.zeros((), dtype=torch.long)  # seed and offset: host memory
+
+
+def _efficient_backward(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
+    gradient, query, key, value = args[:4]
+    batch, heads, length, width = query.shape
+    gradients = (
+        _heads(query, length, width),
+        _heads(query, key.shape[2], width),
+        _heads(query, key.shape[2], value.shape[-1]),
+    )
+    if query.dtype == torch.float32:
+        device.temporaries(nbytes(gradient))
+    delta = batch * heads * length * 4
+    device.temporaries(delta, delta, batch * heads * ceil_div(length, 64) * ceil_div(width, 64) * (64 * 64 * 4 + 16))
+    return (*gradients, None)
+
+
+def _like(tensor: Any) -> Any:
+    """Return an output in the layout of flash attention: that of the input, as far as it is dense."""
+    return torch.empty_like(tensor.transpose(1, 2)).transpose(1, 2)
+
+
+def _flash(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    query, key = args[0], args[1]
+    batch, heads, length, _width = query.shape
+    out = _like(query)
+    sums = torch.empty(batch, heads, length, device="meta", dtype=torch.float32)
+    seed = torch.empty(2, device="meta", dtype=torch.uint64)
+    unused = torch.empty((), device="meta", dtype=torch.uint64)
+    return out, sums, None, None, length, key.shape[2], seed, unused, torch.empty(0, device="meta", dtype=query.dtype)
+
+
+def _flash_backward(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
+    gradient, query, key, value, out = args[:5]
+    batch, heads, length, width = query.shape
+    copies = [nbytes(each) for each in (gradient, out) if not each.transpose(1, 2).is_contiguous()]
+    rows = up(length, 128)
+    with device.buffers(*copies):
+        gradients = _like(query), _like(key), _like(value)
+        device.temporaries(batch * heads * rows * 4, batch * rows * heads * up(width, 32) * 4)
+    return gradients
+
+
+REPLACED: dict[Any, Replacement] = {
+    _aten._scaled_dot_product_efficient_attention.default: _efficient,
+    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    _aten._scaled_dot_product_flash_attention.default: _flash,
+    _aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
+}

@@ -1,0 +1,45 @@
+"""Gradients of lookups: sorted copies of the indices, and partial sums of segments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.rules.rule import Temporaries, argument, ceil_div, up
+
+_aten = torch.ops.aten
+_WITHOUT_SORTING = 3072
+"""Indices up to which an embedding's gradient needs no sorting (`embedding_dense_backward_cuda`)."""
+_SEGMENT = 10
+"""NROWS_PER_THREAD: rows of one partial sum."""
+_WARP = 32
+
+
+def _embedding_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return sorted indices and partial sums (aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu)."""
+    gradient, indices, rows = args[:3]
+    count = indices.numel()
+    if count <= _WITHOUT_SORTING:
+        return ()
+    segments = min(count, rows) + ceil_div(count, _SEGMENT)
+    return *[8 * count] * 4, segments * up(gradient.shape[-1], _WARP) * 4, 8 * count
+
+
+def _index_put(_: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return sorted indices where values add up (`index_put_with_sort_kernel` in aten/src/ATen/native/cuda/Indexing.cu)."""
+    if not argument(args, kwargs, 3, "accumulate", False):
+        return ()
+    count = prod(torch.broadcast_shapes(*(index.shape for index in args[1] if index is not None)))
+    return (8 * count,) * 6
+
+
+TEMPORARIES: dict[Any, Temporaries] = {
+    _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten.index_put.default: _index_put,
+    _aten.index_put_.default: _index_put,
+    _aten._index_put_impl_.default: _index_put,
+}

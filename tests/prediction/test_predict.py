@@ -1,0 +1,257 @@
+"""`predict`: nothing of the user's changes, no wrong answer is given, and refusals name their reason."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fastai.callback.core import Callback
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from nbguard.errors import NbguardError, UnpredictableError
+from nbguard.notebook.magics.predict import foreseen
+from nbguard.prediction.predict import predict
+from tests.prediction.fits import fit, make
+
+MIB = 2**20
+
+
+def _bits(value: Any) -> Any:
+    """Return what an object consists of: the bytes of its tensors, the ids of what is referred to."""
+    if isinstance(value, torch.Tensor):
+        data = value.detach().contiguous().view(torch.uint8) if value.ndim else value.detach().reshape(1).view(torch.uint8)
+        return id(value), value.data_ptr(), tuple(value.shape), hashlib.sha1(data.numpy().tobytes()).hexdigest(), id(value.grad)
+    if isinstance(value, dict):
+        return {key: _bits(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_bits(each) for each in value]
+    return value if isinstance(value, (int, float, str, bool, bytes)) or value is None else id(value)
+
+
+def _state(learn: Any) -> Any:
+    modules = [
+        (
+            name,
+            module.training,
+            _bits(module.__dict__["_parameters"]),
+            _bits(module.__dict__["_buffers"]),
+            len(module._forward_hooks),
+        )
+        for name, module in learn.model.named_modules()
+    ]
+    objects = (learn, *learn.cbs, *learn.dls.loaders, learn.dls, learn.loss_func)
+    spaces = [_bits(vars(each)) for each in objects]
+    rngs = [loader.rng.getstate() for loader in learn.dls.loaders]
+    return modules, spaces, rngs, _bits(learn.opt.state_dict()) if learn.opt else None
+
+
+@pytest.fixture
+def generators() -> Any:
+    """The state of all generators of random numbers, as a function."""
+
+    def state() -> Any:
+        numbers = np.random.get_state()
+        return random.getstate(), numbers[1].tobytes(), numbers[2:], torch.get_rng_state().numpy().tobytes()  # type: ignore[union-attr]
+
+    return state
+
+
+@pytest.mark.parametrize("case", ["mlp", "tabular bf16", "gpt checkpoint clip", "mlp fp16 accumulate"])
+@pytest.mark.parametrize("is_fitted", [False, True])
+def test_nothing_of_the_users_changes(case: str, is_fitted: bool, generators: Any, tmp_path: Path) -> None:
+    learn = make(case, "cpu", 8, str(tmp_path))
+    if is_fitted and "16" not in case:
+        fit(learn)
+    patched = (torch.amp.autocast_mode.autocast, torch.amp.GradScaler)
+    before, numbers = _state(learn), generators()
+    methods = [dict(vars(each)) for each in patched]
+
+    predict(learn, gpu="16GiB")
+
+    assert _state(learn) == before
+    assert generators() == numbers
+    assert [dict(vars(each)) for each in patched] == methods
+    assert _get_current_dispatch_mode_stack() == []
+    assert not list(tmp_path.iterdir())
+
+
+def test_training_goes_on_as_without_a_prediction() -> None:
+    def trained(ask: bool) -> list[torch.Tensor]:
+        learn = make("mlp", "cpu", 8)
+        if ask:
+            predict(learn)
+        fit(learn)
+        if ask:
+            predict(learn)
+        fit(learn)
+        return [value.detach().clone() for value in learn.model.state_dict().values()]
+
+    assert all(torch.equal(a, b) for a, b in zip(trained(False), trained(True), strict=True))
+
+
+def test_autocast_and_dropout_are_torchs_own_again() -> None:
+    predict(make("mlp bf16", "cpu", 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = torch.ops.aten.dropout(torch.ones(5, device="meta"), 0.5, True)
+        product = nn.Linear(3, 3, device="meta")(torch.ones(2, 3, device="meta"))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert nn.Linear(3, 3)(torch.ones(2, 3)).dtype == torch.bfloat16
+    assert (out.shape, product.dtype) == ((5,), torch.float32)
+
+
+def test_a_larger_batch_needs_more_and_a_given_one_counts() -> None:
+    learn = make("mlp", "cpu", 64)
+    small, large = predict(learn), predict(learn, batch_size=512)
+    given = predict(learn, (torch.zeros(512, 512), torch.zeros(512, dtype=torch.long)))
+
+    assert small.batch_sizes == (64, 64, 64, 32)
+    assert large.batch_sizes == (224,)  # all the items that there are
+    assert given.batch_sizes == (224,)
+    assert given.peak_allocated == large.peak_allocated > small.peak_allocated
+
+
+def test_a_loader_of_torchs_own_needs_a_batch() -> None:
+    learn = make("mlp", "cpu", 8)
+    data = torch.utils.data.TensorDataset(torch.zeros(28, 512), torch.zeros(28, dtype=torch.long))
+    known = predict(learn)
+    learn.dls.loaders = [torch.utils.data.DataLoader(data, 8), torch.utils.data.DataLoader(data, 8)]
+    with pytest.raises(UnpredictableError, match=r"give a batch, as in predict\(learn, batch\)"):
+        predict(learn)
+    found = predict(learn, (torch.zeros(8, 512), torch.zeros(8, dtype=torch.long)))
+    assert (found.batch_sizes, found.peak_allocated) == (known.batch_sizes, known.peak_allocated)
+
+
+def test_the_answer_is_yes_no_or_not_known() -> None:
+    learn = make("mlp", "cpu", 8)
+    unnamed = predict(learn)
+    need = unnamed.need
+
+    assert (unnamed.fits, unnamed.capacity) == (None, None)
+    assert predict(learn, gpu="T4").fits is True
+    assert predict(learn, gpu=f"{need}B").fits is True
+    assert predict(learn, gpu=f"{unnamed.context + 20 * MIB}B").fits is False
+    between = predict(learn, gpu=f"{unnamed.context + unnamed.peak_reserved}B")
+    assert between.fits is None
+    assert "cannot be computed" in between.why
+
+
+class Hoarder(Callback):
+    """A callback of the user's that keeps what it likes."""
+
+    def after_batch(self) -> None:
+        self.kept = torch.zeros(10 * MIB, device=self.pred.device)
+
+
+class Choosy(nn.Module):
+    """A model that looks at values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(512, 10)
+
+    def forward(self, x: Any) -> Any:
+        out = self.body(x)
+        return out * 2 if out.sum() > 0 else out
+
+
+def test_what_was_not_traced_is_never_said_to_fit() -> None:
+    learn = make("mlp", "cpu", 8)
+    learn.add_cb(Hoarder())
+    found = predict(learn, gpu="80GiB")
+    assert found.fits is None
+    assert found.unknown == ("the callback Hoarder is not traced",)
+    learn.remove_cb(Hoarder)
+    learn.model = Choosy()
+    found = predict(learn, gpu="80GiB")
+    assert found.fits is None
+    assert "forward() in tests.prediction.test_predict" in found.unknown[0]
+    assert "reads a value" in found.why
+
+
+def test_a_model_that_names_cuda_is_traced_without_one() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(512, 10)
+
+        def forward(self, x: Any) -> Any:
+            return self.body(x.cuda() + torch.zeros(512, device="cuda").to("cuda"))
+
+    learn = make("mlp", "cpu", 8)
+    learn.model = Named()
+    assert predict(learn, gpu="16GiB").fits is True
+    assert not torch.cuda.is_initialized()
+
+
+class Unknown(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(512, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x)[x.sum(1).nonzero()[:, 0]]
+
+
+def _sparse() -> nn.Module:
+    net = nn.Linear(512, 10)
+    net.register_buffer("mask", torch.zeros(3, 3).to_sparse())
+    return net
+
+
+@pytest.mark.parametrize(
+    ("model", "match"),
+    [
+        (lambda: make("lstm", "cpu").model, r"model\.body is a LSTM: cuDNN's recurrent layers"),
+        (lambda: torch.compile(nn.Linear(512, 10), backend="eager"), r"the model is a OptimizedModule: torch\.compile"),
+        (lambda: nn.DataParallel(nn.Linear(512, 10)), r"is a DataParallel"),
+        (lambda: torch.jit.script(nn.Linear(512, 10)), r"TorchScript"),
+        (_sparse, r"a sparse_coo tensor"),
+        (Unknown, r"aten\.nonzero\.default has no form without data"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_refusals_name_the_module_or_the_operator(model: Any, match: str) -> None:
+    learn = make("mlp", "cpu", 8)
+    learn.model = model()
+    with pytest.raises(UnpredictableError, match=match) as caught:
+        predict(learn)
+    assert "\n" not in str(caught.value)
+    assert _get_current_dispatch_mode_stack() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"gpu": "GTX1"}, "gpu is one of T4"),
+        ({"gpu": "100MiB"}, "no room beside a CUDA context"),
+        ({"batch_size": 0}, "above 0"),
+        ({"settings": "nonsense:1"}, "nonsense"),
+    ],
+)
+def test_bad_input_is_one_clear_line(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(NbguardError, match=match) as caught:
+        predict(make("mlp", "cpu", 8), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_learners_are_taken() -> None:
+    with pytest.raises(NbguardError, match="takes a fastai Learner, not int"):
+        predict(5)
+
+
+def test_the_magic_takes_a_learner_by_its_name() -> None:
+    names = {"runs": [make("mlp", "cpu", 8)]}
+    found = foreseen(names, "runs[0]", 4, "'T4'", "expandable_segments:True")
+
+    assert (found.gpu, found.fits, found.settings) == ("T4", True, "expandable_segments:True")
+    assert found.batch_sizes == (4, 4, 4)
+    with pytest.raises(NbguardError, match="'learn' does not exist"):
+        foreseen(names, "learn", None, None, None)
