@@ -100,6 +100,7 @@ class FitFinding:
     change: str  # the line to change, or "nothing"
     time: int | None = None  # nanoseconds per batch that it costs
     nbytes: int | None = None  # bytes per batch by which it grows, or that it holds
+    total: int | None = None  # nanoseconds of the whole fit that it costs, where it is not a cost per batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

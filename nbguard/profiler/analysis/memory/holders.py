@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from nbguard.memory.facts import Graph, Root
 from nbguard.memory.references.graph import GRAPH, STALE_KINDS, shortest_paths
+from nbguard.units import KiB
 
 HolderPath = tuple[str, ...]
 """The way from a root to a tensor as one would write it, step by step: ("losses", "[3]", " → graph")."""
@@ -26,11 +27,12 @@ class HolderSizes:
     nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
 
 
-def holder_sizes(graph: Graph, names: Mapping[int, str]) -> HolderSizes:
+def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] = ()) -> HolderSizes:
     """Return the sizes by place. Each storage counts where the user would look first: names, globals, outer functions.
 
     Args:
         graph: of one look.
+        older: the `ref` of each tensor whose graph is older than the fit: these graphs have no size.
         names: variables of running functions, by the `ref` of the node.
     """
     holding = {node: fact.storages for node, fact in enumerate(graph.nodes) if fact.storages}
@@ -45,6 +47,7 @@ def holder_sizes(graph: Graph, names: Mapping[int, str]) -> HolderSizes:
             break
         for node, path in sorted(shortest_paths(graph, root, goals).items(), key=lambda way: len(way[1])):
             mine, size = left.intersection(holding[node]), _size_of_graph(graph, node, counted)
+            size = 0 if graph.nodes[node].ref in older else size
             if not mine and not size:
                 continue
             place = write.place(root, path)
@@ -111,18 +114,23 @@ _MAIN_PART = 0.7
 """Share of a holder's growth that must lie in one part of it to name that part."""
 
 
-def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
-    """Return the holder that grew most, as deep as one part of it has nearly all the growth; None without growth.
+_NODE = 4 * KiB
+"""Bytes of host memory that one node of an autograd graph may take at most, with its saved shapes and Python's wrapper."""
 
-    Bytes of tensors decide, unless they are less than half of `expected`: a graph that has lost its tensors in the
-    backward pass is made of nodes only.
+
+def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
+    """Return the holder that grew most, as deep as one part of it has nearly all the growth; None where none explains it.
+
+    A holder explains the growth if its tensors grew by at least half of the `expected` bytes. A graph that has lost its tensors
+    in the backward pass is made of nodes only: there the nodes must be enough.
     """
     at, nbytes = _where(before.nbytes, after.nbytes)
     if nbytes < expected / 2:
         in_graphs, nodes = _where(before.nodes, after.nodes)
-        if nodes:
-            place = _of_list(in_graphs)
-            return Grown(holder=_written(place), is_graph=True, is_sum=GRAPH in place)
+        if not nodes or nodes * _NODE < expected / 2:
+            return None
+        place = _of_list(in_graphs)
+        return Grown(holder=_written(place), is_graph=True, is_sum=GRAPH in place)
     if not at:
         return None
     at = _of_list(at)
