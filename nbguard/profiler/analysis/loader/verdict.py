@@ -74,7 +74,8 @@ def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: b
             f"{_share(wait, step)} is waiting for data; whether the GPU waits for Python is not known: {why}",
         )
     words = f"compute-bound: {_share(wait, step)} is waiting for data{gpu}"
-    return "compute", None, f"{words}; the rest is the model's own work"
+    code = f"{_share(python, step)} is in callbacks and other code, " if python > WAITING * step else ""
+    return "compute", None, f"{words}; {code}the rest is the model's own work"
 
 
 def _share(part: int, step: int) -> str:

@@ -23,6 +23,8 @@ _STALL = 20
 """Times the median that a batch takes which stalls,"""
 _LONG_STALL = 50_000_000
 """and nanoseconds beyond the median."""
+_SLOWED = 5
+"""Times as long it must be in a batch that nbguard itself has slowed down by looking closer."""
 _FEW = 0.25
 """Share of batches that may stall: more of them are no exceptions."""
 
@@ -114,9 +116,14 @@ def _stalls(timing: Timing, batches: Batches) -> Iterator[FitFinding]:
     steady = steady_batches(batches)
     usual = round(median(batch.step for batch in steady)) if steady else 0
     least = max(_STALL * usual, usual + _LONG_STALL)
-    stalled = [(number, batch) for number, batch in enumerate(steady, timing.warm_up + 1) if batch.step >= least]
+    complete = [batch for batch in batches.batches if batch.is_training and batch.is_complete]
+    stalled = [
+        (number, batch)
+        for number, batch in enumerate(complete, 1)
+        if number > timing.warm_up and batch.step >= (_SLOWED * least if batch.is_disturbed else least)
+    ]
     total = sum(batch.step - usual for _, batch in stalled)
-    if not stalled or len(stalled) > _FEW * len(steady) or not _is_large(timing, total):
+    if not stalled or len(stalled) > _FEW * len(complete) or not _is_large(timing, total):
         return
     sums: dict[str, int] = {}
     for _, batch in stalled:
@@ -128,4 +135,5 @@ def _stalls(timing: Timing, batches: Batches) -> Iterator[FitFinding]:
     numbers = ", ".join(f"{number}" for number, _ in stalled[:4]) + (", …" if len(stalled) > 4 else "")
     what = f"{counted(len(stalled), 'batch stalls', 'batches stall')} in {phase}: {format_time(total)} together"
     evidence = f"the longest takes {format_time(longest)}, a usual one {format_time(usual)}; training batch {numbers}"
-    yield _finding("stall", timing, total, what, f"look for work that {phase} does only now and then", evidence)
+    where = {phases.WAIT: "items that take long to read", phases.OTHER: "lines of the loop that run only now and then"}
+    yield _finding("stall", timing, total, what, f"look for {where.get(phase, f'rare work in {phase}')}", evidence)
