@@ -12,7 +12,7 @@ from fastai.basics import Callback, nn
 
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.report import FitReport, MemoryReport
-from tests.profiler.loops import learner, quiet_fit, torch_loader, train
+from tests.profiler.loops import BATCH, learner, quiet_fit, torch_loader, train
 
 KiB = 1024
 
@@ -106,6 +106,29 @@ def test_a_running_sum_under_a_name_costs_a_profile_the_same_for_each_batch(name
                 sys.setprofile(None)
         return count
 
-    few, many = calls(60), calls(240)
+    few, many = calls(30), calls(120)
 
     assert many < 4.5 * few
+
+
+def test_a_state_that_is_carried_on_is_named_and_not_the_loss_that_is_computed_from_it(names: dict[str, Any]) -> None:
+    """As of an RNN without `h.detach()`: the loss is bound anew in each batch. foreign.md 13, q05."""
+    cell, head = nn.RNNCell(6, 8), nn.Linear(8, 2)
+    optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], 1e-4)
+    names["planted_h"] = torch.zeros(BATCH, 8)
+
+    def fit() -> None:
+        for x, y in torch_loader(count=8 * 60):
+            names["planted_h"] = cell(x, names["planted_h"])
+            names["planted_loss"] = nn.functional.cross_entropy(head(names["planted_h"]), y)
+            gradients = torch.autograd.grad(names["planted_loss"], [*cell.parameters()], retain_graph=True)
+            names["planted_loss"].backward(retain_graph=True)
+            assert gradients
+            optimizer.zero_grad()
+
+    report = profiled(fit)
+
+    (finding,) = [finding for finding in report.findings if finding.kind == "graph"]
+    assert "`planted_h` keeps the autograd graph of every batch" in finding.what
+    assert "`planted_h = planted_h.detach()`" in finding.change
+    assert "loss" not in finding.change

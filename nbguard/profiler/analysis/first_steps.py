@@ -11,7 +11,7 @@ from nbguard.units import format_time
 _MOST = 3
 _WAITS = ("data", "transfer", "Python")
 _WORTH = 0.02
-"""Of a batch: advice that would save less is not among the first things to do."""
+"""Of a batch, or of the fit: advice that would save less is not among the first things to do."""
 _NAMED = 0.05
 """Share of the wall time from which a part of it is named where nothing stands out."""
 _GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": "around the batches"}
@@ -49,7 +49,10 @@ def _lost(finding: FitFinding, timing: Timing) -> int:
 
 
 def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
-    is_large = finding.total is not None or (finding.time or 0) >= _WORTH * (timing.step or 0)
+    if finding.total is not None:
+        is_large = finding.total >= _WORTH * timing.wall
+    else:
+        is_large = (finding.time or 0) >= _WORTH * (timing.step or 0)
     return finding.severity == "advice" and is_large
 
 

@@ -188,7 +188,10 @@ class FitAnalysis:
             yield from growth.graph_findings(observed.kept_graphs, timing.batches)
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from lost_time(timing, self.batches, observed.library_callbacks)
-        yield from health(observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, timing.step)
+        work = sum(timing.medians.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
+        yield from health(
+            observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, step=timing.step, work=work
+        )
 
     def _settings(self) -> Iterator[Setting]:
         training = training_loader(self.observations.loaders)

@@ -155,6 +155,7 @@ class Growth:
     per_epoch: int | None = None  # bytes; None: none, or too few epochs
     epochs: int = 1  # training epochs in which it was watched
     is_sum: bool = False  # the holder is one tensor, whose graph grows
+    is_state: bool = False  # this tensor has several values: a state carried from batch to batch
 
 
 @dataclass(frozen=True, slots=True)
