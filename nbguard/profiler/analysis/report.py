@@ -93,7 +93,7 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "note")
 class FitFinding:
     """One thing that stands out: what, the evidence with its figure, and the line to change. Code stands between backticks."""
 
-    kind: str  # e.g. "graph", "nan", "eps", "sync", "workers", "transform", "callback"
+    kind: str  # e.g. "graph", "nan", "eps", "sync", "workers", "transform", "validation", "stall"
     severity: Severity  # the gravest come first in a report
     what: str  # the finding in a sentence
     evidence: str  # the figures behind it

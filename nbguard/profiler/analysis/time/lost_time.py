@@ -104,7 +104,7 @@ def _around(timing: Timing, of_fastai: Collection[str]) -> Iterator[FitFinding]:
         elif row.phase == phases.WORKERS and _is_large(timing, row.total):
             what = f"starting workers takes {format_time(row.total)}"
             change = "fewer workers, or `persistent_workers=True`, which starts them once"
-            yield _finding("workers", timing, row.total, what, change)
+            yield _finding("workers start", timing, row.total, what, change)
         elif row.phase == phases.OTHER and _is_large(timing, row.total, _MUCH_CODE):
             what = f"code around the batches takes {format_time(row.total)}"
             change = "look at the code of the cell before, between and after the epochs; `%%prun` names its functions"
