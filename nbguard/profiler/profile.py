@@ -15,7 +15,7 @@ from nbguard.profiler.analysis.report import Ending, FitReport, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.instruments import Instruments
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
-from nbguard.profiler.instruments.memory.growth import kept_graphs
+from nbguard.profiler.instruments.memory.growth import kept_graphs, operations_so_far
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.outputs import Outputs
 from nbguard.profiler.record.recorder import Recorder
@@ -35,6 +35,7 @@ class FitProfile:
         self._options = options or FitOptions()
         self._counter = counter
         self._outputs: Outputs | None = None
+        self._operations = 0  # that autograd had recorded on this thread before the fit
         self._instruments: Instruments | None = None
         self._observations: FitObservations | None = None
         self._report: FitReport | None = None
@@ -79,6 +80,7 @@ class FitProfile:
         except BaseException:  # an interrupt: nothing of ours stays up
             instruments.stop()
             raise
+        self._operations = operations_so_far()
         _running, self._instruments = self, instruments
 
     def joins(self, learner: Any, ended: Callable[[BaseException | None], None]) -> None:
@@ -119,7 +121,7 @@ class FitProfile:
             tuning = _tune(instruments, analysis.timing)
             analysis = analysis.with_more(replace(analysis.observations, tuning=tuning))
         if analysis.may_keep_graphs:
-            analysis = analysis.with_more(replace(analysis.observations, kept_graphs=kept_graphs()))
+            analysis = analysis.with_more(replace(analysis.observations, kept_graphs=kept_graphs(self._operations)))
         if options.compare:
             before = run_history.last(key)
             analysis = analysis.with_more(replace(analysis.observations, is_compared=True, before=before))

@@ -3,41 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from nbguard.profiler.analysis.report import SEVERITIES, FitFinding, LoaderVerdict, Timing
+from nbguard.profiler.analysis.report import FitFinding, Group, LoaderVerdict, Timing
 from nbguard.units import format_time
 
 _MOST = 3
 _WAITS = ("data", "transfer", "Python")
 _WORTH = 0.02
-"""Of a batch: advice that would save less is not among the first things to do."""
+"""Of a batch, or of the fit: advice that would save less is not among the first things to do."""
+_NAMED = 0.05
+"""Share of the wall time from which a part of it is named where nothing stands out."""
+_GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": "around the batches"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One thing to do, with the rank of its finding."""
+
+    sentence: str
+    is_problem: bool  # the fit is wrong, not only slow: this comes first
+    lost: int  # nanoseconds of the whole fit that it may save
 
 
 def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable[FitFinding]) -> tuple[str, ...]:
-    """Return what to do first, problems before what would save the most time; one sentence where nothing stands out."""
-    ordered = sorted(findings, key=_urgency)
-    sentences = [
-        _sentence(finding, timing.step or 0)
-        for finding in ordered
-        if finding.severity == "problem" or _is_worth_it(finding, timing)
-    ]
-    if not sentences and not timing.batches:
-        sentences.append("nothing was trained here: no backward pass and no optimizer step were seen on this thread")
-    elif not sentences and loader is not None:
-        sentences.append(loader.sentence if loader.bound in _WAITS else f"nothing stands out: {loader.sentence}")
-    return tuple(sentences[:_MOST])
+    """Return the first things to do: problems, then by the time that they would save of the whole fit.
+
+    One sentence where nothing stands out, with the largest parts of the time.
+    """
+    if not timing.batches:
+        return ("nothing was trained here: no backward pass and no optimizer step were seen on this thread",)
+    known = list(findings)
+    steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
+    if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
+        steps.append(_Step(loader.sentence, is_problem=False, lost=(loader.gain or 0) * timing.batches))
+    steps.sort(key=lambda step: (not step.is_problem, -step.lost))
+    if steps or loader is None:
+        return tuple(step.sentence for step in steps[:_MOST])
+    return (f"nothing stands out: {loader.sentence}{_largest_parts(timing)}",)
 
 
-def _urgency(finding: FitFinding) -> tuple[int, int]:
-    return SEVERITIES.index(finding.severity), -(finding.time or 0)
+def _lost(finding: FitFinding, timing: Timing) -> int:
+    """Return the nanoseconds of the whole fit that a finding costs."""
+    return finding.total if finding.total is not None else (finding.time or 0) * timing.batches
 
 
 def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
-    return finding.severity == "advice" and (finding.time or 0) >= _WORTH * (timing.step or 0)
+    if finding.total is not None:
+        is_large = finding.total >= _WORTH * timing.wall
+    else:
+        is_large = (finding.time or 0) >= _WORTH * (timing.step or 0)
+    return finding.severity == "advice" and is_large
 
 
-def _sentence(finding: FitFinding, step: int) -> str:
-    gain = ""
+def _step(finding: FitFinding, timing: Timing) -> _Step:
+    lost, gain = _lost(finding, timing), ""
     if finding.severity == "advice" and finding.time:  # more than a batch: a cost per epoch, spread over its batches
-        gain = f" (up to {format_time(finding.time)} {'of each' if finding.time <= step else 'per'} batch)"
-    return f"{finding.what}: {finding.change}{gain}"
+        per = "of each" if finding.time <= (timing.step or 0) else "per"
+        gain = f" (up to {format_time(finding.time)} {per} batch, {format_time(lost)} of the fit)"
+    elif finding.severity == "advice" and lost:
+        gain = f" ({lost / (timing.wall or 1):.0%} of the fit)"
+    return _Step(f"{finding.what}: {finding.change}{gain}", is_problem=finding.severity == "problem", lost=lost)
+
+
+def _largest_parts(timing: Timing) -> str:
+    """Return the largest parts of the wall time in words, validation and the code around the batches as one part each."""
+    parts: dict[str, int] = {}
+    for row in timing.rows:
+        name = _GROUPS[row.group] or row.phase
+        parts[name] = parts.get(name, 0) + row.total
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:_MOST]
+    words = [f"{total / timing.wall:.0%} {name}" for name, total in largest if total >= _NAMED * (timing.wall or 1)]
+    return f". Of the fit's {format_time(timing.wall)}: {', '.join(words)}" if words else ""

@@ -34,6 +34,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, divide
 from nbguard.profiler.analysis.time.callbacks import slow_callbacks
 from nbguard.profiler.analysis.time.gpu import GpuFacts, gpu_facts
+from nbguard.profiler.analysis.time.lost_time import lost_time
 from nbguard.profiler.analysis.time.timing import steady_batches, timing_of
 
 
@@ -186,7 +187,11 @@ class FitAnalysis:
         if self.may_keep_graphs:
             yield from growth.graph_findings(observed.kept_graphs, timing.batches)
         yield from slow_callbacks(timing, observed.library_callbacks)
-        yield from health(observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, timing.step)
+        yield from lost_time(timing, self.batches, observed.library_callbacks)
+        work = sum(timing.medians.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
+        yield from health(
+            observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, step=timing.step, work=work
+        )
 
     def _settings(self) -> Iterator[Setting]:
         training = training_loader(self.observations.loaders)

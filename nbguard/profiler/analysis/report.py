@@ -93,13 +93,14 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "note")
 class FitFinding:
     """One thing that stands out: what, the evidence with its figure, and the line to change. Code stands between backticks."""
 
-    kind: str  # e.g. "graph", "nan", "eps", "sync", "workers", "transform", "callback"
+    kind: str  # e.g. "graph", "nan", "eps", "sync", "workers", "transform", "validation", "stall"
     severity: Severity  # the gravest come first in a report
     what: str  # the finding in a sentence
     evidence: str  # the figures behind it
     change: str  # the line to change, or "nothing"
     time: int | None = None  # nanoseconds per batch that it costs
     nbytes: int | None = None  # bytes per batch by which it grows, or that it holds
+    total: int | None = None  # nanoseconds of the whole fit that it costs, where it is not a cost per batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,7 @@ class Growth:
     per_epoch: int | None = None  # bytes; None: none, or too few epochs
     epochs: int = 1  # training epochs in which it was watched
     is_sum: bool = False  # the holder is one tensor, whose graph grows
+    is_state: bool = False  # this tensor has several values: a state carried from batch to batch
 
 
 @dataclass(frozen=True, slots=True)

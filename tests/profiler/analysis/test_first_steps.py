@@ -23,6 +23,27 @@ def test_what_to_do_first() -> None:
     loader = LoaderVerdict(bound="compute", sentence="compute-bound")
     found = [finding("note", "a"), finding("advice", "b", MS), finding("advice", "c", 9 * MS), finding("problem", "d")]
 
-    assert first_steps(whole, loader, found) == ("d: mend it", "c: mend it (up to 9.00 ms of each batch)")
-    assert first_steps(whole, loader, found[:2]) == ("nothing stands out: compute-bound",)
+    assert first_steps(whole, loader, found) == ("d: mend it", "c: mend it (up to 9.00 ms of each batch, 90.0 ms of the fit)")
+    assert first_steps(whole, loader, found[:2]) == ("nothing stands out: compute-bound. Of the fit's 1.00 s: 100% forward",)
     assert first_steps(Timing(wall=0, rows=(), batches=0, warm_up=0), loader, ())[0].startswith("nothing was trained here")
+
+
+def test_the_largest_loss_of_the_whole_fit_comes_first() -> None:
+    def finding(what: str, **cost: int) -> FitFinding:
+        return FitFinding(kind="x", severity="advice", what=what, evidence="", change="mend it", **cost)
+
+    whole = timing(forward=100 * MS)  # ten batches
+    loader = LoaderVerdict(bound="compute", sentence="compute-bound")
+    found = [finding("small", time=5 * MS), finding("validation", total=400 * MS), finding("callback", time=30 * MS)]
+
+    assert [sentence.partition(":")[0] for sentence in first_steps(whole, loader, found)] == ["validation", "callback", "small"]
+    assert first_steps(whole, loader, found)[0] == "validation: mend it (40% of the fit)"
+
+
+def test_waiting_for_data_is_ranked_with_the_rest() -> None:
+    whole = timing(forward=40 * MS, wait_for_data=60 * MS)
+    waits = LoaderVerdict(bound="data", sentence="data-bound", gain=60 * MS)
+    metric = FitFinding(kind="x", severity="advice", what="the metrics", evidence="", change="less", total=700 * MS)
+
+    assert first_steps(whole, waits, (metric,)) == ("the metrics: less (70% of the fit)", "data-bound")
+    assert first_steps(whole, waits, ()) == ("data-bound",)

@@ -143,3 +143,54 @@ def test_what_speaks_for_a_remedy_comes_from_all_parts() -> None:
         dtype="bfloat16",
         batch_size=8,
     )
+
+
+def _first(of: str, value: str, kind: Kind, **more: str) -> FiniteFacts:
+    origin = Origin(kind=kind, name="2.weight", root="Net", **more)
+    return FiniteFacts(5, 5, NotFinite(of=of, value=value, place=BatchPosition(3, 1), origin=origin))  # type: ignore[arg-type]
+
+
+def test_an_eps_of_zero_comes_before_the_nan_that_it_makes() -> None:  # foreign.md 21
+    optimizers = OptimizersFacts((OptimizerFacts(name="Adam", steps=9, half_eps=((1e-8, 4),)),))
+    by_step = health(_first("loss", "NaN", "step"), AmpFacts(), optimizers, SyncFacts(), SwitchFacts())
+    by_data = health(_first("loss", "NaN", "input"), AmpFacts(), optimizers, SyncFacts(), SwitchFacts())
+
+    assert [finding.kind for finding in by_step] == ["eps", "nan"]
+    assert [finding.kind for finding in by_data] == ["nan", "eps"]
+
+
+def test_a_nan_gradient_is_not_said_to_be_mended_by_clipping() -> None:  # foreign.md 36
+    (nan,), (infinite,) = (nan_findings(_first("gradient", value, "gradient")) for value in ("NaN", "infinite"))
+
+    assert "clipping cannot mend a NaN" in nan.change
+    assert "clip_grad_norm_" not in nan.change
+    assert "clip_grad_norm_" in infinite.change
+
+
+def test_an_infinite_scaled_loss_is_not_taken_for_the_loss() -> None:  # foreign.md 20
+    facts = _first("loss", "infinite", "loss")
+    scaler = ScalerFacts(initial=65536.0, growth=2.0, backoff=0.5, interval=2000, updates=9)
+    (scaled,) = nan_findings(facts, scale=65536.0)
+    (plain,) = nan_findings(facts)
+
+    assert scaled.what == "the scaled loss is infinite in batch 3 of epoch 1"
+    assert "65536" in scaled.change
+    assert "clamp_min" not in scaled.change
+    assert plain.what.startswith("the loss is infinite")
+    amp = AmpFacts((("float16", 9),), (scaler,))
+    assert health(facts, amp, OptimizersFacts(), SyncFacts(), SwitchFacts())[0] == scaled
+
+
+def test_a_call_of_synchronize_is_to_be_taken_out() -> None:  # foreign.md g06
+    site = SyncSite(where="In[5], line 8", own="", methods=("synchronize",), calls=20, batches=20, waited=10**8)
+    (finding,) = sync_findings(SyncFacts((site,), 20), 10**7)
+
+    assert finding.change.startswith("take the call out")
+    assert "detach" not in finding.change
+
+
+def test_anomaly_detection_has_a_cost_by_which_it_is_ranked() -> None:  # foreign.md 25
+    (finding,) = switch_findings(SwitchFacts(detects_anomalies=True), work=8_000_000)
+
+    assert (finding.severity, finding.time) == ("advice", 4_000_000)
+    assert switch_findings(SwitchFacts(detects_anomalies=True))[0].time is None

@@ -60,9 +60,24 @@ def test_a_fit_that_waits_is_data_bound_with_an_upper_bound_of_the_gain() -> Non
     )
 
 
-@pytest.mark.parametrize(("wait", "bound"), [(9.9, "compute"), (10.1, "data")])
-def test_a_tenth_of_the_step_is_the_limit(wait: float, bound: str) -> None:
-    assert verdict(timing(100, wait=wait), (), 2, on_accelerator=False).bound == bound
+@pytest.mark.parametrize(("wait", "gain"), [(9.9, None), (10.1, 10_100_000)])
+def test_from_a_tenth_of_the_step_on_waiting_is_a_gain(wait: float, gain: int | None) -> None:
+    found = verdict(timing(100, wait=wait), (), 2, on_accelerator=False)
+    assert (found.bound, found.gain) == ("compute", gain)
+    assert ("at most" in found.sentence) == (gain is not None)
+
+
+@pytest.mark.parametrize(("wait", "bound"), [(49, "compute"), (51, "data")])
+def test_a_fit_is_data_bound_only_where_waiting_is_the_largest_part(wait: float, bound: str) -> None:
+    epochs = (EpochRow(number=1, is_training=True, batches=20, total=2000 * MS, wait=1000 * MS),)
+    found = verdict(timing(100, wait=wait, epochs=epochs), (loader(),), 4, on_accelerator=False)
+    assert (found.bound, found.gain) == (bound, wait * MS)
+    assert found.advice  # what to change in the loader is worth as much either way
+
+
+def test_callbacks_and_other_code_are_not_the_models_own_work() -> None:
+    sentence = verdict(timing(100, other=20, callback=5), (), 2, on_accelerator=False).sentence
+    assert "25.0 ms of each batch's 100 ms (25%) is in callbacks and other code, the rest is the model's own work" in sentence
 
 
 def test_a_wait_that_a_busy_gpu_covers_is_no_bound() -> None:
@@ -127,7 +142,7 @@ def test_a_healthy_fit_gets_no_advice(facts: tuple[LoaderFacts, ...], on_acceler
 def test_a_small_wait_is_not_worth_a_worker() -> None:
     """Collating tensors takes 0.3 ms of a 1 ms step: a worker would take longer to hand a batch over."""
     found = verdict(timing(1, wait=0.3), (loader(fetch_ms=0.3),), 8, on_accelerator=False)
-    assert (found.bound, found.advice) == ("data", ())
+    assert (found.bound, found.gain, found.advice) == ("compute", 300_000, ())
 
 
 def test_eight_workers_on_two_cores_are_too_many() -> None:

@@ -17,13 +17,25 @@ def health(
     syncs: SyncFacts,
     switches: SwitchFacts,
     step: int | None = None,
+    work: int = 0,
 ) -> tuple[FitFinding, ...]:
-    """Return what stands out. `step`: the median of a batch in nanoseconds, to judge what waiting costs."""
+    """Return the findings on health.
+
+    `step`: the median of a batch in nanoseconds, to judge the cost of waiting. `work`: of it, in forward and backward passes.
+    """
     findings = [
-        *nan_findings(finite),
-        *optimizer_findings(optimizers, is_scaled=bool(amp.scalers)),
+        *_broken(finite, amp, optimizers),
         *amp_findings(amp),
-        *switch_findings(switches),
+        *switch_findings(switches, work),
         *sync_findings(syncs, step),
     ]
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def _broken(finite: FiniteFacts, amp: AmpFacts, optimizers: OptimizersFacts) -> tuple[FitFinding, ...]:
+    """Return NaN and the mistakes with optimizers. An eps of 0 that breaks a parameter comes before the NaN that it makes."""
+    nan = nan_findings(finite, scale=max((scaler.initial for scaler in amp.scalers), default=None))
+    mistakes = optimizer_findings(optimizers, is_scaled=bool(amp.scalers))
+    is_by_step = finite.first is not None and finite.first.origin.kind == "step"
+    causes = tuple(finding for finding in mistakes if finding.kind == "eps" and is_by_step)
+    return (*causes, *nan, *(finding for finding in mistakes if finding not in causes))

@@ -65,8 +65,8 @@ class FiniteFacts:
     first: NotFinite | None = None  # None: all were finite
 
 
-def nan_findings(facts: FiniteFacts) -> tuple[FitFinding, ...]:
-    """Return the first NaN or infinity, if there was any."""
+def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFinding, ...]:
+    """Return the first NaN or infinity, if there was any. `scale`: the first one of a GradScaler; None without one."""
     first = facts.first
     if first is None:
         return ()
@@ -80,6 +80,12 @@ def nan_findings(facts: FiniteFacts) -> tuple[FitFinding, ...]:
         )
     if first.has_stopped:
         what += "; the fit was stopped there"
+    if first.of == "loss" and first.value == "infinite" and first.origin.kind == "loss" and scale is not None:
+        evidence = f"{evidence_of(first.origin)}, or its product with the scale"
+        change = f"look at the loss itself: it is seen times the GradScaler's scale ({scale:g} at first), which may overflow"
+        return (
+            FitFinding(kind="nan", severity="problem", what=f"the scaled loss{what[8:]}", evidence=evidence, change=change),
+        )
     return (FitFinding(kind="nan", severity="problem", what=what, evidence=evidence_of(first.origin), change=_change(first)),)
 
 
@@ -107,7 +113,9 @@ def _change(first: NotFinite) -> str:
         "loss": "take a loss that works on logits (`nn.CrossEntropyLoss`, `nn.BCEWithLogitsLoss`), or `.clamp_min(1e-6)` "
         "before a logarithm",
         "step": f"a lower learning rate, or {clip}",
-        "gradient": f"look at its backward pass (roots, norms and divisions at 0), or {clip}",
+        "gradient": "look at its backward pass (roots, norms and divisions at 0): clipping cannot mend a NaN"
+        if first.value == "NaN"
+        else f"look at its backward pass (roots, norms and divisions at 0), or {clip}",
         "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
     }[origin.kind]
     return remedy if first.has_stopped or origin.kind in ("input", "unknown") else f"{remedy}; `--stop-on-nan` stops there"

@@ -28,12 +28,12 @@ class SwitchFacts:
     unseeded: tuple[str, ...] = ()  # parts of the loaders that draw from global generators
 
 
-def switch_findings(facts: SwitchFacts) -> tuple[FitFinding, ...]:
-    """Return the switches that stand out."""
-    return (*_debugging(facts), *_benchmark(facts), *_determinism(facts))
+def switch_findings(facts: SwitchFacts, work: int = 0) -> tuple[FitFinding, ...]:
+    """Return the switches that stand out. `work`: nanoseconds of a batch in forward and backward passes."""
+    return (*_debugging(facts, work), *_benchmark(facts), *_determinism(facts))
 
 
-def _debugging(facts: SwitchFacts) -> Iterator[FitFinding]:
+def _debugging(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
     if facts.detects_anomalies:
         yield FitFinding(
             kind="switch",
@@ -41,6 +41,7 @@ def _debugging(facts: SwitchFacts) -> Iterator[FitFinding]:
             what="anomaly detection is on",
             evidence="each operation keeps its stack and each backward function is checked for NaN: several times slower",
             change="`torch.autograd.set_detect_anomaly(False)`; `%%profile_fit --stop-on-nan` finds the layer without it",
+            time=work // 2 or None,  # at least twice as slow, with small models more
         )
     if facts.blocks_launches:
         yield FitFinding(

@@ -48,6 +48,8 @@ def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
     evidence += "; on a GPU each waits for it" if time is None else f"; {time / 1e6:.2f} ms per batch are waited there"
     if site.own:
         change = f"nothing: `{site.own}` works that way"
+    elif set(site.methods) == {"synchronize"}:
+        change = "take the call out: a fit needs none; to time something, use `torch.cuda.Event(enable_timing=True)`"
     else:
         change = "leave it on the device and read it once per epoch, or in every 50th batch; of a loss keep `loss.detach()`"
     is_worth_it = time is not None and step is not None and time >= _SHARE * step and not site.own

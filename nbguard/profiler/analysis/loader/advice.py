@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts, slowest, training_loader
 from nbguard.profiler.analysis.report import FitFinding, Timing
@@ -58,7 +58,8 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
             *_more_workers(context, context.loader),
             *_copying(context, context.loader),
         ]
-    yield from sorted(findings, key=lambda finding: -(finding.time or 0))
+    batches = context.timing.batches
+    yield from sorted(findings, key=lambda finding: -(finding.total or (finding.time or 0) * batches))
 
 
 def _finding(kind: str, what: str, evidence: str, change: str, time: int | None = None) -> FitFinding:
@@ -132,7 +133,9 @@ def _crowded(context: LoaderContext) -> Iterator[FitFinding]:
             f"{_workers(crowded.workers)} on {cores}: they take turns, with each other and with the fit; each holds batches"
         )
         change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
-        yield _finding("workers", f"{_workers(crowded.workers)} share {cores}", evidence, change)
+        waits = sum(row.total for row in context.timing.rows if row.phase in (phases.WAIT, phases.WORKERS))
+        total = round(waits * (1 - context.cores / crowded.workers))  # the share of workers that have no core
+        yield replace(_finding("workers", f"{_workers(crowded.workers)} share {cores}", evidence, change), total=total)
 
 
 def _restarted(context: LoaderContext) -> Iterator[FitFinding]:

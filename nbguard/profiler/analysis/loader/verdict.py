@@ -37,7 +37,7 @@ def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accel
         loaders=tuple(loaders),
         cores=cores,
         on_accelerator=on_accelerator,
-        is_waiting=bound == "data",
+        is_waiting=bound == "data" or (bound == "compute" and gain is not None),
     )
     return LoaderVerdict(bound=bound, sentence=sentence, gain=gain, advice=tuple(advice(context)))
 
@@ -48,7 +48,9 @@ def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: b
     idle = step if busy is None else max(0, round((1 - busy) * step))
     is_idle = busy is None or busy < _BUSY
     gpu = "" if busy is None else f", and the GPU worked {busy:.0%} of the time"
-    if is_idle and wait > WAITING * step and wait >= transfer:
+    largest = max((time for phase, time in medians.items() if phase != phases.WAIT), default=0)
+    waits = is_idle and wait > WAITING * step and wait >= transfer
+    if waits and (wait >= largest or busy is not None):
         words = f"data-bound: {_share(wait, step)} is waiting for data{gpu}"
         return "data", min(wait, idle), f"{words}; {_at_most(min(wait, idle), step)}"
     if is_idle and on_accelerator and transfer > WAITING * step:
@@ -62,6 +64,8 @@ def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: b
     if not on_accelerator and python > _PYTHON * step:
         words = f"Python-bound: {_share(python, step)} is in callbacks and other code"
         return "Python", python, f"{words}; {_at_most(python, step)}"
+    if waits:
+        return "compute", wait, f"compute-bound, though {_share(wait, step)} is waiting for data; {_at_most(wait, step)}"
     if on_accelerator and busy is None:
         why = timing.busy_note or "the GPU's own time was not measured"
         return (
@@ -70,7 +74,8 @@ def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: b
             f"{_share(wait, step)} is waiting for data; whether the GPU waits for Python is not known: {why}",
         )
     words = f"compute-bound: {_share(wait, step)} is waiting for data{gpu}"
-    return "compute", None, f"{words}; the rest is the model's own work"
+    code = f"{_share(python, step)} is in callbacks and other code, " if python > WAITING * step else ""
+    return "compute", None, f"{words}; {code}the rest is the model's own work"
 
 
 def _share(part: int, step: int) -> str:

@@ -90,6 +90,7 @@ def growth_of(samples: Sequence[Sample], grown: Grown | None) -> Growth | None:
         epochs=len({sample.epoch for sample in samples}),
         is_graph=holder.is_graph,
         is_sum=holder.is_sum,
+        is_state=holder.is_state,
     )
 
 
@@ -118,7 +119,8 @@ def growth_finding(growth: Growth) -> FitFinding:
         evidence += f"; `{where}` held {format_bytes(growth.held)} when it was looked at last"
     if is_graph:
         what += f"`{where}` keeps the autograd graph of every batch"
-        change = _detached(where.rpartition(" → ")[2], is_sum=growth.is_sum)
+        name = where.rpartition(" → ")[2]
+        change = _carried(name) if growth.is_state else _detached(name, is_sum=growth.is_sum)
     elif growth.holder:
         what += f"`{where}` keeps tensors of every batch"
         change = f"keep numbers of them (`.item()`), or copies on the host (`.detach().cpu()`), or empty `{where}` each epoch"
@@ -154,6 +156,10 @@ def _kept(name: str, count: int, batches: int) -> FitFinding:
         evidence=evidence,
         change=_detached(name.rpartition(" → ")[2], is_sum=False),
     )
+
+
+def _carried(name: str) -> str:
+    return f"cut the graph where the next batch begins: `{name} = {name}.detach()`; of several states, each"
 
 
 def _detached(name: str, *, is_sum: bool) -> str:

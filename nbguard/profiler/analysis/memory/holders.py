@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from nbguard.memory.facts import Graph, Root
 from nbguard.memory.references.graph import GRAPH, STALE_KINDS, shortest_paths
+from nbguard.units import KiB
 
 HolderPath = tuple[str, ...]
 """The way from a root to a tensor as one would write it, step by step: ("losses", "[3]", " → graph")."""
@@ -26,11 +27,14 @@ class HolderSizes:
     nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
 
 
-def holder_sizes(graph: Graph, names: Mapping[int, str]) -> HolderSizes:
+def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] = ()) -> HolderSizes:
     """Return the sizes by place. Each storage counts where the user would look first: names, globals, outer functions.
+
+    A tensor that has a name of its own counts there, and not on the way into another one's graph.
 
     Args:
         graph: of one look.
+        older: the `ref` of each tensor whose graph is older than the fit: these graphs have no size.
         names: variables of running functions, by the `ref` of the node.
     """
     holding = {node: fact.storages for node, fact in enumerate(graph.nodes) if fact.storages}
@@ -38,13 +42,16 @@ def holder_sizes(graph: Graph, names: Mapping[int, str]) -> HolderSizes:
     write = _Writer(graph, names)
     nbytes: dict[HolderPath, int] = {}
     nodes: dict[HolderPath, int] = {}
-    counted: set[int] = set()
-    for root in _in_order(graph.roots):
+    graph_sizes = _sizes_of_graphs(graph, holding)
+    roots = _in_order(graph.roots)
+    for root, is_direct in [*((root, True) for root in roots if root.kind == "name"), *((root, False) for root in roots)]:
         goals = {node for node, storages in holding.items() if not left.isdisjoint(storages)}
         if not goals:
             break
-        for node, path in sorted(shortest_paths(graph, root, goals).items(), key=lambda way: len(way[1])):
-            mine, size = left.intersection(holding[node]), _size_of_graph(graph, node, counted)
+        ways = {node: (node,) for node in root.nodes if node in goals} if is_direct else shortest_paths(graph, root, goals)
+        for node, path in sorted(ways.items(), key=lambda way: len(way[1])):
+            mine, size = left.intersection(holding[node]), graph_sizes.pop(node, 0)
+            size = 0 if graph.nodes[node].ref in older else size
             if not mine and not size:
                 continue
             place = write.place(root, path)
@@ -56,8 +63,21 @@ def holder_sizes(graph: Graph, names: Mapping[int, str]) -> HolderSizes:
     return HolderSizes(nbytes, nodes)
 
 
+def _sizes_of_graphs(graph: Graph, tensors: Iterable[int]) -> dict[int, int]:
+    """Return how many nodes the graph behind each tensor has, each node counted once.
+
+    A graph that others go on from counts first: a state that is carried from batch to batch has all the nodes, and the loss
+    that was computed from it only its own; a running sum has all but those of the last loss.
+    """
+    heads = {node: [child for child, label in graph.nodes[node].references if label == GRAPH] for node in tensors}
+    inner = {child for node in graph.nodes if node.kind == "graph" for child in node.children}
+    counted: set[int] = set()
+    carried_first = sorted(heads, key=lambda node: inner.isdisjoint(heads[node]))
+    return {node: _size_of_graph(graph, node, counted) for node in carried_first}
+
+
 def _size_of_graph(graph: Graph, tensor: int, counted: set[int]) -> int:
-    """Return how many nodes the graph behind a tensor has that were not `seen` yet."""
+    """Return how many nodes the graph behind a tensor has that were not `counted` yet."""
     before = len(counted)
     todo = [child for child, label in graph.nodes[tensor].references if label == GRAPH]
     while todo:
@@ -105,35 +125,53 @@ class Grown:
     held: int = 0  # bytes that it held at the second
     is_graph: bool = False  # the autograd graphs of its tensors grow
     is_sum: bool = False  # it is one tensor, whose graph grows
+    is_state: bool = False  # this tensor has more than one value: a state carried on, and no sum
 
 
 _MAIN_PART = 0.7
 """Share of a holder's growth that must lie in one part of it to name that part."""
 
 
-def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
-    """Return the holder that grew most, as deep as one part of it has nearly all the growth; None without growth.
+_ONE_VALUE = 16
+"""Bytes of the largest dtype, complex128."""
+_NODE = 4 * KiB
+"""Bytes of host memory that one node of an autograd graph may take at most, with its saved shapes and Python's wrapper."""
 
-    Bytes of tensors decide, unless they are less than half of `expected`: a graph that has lost its tensors in the
-    backward pass is made of nodes only.
+
+def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
+    """Return the holder that grew most, as deep as one part of it has nearly all the growth; None where none explains it.
+
+    A holder explains the growth if its tensors grew by at least half of the `expected` bytes. A graph that has lost its tensors
+    in the backward pass is made of nodes only: there the nodes must be enough.
     """
     at, nbytes = _where(before.nbytes, after.nbytes)
+    in_graphs, nodes = _where(before.nodes, after.nodes)
+    of_nodes = _of_list(in_graphs)
+    is_state = _is_state(after, of_nodes)
     if nbytes < expected / 2:
-        in_graphs, nodes = _where(before.nodes, after.nodes)
-        if nodes:
-            place = _of_list(in_graphs)
-            return Grown(holder=_written(place), is_graph=True, is_sum=GRAPH in place)
+        if not nodes or nodes * _NODE < expected / 2:
+            return None
+        return Grown(holder=_written(of_nodes), is_graph=True, is_sum=GRAPH in of_nodes, is_state=is_state)
     if not at:
         return None
     at = _of_list(at)
+    held = _total(after.nbytes, at)
+    if GRAPH in at and GRAPH in of_nodes and nodes > 0:  # a graph's tensors are met on any way into it; its nodes are not
+        holder = _written(of_nodes)
+        return Grown(holder=holder, nbytes=nbytes, held=held, is_graph=True, is_sum=True, is_state=is_state)
     graphs = _total(after.nbytes, at, GRAPH) - _total(before.nbytes, at, GRAPH)
     return Grown(
         holder=_written(at),
         nbytes=nbytes,
-        held=_total(after.nbytes, at),
+        held=held,
         is_graph=at[-1] == GRAPH or (GRAPH not in at and graphs > nbytes / 2),
         is_sum=GRAPH in at,
     )
+
+
+def _is_state(sizes: HolderSizes, at: HolderPath) -> bool:
+    """Say whether the tensor whose graph lies at a place has more than one value."""
+    return GRAPH in at and sizes.nbytes.get(at[: at.index(GRAPH)], 0) > _ONE_VALUE
 
 
 def _written(at: HolderPath) -> str:

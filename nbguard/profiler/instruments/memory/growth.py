@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from nbguard.memory.facts import Graph
 from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, KeptGraphs, Sample, growth_per_batch
 from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes, keepers
 from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.heap.autograd import Autograd
+from nbguard.scan.heap.graphs import sequence_of
+from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.roots.frames import frame_locals, running_frames
 from nbguard.scan.scan import Notebook, scan
 
@@ -91,8 +97,27 @@ def _variables() -> dict[int, str]:
     return names
 
 
-def kept_graphs() -> tuple[KeptGraphs, ...]:
-    """Return the names that hold many tensors with graphs of their own, the most first, however few their bytes."""
+def operations_so_far() -> int:
+    """Return the operations that autograd has recorded on this thread so far; 0 where torch does not say."""
+    count = getattr(sys.modules["torch"].autograd, "_get_sequence_nr", None)
+    return 0 if count is None else int(count())
+
+
+def kept_graphs(since: int = 0) -> tuple[KeptGraphs, ...]:
+    """Return the names that hold many tensors with graphs of their own, the most first, however few their bytes.
+
+    `since`: `operations_so_far()` when the fit began. Tensors that were computed before it are left out.
+    """
     graph = scan(Notebook.current()).facts.graph
-    names = tuple(root for root in graph.roots if root.kind == "name")
-    return tuple(KeptGraphs(name, count) for name, count in keepers(holder_sizes(replace(graph, roots=names), {}), ENOUGH))
+    roots = tuple(root for root in graph.roots if root.kind == "name")
+    sizes = holder_sizes(replace(graph, roots=roots), {}, _computed_before(since, graph))
+    return tuple(KeptGraphs(name, count) for name, count in keepers(sizes, ENOUGH))
+
+
+def _computed_before(since: int, graph: Graph) -> frozenset[int]:
+    """Return the ids of the tensors of a look that were computed before so many operations had been recorded."""
+    autograd, kinds = Autograd(), Kinds()
+    refs = {node.ref for node in graph.nodes if node.kind == "tensor"}
+    tensors = (obj for obj in gc.get_objects() if id(obj) in refs and kinds.of(type(obj)) == "tensor")
+    with_graph = (tensor for tensor in tensors if autograd.has_graph(tensor))
+    return frozenset(id(tensor) for tensor in with_graph if sequence_of(autograd.grad_fn(tensor)) < since)

@@ -1,0 +1,139 @@
+"""Parts of a fit that take much of its time beside the model's own work: each with the seconds that it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from statistics import median
+
+from nbguard.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.batches import Batches
+from nbguard.profiler.analysis.time.timing import steady_batches
+from nbguard.units import counted, format_time
+
+LARGE = 0.10
+"""Share of the fit's wall time from which a part of it is named."""
+_NOTICED = 200_000_000
+"""Nanoseconds of a fit: less is not worth a word, however short the fit."""
+_MUCH_VALIDATION = 0.40
+"""Share of the wall time up to which validation is what one expects: it runs the model as often, or nearly."""
+_MUCH_CODE = 0.25
+"""Share of the wall time up to which code around the batches is what one expects: a cell also makes models and reads files."""
+_STALL = 20
+"""Times the median that a batch takes which stalls,"""
+_LONG_STALL = 50_000_000
+"""and nanoseconds beyond the median."""
+_SLOWED = 5
+"""Times as long it must be in a batch that nbguard itself has slowed down by looking closer."""
+_FEW = 0.25
+"""Share of batches that may stall: more of them are no exceptions."""
+
+
+def lost_time(timing: Timing, batches: Batches, of_fastai: Collection[str] = ()) -> Iterator[FitFinding]:
+    """Yield the parts that take much of the fit's wall time, the model's own work in training batches apart.
+
+    Args:
+        timing: where the time went.
+        batches: of the same fit.
+        of_fastai: phases of callbacks without which fastai does not train.
+    """
+    if not timing.batches:
+        return
+    yield from _transforms(timing)
+    yield from _validation(timing, of_fastai)
+    yield from _around(timing, of_fastai)
+    yield from _stalls(timing, batches)
+
+
+def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE) -> bool:
+    return nanoseconds >= max(_NOTICED, share * timing.wall)
+
+
+def _rows(timing: Timing, group: Group) -> list[TimeRow]:
+    return sorted((row for row in timing.rows if row.group == group), key=lambda row: -row.total)
+
+
+def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evidence: str = "") -> FitFinding:
+    share = f"{total / timing.wall:.0%} of the fit's {format_time(timing.wall)}"
+    return FitFinding(
+        kind=kind,
+        severity="advice",
+        what=what,
+        evidence=f"{share}{f'; {evidence}' if evidence else ''}",
+        change=change,
+        total=total,
+    )
+
+
+def _transforms(timing: Timing) -> Iterator[FitFinding]:
+    total = sum(row.total for row in timing.rows if row.phase == phases.TRANSFORMS)
+    if _is_large(timing, total):
+        what = f"batch transforms (`after_batch` of the loaders) take {format_time(total)}"
+        change = "make them cheaper, or do them per item, where workers share them"
+        yield _finding("batch transforms", timing, total, what, change)
+
+
+def _validation(timing: Timing, of_fastai: Collection[str]) -> Iterator[FitFinding]:
+    """Yield callbacks and metrics in validation, or validation as a whole."""
+    rows = _rows(timing, "validation")
+    total = sum(row.total for row in rows)
+    for row in rows:
+        if row.callback and _is_large(timing, row.total):
+            if row.phase in of_fastai and row.callback == "Recorder":
+                what = f"the metrics take {format_time(row.total)} of validation, in fastai's `Recorder`"
+                change = "compute metrics on less data, or from sums of each batch once an epoch"
+            else:
+                what = f"the callback `{row.callback}` takes {format_time(row.total)} of validation"
+                change = f"do less in `{row.callback}` while `self.training` is False"
+            yield _finding("validation", timing, row.total, what, change)
+            return
+    if _is_large(timing, total, _MUCH_VALIDATION):
+        passes = [epoch for epoch in timing.epochs if not epoch.is_training]
+        what = f"validation takes {format_time(total)}: {counted(len(passes), 'pass', 'passes')} over its data"
+        evidence = f"most of it {rows[0].phase} ({format_time(rows[0].total)})"
+        yield _finding("validation", timing, total, what, "validate less often, or on a part of the data", evidence)
+
+
+def _around(timing: Timing, of_fastai: Collection[str]) -> Iterator[FitFinding]:
+    """Yield callbacks, starts of workers and other code outside of batches."""
+    for row in _rows(timing, "around"):
+        if row.callback and row.phase not in of_fastai and _is_large(timing, row.total):
+            what = f"the callback `{row.callback}` takes {format_time(row.total)} outside of batches"
+            change = f"do less in `{row.callback}`, or less often: checkpoints and plots need not come each epoch"
+            yield _finding("callback", timing, row.total, what, change)
+        elif row.phase == phases.WORKERS and _is_large(timing, row.total):
+            what = f"starting workers takes {format_time(row.total)}"
+            change = "fewer workers, or `persistent_workers=True`, which starts them once"
+            yield _finding("workers start", timing, row.total, what, change)
+        elif row.phase == phases.OTHER and _is_large(timing, row.total, _MUCH_CODE):
+            what = f"code around the batches takes {format_time(row.total)}"
+            change = "look at the code of the cell before, between and after the epochs; `%%prun` names its functions"
+            yield _finding("other code", timing, row.total, what, change)
+
+
+def _stalls(timing: Timing, batches: Batches) -> Iterator[FitFinding]:
+    """Yield the few batches that take many times as long as the others."""
+    steady = steady_batches(batches)
+    usual = round(median(batch.step for batch in steady)) if steady else 0
+    least = max(_STALL * usual, usual + _LONG_STALL)
+    complete = [batch for batch in batches.batches if batch.is_training and batch.is_complete]
+    stalled = [
+        (number, batch)
+        for number, batch in enumerate(complete, 1)
+        if number > timing.warm_up and batch.step >= (_SLOWED * least if batch.is_disturbed else least)
+    ]
+    total = sum(batch.step - usual for _, batch in stalled)
+    if not stalled or len(stalled) > _FEW * len(complete) or not _is_large(timing, total):
+        return
+    sums: dict[str, int] = {}
+    for _, batch in stalled:
+        for phase, nanoseconds in batch.times.items():
+            if phase != phases.OWN:
+                sums[phase] = sums.get(phase, 0) + nanoseconds
+    phase = max(sums, key=lambda name: sums[name])
+    longest = max(batch.step for _, batch in stalled)
+    numbers = ", ".join(f"{number}" for number, _ in stalled[:4]) + (", …" if len(stalled) > 4 else "")
+    what = f"{counted(len(stalled), 'batch stalls', 'batches stall')} in {phase}: {format_time(total)} together"
+    evidence = f"the longest takes {format_time(longest)}, a usual one {format_time(usual)}; training batch {numbers}"
+    where = {phases.WAIT: "items that take long to read", phases.OTHER: "lines of the loop that run only now and then"}
+    yield _finding("stall", timing, total, what, f"look for {where.get(phase, f'rare work in {phase}')}", evidence)

@@ -1,0 +1,93 @@
+"""Time lost beside the model's own work, from times made by hand."""
+
+from __future__ import annotations
+
+from nbguard.profiler.analysis.report import EpochRow, FitFinding, Group, TimeRow, Timing
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.batches import Batch, Batches
+from nbguard.profiler.analysis.time.lost_time import lost_time
+from tests.profiler.analysis.timings import MS
+
+Row = tuple[Group, str, int]
+
+
+def rows(*totals: Row, **callbacks: Row) -> tuple[TimeRow, ...]:
+    """Return rows of (group, phase, milliseconds); `Name=(...)` is the phase of that callback."""
+    plain = [TimeRow(phase=phase, group=group, total=ms * MS) for group, phase, ms in totals]
+    named = [
+        TimeRow(phase=phases.callback(name), group=group, total=ms * MS, callback=name)
+        for name, (group, _, ms) in callbacks.items()
+    ]
+    return (*plain, *named)
+
+
+def lost(*totals: Row, steps: tuple[int, ...] = (10,) * 40, **callbacks: Row) -> list[FitFinding]:
+    made = rows(*totals, **callbacks)
+    batches = tuple(
+        Batch(
+            loop=1,
+            start=number,
+            times={phases.FORWARD: 9 * MS, phases.BACKWARD: MS, phases.OTHER: (ms - 10) * MS},
+            has_loss=True,
+        )
+        for number, ms in enumerate(steps)
+    )
+    wall = sum(row.total for row in made)
+    passes = (EpochRow(number=1, is_training=False, batches=3, total=MS, wait=0),) * 2
+    timing = Timing(wall=wall, rows=made, batches=len(batches), warm_up=3, step=10 * MS, epochs=passes)
+    return list(lost_time(timing, Batches(batches=batches, outside={}, start=0, wall=wall), ("callback Recorder",)))
+
+
+WORK: Row = ("batch", phases.FORWARD, 1000)
+
+
+def test_a_fit_of_the_models_own_work_loses_nothing() -> None:
+    ordinary: tuple[Row, ...] = (("validation", phases.FORWARD, 300), ("around", phases.OTHER, 200))
+    assert lost(WORK, *ordinary, Recorder=("validation", "", 50)) == []
+
+
+def test_a_short_fit_has_nothing_that_is_worth_a_word() -> None:
+    assert lost(("batch", phases.FORWARD, 20), ("validation", phases.FORWARD, 150), ("around", phases.OTHER, 150)) == []
+
+
+def test_batch_transforms_count_in_training_and_validation() -> None:
+    (finding,) = lost(WORK, ("batch", phases.TRANSFORMS, 1500), ("validation", phases.TRANSFORMS, 500))
+    assert finding.what == "batch transforms (`after_batch` of the loaders) take 2.00 s"
+    assert (finding.total, finding.evidence) == (2000 * MS, "67% of the fit's 3.00 s")
+
+
+def test_a_slow_metric_is_named_and_not_the_recorder_that_computes_it() -> None:
+    (finding,) = lost(WORK, ("validation", phases.FORWARD, 100), Recorder=("validation", "", 3000))
+    assert finding.what == "the metrics take 3.00 s of validation, in fastai's `Recorder`"
+    assert "do less in `Recorder`" not in finding.change
+
+
+def test_a_callback_of_the_users_in_validation_and_outside_of_batches() -> None:
+    (inside,) = lost(WORK, Plots=("validation", "", 500))
+    (outside,) = lost(WORK, Saves=("around", "", 500))
+    assert inside.what == "the callback `Plots` takes 500 ms of validation"
+    assert outside.what == "the callback `Saves` takes 500 ms outside of batches"
+
+
+def test_validation_that_takes_most_of_the_time() -> None:
+    (finding,) = lost(WORK, ("validation", phases.FORWARD, 8000), ("validation", phases.WAIT, 1000))
+    assert finding.what == "validation takes 9.00 s: 2 passes over its data"
+    assert finding.evidence == "90% of the fit's 10.0 s; most of it forward (8.00 s)"
+
+
+def test_starts_of_workers_and_code_around_the_batches() -> None:
+    found = lost(WORK, ("around", phases.WORKERS, 900), ("around", phases.OTHER, 800))
+    assert [finding.what for finding in found] == [
+        "starting workers takes 900 ms",
+        "code around the batches takes 800 ms",
+    ]
+
+
+def test_few_long_batches_stall_and_many_are_usual() -> None:
+    stalls = lost(WORK, steps=(*(10,) * 20, 510, *(10,) * 9, 610, *(10,) * 9))
+    (finding,) = stalls
+    assert finding.what == "2 batches stall in other code: 1.10 s together"
+    assert finding.evidence.endswith("the longest takes 610 ms, a usual one 10.0 ms; training batch 21, 31")
+    assert finding.total == 1100 * MS
+    assert lost(WORK, steps=(10, 10, 10, *(10, 310) * 20)) == []
+    assert lost(WORK, steps=(*(10,) * 39, 60)) == []

@@ -1,0 +1,134 @@
+"""Only what a fit itself did is blamed on it: not what was there before, and on no holder whose growth does not explain it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fastai.basics import Callback, nn
+
+from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.analysis.report import FitReport, MemoryReport
+from tests.profiler.loops import BATCH, learner, quiet_fit, torch_loader, train
+
+KiB = 1024
+
+
+@pytest.fixture
+def names() -> Iterator[dict[str, Any]]:
+    """The names of a script, which stand for those of a notebook; new ones go after the test."""
+    namespace = sys.modules["__main__"].__dict__
+    before = set(namespace)
+    yield namespace
+    for name in set(namespace) - before:
+        del namespace[name]
+
+
+def losses_with_graphs(count: int) -> list[Any]:
+    net = nn.Linear(4, 1)
+    return [net(torch.ones(2, 4)).sum() for _ in range(count)]
+
+
+def profiled(fit: Any, *args: Any, **kw: Any) -> FitReport:
+    with profile_fit(show=False) as profile:
+        fit(*args, **kw)
+    return profile.report
+
+
+def graphs(report: FitReport) -> list[str]:
+    return [finding.what for finding in report.findings if finding.kind == "graph"]
+
+
+def test_graphs_of_an_earlier_cell_are_not_blamed_on_a_later_fit(names: dict[str, Any]) -> None:
+    names["planted_history"] = losses_with_graphs(100)
+
+    plain, fastai = profiled(train, 5), profiled(quiet_fit, learner(), 5)
+
+    for report in (plain, fastai):
+        assert report.timing.batches == 40
+        assert graphs(report) == []
+        assert not any("planted_history" in sentence for sentence in report.first)
+
+
+def test_of_a_list_that_was_there_before_only_the_graphs_of_this_fit_count(names: dict[str, Any]) -> None:
+    names["planted_history"] = kept = losses_with_graphs(100)
+
+    report = profiled(train, 1, loader=torch_loader(count=8 * 14), each=kept.append)
+
+    assert graphs(report) == ["`planted_history` keeps 14 autograd graphs"]
+    assert "planted_history" in report.first[0]
+
+
+def test_text_that_a_callback_keeps_is_not_blamed_on_fastais_losses() -> None:
+    log: list[str] = []
+
+    class Keep(Callback):  # type: ignore[misc]
+        def after_batch(self) -> None:
+            log.append(f"{1.5:f}" * 4000)  # 32 KiB that no tensor holds
+
+    report = profiled(quiet_fit, learner(Keep(), count=240), 2)
+
+    assert isinstance(report.memory, MemoryReport)
+    assert report.memory.growth is not None
+    assert report.memory.growth.per_batch > 20 * KiB
+    assert report.memory.growth.holder == ""
+    assert not any("recorder" in sentence for sentence in report.first)
+    (growth,) = [finding for finding in report.findings if finding.kind == "growth"]
+    assert growth.what.endswith("who holds it is not known")
+
+
+def test_a_running_sum_under_a_name_costs_a_profile_the_same_for_each_batch(names: dict[str, Any]) -> None:
+    """Calls of nbguard's functions, not time: a graph that grows under a name is looked at twice, and never as a whole."""
+
+    def calls(batches: int) -> int:
+        count = 0
+
+        def counted(frame: Any, event: str, _: Any) -> None:
+            nonlocal count
+            count += event == "call" and "nbguard" in frame.f_globals.get("__name__", "")
+
+        net = nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        names["planted_total"] = torch.zeros(())
+        with profile_fit(show=False):
+            sys.setprofile(counted)
+            try:
+                for x, y in torch_loader(count=8 * batches):
+                    loss = nn.functional.cross_entropy(net(x), y)
+                    names["planted_total"] = names["planted_total"] + loss
+                    loss.backward(retain_graph=True)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            finally:
+                sys.setprofile(None)
+        return count
+
+    few, many = calls(30), calls(120)
+
+    assert many < 4.5 * few
+
+
+def test_a_state_that_is_carried_on_is_named_and_not_the_loss_that_is_computed_from_it(names: dict[str, Any]) -> None:
+    """As of an RNN without `h.detach()`: the loss is bound anew in each batch. foreign.md 13, q05."""
+    cell, head = nn.RNNCell(6, 8), nn.Linear(8, 2)
+    optimizer = torch.optim.SGD([*cell.parameters(), *head.parameters()], 1e-4)
+    names["planted_h"] = torch.zeros(BATCH, 8)
+
+    def fit() -> None:
+        for x, y in torch_loader(count=8 * 60):
+            names["planted_h"] = cell(x, names["planted_h"])
+            names["planted_loss"] = nn.functional.cross_entropy(head(names["planted_h"]), y)
+            gradients = torch.autograd.grad(names["planted_loss"], [*cell.parameters()], retain_graph=True)
+            names["planted_loss"].backward(retain_graph=True)
+            assert gradients
+            optimizer.zero_grad()
+
+    report = profiled(fit)
+
+    (finding,) = [finding for finding in report.findings if finding.kind == "graph"]
+    assert "`planted_h` keeps the autograd graph of every batch" in finding.what
+    assert "`planted_h = planted_h.detach()`" in finding.change
+    assert "loss" not in finding.change

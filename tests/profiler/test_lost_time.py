@@ -1,0 +1,137 @@
+"""Real fits in which something besides the model takes most of the time: the first sentence names it, with its cost."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fastai.basics import AvgMetric, Callback, CrossEntropyLossFlat, DataLoaders, Learner
+from fastai.data.transforms import Transform
+
+from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.analysis.report import FitReport
+from tests.profiler.loops import BATCH, items, learner, model, quiet_fit, torch_loader, train
+
+LONG = 0.05  # seconds of each planted call: many times the step of these fits, on a busy machine too
+
+
+def profiled(fit: Any, *args: Any, **kw: Any) -> FitReport:
+    with profile_fit(show=False) as profile:
+        fit(*args, **kw)
+    report = profile.report
+    assert sum(row.total for row in report.timing.rows) == report.timing.wall
+    return report
+
+
+def seconds_of(report: FitReport, kind: str) -> float:
+    (finding,) = [finding for finding in report.findings if finding.kind == kind]
+    assert finding.total is not None
+    return finding.total / 1e9
+
+
+def test_a_batch_transform_of_fastais_loaders() -> None:  # foreign.md 05
+    class Slow(Transform):  # type: ignore[misc]
+        def encodes(self, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(LONG)
+            return x
+
+    data = items()
+    dls = DataLoaders.from_dsets(data, data[:32], bs=BATCH, device="cpu", after_batch=[Slow()], num_workers=0)
+    report = profiled(quiet_fit, Learner(dls, model(), loss_func=CrossEntropyLossFlat()), 1)
+
+    assert report.first[0].startswith("batch transforms (`after_batch` of the loaders) take ")
+    assert seconds_of(report, "batch transforms") >= 12 * LONG
+
+
+def test_a_slow_metric() -> None:  # foreign.md 06
+    def slow(_predictions: Any, _targets: Any) -> float:
+        time.sleep(4 * LONG)
+        return 0.5
+
+    learn = learner()
+    learn.metrics = [AvgMetric(slow)]
+    report = profiled(quiet_fit, learn, 2)
+
+    assert report.first[0].startswith("the metrics take ")
+    assert seconds_of(report, "validation") >= 8 * 4 * LONG
+
+
+def test_validation_that_takes_most_of_the_fit() -> None:  # foreign.md 09, q23
+    net = model()
+
+    class SlowInEval(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.is_grad_enabled():
+                time.sleep(LONG)
+            return self.inner(x)
+
+    optimizer, slow = torch.optim.SGD(net.parameters(), 1e-2), SlowInEval()
+
+    def fit() -> None:
+        for _ in range(2):
+            for x, y in torch_loader():
+                torch.nn.functional.cross_entropy(slow(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            with torch.no_grad():
+                for x, _y in torch_loader():
+                    slow(x)
+
+    report = profiled(fit)
+
+    assert report.first[0].startswith("validation takes ")
+    assert "validate less often" in report.first[0]
+
+
+def test_a_callback_before_validation_and_one_that_saves_after_each_epoch(tmp_path: Path) -> None:  # foreign.md q08, 07
+    class Before(Callback):  # type: ignore[misc]
+        def before_validate(self) -> None:
+            time.sleep(10 * LONG)
+
+    class Saves(Callback):  # type: ignore[misc]
+        def after_epoch(self) -> None:
+            torch.save(self.learn.model.state_dict(), tmp_path / "model.pth")
+            time.sleep(20 * LONG)
+
+    report = profiled(quiet_fit, learner(Before(), Saves()), 2)
+
+    assert report.first[0].startswith("the callback `Saves` takes ")
+    assert any("`Before`" in sentence for sentence in report.first)
+
+
+def test_a_few_batches_that_stall() -> None:  # foreign.md 33
+    count = 0
+
+    def stalls(_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count in (20, 31, 44, 60):
+            time.sleep(20 * LONG)
+
+    report = profiled(train, 1, loader=torch_loader(count=8 * 80), each=stalls)
+
+    assert report.first[0].startswith("4 batches stall in other code: ")
+    assert "look for lines of the loop that run only now and then" in report.first[0]
+    (finding,) = [finding for finding in report.findings if finding.kind == "stall"]
+    assert "training batch 20, 31, 44, 60" in finding.evidence
+
+
+def test_starting_many_workers_for_few_items() -> None:  # foreign.md 03
+    with pytest.warns(UserWarning, match="worker"):
+        report = profiled(train, 1, loader=torch_loader(workers=8))
+
+    assert "worker" in report.first[0]
+
+
+def test_a_healthy_fit_says_where_its_time_is() -> None:
+    report = profiled(quiet_fit, learner(count=240), 2)
+
+    assert report.first[0].startswith("nothing stands out: ") or "bound" in report.first[0]
+    assert all(finding.total is None for finding in report.findings)
