@@ -258,6 +258,14 @@ export const isTimeMark: Check<TimeMark> = object({
   label: text
 });
 
+/**
+ * Another process on one of the kernel's devices, from NVML. `kernel`: id of the kernel that it is; empty: it is
+ * none, or nothing tells. `nbytes`: it has on the device; None: the driver does not say.
+ */
+export type Neighbour = [device: string, kernel: string, nbytes: number | null];
+
+export const isNeighbour: Check<Neighbour> = tuple(text, text, nullable(number));
+
 /** The counters now. Whole and small: a view that joins late is right at the next one. */
 export interface Tick {
   /** Names this run of the kernel. */
@@ -279,6 +287,8 @@ export interface Tick {
   jobs: JobStatus[];
   /** Oldest first. */
   marks: TimeMark[];
+  /** The largest first, at most 8. */
+  neighbours: Neighbour[];
   v: number;
 }
 
@@ -294,6 +304,7 @@ export const isTick: Check<Tick> = object({
   fit: nullable(isFitTick),
   jobs: list(isJobStatus),
   marks: list(isTimeMark),
+  neighbours: list(isNeighbour),
   v: number
 });
 

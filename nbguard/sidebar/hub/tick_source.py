@@ -6,13 +6,15 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from nbguard.memory.counters import TickReading
 from nbguard.sidebar.hub.device_reader import DeviceReader
 from nbguard.sidebar.hub.fit_progress import FitProgress
+from nbguard.sidebar.hub.neighbours import Neighbours
 from nbguard.sidebar.protocol.sparkline import Sparkline
-from nbguard.sidebar.protocol.state import FitTick, JobStatus, Tick
+from nbguard.sidebar.protocol.state import FitTick, JobStatus, Neighbour, Tick
 from nbguard.sidebar.protocol.ticks import build_tick
 
 Found = TypeVar("Found")
@@ -35,6 +37,7 @@ class TickSource:
         self._count = 0
         self._history = Sparkline()
         self._device = DeviceReader()
+        self._neighbours = Neighbours()
         self._progress = FitProgress()
         self._epoch: int | None = None
         self._last: dict[str, Any] = {}
@@ -58,7 +61,9 @@ class TickSource:
         fit = self._tried("the fit", lambda: self._progress.read(reading.peak))
         self._mark_epoch(fit)
         busy = cell is not None
-        return build_tick(self._boot, self._count, now, heap, reading, self._history, busy=busy, cell=cell, fit=fit, jobs=jobs)
+        tick = build_tick(self._boot, self._count, now, heap, reading, self._history, busy=busy, cell=cell, fit=fit, jobs=jobs)
+        neighbours: tuple[Neighbour, ...] = self._tried("other processes", lambda: self._neighbours.of(reading)) or ()
+        return replace(tick, neighbours=neighbours)
 
     def close(self) -> None:
         """Give the driver's session back."""
