@@ -122,7 +122,6 @@ def test_marks_values_and_files(desk: Desk, fake_cuda_server: Server, app: App) 
     expect(panel.locator(".nbguard-chart-value")).to_be_hidden()
 
     # the keyboard
-    tab.panel.screenshot(path="/tmp/figs/panel.png")
     area(tab).focus()
     tab.page.keyboard.press("Home")
     spoken = panel.get_by_role("status").first
