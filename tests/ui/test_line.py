@@ -5,17 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tests.kernels import wait_until
+from tests.fake_cuda.plugin import fake_settings
+from tests.kernels import FASTAI, Zygote, wait_until
 from tests.ui.axe import serious_findings
 from tests.ui.cells import LOAD, STOP_FILE
 from tests.ui.conftest import Desk
 from tests.ui.pages import App, Tab
-from tests.ui.servers import Server
+from tests.ui.servers import Forks, Server
 
 GIB = 1 << 30
 TORCH = "import torch; torch.cuda.init()"
@@ -27,8 +29,18 @@ OOM = f"first = {EMPTY.format(2)}; second = {EMPTY.format(20)}"
 LARGEST = re.compile(r"Largest request that fits now: ([\d.]+) GiB")
 
 
-def on_the_device(desk: Desk, server: Server, cells: list[str], app: App = "lab") -> Tab:
-    notebook = desk.notebook(server, cells, "fake-cuda")
+@pytest.fixture
+def shared_cuda_server(server: Server, fake_cuda_zygote: Callable[[str], Zygote], tmp_path: Path) -> Iterator[Server]:
+    """The server, with kernels named `shared-cuda` besides: all on one device of 8 GiB that is not there."""
+    env = fake_settings(bytes=8 << 30, context=448 << 20, state=tmp_path / "state")
+    forks = Forks(fake_cuda_zygote(FASTAI), tmp_path, env)
+    server.add_kernelspec("shared-cuda", forks)
+    yield server
+    forks.stop()
+
+
+def on_the_device(desk: Desk, server: Server, cells: list[str], app: App = "lab", spec: str = "fake-cuda") -> Tab:
+    notebook = desk.notebook(server, cells, spec)
     notebook.kernel.run(LOAD).ok()
     notebook.kernel.run(TORCH).ok()
     tab = desk.open(notebook, app)
@@ -81,15 +93,15 @@ def test_run_all(desk: Desk, fake_cuda_server: Server, app: App) -> None:
     assert serious_findings(tab.page) == []
 
 
-def test_two_notebooks_on_one_device(desk: Desk, fake_cuda_server: Server) -> None:
-    tab = on_the_device(desk, fake_cuda_server, ["mine = torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"])
+def test_two_notebooks_on_one_device(shared_cuda_server: Server, desk: Desk) -> None:
+    cell = "mine = torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
+    tab = on_the_device(desk, shared_cuda_server, [cell], spec="shared-cuda")
     tab.run(0)
     wait_until(lambda: largest(tab) is not None, "what fits now")
-    other = desk.notebook(fake_cuda_server, [], "fake-cuda")
-    other.kernel.run(TORCH).ok()
+    other = desk.notebook(shared_cuda_server, [], "shared-cuda")
     before = largest(tab)
     assert before is not None
-    other.kernel.run(f"theirs = {EMPTY.format(2)}").ok()
+    other.kernel.run(f"{TORCH}; theirs = {EMPTY.format(2)}").ok()
     wait_until(lambda: (largest(tab) or before) < before - 1.9, "what fits now to follow the other notebook")
     fits = largest(tab)
     assert fits is not None
