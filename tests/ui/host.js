@@ -47,7 +47,7 @@ window.host = {
       const line = [since + this.ticks, since + this.ticks, now, now, now, ...rest];
       const tick = { ...state.tick, devices: [{ ...state.tick.devices[0], line }, ...state.tick.devices.slice(1)] };
       if (n % 40 === 0) await this.feed({ ...state, tick });
-      else this.set('tick', { ...tick, n: tick.n + this.ticks++, t: Date.now() / 1000, heap: this.values.heap.heap });
+      else this.set('tick', { ...tick, n: tick.n + this.ticks++, t: line[1], heap: this.values.heap.heap });
       if (n % 10 === 0) await this.painted();
     }
   }

@@ -120,7 +120,8 @@ export class LineSource {
     const since = this.span === 0 ? -Infinity : now - this.span;
     for (const points of this.lines.values()) {
       const first = points.findIndex(point => point[1] >= since);
-      points.splice(0, Math.max(first, points.length - LONGEST));
+      const old = first < 0 ? points.length - 1 : first;
+      points.splice(0, Math.max(0, old, points.length - LONGEST));
     }
     this.marks = this.marks.filter(mark => mark.end === null || mark.end >= since);
   }
