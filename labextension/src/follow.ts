@@ -1,4 +1,5 @@
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { Session } from '@jupyterlab/services';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 import { KernelLink } from './link';
@@ -6,10 +7,15 @@ import { NoKernel } from './observable_model';
 import type { Model } from './view/host';
 import type { Channel } from './kernel_sender';
 
+/** The sessions of the server, as its manager has them. */
+type SessionList = Pick<Session.IManager, 'running'>;
+
 /** A link to the kernel of each notebook that has been in front, until no open notebook uses it; and the one in front now. */
 export class FrontKernel {
-  constructor(tracker: INotebookTracker, channel: () => Channel) {
+  /** `sessions` are those of the server: of notebooks in other tabs and browsers, too. */
+  constructor(tracker: INotebookTracker, channel: () => Channel, sessions: SessionList | null = null) {
     this.tracker = tracker;
+    this.sessions = sessions;
     this.channel = channel;
     tracker.currentChanged.connect(this.update);
     this.update();
@@ -28,6 +34,16 @@ export class FrontKernel {
   /** Emitted when a kernel sends its first tick. */
   get started(): ISignal<this, void> {
     return this.startedSignal;
+  }
+
+  /** Name of the notebook of the kernel with this id, as far as the server tells; null: of none. */
+  nameOf(kernel: string): string | null {
+    for (const session of this.sessions?.running() ?? []) {
+      if (session.kernel?.id === kernel) {
+        return session.path.split('/').pop() ?? null;
+      }
+    }
+    return null;
   }
 
   /** Show the cell with this number in the notebook in front; false: it is no longer there. */
@@ -100,6 +116,7 @@ export class FrontKernel {
   }
 
   private readonly tracker: INotebookTracker;
+  private readonly sessions: SessionList | null;
   private readonly channel: () => Channel;
   private readonly links = new Map<string, KernelLink>();
   private readonly changedSignal = new Signal<this, void>(this);

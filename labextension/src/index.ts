@@ -38,7 +38,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const stored = (await registry?.load(PLUGIN).catch(() => null)) ?? null; // without its schema it still works, by default
     let settings = read(stored);
 
-    const front = new FrontKernel(tracker, () => settings.channel);
+    const front = new FrontKernel(tracker, () => settings.channel, app.serviceManager.sessions);
     const panel = new MemoryPanel(front, trans);
     restorer?.add(panel, panel.id);
     app.shell.add(panel, settings.side, { rank: RANK });

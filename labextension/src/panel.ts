@@ -96,7 +96,8 @@ export class MemoryPanel extends Widget {
   private host(link: Model): Host {
     const trans = this.trans;
     const goToCell = (cell: number): boolean => this.front.goToCell(cell);
-    return link instanceof KernelLink ? { trans, goToCell, load: () => void link.load() } : { trans };
+    const nameOf = (kernel: string): string | null => this.front.nameOf(kernel);
+    return link instanceof KernelLink ? { trans, goToCell, nameOf, load: () => void link.load() } : { trans };
   }
 
   private readonly front: FrontKernel;

@@ -206,6 +206,20 @@ describe('what is shown', () => {
     expect(root.querySelector('h2')?.textContent).toBe('a_renamed.ipynb');
   });
 
+  it('calls other notebooks of the device by name, and guesses at nobody', () => {
+    show('idle');
+    const { tick } = scene('idle');
+    const neighbours = [['cuda:0', 'k2', 1.76 * 1024 ** 3], ['cuda:0', '', 1024 ** 3], ['cuda:0', 'k9', 1024 ** 3]];
+    model.set({ tick: { ...tick, neighbours } });
+    expect(root.textContent).not.toContain('Others:');
+    close();
+    model = new FakeModel({ tick: { ...tick, neighbours }, heap: {} });
+    ({ root, close } = open(model, { nameOf: kernel => (kernel === 'k2' ? 'b.ipynb' : null) }));
+    expect(root.textContent).toContain('Others: b.ipynb 1.76 GiB, 2 other processes 2.00 GiB');
+    model.set({ tick: { ...tick, neighbours: [] } });
+    expect([...root.querySelectorAll('.nbguard-neighbours')].filter(isShown)).toHaveLength(0);
+  });
+
   it('never says of a Learner that trains what holds of an idle one', () => {
     show('idle');
     const { tick, heap } = scene('idle');

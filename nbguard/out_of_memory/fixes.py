@@ -22,7 +22,7 @@ from nbguard.out_of_memory.release_candidates import (
     release_candidates,
     with_cleanup,
 )
-from nbguard.out_of_memory.rerun import After, Rerun, FixVerdict
+from nbguard.out_of_memory.rerun import After, FixVerdict, Rerun
 from nbguard.units import format_bytes
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"

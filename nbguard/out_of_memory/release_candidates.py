@@ -14,7 +14,7 @@ from nbguard.memory.facts import Facts
 from nbguard.memory.references.graph import reach_of_roots, storages_of
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.target import Target
-from nbguard.out_of_memory.rerun import After, Rerun, FixVerdict
+from nbguard.out_of_memory.rerun import After, FixVerdict, Rerun
 
 CLEANUP = "%reset_gpu"
 PARK = "%reset_gpu --park"

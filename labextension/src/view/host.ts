@@ -43,6 +43,8 @@ export interface Host {
   load?: () => void;
   /** Show the cell with this number in the notebook of the kernel; false: it is no longer there. */
   goToCell?: (cell: number) => boolean;
+  /** Name of the notebook of the kernel with this id; null: it has none that is known here. */
+  nameOf?: (kernel: string) => string | null;
   /** Translate an English sentence; `%1`, `%2` … stand for `args`. */
   trans?: { __(text: string, ...args: (string | number)[]): string };
 }

@@ -346,6 +346,14 @@ export const isJobStatus: Check<JobStatus> = object({
   why: text
 });
 
+/**
+ * Another process on one of the kernel's devices, from NVML. `kernel`: id of the kernel that it is; empty: it is
+ * none, or nothing tells. `nbytes`: it has on the device; None: the driver does not say.
+ */
+export type Neighbour = [device: string, kernel: string, nbytes: number | null];
+
+export const isNeighbour: Check<Neighbour> = tuple(text, text, nullable(number));
+
 /** The counters now. Whole and small: a view that joins late is right at the next one. */
 export interface Tick {
   /** Names this run of the kernel. */
@@ -369,6 +377,8 @@ export interface Tick {
   jobs: JobStatus[];
   /** The newest, oldest of them first. */
   marks: TimeMark[];
+  /** The largest first, at most 8. */
+  neighbours: Neighbour[];
   v: number;
 }
 
@@ -385,6 +395,7 @@ export const isTick: Check<Tick> = object({
   fit: nullable(isFitTick),
   jobs: list(isJobStatus),
   marks: list(isTimeMark),
+  neighbours: list(isNeighbour),
   v: number
 });
 

@@ -15,6 +15,7 @@ import { Header } from './header';
 import { HoldersSection } from './holders';
 import { JobsPanel } from './jobs';
 import { LineSource } from './line_source';
+import { neighbourWords } from './neighbours';
 import { Notice } from './notice';
 import { PlanPanel } from './plan';
 import type { Host, Model } from './host';
@@ -30,6 +31,7 @@ export class View {
   private readonly header: Header;
   private readonly notice: Notice;
   private readonly caveat = element('div', 'nbguard-caveat nbguard-dim');
+  private readonly neighbours = element('div', 'nbguard-neighbours nbguard-dim nbguard-wrap');
   private readonly warning = element('div', 'nbguard-near-full');
   private readonly approach: Approach;
   private readonly content = element('div');
@@ -50,7 +52,10 @@ export class View {
   private drawnJobs = '';
   private unwatch: () => void = () => undefined;
 
-  constructor(model: Model, host: Host) {
+  constructor(
+    model: Model,
+    private readonly host: Host
+  ) {
     const trans = host.trans ?? english;
     this.trans = trans;
     this.connection = new Connection(model, what => {
@@ -96,7 +101,7 @@ export class View {
     this.actions = new ActionBar(context);
     this.result = new ResultPanel(context);
     this.ofOperations = [new JobsPanel(context), new PlanPanel(context), this.result, this.actions];
-    this.content.append(this.warning, this.caveat, devices, oom.node, this.fit.node, ...below.map(section => section.node));
+    this.content.append(this.warning, this.caveat, devices, this.neighbours, oom.node, this.fit.node, ...below.map(section => section.node));
     this.dock.append(...this.ofOperations.map(panel => panel.node));
     const body = element('div', 'nbguard-body', this.notice.node, this.content);
     this.node.append(this.header.node, body, this.dock);
@@ -169,6 +174,9 @@ export class View {
     this.drawDevices();
     this.fragmentation.follow(tick);
     this.asOf.update(this.connection.heap, tick);
+    const neighbours = neighbourWords(tick, this.host.nameOf, this.trans);
+    setText(this.neighbours, neighbours);
+    show(this.neighbours, neighbours !== '');
     this.fit.update(tick.fit);
     this.holders.follow(tick.fit);
     this.findings.follow(tick.fit);

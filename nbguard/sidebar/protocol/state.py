@@ -130,6 +130,14 @@ class LineHistory:
     marks: tuple[TimeMark, ...]  # oldest first
 
 
+class Neighbour(NamedTuple):
+    """Another process on one of the kernel's devices, from NVML."""
+
+    device: str
+    kernel: str  # id of the kernel that it is; empty: it is none, or nothing tells
+    nbytes: int | None  # it has on the device; None: the driver does not say
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """The counters now. Whole and small: a view that joins late is right at the next one."""
@@ -146,6 +154,7 @@ class Tick:
     fit: FitTick | None = None
     jobs: tuple[JobStatus, ...] = ()  # the one that runs first
     marks: tuple[TimeMark, ...] = ()  # the newest, oldest of them first
+    neighbours: tuple[Neighbour, ...] = ()  # the largest first, at most 8
     v: int = PROTOCOL
 
 
