@@ -27,7 +27,7 @@ _MOST_WASTED = 19 * 1024**2
 """Bytes that one request can leave unused at most in the segment made for it."""
 
 
-class Verdict(str, Enum):
+class RerunVerdict(str, Enum):
     """The effect of an advice, in JSON and on the wire."""
 
     RERUN = "rerun"  # the cell, run again from its first line, comes past the request that failed
@@ -42,15 +42,15 @@ class Verdict(str, Enum):
     @property
     def is_enough(self) -> bool | None:
         """Return True where the cell runs through as far as it came, False where it fails again, None where either may be."""
-        return {Verdict.RERUN: True, Verdict.SHORT: False, Verdict.NEVER: False}.get(self)
+        return {RerunVerdict.RERUN: True, RerunVerdict.SHORT: False, RerunVerdict.NEVER: False}.get(self)
 
 
-VERDICT_TEXTS: dict[Verdict, str] = {
-    Verdict.RERUN: "enough: the cell runs through as far as it came",
-    Verdict.REQUEST: "lets this request through",
-    Verdict.UNKNOWN: "may be enough",
-    Verdict.SHORT: "not enough alone",
-    Verdict.NEVER: "cannot fit on this device",
+VERDICT_TEXTS: dict[RerunVerdict, str] = {
+    RerunVerdict.RERUN: "enough: the cell runs through as far as it came",
+    RerunVerdict.REQUEST: "lets this request through",
+    RerunVerdict.UNKNOWN: "may be enough",
+    RerunVerdict.SHORT: "not enough alone",
+    RerunVerdict.NEVER: "cannot fit on this device",
 }
 """Each verdict in the words for people."""
 
@@ -227,16 +227,16 @@ class Rerun:
             return False
         return self.whole > self.ceiling
 
-    def verdict(self, after: After) -> Verdict:
+    def verdict(self, after: After) -> RerunVerdict:
         """Return what the cell run again from its first line would come to."""
         alone = self._fits(after, 0)
         if alone is None:
-            return Verdict.UNKNOWN
+            return RerunVerdict.UNKNOWN
         if not alone or self.can_never_fit or self._fails_surely(after):
-            return Verdict.SHORT
+            return RerunVerdict.SHORT
         if any(self._fits(after, most) for most in self._at_most(after)):
-            return Verdict.RERUN
-        return Verdict.REQUEST
+            return RerunVerdict.RERUN
+        return RerunVerdict.REQUEST
 
     def _fits(self, after: After, taken: int) -> bool | None:
         return self.request.would_succeed(
