@@ -22,7 +22,7 @@ from nbguard.out_of_memory.release_candidates import (
     release_candidates,
     with_cleanup,
 )
-from nbguard.out_of_memory.rerun import After, FixVerdict, Rerun
+from nbguard.out_of_memory.rerun import After, Rerun, RerunVerdict
 from nbguard.units import format_bytes
 
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -42,7 +42,7 @@ class Fix:
     nbytes: int | None  # bytes that it gives; None: cannot be known
     enough: bool | None = field(init=False)  # by the verdict: the cell runs through as far as it came; None: not known
     loss: int = 0  # rank by what it costs the user: 0 nothing, 9 the most
-    verdict: FixVerdict  # the cell run again from its first line afterwards
+    verdict: RerunVerdict  # the cell run again from its first line afterwards
 
     def __post_init__(self) -> None:
         """Set `enough` by the verdict: one meaning, for those who read only that."""
@@ -74,7 +74,7 @@ class OomContext:
         return self.request.largest(after.freed, after.pools, is_emptied=after.is_emptied, limited=after.is_limited)
 
     @cached_property
-    def verdict_after_cleanup(self) -> FixVerdict:
+    def verdict_after_cleanup(self) -> RerunVerdict:
         """Return what the cell run again comes to after the default cleanup."""
         return self.rerun.verdict(self.after_cleanup)
 
@@ -107,17 +107,19 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
     """
     if context.rerun.can_never_fit:
         every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
-        return tuple(sorted(every, key=lambda fix: fix.verdict is not FixVerdict.NEVER))
+        return tuple(sorted(every, key=lambda fix: fix.verdict is not RerunVerdict.NEVER))
     rules = (_again, _cleanup, _leftovers, _gradients, _limit, _parking, _names, _others, _fragmented, _smaller)
     every = [fix for rule in rules for fix in rule(context)]
 
-    has_enough = any(fix.verdict is FixVerdict.RERUN for fix in every)
+    has_enough = any(fix.verdict is RerunVerdict.RERUN for fix in every)
 
     def place(fix: Fix) -> tuple[int, int]:
         if fix.loss == _SMALLER and context.is_mostly_the_cell:
             return int(not has_enough), fix.loss
-        is_free = fix.verdict is FixVerdict.REQUEST and fix.loss <= _LEFT
-        return 0 if fix.verdict is FixVerdict.RERUN else 1 if is_free else 2, fix.loss
+        if fix.loss == _PARKED and has_enough:
+            return 0, fix.loss
+        is_free = fix.verdict is RerunVerdict.REQUEST and fix.loss <= _LEFT
+        return 0 if fix.verdict is RerunVerdict.RERUN else 1 if is_free else 2, fix.loss
 
     return tuple(sorted(every, key=place))
 
@@ -133,16 +135,16 @@ def _never(context: OomContext) -> Iterator[Fix]:
     else:
         words = f"{format_bytes(asked)} is asked for"
     words += f", and PyTorch can have {ceiling} of {request.name} at most: whatever is freed, the same cell fails again"
-    yield Fix(words=words, commands=(), nbytes=None, verdict=FixVerdict.NEVER, loss=_NOTHING)
+    yield Fix(words=words, commands=(), nbytes=None, verdict=RerunVerdict.NEVER, loss=_NOTHING)
 
 
 def _again(context: OomContext) -> Iterator[Fix]:
     """Yield that there is room already: for the whole run again, while the old one's error still holds what it had taken."""
     request, largest = context.request, context.request.largest_now()
     verdict = context.rerun.verdict(After(freed=frozenset()))
-    if verdict is FixVerdict.RERUN:
+    if verdict is RerunVerdict.RERUN:
         words = f"{format_bytes(largest or 0)} can be had now: run it again"
-    elif not context.plan.storages and verdict is FixVerdict.REQUEST and request.would_succeed():
+    elif not context.plan.storages and verdict is RerunVerdict.REQUEST and request.would_succeed():
         words = f"{format_bytes(largest or 0)} can be had now, for a run that needs no more in all"
     else:
         return
@@ -161,11 +163,11 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
     words = "frees what is stale" if freed else "gives the empty cache back to the driver"
     if after is not None:
         words += f"; {format_bytes(after)} can be had then"
-    if verdict is FixVerdict.SHORT and own and after is not None and request.nbytes is not None:
+    if verdict is RerunVerdict.SHORT and own and after is not None and request.nbytes is not None:
         words += f", for a smaller run: this one had taken {format_bytes(own)} of that itself"
-    elif verdict is FixVerdict.SHORT and after is not None and (missing := request.nbytes_with_segment - after) > 0:
+    elif verdict is RerunVerdict.SHORT and after is not None and (missing := request.nbytes_with_segment - after) > 0:
         words += f", {format_bytes(missing)} too little"
-    elif verdict is FixVerdict.REQUEST:
+    elif verdict is RerunVerdict.REQUEST:
         words += _not_known(context)
     yield Fix(words=words, commands=(CLEANUP,), nbytes=gain, verdict=verdict, loss=_STALE)
 
@@ -179,14 +181,14 @@ def _not_known(context: OomContext) -> str:
 
 def _leftovers(context: OomContext) -> Iterator[Fix]:
     """Yield the names that the failed run has left, and that its next run makes anew."""
-    if not context.leftovers or context.verdict_after_cleanup is FixVerdict.RERUN:
+    if not context.leftovers or context.verdict_after_cleanup is RerunVerdict.RERUN:
         return
     base = context.base
     largest = format_bytes(context.largest(base.after) or 0)
     names = ", ".join(context.leftovers)
     words = f"lets go of {names}, which the same cell makes anew; {largest} can be had then"
     nbytes = context.request.nbytes_here(base.after.freed)
-    words += _not_known(context) if base.verdict is FixVerdict.REQUEST else ""
+    words += _not_known(context) if base.verdict is RerunVerdict.REQUEST else ""
     yield Fix(words=words, commands=base.commands, nbytes=nbytes, verdict=base.verdict, loss=_LEFT)
 
 
@@ -232,8 +234,8 @@ def _needs_names(context: OomContext) -> bool:
     """Say whether anything of the user's need be touched at all."""
     return (
         context.request.nbytes is not None
-        and context.verdict_after_cleanup is not FixVerdict.RERUN
-        and context.base.verdict is not FixVerdict.RERUN
+        and context.verdict_after_cleanup is not RerunVerdict.RERUN
+        and context.base.verdict is not RerunVerdict.RERUN
     )
 
 
@@ -247,7 +249,7 @@ def _parking(context: OomContext) -> Iterator[Fix]:
         words = (
             f"moves {', '.join(candidate.names)} to host memory; {largest} can be had then, and %reset_gpu --unpark {names} "
         )
-        words += "brings it back" + (_not_known(context) if candidate.verdict is FixVerdict.REQUEST else "")
+        words += "brings it back; what something outside Python shares stays"
         nbytes = context.request.nbytes_here(candidate.after.freed)
         yield Fix(words=words, commands=candidate.commands, nbytes=nbytes, verdict=candidate.verdict, loss=_PARKED)
 
@@ -261,7 +263,7 @@ def _names(context: OomContext) -> Iterator[Fix]:
         what = ", ".join(dict.fromkeys(whats.get(name, "") or name for name in candidate.names))
         largest = format_bytes(context.largest(candidate.after) or 0)
         words = f"lets go of {what}; {largest} can be had then"
-        words += _not_known(context) if candidate.verdict is FixVerdict.REQUEST else ""
+        words += _not_known(context) if candidate.verdict is RerunVerdict.REQUEST else ""
         yield Fix(
             words=words,
             commands=candidate.commands,
@@ -275,10 +277,10 @@ def _others(context: OomContext) -> Iterator[Fix]:
     """Yield the memory of other processes, if it would be enough."""
     request, device = context.request, context.request.device
     theirs = next((part.nbytes for part in context.parts if part.name == DevicePart.OTHERS), 0)
-    if device is None or not theirs or context.verdict_after_cleanup is not FixVerdict.SHORT:
+    if device is None or not theirs or context.verdict_after_cleanup is not RerunVerdict.SHORT:
         return
     verdict = context.rerun.verdict(replace(context.base.after, is_emptied=True, more=theirs))
-    if verdict is not FixVerdict.SHORT:
+    if verdict is not RerunVerdict.SHORT:
         listed = () if device.facts.nvml is None else device.facts.nvml.processes or ()
         pids = [f"{p.pid} ({format_bytes(p.used)})" for p in listed if p.pid != request.facts.pid]
         words = f"other processes hold {format_bytes(theirs)} of {device.name}: pid {', '.join(pids)}; it is free when they end"
@@ -307,7 +309,7 @@ def _fragmented(context: OomContext) -> Iterator[Fix]:
             f"fragmentation: {format_bytes(free + stranded)} was free in all, {format_bytes(stranded)} of it in pieces between "
             f"live blocks. In the environment before CUDA starts, this lets {again} be used again; a replay says how much"
         )
-        yield Fix(words=words, commands=(EXPANDABLE,), nbytes=pages or None, verdict=FixVerdict.UNKNOWN, loss=_SETTING)
+        yield Fix(words=words, commands=(EXPANDABLE,), nbytes=pages or None, verdict=RerunVerdict.UNKNOWN, loss=_SETTING)
 
 
 def _nothing_went(context: OomContext) -> bool:
@@ -333,12 +335,11 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
                 f"a batch of {batch // parts} instead of {batch} gets here with some {format_bytes(whole // parts)} instead of "
                 f"{format_bytes(whole)}; what comes later may need more"
             )
-            yield Fix(
-                words=words, commands=(CLEANUP,), nbytes=whole - whole // parts, verdict=FixVerdict.UNKNOWN, loss=_SMALLER
-            )
+            gain = whole - whole // parts
+            yield Fix(words=words, commands=(CLEANUP,), nbytes=gain, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
             return
     depends = "; how much less depends on the model" if request.oom.kind in ("device", "library") else ""
-    yield Fix(words=f"{words} asks for less{depends}", commands=(), nbytes=None, verdict=FixVerdict.UNKNOWN, loss=_SMALLER)
+    yield Fix(words=f"{words} asks for less{depends}", commands=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
 
 
 def _keeps_its_learner(context: OomContext) -> bool:

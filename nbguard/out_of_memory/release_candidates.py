@@ -14,7 +14,7 @@ from nbguard.memory.facts import Facts
 from nbguard.memory.references.graph import reach_of_roots, storages_of
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.target import Target
-from nbguard.out_of_memory.rerun import After, FixVerdict, Rerun
+from nbguard.out_of_memory.rerun import After, Rerun, RerunVerdict
 
 CLEANUP = "%reset_gpu"
 PARK = "%reset_gpu --park"
@@ -31,7 +31,7 @@ class ReleaseCandidate:
     names: tuple[str, ...]  # labels of the roots; none: the default cleanup alone
     commands: tuple[str, ...]  # lines to run one after the other
     after: After  # the device then
-    verdict: FixVerdict  # of the cell run again then
+    verdict: RerunVerdict  # of the cell run again then
     has_learner: bool = False  # a fastai Learner is let go of
 
 
@@ -51,7 +51,7 @@ def release_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple
         if helpful:
             return tuple(helpful[: _ALTERNATIVES if count == 1 else 1])
     tried = [_released(rerun, groups[:count], leftovers) for count in range(3, len(groups) + 1)]
-    return tuple(sorted(filter(_helps, tried), key=lambda one: one.verdict is not FixVerdict.RERUN)[:1])
+    return tuple(sorted(filter(_helps, tried), key=lambda one: one.verdict is not RerunVerdict.RERUN)[:1])
 
 
 def parking_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple[str, ...]) -> tuple[ReleaseCandidate, ...]:
@@ -110,7 +110,7 @@ def _released(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[
     alone = plan_cleanup(facts, Request(targets=targets))
     after = After(freed=alone.storages, pools=alone.pools, is_emptied=True)
     by_itself = replace(both, commands=both.commands[:1], after=after, verdict=_verdict(rerun, after, both.names))
-    chosen = by_itself if by_itself.verdict is FixVerdict.RERUN or _same_help(by_itself, both) else both
+    chosen = by_itself if by_itself.verdict is RerunVerdict.RERUN or _same_help(by_itself, both) else both
     return replace(chosen, names=names, has_learner=_has_learner(facts, names))
 
 
@@ -136,27 +136,27 @@ def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[st
     both = replace(base.after, freed=base.after.freed | parked)
     commands: tuple[str, ...] = (f"{PARK} {' '.join(names)}",)
     by_itself = ReleaseCandidate(names=names, commands=commands, after=alone, verdict=_verdict(rerun, alone, names))
-    if by_itself.verdict is FixVerdict.RERUN:
-        return by_itself
     commands += base.commands if base.after.freed else ()
     together = ReleaseCandidate(names=names, commands=commands, after=both, verdict=_verdict(rerun, both, names))
-    return by_itself if _same_help(by_itself, together) else together
+    chosen = by_itself if by_itself.verdict is RerunVerdict.RERUN or _same_help(by_itself, together) else together
+    is_sure = chosen.verdict is not RerunVerdict.RERUN  # what something outside Python shares stays: only a parking tells
+    return chosen if is_sure else replace(chosen, verdict=RerunVerdict.REQUEST)
 
 
-def _verdict(rerun: Rerun, after: After, names: Iterable[str]) -> FixVerdict:
+def _verdict(rerun: Rerun, after: After, names: Iterable[str]) -> RerunVerdict:
     """Return the verdict; where the run may read any name, letting go of one that it may need is never enough."""
     verdict = rerun.verdict(after)
     is_open = rerun.request.oom.reaches is None and any(name not in rerun.request.oom.makes for name in names)
-    return FixVerdict.REQUEST if is_open and verdict is FixVerdict.RERUN else verdict
+    return RerunVerdict.REQUEST if is_open and verdict is RerunVerdict.RERUN else verdict
 
 
 def _helps(candidate: ReleaseCandidate) -> bool:
-    return candidate.verdict in (FixVerdict.RERUN, FixVerdict.REQUEST)
+    return candidate.verdict in (RerunVerdict.RERUN, RerunVerdict.REQUEST)
 
 
 def _cost(rerun: Rerun, candidate: ReleaseCandidate) -> tuple[bool, bool, int]:
     """Return the rank of a candidate among others: enough, without a Learner, the smallest."""
-    return candidate.verdict is not FixVerdict.RERUN, candidate.has_learner, rerun.request.nbytes_here(candidate.after.freed)
+    return candidate.verdict is not RerunVerdict.RERUN, candidate.has_learner, rerun.request.nbytes_here(candidate.after.freed)
 
 
 def _has_learner(facts: Facts, names: Iterable[str]) -> bool:

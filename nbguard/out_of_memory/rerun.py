@@ -27,7 +27,7 @@ _MOST_WASTED = 19 * 1024**2
 """Bytes that one request can leave unused at most in the segment made for it."""
 
 
-class FixVerdict(str, Enum):
+class RerunVerdict(str, Enum):
     """The effect of an advice, in JSON and on the wire."""
 
     RERUN = "rerun"  # the cell, run again from its first line, comes past the request that failed
@@ -42,15 +42,15 @@ class FixVerdict(str, Enum):
     @property
     def is_enough(self) -> bool | None:
         """Return True where the cell runs through as far as it came, False where it fails again, None where either may be."""
-        return {FixVerdict.RERUN: True, FixVerdict.SHORT: False, FixVerdict.NEVER: False}.get(self)
+        return {RerunVerdict.RERUN: True, RerunVerdict.SHORT: False, RerunVerdict.NEVER: False}.get(self)
 
 
-VERDICT_TEXTS: dict[FixVerdict, str] = {
-    FixVerdict.RERUN: "enough: the cell runs through as far as it came",
-    FixVerdict.REQUEST: "lets this request through",
-    FixVerdict.UNKNOWN: "may be enough",
-    FixVerdict.SHORT: "not enough alone",
-    FixVerdict.NEVER: "cannot fit on this device",
+VERDICT_TEXTS: dict[RerunVerdict, str] = {
+    RerunVerdict.RERUN: "enough: the cell runs through as far as it came",
+    RerunVerdict.REQUEST: "lets this request through",
+    RerunVerdict.UNKNOWN: "may be enough",
+    RerunVerdict.SHORT: "not enough alone",
+    RerunVerdict.NEVER: "cannot fit on this device",
 }
 """Each verdict in the words for people."""
 
@@ -233,16 +233,16 @@ class Rerun:
             return False
         return self.whole > self.ceiling
 
-    def verdict(self, after: After) -> FixVerdict:
+    def verdict(self, after: After) -> RerunVerdict:
         """Return what the cell run again from its first line would come to."""
         alone = self._fits(after, 0)
         if alone is None:
-            return FixVerdict.UNKNOWN
+            return RerunVerdict.UNKNOWN
         if not alone or self.can_never_fit or self._fails_surely(after):
-            return FixVerdict.SHORT
+            return RerunVerdict.SHORT
         if any(self._fits(after, most) for most in self._at_most(after)):
-            return FixVerdict.RERUN
-        return FixVerdict.REQUEST
+            return RerunVerdict.RERUN
+        return RerunVerdict.REQUEST
 
     def _fits(self, after: After, taken: int) -> bool | None:
         return self.request.would_succeed(

@@ -17,7 +17,7 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import AllocatorStats, Facts, Graph, Node, Root, StorageFact
 from nbguard.memory.oom_facts import AllocatorCounts, OomFact, OomNote
 from nbguard.out_of_memory.card import OomCard, build_card
-from nbguard.out_of_memory.rerun import FixVerdict
+from nbguard.out_of_memory.rerun import RerunVerdict
 from nbguard.scan.oom.names import length_of_list, made_by, names_in, reached_by
 from nbguard.testing import make_facts
 from tests.allocator.test_largest import facts_of
@@ -211,7 +211,7 @@ def test_what_is_enough_is(capacity: int, cells: list[str], cell: str) -> None:
     if first is None:
         return
     for number, fix in enumerate(first[1].fixes):
-        if fix.verdict not in (FixVerdict.RERUN, FixVerdict.NEVER):
+        if fix.verdict not in (RerunVerdict.RERUN, RerunVerdict.NEVER):
             continue
         event(str(fix.verdict))
         again = _failed(capacity, [*cells, cell])
@@ -221,7 +221,7 @@ def test_what_is_enough_is(capacity: int, cells: list[str], cell: str) -> None:
         notebook.follow(fix.commands)
         blocks, notebook.failed = notebook.made_blocks, None
         at = notebook.run(source)
-        if fix.verdict is FixVerdict.NEVER:
+        if fix.verdict is RerunVerdict.NEVER:
             assert at is not None
         else:
             assert at is None or notebook.made_blocks - blocks > made, (fix, at)

@@ -62,7 +62,8 @@ def test_each_advice(notebook: OomNotebook, follow: Callable[[OomNotebook, int],
     check(rounds)
     first = rounds[0]["card"]["fixes"]
     if notebook.best is not None:
-        assert first[0]["verdict"] == notebook.best, first
+        free = [fix for fix in first if not any("--park" in command for command in fix["commands"])]
+        assert any(fix["verdict"] == notebook.best for fix in free), first
     others = [number for number, fix in enumerate(first) if number and (fix["commands"] or fix["verdict"] == "rerun")]
     for number in others if THOROUGH else others[: NOTEBOOKS.index(notebook) % 2]:
         check(follow(notebook, number))
