@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -39,7 +40,7 @@ def temporary_folder() -> Iterator[None]:
         patch.setenv("TMPDIR", mine)
         patch.setattr(tempfile, "tempdir", mine)
         yield
-        left = sorted(name for name in os.listdir(mine) if not name.startswith(_OTHERS))
+        left = sorted(file.name for file in Path(mine).iterdir() if not file.name.startswith(_OTHERS))
     shutil.rmtree(mine, ignore_errors=True)
     assert left == [], "tests have left files in the folder for temporary files"
 
