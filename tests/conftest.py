@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -20,15 +23,37 @@ settings.register_profile("same", derandomize=True, deadline=None, max_examples=
 settings.load_profile("same")
 
 
+_OTHERS = ("torchinductor_", "matplotlib-", "playwright", ".org.chromium", "org.chromium", ".com.google", "com.google", "snap")
+"""Beginnings of the names of what other programs leave in the folder for temporary files, to use it again."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder() -> Iterator[None]:
+    """A folder for temporary files, of this run of the tests alone. Nothing may be left in it: what is killed leaves files.
+
+    pytest's own folders stay where they are.
+    """
+    before = tempfile.gettempdir()
+    mine = tempfile.mkdtemp(prefix="nbguard-tests-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DEBUG_TEMPROOT", os.environ.get("PYTEST_DEBUG_TEMPROOT", before))
+        patch.setenv("TMPDIR", mine)
+        patch.setattr(tempfile, "tempdir", mine)
+        yield
+        left = sorted(file.name for file in Path(mine).iterdir() if not file.name.startswith(_OTHERS))
+    shutil.rmtree(mine, ignore_errors=True)
+    assert left == [], "tests have left files in the folder for temporary files"
+
+
 @pytest.fixture(scope="session")
-def fastai_zygote() -> Iterator[Zygote]:
+def fastai_zygote(temporary_folder: None) -> Iterator[Zygote]:
     zygote = Zygote(FASTAI)
     yield zygote
     zygote.stop()
 
 
 @pytest.fixture(scope="session")
-def plain_zygote() -> Iterator[Zygote]:
+def plain_zygote(temporary_folder: None) -> Iterator[Zygote]:
     zygote = Zygote()
     yield zygote
     zygote.stop()

@@ -22,7 +22,7 @@ from jupyter_client.connect import write_connection_file
 
 # Runs in the parent: reads a request per line, forks, and becomes an ordinary kernel in the child, or runs a program there.
 _ZYGOTE = """
-import gc, json, os, signal, sys, traceback, types, warnings
+import gc, json, os, signal, sys, tempfile, traceback, types, warnings
 warnings.filterwarnings("ignore")
 exec(sys.argv[1])
 import ipykernel.ipkernel, ipykernel.zmqshell, IPython.core.completer, jedi
@@ -41,6 +41,7 @@ for line in sys.stdin:
         for number, file in enumerate(request["outputs"], start=1):
             os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         os.environ.update(request["env"])
+        tempfile.tempdir = None  # of TMPDIR, as it is now
         try:
             if "program" in request:
                 main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -88,7 +89,8 @@ class Zygote:
         with tempfile.TemporaryDirectory(prefix="nbguard-run-") as folder:
             outputs = [Path(folder, name) for name in ("stdout", "stderr")]
             cwd = str(Path.cwd())
-            pid = self.fork(program=program, cwd=cwd, outputs=[str(file) for file in outputs], env=dict(env))
+            places = {**env, "TMPDIR": folder}  # what it leaves there, killed, goes with the folder
+            pid = self.fork(program=program, cwd=cwd, outputs=[str(file) for file in outputs], env=places)
             try:
                 assert is_gone(pid, timeout), f"still running after {timeout:.0f} s"
             finally:
@@ -160,13 +162,15 @@ class Kernel:
             file = self.cwd / "profile_default" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
+        temporary = self.cwd / "tmp"  # a kernel that is killed leaves there what it would have removed
+        temporary.mkdir()
         # sockets in the folder, not ports: two kernels never ask for the same one
         connection, _ = write_connection_file(str(self.cwd / "connection.json"), transport="ipc", ip=str(self.cwd / "socket"))
         self.pid = zygote.fork(
             connection=connection,
             cwd=self._folder.name,
             outputs=[str(self.cwd / "log")] * 2,
-            env={**(env or {}), "IPYTHONDIR": self._folder.name},
+            env={**(env or {}), "IPYTHONDIR": self._folder.name, "TMPDIR": str(temporary)},
         )
         self.client = BlockingKernelClient(connection_file=connection)
         self.client.load_connection_file()

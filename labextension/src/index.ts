@@ -9,6 +9,7 @@ import { addMagicCommands, addPanelCommands, addToPalette } from './commands';
 import { FrontKernel } from './follow';
 import { KernelLink } from './link';
 import { MemoryPanel } from './panel';
+import { SavedSidebars } from './saved_sidebar';
 import { read } from './settings';
 import { StatusItem } from './status';
 
@@ -76,4 +77,14 @@ const plugin: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default plugin;
+/** Shows the outputs of `nbguard.Sidebar()` also where their kernel is gone. It is there before the first notebook is. */
+const savedSidebars: JupyterFrontEndPlugin<void> = {
+  id: 'nbguard:saved-sidebars',
+  description: 'Shows the saved picture of a sidebar in a notebook whose kernel is gone.',
+  autoStart: true,
+  activate: (app: JupyterFrontEnd): void => {
+    app.docRegistry.addWidgetExtension('Notebook', new SavedSidebars());
+  }
+};
+
+export default [plugin, savedSidebars];

@@ -65,18 +65,23 @@ export class KernelSender {
    * and answers it while a cell runs, and JupyterLab does not take the kernel for idle then.
    */
   async ask(): Promise<boolean> {
+    return COMM in (await this.comms(COMM));
+  }
+
+  /** The comms of a target that the kernel has, by id; rejected where that stays unknown. */
+  async comms(target: string): Promise<object> {
     const message = KernelMessage.createMessage<KernelMessage.ICommInfoRequestMsg>({
       msgType: 'comm_info_request',
       channel: 'shell',
       session: this.connection.clientId,
-      content: { target_name: COMM }
+      content: { target_name: target }
     });
     const asked = this.post(message, true);
     if (!asked) {
       throw new Error('not connected');
     }
     const { content } = (await asked.done) as KernelMessage.ICommInfoReplyMsg;
-    return content.status === 'ok' && COMM in content.comms;
+    return content.status === 'ok' ? content.comms : {};
   }
 
   /** Load nbguard, outside of the history. Comes back with the problem; null: there was none. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import traitlets
 from anywidget import AnyWidget
 from IPython import get_ipython
 
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, line_of
 from nbguard.memory.breakdown import DevicePart
 from nbguard.notebook.session import hub_of, session_of
+from nbguard.render.html import blocks_html
+from nbguard.render.markup import Html, tag
 from nbguard.sidebar.hub.channels.comms import ThreadSafeComm
 
 _STATIC = Path(__file__).parent / "static"
@@ -22,6 +25,9 @@ _RESERVED = (*_ALLOCATED, *_CACHE)
 _FREE = (DevicePart.FREE,)
 """Parts of a device that PyTorch has of it. On a CPU there is one, all memory of this process."""
 _PROTOCOL = "2.1.0"
+_SIDEBAR = "application/vnd.nbguard.sidebar+json"
+"""Type of the output that the extension of JupyterLab shows: live or as a picture."""
+_MOMENT = "font-size:12px;color:var(--jp-ui-font-color2,#767676)"
 _NO_KERNEL = "this is no ipykernel: there is no page to show a sidebar in (%gpumem reports in a terminal)"
 _NOT_BUILT = "this install has no built view: `make build` makes it in the sources, a wheel has it (pip install nbguard)"
 _OFF = "nbguard is off in this kernel: run `%load_ext nbguard`, or `%nbguard on`"
@@ -61,6 +67,15 @@ class Sidebar(AnyWidget):
 
     def __repr__(self) -> str:
         return "nbguard's sidebar: shown where widgets are (JupyterLab, Notebook 7, VS Code, Colab); here, %gpumem reports"
+
+    def _repr_mimebundle_(self, **keys: Any) -> Any:
+        """Return the widget's view, and its picture in HTML for where there is no kernel: an export, a notebook opened again.
+
+        The extension of JupyterLab goes by the type of its own, and shows the one or the other.
+        """
+        shown: Any = super()._repr_mimebundle_(**keys)
+        data, metadata = shown
+        return {**data, _SIDEBAR: {"model_id": self.model_id}, "text/html": str(_picture())}, metadata
 
     def open(self) -> None:
         """Open the comm to the browser: one whose messages are handled beside a running cell, where there are subshells."""
@@ -114,6 +129,21 @@ class Sidebar(AnyWidget):
             hub.receive(request, self)
         elif type(request) is dict and type(request.get("rid")) is str:
             self.send({"op": "refused", "rid": request["rid"], "why": _OFF})
+
+
+def _picture() -> Html:
+    """Return the report on the memory as it is now, with the cell and the hour: HTML that no script changes any more."""
+    shell: Any = get_ipython()
+    cell = len(shell.history_manager.input_hist_parsed) - 1  # IPython counts a cell now before, now after it has run
+    moment = f"The sidebar as of In[{cell}], {datetime.now():%Y-%m-%d %H:%M}. For a live one run the cell."
+    try:
+        report = session_of(shell).report()
+        body = blocks_html(report.blocks(), report.label)
+    except NbguardError as error:  # no PyTorch yet
+        body = tag("p", str(error))
+    except Exception as error:  # noqa: BLE001 - a picture that fails must not cost the sidebar
+        body = tag("p", f"There is no picture: {type(error).__name__} at {line_of(error)}.")
+    return tag("div", tag("p", moment, style=_MOMENT), body)
 
 
 def _built(name: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -91,7 +93,12 @@ def test_totals_add_up_what_the_tick_says(plain_kernel: Kernel, page: Panel) -> 
 def test_it_is_shown_without_a_wall_of_text(plain_kernel: Kernel, page: Panel) -> None:
     for code in ("one", "%nbguard sidebar"):
         bundle = plain_kernel.run(code).ok().bundles[0]
-        assert set(bundle) == {"text/plain", "application/vnd.jupyter.widget-view+json"}
+        assert set(bundle) == {
+            "text/plain",
+            "text/html",
+            "application/vnd.jupyter.widget-view+json",
+            "application/vnd.nbguard.sidebar+json",
+        }
         assert len(bundle["text/plain"]) < 120
 
 
@@ -118,3 +125,45 @@ def test_outside_of_a_kernel_it_says_so() -> None:
 
     with pytest.raises(nbguard.NbguardError, match="this is no ipykernel"):
         nbguard.Sidebar()
+
+
+def _words(page: str) -> str:
+    """Return what a page says, without its elements and style sheets."""
+    bare = re.sub(r"<style.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(bare).split())
+
+
+def test_its_picture_is_exported_with_the_notebook(plain_kernel: Kernel, page: Panel) -> None:
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    plain_kernel.run("import torch\nheld = {'<img src=x onerror=alert(1)>': torch.ones(1 << 18)}").ok()
+    (bundle,) = plain_kernel.run("one").ok().bundles
+    cell = nbformat.v4.new_code_cell("one", outputs=[nbformat.v4.new_output("execute_result", bundle, execution_count=5)])
+
+    exported, _ = HTMLExporter().from_notebook_node(nbformat.v4.new_notebook(cells=[cell]))
+
+    picture = bundle["text/html"]
+    assert _words(picture) in _words(exported)
+    assert re.search(r"The sidebar as of In\[\d+\], \d{4}-\d\d-\d\d \d\d:\d\d", picture)
+    assert "1.00 MiB" in picture
+    assert "held" in picture
+    assert not re.search(r"<script|<img|<iframe|<link|\son\w+=|https?://|javascript:", picture)
+    assert set(re.findall(r"var\(--jp-[\w-]+\)", picture)) == set(), "a colour of JupyterLab without one to fall back on"
+    assert bundle["application/vnd.nbguard.sidebar+json"]["model_id"] == plain_kernel.value("one.model_id")
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def test_its_picture_before_there_is_pytorch_says_so(plain_kernel: Kernel, page: Panel) -> None:
+    (bundle,) = plain_kernel.run("one").ok().bundles
+
+    assert "PyTorch is not imported" in bundle["text/html"]
+    assert plain_kernel.value("'torch' in __import__('sys').modules") is False
+
+
+def test_a_picture_that_fails_costs_nothing_but_itself(plain_kernel: Kernel, page: Panel) -> None:
+    plain_kernel.run("import nbguard.notebook.session as s\ns.Session.report = lambda self: 1 / 0").ok()
+    (bundle,) = plain_kernel.run("one").ok().bundles
+
+    assert "There is no picture: ZeroDivisionError" in bundle["text/html"]
+    assert "application/vnd.jupyter.widget-view+json" in bundle

@@ -81,7 +81,7 @@ def test_a_report_computes_each_answer_once(calls: Counter[str]) -> None:
 
 
 def test_a_message_of_the_sidebar_computes_each_answer_once(calls: Counter[str]) -> None:
-    heap, _ = build_memory_state(Analysis(after_an_error()), "b00t", 1, 0.0, 0.0, 5)
+    heap, _ = build_memory_state(Analysis(after_an_error()), "b00t", 1, t=0.0, seconds=0.0, cell=5)
 
     assert heap.oom is not None
     assert heap.devices
@@ -94,7 +94,7 @@ def test_report_card_map_and_sidebar_of_one_analysis_compute_each_answer_once(ca
     analysis = Analysis(after_an_error())
 
     build_report(analysis)
-    build_memory_state(analysis, "b00t", 1, 0.0, 0.0, 5)
+    build_memory_state(analysis, "b00t", 1, t=0.0, seconds=0.0, cell=5)
     build_map(analysis, 400 * MiB)
     analysis.once(card.build_card)
 
@@ -104,7 +104,7 @@ def test_report_card_map_and_sidebar_of_one_analysis_compute_each_answer_once(ca
 def test_beside_running_code_the_plan_is_the_same(calls: Counter[str]) -> None:
     """The rows are those of another graph, in which a running function holds only what no name leads to."""
     facts = SCENES["training"]().facts
-    heap, _ = build_memory_state(Analysis(facts), "b00t", 1, 0.0, 0.0, 5)
+    heap, _ = build_memory_state(Analysis(facts), "b00t", 1, t=0.0, seconds=0.0, cell=5)
 
     assert calls["default plan"] == 1
     assert calls["holders"] == 2

@@ -92,6 +92,15 @@ def test_in_a_terminal_as_one_paste(tmp_path: Path) -> None:
     expect_shown(text)
 
 
+def test_the_help_of_each_magic_is_clean_text(plain_kernel: Kernel) -> None:
+    plain_kernel.run("%load_ext nbguard").ok()
+    for magic in ("%gpumem", "%reset_gpu", "%nbguard", "%%profile_fit"):
+        text = re.sub(r"\x1b\[[0-9;]*m", "", plain_kernel.value(f"get_ipython().object_inspect_text({magic!r})"))
+        assert "::" not in text
+        assert magic in text
+        assert f"%{magic}" not in text
+
+
 TARGETS = 'import torch; runs = {"#1": torch.ones(1 << 18), "a b#": torch.ones(1 << 18)}; x = torch.ones(1 << 18)'
 COMMENTS = {
     "%gpumem # who holds it": "held by",

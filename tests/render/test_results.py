@@ -80,7 +80,9 @@ def _renamed(value: Any, name: str) -> Any:
         return tuple(_renamed(each, name) for each in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = typing.get_type_hints(type(value))
-        free = [field.name for field in dataclasses.fields(value) if not _is_fixed(field.name, hints[field.name])]
+        free = [
+            field.name for field in dataclasses.fields(value) if field.init and not _is_fixed(field.name, hints[field.name])
+        ]
         return dataclasses.replace(value, **{each: _renamed(getattr(value, each), name) for each in free})  # type: ignore[type-var]
     return value
 

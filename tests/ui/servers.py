@@ -32,7 +32,8 @@ class Forks:
     def __init__(self, zygote: Zygote, folder: Path, env: Mapping[str, str] | None = None) -> None:
         self._zygote = zygote
         self._folder = folder
-        self._env = {"IPYTHONDIR": str(folder / "ipython"), **(env or {})}
+        (folder / "tmp").mkdir()
+        self._env = {"IPYTHONDIR": str(folder / "ipython"), "TMPDIR": str(folder / "tmp"), **(env or {})}
         self._pids: list[int] = []
         self.address = str(folder / "forks")
         self._socket = socket.socket(socket.AF_UNIX)
