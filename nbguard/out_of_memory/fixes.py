@@ -116,6 +116,8 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
     def place(fix: Fix) -> tuple[int, int]:
         if fix.loss == _SMALLER and context.is_mostly_the_cell:
             return int(not has_enough), fix.loss
+        if fix.loss == _PARKED and has_enough:
+            return 0, fix.loss
         is_free = fix.verdict is FixVerdict.REQUEST and fix.loss <= _LEFT
         return 0 if fix.verdict is FixVerdict.RERUN else 1 if is_free else 2, fix.loss
 
@@ -247,7 +249,7 @@ def _parking(context: OomContext) -> Iterator[Fix]:
         words = (
             f"moves {', '.join(candidate.names)} to host memory; {largest} can be had then, and %reset_gpu --unpark {names} "
         )
-        words += "brings it back" + (_not_known(context) if candidate.verdict is FixVerdict.REQUEST else "")
+        words += "brings it back; what something outside Python shares stays"
         nbytes = context.request.nbytes_here(candidate.after.freed)
         yield Fix(words=words, commands=candidate.commands, nbytes=nbytes, verdict=candidate.verdict, loss=_PARKED)
 
@@ -333,9 +335,8 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
                 f"a batch of {batch // parts} instead of {batch} gets here with some {format_bytes(whole // parts)} instead of "
                 f"{format_bytes(whole)}; what comes later may need more"
             )
-            yield Fix(
-                words=words, commands=(CLEANUP,), nbytes=whole - whole // parts, verdict=FixVerdict.UNKNOWN, loss=_SMALLER
-            )
+            gain = whole - whole // parts
+            yield Fix(words=words, commands=(CLEANUP,), nbytes=gain, verdict=FixVerdict.UNKNOWN, loss=_SMALLER)
             return
     depends = "; how much less depends on the model" if request.oom.kind in ("device", "library") else ""
     yield Fix(words=f"{words} asks for less{depends}", commands=(), nbytes=None, verdict=FixVerdict.UNKNOWN, loss=_SMALLER)

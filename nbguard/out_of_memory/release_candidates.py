@@ -136,11 +136,11 @@ def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[st
     both = replace(base.after, freed=base.after.freed | parked)
     commands: tuple[str, ...] = (f"{PARK} {' '.join(names)}",)
     by_itself = ReleaseCandidate(names=names, commands=commands, after=alone, verdict=_verdict(rerun, alone, names))
-    if by_itself.verdict is FixVerdict.RERUN:
-        return by_itself
     commands += base.commands if base.after.freed else ()
     together = ReleaseCandidate(names=names, commands=commands, after=both, verdict=_verdict(rerun, both, names))
-    return by_itself if _same_help(by_itself, together) else together
+    chosen = by_itself if by_itself.verdict is FixVerdict.RERUN or _same_help(by_itself, together) else together
+    is_sure = chosen.verdict is not FixVerdict.RERUN  # what something outside Python shares stays: only a parking tells
+    return chosen if is_sure else replace(chosen, verdict=FixVerdict.REQUEST)
 
 
 def _verdict(rerun: Rerun, after: After, names: Iterable[str]) -> FixVerdict:
