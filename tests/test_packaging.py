@@ -57,6 +57,7 @@ def test_the_wheel_carries_the_prebuilt_extension_where_jupyter_looks(wheel: zip
     assert {name: each["default"] for name, each in settings.items()} == {
         "side": "right",
         "openOnData": True,
+        "statusBar": True,
         "channel": "control",
     }
 

@@ -244,13 +244,12 @@ class Walk:
         everything = gc.get_objects()
         types = list(map(type, everything))
         kinds = {cls: self.kinds.of(cls) for cls in set(types)}
-        candidate_kinds = _CANDIDATES if not self.skipped else KEPT_KINDS
-
-        def unnumbered(wanted: Collection[str]) -> list[Any]:
-            classes = {cls for cls, kind in kinds.items() if kind in wanted}
-            return [obj for obj in compress(everything, map(classes.__contains__, types)) if id(obj) not in self.number]
-
-        return unnumbered(candidate_kinds), unnumbered({"graph"})
+        wanted = _CANDIDATES if not self.skipped else KEPT_KINDS
+        of_kinds = compress(everything, map({cls for cls in kinds if kinds[cls] in wanted}.__contains__, types))
+        candidates = [obj for obj in of_kinds if id(obj) not in self.number]
+        of_graphs = compress(everything, map({cls for cls in kinds if kinds[cls] == "graph"}.__contains__, types))
+        nodes = [obj for obj in of_graphs if id(obj) not in self.number]
+        return candidates, nodes  # no function inside may refer to `everything`: its cell is one of them, and keeps them all
 
 
 def references_by_asking() -> int:
