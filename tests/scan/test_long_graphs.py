@@ -52,7 +52,10 @@ _LOOKS = {
     "cells": "%gpumem cells on",
     "why": "%gpumem why x",
     "dry-run": "%reset_gpu x --dry-run",
-    "hub": "from nbguard.sidebar.hub import memory_states as m; m.MemoryStates(m.Notebook.current, 'boot', lambda: (None, None)).look()",
+    "hub": (
+        "from nbguard.sidebar.hub import memory_states as m; "
+        "m.MemoryStates(m.Notebook.current, 'boot', lambda: (None, None)).look()"
+    ),
     "profile": "%%profile_fit\nfor _ in range(3): (torch.ones(1, requires_grad=True) * 2).sum().backward()",
     "report": "import nbguard; nbguard.report()",
 }
