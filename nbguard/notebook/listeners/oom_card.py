@@ -47,6 +47,9 @@ class OomWatch:
             error = sys.__dict__.get("last_value")
         if error is None or not ran_out(error):
             return
+        from nbguard.scan.oom.cell_start import keep_start
+
+        keep_start(self._shell.user_ns)
         card = self._make(cell.scan)
         if card is not None:
             self._show(card)

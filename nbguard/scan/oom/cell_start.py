@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.memory.oom_facts import AllocatorCounts
@@ -14,7 +14,7 @@ _ATOMS = frozenset(map(id, (int, float, str, bytes, bool, complex, type(None))))
 """Ids of the types of values that hold no memory of a device: it does not matter whether such a name was bound anew."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CellStart:
     """The beginning of one cell. Numbers and names only: it keeps nothing of the user's alive."""
 
@@ -22,34 +22,43 @@ class CellStart:
     names: dict[str, int]  # ids of the values of the namespace
     atoms: frozenset[str]  # the names among them whose values are numbers, strings or None
     devices: dict[str, AllocatorCounts]  # counters by device; none of devices that the process had not used
+    ended: dict[str, int] | None = None  # ids of the values of the namespace at the cell's end, once another cell has begun
 
 
 class _Latest:
-    """The beginning of the cell that runs now, or ran last."""
+    """The beginnings of the cell that runs now, or ran last, and of the last one that ran out of memory."""
 
     start: CellStart | None = None
+    failed: CellStart | None = None
 
 
 def note_start(cell: int, namespace: dict[str, Any]) -> None:
     """Keep the state in which cell number `cell` begins."""
     values = [(name, value) for name, value in namespace.items() if type(name) is str]
     _Latest.start = CellStart(
-        cell,
-        {name: id(value) for name, value in values},
-        frozenset(name for name, value in values if id(type(value)) in _ATOMS),
-        _read(),
+        cell=cell,
+        names={name: id(value) for name, value in values},
+        atoms=frozenset(name for name, value in values if id(type(value)) in _ATOMS),
+        devices=_read(),
     )
 
 
 def start_of(cell: int | None) -> CellStart | None:
-    """Return the state in which a cell began; None if it was not noted."""
-    start = _Latest.start
-    return start if start is not None and start.cell == cell else None
+    """Return the state in which a cell began; None if it was not noted, or is that of an earlier cell that did not fail."""
+    starts = (start for start in (_Latest.start, _Latest.failed) if start is not None)
+    return next((start for start in starts if start.cell == cell), None)
+
+
+def keep_start(namespace: dict[str, Any]) -> None:
+    """Keep the beginning of the last cell, which ran out of memory, beyond the beginning of the next one."""
+    if _Latest.start is not None:
+        ended = {name: id(value) for name, value in namespace.items() if type(name) is str}
+        _Latest.failed = replace(_Latest.start, ended=ended)
 
 
 def forget_start() -> None:
     """Keep no beginning any more."""
-    _Latest.start = None
+    _Latest.start = _Latest.failed = None
 
 
 def counts_of(stats: dict[str, Any]) -> AllocatorCounts:

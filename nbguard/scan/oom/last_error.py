@@ -93,13 +93,14 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
     elements = length_of_list(source, at)
     if start is None:
         return _Run(makes=makes, reaches=reaches, elements=elements)
-    own = {name for name in namespace if type(name) is str and not name.startswith("_")}
-    changed = {name for name in own | start.names.keys() if id(namespace.get(name)) != start.names.get(name)}
+    now = {name: id(value) for name, value in namespace.items() if type(name) is str}
+    ended = now if start.ended is None else start.ended
+    changed = {name for name in ended.keys() | start.names.keys() if ended.get(name) != start.names.get(name)}
     changed = {name for name in changed if not name.startswith("_")}
     counts = start.devices.get(device, AllocatorCounts()) if device else None
     replaced = changed & start.names.keys() - start.atoms
     return _Run(
-        bound=changed & own,
+        bound={name for name in changed & now.keys() if now[name] == ended.get(name)},
         makes=makes,
         reaches=reaches,
         start=counts,
