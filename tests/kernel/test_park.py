@@ -46,7 +46,7 @@ def test_a_task_that_waits_is_left_alone(kernel: Kernel) -> None:
         "task = asyncio.ensure_future(later(learn)); await asyncio.sleep(0)"
     ).ok()
 
-    assert "coroutine that waits has learn in its hands" in kernel.run("%reset_gpu --park learn").stderr
+    assert "a waiting coroutine uses learn" in kernel.run("%reset_gpu --park learn").stderr
     kernel.run("gate.set(); done = await task").ok()
     assert "learn parked" in kernel.run("%reset_gpu --park learn").ok().text
 

@@ -27,7 +27,7 @@ def test_the_demo_runs_and_frees_what_it_promises(tmp_path: Path, capsys: pytest
         "Out[7]",
         "last error",
         "losses keeps 12 autograd graphs",
-        "it keeps 2 workers running",
+        "it keeps 2 idle workers",
     ):
         assert holder in text
     if "No GPU in this process" in text:
