@@ -182,7 +182,7 @@ NOTEBOOKS: tuple[OomNotebook, ...] = (
     _plain("another process", "old = mib(100)", "x = mib(600)", others=500, best="rerun"),
     _plain("another process, and a name that is enough", "old = mib(300)", "x = mib(400)", others=300, best="rerun"),
     # fits
-    _plain("a fit of a named learner", "learn = learner(8)", "old = mib(600)", "fit(learn)", fits=True),
+    _plain("a fit of a named learner", "learn = learner(24)", "old = mib(600)", "fit(learn)", fits=True),
     _plain("a fit that is too large", "learn = learner(64)", "fit(learn)", fits=True),
     _plain("a learner made in the cell", "old = mib(500)", "big = learner(32, weights=100)\nfit(big)", fits=True),
     _plain(

@@ -54,17 +54,8 @@ def check(rounds: ROUNDS) -> None:
             assert error is not None, (number, fix)
 
 
-OPEN = {"cycles of the cell itself": "a verdict on a cell that leaves cycles behind did not hold: to be looked into"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "notebook",
-    [
-        pytest.param(each, id=each.name, marks=[pytest.mark.xfail(reason=OPEN[each.name])] if each.name in OPEN else [])
-        for each in NOTEBOOKS
-    ],
-)
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
 def test_each_advice(notebook: OomNotebook, follow: Callable[[OomNotebook, int], ROUNDS]) -> None:
     """The best advice of each notebook, again and again as long as the cell fails; of the others a spread, or all."""
     rounds = follow(notebook, 0)
