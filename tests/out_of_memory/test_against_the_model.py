@@ -148,7 +148,7 @@ def test_no_two_surfaces_of_one_state_disagree(failure: tuple[CachingAllocator, 
     assume(facts.devices[0].segments)
     apart = [Analysis(facts) for _ in range(4)]
     report, card = build_report(apart[0]), card_of(apart[1])
-    (mapped,), (heap, _) = build_map(apart[2]).devices, build_memory_state(apart[3], "b", 1, 0.0, 0.0, None)
+    (mapped,), (heap, _) = build_map(apart[2]).devices, build_memory_state(apart[3], "b", 1, t=0.0, seconds=0.0, cell=None)
 
     assert card.had == mapped.largest.flushed == heap.devices[0].largest_flushed
     assert mapped.largest.now == heap.devices[0].largest_now
