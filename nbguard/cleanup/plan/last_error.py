@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
+from nbguard.cleanup.plan.plan import Action, ActionKind
 from nbguard.memory.facts import DEBUGGER, Graph
 from nbguard.memory.references.graph import DEFAULT, FUNCTION, Edge
 
@@ -42,6 +43,18 @@ class ReleasedParts:
     refs: tuple[int, ...]
     names: tuple[str, ...]
     owners: set[int]
+
+    def action(self, kind: ActionKind, words: str, detail: str) -> Action:
+        """Return the step that releases them; `words` say which they are, without a verb."""
+        return Action(
+            kind=kind,
+            label=f"{words} released",
+            future=f"{words} will be released",
+            nbytes=0,
+            detail=detail,
+            refs=self.refs,
+            names=self.names,
+        )
 
 
 def released_parts(graph: Graph, shell: Iterable[int], wanted: Set[int], done: Set[Edge] = frozenset()) -> ReleasedParts:

@@ -50,18 +50,7 @@ def release_kept_errors(builder: PlanBuilder) -> None:
         if parts.cut:
             what = f"{name}: {counted(len(parts.names), 'variable')} of its exception's frames"
             detail = "the exception stays, with its message and its lines"
-            builder.add(
-                Action(
-                    kind="kept_error",
-                    label=f"{what} released",
-                    future=f"{what} will be released",
-                    nbytes=0,
-                    detail=detail,
-                    refs=parts.refs,
-                    names=parts.names,
-                ),
-                cut=parts.cut,
-            )
+            builder.add(parts.action("kept_error", what, detail), cut=parts.cut)
 
 
 def drop_compiled(builder: PlanBuilder) -> None:

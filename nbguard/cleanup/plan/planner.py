@@ -223,18 +223,7 @@ def _release_error(builder: PlanBuilder, live: set[int], given_up: set[int] | No
         if parts.cut:
             what = f"last error: {counted(len(parts.names), 'variable')} of {counted(len(parts.owners), 'frame')}"
             detail = "%tb and %debug still work, with stand-ins"
-            builder.add(
-                Action(
-                    kind="error",
-                    label=f"{what} released",
-                    future=f"{what} will be released",
-                    nbytes=0,
-                    detail=detail,
-                    refs=parts.refs,
-                    names=parts.names,
-                ),
-                cut=parts.cut,
-            )
+            builder.add(parts.action("error", what, detail), cut=parts.cut)
 
 
 def _leading_to_memory(builder: PlanBuilder, blocked: Set[int], given_up: set[int] | None) -> set[int]:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from nbguard.memory.counters import TickReading
@@ -17,7 +16,7 @@ from nbguard.sidebar.hub.fit_progress import FitProgress
 from nbguard.sidebar.hub.neighbours import Neighbours
 from nbguard.sidebar.line.mark_store import AllocatorPeak
 from nbguard.sidebar.line.memory_line import MemoryLine
-from nbguard.sidebar.protocol.state import JobStatus, LineHistory, Neighbour, Tick
+from nbguard.sidebar.protocol.state import JobStatus, LineHistory, Tick
 from nbguard.sidebar.protocol.ticks import LastLook, build_tick, device_readings, line_points
 
 Found = TypeVar("Found")
@@ -70,7 +69,7 @@ class TickSource:
         points = self._line.add(now, line_points(now, reading, devices), reading)
         fit = self._tried("the fit", lambda: self._progress.read(reading.peak))
         self._line.follow(now, fit)
-        tick = build_tick(
+        return build_tick(
             self._boot,
             self._count,
             now,
@@ -83,9 +82,8 @@ class TickSource:
             fit=fit,
             jobs=jobs,
             marks=self._line.newest_marks(),
+            neighbours=self._tried("other processes", lambda: self._neighbours.of(reading)) or (),
         )
-        neighbours: tuple[Neighbour, ...] = self._tried("other processes", lambda: self._neighbours.of(reading)) or ()
-        return replace(tick, neighbours=neighbours)
 
     def history(self, seconds: int) -> LineHistory:
         """Return the lines of the last `seconds` up to the last tick; 0: all that is kept. In the thread that ticks."""

@@ -9,7 +9,7 @@ from nbguard.memory.breakdown import NOT_OURS, DevicePart, Part, bound_of, parts
 from nbguard.memory.counters import Counted, TickReading
 from nbguard.memory.facts import DeviceFacts
 from nbguard.memory.segments.requests import RequestLimits
-from nbguard.sidebar.protocol.state import DeviceTick, FitTick, FittingRequest, JobStatus, LinePoint, Tick, TimeMark
+from nbguard.sidebar.protocol.state import DeviceTick, FitTick, FittingRequest, JobStatus, LinePoint, Neighbour, Tick, TimeMark
 from nbguard.sidebar.protocol.truncation import truncate_utf8
 
 _TALKATIVE = 2
@@ -66,6 +66,7 @@ def build_tick(
     fit: FitTick | None = None,
     jobs: tuple[JobStatus, ...] = (),
     marks: tuple[TimeMark, ...] = (),
+    neighbours: tuple[Neighbour, ...] = (),
 ) -> Tick:
     """Return the `n`-th tick of the kernel `boot`, at time `t`: `devices` and `points` are those of `reading`."""
     brief = len(devices) > _TALKATIVE
@@ -82,6 +83,7 @@ def build_tick(
         fit=fit,
         jobs=jobs,
         marks=marks,
+        neighbours=neighbours,
     )
 
 
