@@ -59,11 +59,14 @@ def parking_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple
     if rerun.request.is_of_host or rerun.request.facts.tracked == "simulated":
         return ()
     groups = candidate_names(rerun, holders)
-    single = [one for group in groups if (one := _parked(rerun, (group,), leftovers)) is not None and _helps(one)]
+    if not groups:
+        return ()
+    base = with_cleanup(rerun, leftovers)
+    single = [one for group in groups if (one := _parked(rerun, (group,), base)) is not None and _helps(one)]
     if single:
         return tuple(sorted(single, key=lambda one: _cost(rerun, one))[:2])
     for count in range(2, len(groups) + 1):
-        together = _parked(rerun, groups[:count], leftovers)
+        together = _parked(rerun, groups[:count], base)
         if together is not None and _helps(together):
             return (together,)
     return ()
@@ -118,8 +121,11 @@ def _same_help(one: ReleaseCandidate, other: ReleaseCandidate) -> bool:
     return one.verdict is other.verdict and _helps(one)
 
 
-def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[str, ...]) -> ReleaseCandidate | None:
-    """Return the candidate of these names, parked, with the default cleanup after it; None if they cannot all be moved."""
+def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], base: ReleaseCandidate) -> ReleaseCandidate | None:
+    """Return the candidate of these names, parked, with the cleanup `base` after it if need be; None if one cannot be moved.
+
+    It is never enough: a tensor that something outside Python shares stays, and only the parking itself can tell.
+    """
     facts, names = rerun.request.facts, tuple(group[0] for group in groups)
     nodes = reach_of_roots(facts.graph, _numbers(facts, names))
     if any(facts.graph.nodes[node].kind in _NOT_MOVED for node in nodes):
@@ -130,7 +136,6 @@ def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[st
         return None
     if plan.skipped:
         return None
-    base = with_cleanup(rerun, leftovers)
     parked = frozenset(plan.storages)
     alone = After(freed=parked, pools=plan.pools, is_emptied=True)
     both = replace(base.after, freed=base.after.freed | parked)
@@ -139,8 +144,7 @@ def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[st
     commands += base.commands if base.after.freed else ()
     together = ReleaseCandidate(names=names, commands=commands, after=both, verdict=_verdict(rerun, both, names))
     chosen = by_itself if by_itself.verdict is RerunVerdict.RERUN or _same_help(by_itself, together) else together
-    is_sure = chosen.verdict is not RerunVerdict.RERUN  # what something outside Python shares stays: only a parking tells
-    return chosen if is_sure else replace(chosen, verdict=RerunVerdict.REQUEST)
+    return replace(chosen, verdict=RerunVerdict.REQUEST) if chosen.verdict is RerunVerdict.RERUN else chosen
 
 
 def _verdict(rerun: Rerun, after: After, names: Iterable[str]) -> RerunVerdict:

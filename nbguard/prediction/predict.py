@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def predict(
     if not is_learner(learn):
         raise NbguardError(f"predict takes a fastai Learner, not {type(learn).__name__}")
     _refuse(learn.model)
-    endless = _trace(learn, batch, batch_size, _without_end(device), parsed)
+    endless = _trace(learn, batch, batch_size, replace(device, capacity=None), parsed)
     band = int(_BAND * endless.peak_reserved) + (_CONVOLUTIONS if endless.convolutions else 0)
     fits, why = _answer(learn, batch, batch_size, device, parsed, endless, band)
     return Prediction(
@@ -140,12 +140,6 @@ def _trace(learn: Any, batch: Any, batch_size: int | None, gpu: Gpu, settings: A
         convolutions=emulation.operators.convolutions,
         unknown=(*left_out, *reads, *attention, *sparse),
     )
-
-
-def _without_end(gpu: Gpu) -> Gpu:
-    from dataclasses import replace
-
-    return replace(gpu, capacity=None)
 
 
 def _answer(
