@@ -40,7 +40,7 @@ def make_graph(
         ended_by: per root of a library's, the line that ends its hold.
     """
     edges, storages, kinds, types, whats = edges or {}, storages or {}, kinds or {}, types or {}, whats or {}
-    names = list(dict.fromkeys([n for found in roots.values() for n in found] + [*edges] + [*storages] + _targets(edges)))
+    names = list(dict.fromkeys([n for entries in roots.values() for n in entries] + [*edges] + [*storages] + _targets(edges)))
     number = {name: at for at, name in enumerate(names)}
     own = [name for name, what in storages.items() if isinstance(what, int)]
     facts = tuple(StorageFact(device, int(str(storages[name])), 4096 + at) for at, name in enumerate(own))
@@ -60,7 +60,7 @@ def make_graph(
             storages=held,
         )
         nodes.append(node)
-    found = tuple(
+    built_roots = tuple(
         Root(
             kind=_root_kind(label),
             label=label,
@@ -70,7 +70,7 @@ def make_graph(
         )
         for label, entries in roots.items()
     )
-    return Graph(found, tuple(nodes), facts)
+    return Graph(built_roots, tuple(nodes), facts)
 
 
 def _targets(edges: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -104,16 +104,16 @@ def make_segment(
     pool: tuple[int, int] = (0, 0),
 ) -> Segment:
     """Return a segment of (size, state) blocks from `address` on."""
-    found, at = [], address
+    made, at = [], address
     for size, state in blocks:
-        found.append(Block(address=at, size=size, state=state, requested=size if state == "active_allocated" else 0))
+        made.append(Block(address=at, size=size, state=state, requested=size if state == "active_allocated" else 0))
         at += size
     return Segment(
         address=address,
         total_size=at - address,
         is_small=small,
         is_expandable=expandable,
-        blocks=tuple(found),
+        blocks=tuple(made),
         stream=stream,
         pool=pool,
     )

@@ -50,10 +50,10 @@ def parse_bytes(text: str) -> int:
     Raises:
         ValueError: it is no size.
     """
-    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
-    if found is None:
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
+    if match is None:
         raise ValueError(f"{text!r} is no size; write it as 16GiB or 512MiB")
-    return int(float(found[1]) * KiB ** ("", "k", "m", "g", "t").index(found[2].lower()))
+    return int(float(match[1]) * KiB ** ("", "k", "m", "g", "t").index(match[2].lower()))
 
 
 def format_column(values: Sequence[int], unit: tuple[int, str] | None = None) -> list[str]:
@@ -72,11 +72,11 @@ def re_adding(values: Sequence[int], parts: int, whole: int) -> list[int]:
 
     Each is rounded down; what is then missing goes to the largest remainders, one each.
     """
-    found = [divmod(value * parts, whole) for value in values]
-    missing = (sum(values) * parts * 2 + whole) // (2 * whole) - sum(floor for floor, _ in found)
-    by_remainder = sorted(range(len(values)), key=lambda i: (-found[i][1], i))
+    scaled = [divmod(value * parts, whole) for value in values]
+    missing = (sum(values) * parts * 2 + whole) // (2 * whole) - sum(floor for floor, _ in scaled)
+    by_remainder = sorted(range(len(values)), key=lambda i: (-scaled[i][1], i))
     rounded_up = set(by_remainder[:missing])
-    return [floor + (i in rounded_up) for i, (floor, _) in enumerate(found)]
+    return [floor + (i in rounded_up) for i, (floor, _) in enumerate(scaled)]
 
 
 def format_time(ns: float, of: int | None = None) -> str:

@@ -59,7 +59,7 @@ class Session:
         on = self._hooks.listeners
         ledger = self._ledger if self._ledger in on else None
         recorded = 0 if self._ledger is None else len(self._ledger.history.records)
-        found = Switches(
+        switches = Switches(
             oom_card=self._oom_watch in on,
             history=ledger is not None,
             cells=ledger is not None and ledger.shows,
@@ -67,9 +67,9 @@ class Session:
             recorded=recorded,
         )
         if self._hub is None or self._hub not in on:
-            return found
+            return switches
         views, rate = self._hub.audience
-        return replace(found, sidebar=True, views=views, rate=rate, jobs=self._hub.waiting)
+        return replace(switches, sidebar=True, views=views, rate=rate, jobs=self._hub.waiting)
 
     @property
     def history(self) -> History:
@@ -133,8 +133,8 @@ class Session:
     @property
     def simulation(self) -> Simulation | None:
         """Return the simulated device on which the cells run; None if they do not."""
-        found = self._simulating
-        return None if found is None or found not in self._hooks.listeners else found.simulation
+        listener = self._simulating
+        return None if listener is None or listener not in self._hooks.listeners else listener.simulation
 
     def _simulated(self) -> TickReading | None:
         """Return the counters of the simulated device, from any thread; None while cells run on no such."""
@@ -226,8 +226,8 @@ class Session:
 
 def session_of(shell: Any) -> Session:
     """Return the session of a shell; a new one, with nothing on, if it has none."""
-    found: Session = shell.__dict__.setdefault(_HOME, Session(shell))
-    return found
+    session: Session = shell.__dict__.setdefault(_HOME, Session(shell))
+    return session
 
 
 def hub_of(shell: Any) -> Hub | None:

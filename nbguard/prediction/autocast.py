@@ -85,9 +85,9 @@ class Autocast:
             for name in names.split():
                 operator, _, overload = name.partition(".")
                 packet = getattr(torch.ops.aten, operator, None)
-                found = getattr(packet, overload or "default", None)
-                if found is not None:
-                    yield found, make
+                op_overload = getattr(packet, overload or "default", None)
+                if op_overload is not None:
+                    yield op_overload, make
 
     def _lower(self, operator: Any) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -115,8 +115,8 @@ class Autocast:
     def _widest(self, operator: Any) -> Kernel:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             with _below():
-                given = [value for value in _flat((args, kwargs)) if _is_eligible(value)]
-                dtype = torch.float32 if any(value.dtype == torch.float32 for value in given) else self.dtype
+                tensors = [value for value in _flat((args, kwargs)) if _is_eligible(value)]
+                dtype = torch.float32 if any(value.dtype == torch.float32 for value in tensors) else self.dtype
                 return operator(*self._cast_all(args, dtype), **self._cast(kwargs, dtype))
 
         return kernel

@@ -63,14 +63,14 @@ def copied(obj: Any, memo: dict[int, Any]) -> Any:
 
 def in_order_of_moving(model: Any) -> list[Any]:
     """Return the parameters and buffers of a model in the order in which `model.to(device)` moves them, each once."""
-    found: dict[int, Any] = {}
+    tensors: dict[int, Any] = {}
 
     def visit(module: Any) -> None:
         for child in module.children():
             visit(child)
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             if tensor is not None:
-                found.setdefault(id(tensor), tensor)
+                tensors.setdefault(id(tensor), tensor)
 
     visit(model)
-    return list(found.values())
+    return list(tensors.values())

@@ -132,8 +132,8 @@ class Emulation(AbstractContextManager["Emulation"]):
         """Return what a checkpoint asks for the device whose autocast it must restore: meta tensors stand for CUDA's."""
 
         def kind(*args: Any) -> str:
-            found: str = former(*args)
-            return "cuda" if found == "meta" and threading.get_ident() == self._thread else found
+            own_kind: str = former(*args)
+            return "cuda" if own_kind == "meta" and threading.get_ident() == self._thread else own_kind
 
         return kind
 

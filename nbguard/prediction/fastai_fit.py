@@ -283,8 +283,8 @@ def _each(value: Any, act: Any) -> Any:
 
 def _items(value: Any) -> int:
     """Return the items of a batch: the first dimension of its first tensor."""
-    found: list[int] = []
-    _each(value, lambda shape: found.append(shape.shape[0] if shape.shape else 1))
-    if not found:
+    lengths: list[int] = []
+    _each(value, lambda shape: lengths.append(shape.shape[0] if shape.shape else 1))
+    if not lengths:
         raise UnpredictableError("the batch has no tensor")
-    return found[0]
+    return lengths[0]

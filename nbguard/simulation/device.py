@@ -57,8 +57,8 @@ class SimulatedDevice:
             return _HANDED_OUT_NONE
         self.settle()
         try:
-            found: int | None = self._locked(lambda: self.model.malloc(nbytes))
-            return found or _HANDED_OUT_NONE
+            address: int | None = self._locked(lambda: self.model.malloc(nbytes))
+            return address or _HANDED_OUT_NONE
         except SimulatedOutOfMemoryError as error:
             failed = error.with_traceback(None)
         finally:

@@ -104,8 +104,8 @@ class Simulation:
 
     def mem_get_info(self) -> tuple[int, int]:
         """Return (free, size) of the device in bytes."""
-        found = self.figures()
-        return found.free, found.capacity
+        figures = self.figures()
+        return figures.free, figures.capacity
 
     def memory_stats(self) -> dict[str, Any]:
         """Return counters by the names of `torch.cuda.memory_stats()`."""
@@ -160,11 +160,11 @@ class Simulation:
 
     def reading(self) -> TickReading | None:
         """Return what a sidebar's tick shows of the device now, from any thread; None if its figures have ended."""
-        found = self._device.counted()
+        counted = self._device.counted()
         return (
             None
-            if found is None
-            else TickReading(tracked=TRACKED, devices=(self._device_facts(*found, None),), pid=os.getpid())
+            if counted is None
+            else TickReading(tracked=TRACKED, devices=(self._device_facts(*counted, None),), pid=os.getpid())
         )
 
     def report(self, namespace: dict[str, Any] | None = None) -> Report:
@@ -216,18 +216,18 @@ class Simulation:
     def _segments(self) -> tuple[Segment, ...]:
         return tuple(
             Segment(
-                address=found["address"],
-                total_size=found["total_size"],
-                is_small=found["segment_type"] == "small",
-                is_expandable=found["is_expandable"],
+                address=segment["address"],
+                total_size=segment["total_size"],
+                is_small=segment["segment_type"] == "small",
+                is_expandable=segment["is_expandable"],
                 blocks=tuple(
                     Block(address=b["address"], size=b["size"], state=b["state"], requested=b["requested_size"])
-                    for b in found["blocks"]
+                    for b in segment["blocks"]
                 ),
-                stream=found["stream"],
-                pool=tuple(found["segment_pool_id"]),
+                stream=segment["stream"],
+                pool=tuple(segment["segment_pool_id"]),
             )
-            for found in self._device.model.segments()
+            for segment in self._device.model.segments()
         )
 
     def _refuse(self, failed: SimulatedOutOfMemoryError, asked: int) -> Exception:

@@ -79,7 +79,7 @@ def left_in_segments(segments: Iterable[Segment], freed: Collection[int], in_use
 
     `in_use` as in `fragmentation`.
     """
-    found = 0
+    remaining = 0
     for segment in segments:
         runs = free_runs(segment, freed)
         run_end = back_start = back_end = 0
@@ -92,8 +92,8 @@ def left_in_segments(segments: Iterable[Segment], freed: Collection[int], in_use
                 back_start, back = (0, 0) if segment.pool in in_use else returnable_part(segment, start, size)
                 back_end = back_start + back
             gone = min(block.address + block.size, back_end) - max(block.address, back_start)
-            found += block.size - max(0, gone)
-    return found
+            remaining += block.size - max(0, gone)
+    return remaining
 
 
 def stranded_pages(segments: Iterable[Segment]) -> int:

@@ -191,8 +191,10 @@ class GpuMemMagics(Magics):
                 return show(self.shell, options, card)
             case "predict":
                 names = getattr(self.shell, "user_ns", {})
-                found = guarded("%gpumem predict", foreseen, names, options.learner, options.bs, options.gpu, options.settings)
-                return show(self.shell, options, found)
+                prediction = guarded(
+                    "%gpumem predict", foreseen, names, options.learner, options.bs, options.gpu, options.settings
+                )
+                return show(self.shell, options, prediction)
             case "simulate":
                 state = guarded("%gpumem simulate", switched, session, options.size, options.settings, options.context)
                 return show(self.shell, options, state)

@@ -33,12 +33,12 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
     """
     last = next((value for value in error_holders(shell) if is_exception(value)), None)
     for shown in (sys.exc_info()[1], last):
-        found = None if shown is None else find_in_chain(shown)
-        if shown is not None and found is not None:
+        oom_in_chain = None if shown is None else find_in_chain(shown)
+        if shown is not None and oom_in_chain is not None:
             break
     else:
         return None
-    error, text = found
+    error, text = oom_in_chain
     trace = _Trace.of((error, shown), shell)
     reads, binds = trace.names(inputs)
     learner, batch_size = trace.learner()

@@ -204,15 +204,15 @@ def _in_strings(tree: ast.AST) -> set[str]:
 
 def functions_of(namespace: dict[str, Any]) -> list[types.CodeType] | None:
     """Return the code of each function whose globals are the namespace; None if there are too many."""
-    found = []
+    codes = []
     for value in gc.get_objects():
         if type(value) is not types.FunctionType or value.__globals__ is not namespace:
             continue
         if value.__code__.co_name != "<module>":  # IPython makes one of each cell while it runs
-            found.append(value.__code__)
-            if len(found) > _FUNCTIONS:
+            codes.append(value.__code__)
+            if len(codes) > _FUNCTIONS:
                 return None
-    return found
+    return codes
 
 
 def _words(code: types.CodeType) -> Iterable[str]:

@@ -115,21 +115,21 @@ class _Driver:
 
     def device(self, torch: Any, index: int, stats: AllocatorStats) -> DeviceFacts:
         """Return torch's device `index`, whose allocator counts `stats`."""
-        said = self._said.get(index)
-        if said is None or time.monotonic() - said.at >= _DRIVER_EVERY or (stats.reserved and not said.opened):
-            said = self._said[index] = self._listen(torch, index, stats.reserved)
-        free = None if said.used is None else max(0, said.total - said.used - stats.reserved + said.reserved)
-        nvml = None if said.nvml is None else _kept_up(said.nvml, stats.reserved - said.reserved)
+        driver = self._said.get(index)
+        if driver is None or time.monotonic() - driver.at >= _DRIVER_EVERY or (stats.reserved and not driver.opened):
+            driver = self._said[index] = self._listen(torch, index, stats.reserved)
+        free = None if driver.used is None else max(0, driver.total - driver.used - stats.reserved + driver.reserved)
+        nvml = None if driver.nvml is None else _kept_up(driver.nvml, stats.reserved - driver.reserved)
         return DeviceFacts(
             device=f"cuda:{index}",
-            name=said.name,
-            total=said.total,
+            name=driver.name,
+            total=driver.total,
             free=free,
             allocator=stats,
             segments=None,
             nvml=nvml,
-            settings=said.settings,
-            has_context=said.opened,
+            settings=driver.settings,
+            has_context=driver.opened,
         )
 
     def _listen(self, torch: Any, index: int, reserved: int) -> _Reading:

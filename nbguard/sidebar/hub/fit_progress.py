@@ -71,18 +71,18 @@ class FitProgress:
     def _read(self, peak: int | None) -> FitTick | None:
         if "fastai.learner" not in sys.modules:
             return None
-        found = _running()
-        frame = None if found is None else found.fit or found.validate
-        if found is None or frame is None:
+        running = _running()
+        frame = None if running is None else running.fit or running.validate
+        if running is None or frame is None:
             self._course = None
             return None
         learner = frame.f_locals.get("self")
         key = (id(learner), id(frame), _count(learner, "n_epoch") or 0)
         course = self._follow(key, _count(learner, "train_iter") or 0, peak)
         course.looks += 1
-        course.waits += found.is_loading
+        course.waits += running.is_loading
         label = self.names.get(id(learner), "a Learner")
-        return self._tick(label, found, learner, course, peak)
+        return self._tick(label, running, learner, course, peak)
 
     def _follow(self, key: tuple[int, ...], batches: int, peak: int | None) -> _FitState:
         """Return the course of this fit: a new one if it is another fit, perhaps in the same frame as the one before."""
@@ -92,8 +92,8 @@ class FitProgress:
         course.batches = batches
         return course
 
-    def _tick(self, label: str, found: _Found, learner: Any, course: _FitState, peak: int | None) -> FitTick:
-        in_fit = found.fit is not None
+    def _tick(self, label: str, running: _Found, learner: Any, course: _FitState, peak: int | None) -> FitTick:
+        in_fit = running.fit is not None
         epoch, epochs = (_count(learner, "epoch", 1), _count(learner, "n_epoch")) if in_fit else (None, None)
         batch, batches = _count(learner, "iter", 1), _count(learner, "n_iter")
         if batch is not None and batches is not None and batch > batches:  # of the epoch before, as this one begins
@@ -101,12 +101,12 @@ class FitProgress:
         has_risen = peak is not None and course.peak is not None and peak > course.peak
         return FitTick(
             label=truncate_utf8(label),
-            call=truncate_utf8(found.call, 60),
+            call=truncate_utf8(running.call, 60),
             epoch=epoch,
             epochs=epochs,
             batch=batch,
             batches=batches,
-            is_training=in_fit and found.validate is None,
+            is_training=in_fit and running.validate is None,
             loss=_loss(learner) if in_fit else None,
             peak=peak if has_risen else None,
             waiting=round(course.waits / course.looks, 2) if course.looks >= _SAMPLES else None,
@@ -119,28 +119,28 @@ def _running() -> _Found | None:
     del tops[threading.get_ident()]  # this very frame: a cycle, in which every thread's frames would wait for the collector
     main = threading.main_thread().ident
     for ident in sorted(tops, key=lambda ident: (ident != main, ident)):
-        found = _of_thread(tops[ident])
-        if found.is_running:
-            return found
+        thread_state = _of_thread(tops[ident])
+        if thread_state.is_running:
+            return thread_state
     return None
 
 
 def _of_thread(top: types.FrameType) -> _Found:
-    found = _Found()
+    thread_state = _Found()
     for frame in _outwards(top):
         module = frame.f_globals.get("__name__")
         if type(module) is not str or not module.startswith(_SEEN):
             continue
         name = frame.f_code.co_name
-        if module == _LOADING and not found.is_running:
-            found.is_loading = True
+        if module == _LOADING and not thread_state.is_running:
+            thread_state.is_loading = True
         elif module == "fastai.learner" and name == _VALIDATE:
-            found.validate = found.validate or frame
+            thread_state.validate = thread_state.validate or frame
         elif module == "fastai.learner" and name == _FIT:
-            found.fit = frame
-        if found.is_running and module.startswith("fastai.") and not name.startswith(("_", "<")):
-            found.call = name
-    return found
+            thread_state.fit = frame
+        if thread_state.is_running and module.startswith("fastai.") and not name.startswith(("_", "<")):
+            thread_state.call = name
+    return thread_state
 
 
 def _outwards(top: types.FrameType) -> list[types.FrameType]:
@@ -154,8 +154,8 @@ def _outwards(top: types.FrameType) -> list[types.FrameType]:
 
 
 def _count(learner: Any, name: str, start: int = 0) -> int | None:
-    found = attribute_of(learner, name)
-    return found + start if type(found) is int else None
+    count = attribute_of(learner, name)
+    return count + start if type(count) is int else None
 
 
 def _loss(learner: Any) -> float | None:

@@ -54,9 +54,9 @@ class Jobs:
 
         with self._lock:
             running = self._running
-            found = [] if running is None else [state.JobStatus(running.rid, running.title, "running")]
-            found += [state.JobStatus(job.rid, job.title, "queued", job.why if job.is_told else "") for job in self._pending]
-        return tuple(job for job in found if job.title)
+            statuses = [] if running is None else [state.JobStatus(running.rid, running.title, "running")]
+            statuses += [state.JobStatus(job.rid, job.title, "queued", job.why if job.is_told else "") for job in self._pending]
+        return tuple(job for job in statuses if job.title)
 
     def put(self, job: Job) -> bool:
         """Have a job done. Return whether it was taken: not if too many wait, or one of its name does."""
@@ -71,10 +71,10 @@ class Jobs:
     def cancel(self, rid: str) -> Job | None:
         """Drop the job of a name, if it still waits, and return it."""
         with self._lock:
-            found = next((job for job in self._pending if job.rid == rid), None)
-            if found is not None:
-                self._pending.remove(found)
-            return found
+            waiting = next((job for job in self._pending if job.rid == rid), None)
+            if waiting is not None:
+                self._pending.remove(waiting)
+            return waiting
 
     def has(self, rid: str) -> bool:
         """Say whether the job of a name waits or runs."""
@@ -130,13 +130,13 @@ class Jobs:
         """Take the next job that this thread may do now. Without one, the worker is at its end."""
         with self._lock:
             may = self._running is None and self._is_busy() is not on_main
-            found = next((job for job in self._pending if may and (on_main or not job.why)), None)
-            if found is not None:
-                self._pending.remove(found)
-                self._running = found
+            next_job = next((job for job in self._pending if may and (on_main or not job.why)), None)
+            if next_job is not None:
+                self._pending.remove(next_job)
+                self._running = next_job
             elif not on_main:
                 self._worker = None
-            return found
+            return next_job
 
     def _do(self, job: Job) -> None:
         try:

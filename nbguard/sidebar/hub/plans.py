@@ -158,14 +158,14 @@ def _steps(plan: Plan, facts: Facts) -> frozenset[Step]:
     """Return what a plan does, step by step. Collecting garbage needs nobody's consent."""
     names = names_of(facts.graph)
     objects = {target.text: target.value or names.get(target.root, 0) for target in plan.request.targets}
-    found = set[Step]()
+    steps = set[Step]()
     for action in plan.actions:
         if action.kind == "collect":
             continue
         refs = (0,) if action.kind in ("del", "park") else action.refs or (0,)
-        found |= {(action.kind, name, objects.get(name, ref)) for name in action.names or ("",) for ref in refs}
-        found |= {(action.kind, "process", process.pid) for process in action.processes}
-    return frozenset(found)
+        steps |= {(action.kind, name, objects.get(name, ref)) for name in action.names or ("",) for ref in refs}
+        steps |= {(action.kind, "process", process.pid) for process in action.processes}
+    return frozenset(steps)
 
 
 def _reserved() -> int:

@@ -63,10 +63,10 @@ class Sampler:
         self._silence.acquire(timeout=interval * self._slowness)
         with self._lock:
             self._silence.acquire(blocking=False)
-            found = self._interval()
-            if found is None:
+            seconds = self._interval()
+            if seconds is None:
                 self._thread = None
-            return found
+            return seconds
 
     def _break_silence(self) -> None:
         if self._silence.locked():

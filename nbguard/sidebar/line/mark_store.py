@@ -96,8 +96,8 @@ class MarkStore:
         """Return the marks that reach beyond the time `since`, oldest first."""
         with self._lock:
             cells = [*self._cells, *(() if self._open is None else (_with_peaks(self._open),))]
-            found = merge(cells, self._epochs, self._requests, key=lambda mark: mark.t)
-            return tuple(mark for mark in found if mark.end is None or mark.end >= since)
+            marks = merge(cells, self._epochs, self._requests, key=lambda mark: mark.t)
+            return tuple(mark for mark in marks if mark.end is None or mark.end >= since)
 
     def newest(self, most: int) -> tuple[TimeMark, ...]:
         """Return the newest `most` marks, oldest of them first: what may have changed since the last tick."""

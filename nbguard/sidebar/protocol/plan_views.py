@@ -60,10 +60,10 @@ def cache_view(
     devices: Sequence[DeviceFacts], in_use: Collection[PoolId], token: str, when: Now = "now", why: str = ""
 ) -> PlanView:
     """Return what emptying the cache gives back, by device; `in_use` are the private pools that something keeps."""
-    found = [(each.device, fragmentation(each.segments, in_use=in_use).releasable) for each in devices if each.segments]
+    releasable = [(each.device, fragmentation(each.segments, in_use=in_use).releasable) for each in devices if each.segments]
     rows: list[PlanRow] = [
         PlanRow(label=device, detail="segments with nothing in them go back to the device", nbytes=nbytes)
-        for device, nbytes in found
+        for device, nbytes in releasable
         if nbytes
     ]
     unknown = [each for each in devices if each.segments is None and each.allocator is not None]
@@ -71,12 +71,12 @@ def cache_view(
         PlanRow(label=each.device, detail="this device does not tell how much it gives back", nbytes=None) for each in unknown
     ]
     refused = ""
-    if not found and not unknown:
+    if not releasable and not unknown:
         refused = "There is no cache to empty: PyTorch has reserved no memory of a GPU in this kernel."
     elif not rows:
         refused = "The cache is empty already: every segment has something in it."
     title, confirm = "Empty cache: the plan", "Empty the cache"
-    promised = sum(nbytes for _, nbytes in found)
+    promised = sum(nbytes for _, nbytes in releasable)
     return PlanView(
         token="" if refused else token,
         action="empty_cache",
@@ -92,22 +92,22 @@ def cache_view(
 
 def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, when: Now = "now", why: str = "") -> PlanView:
     """Return what bringing `names` back (everything, without names) takes of each device."""
-    found = [fact for fact in parked if not names or fact.label in names]
+    facts = [fact for fact in parked if not names or fact.label in names]
     rows = tuple(
         PlanRow(
             label=truncate_utf8(fact.label),
             detail=f"goes back to {fact.device}, bit by bit ({fact.tensors} tensors)",
             nbytes=fact.nbytes,
         )
-        for fact in found[:_ROWS]
+        for fact in facts[:_ROWS]
     )
     missing = [name for name in names if all(name != fact.label for fact in parked)]
     refused = (
-        f"Nothing is parked under {truncate_utf8(', '.join(missing))}." if missing else "" if found else "Nothing is parked."
+        f"Nothing is parked under {truncate_utf8(', '.join(missing))}." if missing else "" if facts else "Nothing is parked."
     )
-    who = _listed(dict.fromkeys(fact.label for fact in found))
+    who = _listed(dict.fromkeys(fact.label for fact in facts))
     title, confirm = f"Unpark {who}: the plan", f"Bring {who} back"
-    nbytes = sum(fact.nbytes for fact in found)
+    nbytes = sum(fact.nbytes for fact in facts)
     return PlanView(
         token="" if refused else token,
         action="unpark",
@@ -143,34 +143,34 @@ def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = (
 def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
     """Return what emptying the cache did: bytes reserved on all devices `before` and `after`."""
     back = before - after
-    said = f"Gave {format_bytes(max(0, back))} of {format_bytes(promised)} promised back to the device."
+    sentence = f"Gave {format_bytes(max(0, back))} of {format_bytes(promised)} promised back to the device."
     if back < promised:
-        said += " Code that ran at the same time has taken memory of its own."
+        sentence += " Code that ran at the same time has taken memory of its own."
     return OutcomeView(
         action="empty_cache",
         title="Empty cache",
-        sentence=said,
+        sentence=sentence,
         promised=promised,
         realised=max(0, min(back, promised)),
         extra=max(0, back - promised),
     )
 
 
-def unparked_view(found: Unparked, promised: int | None = None) -> OutcomeView:
+def unparked_view(result: Unparked, promised: int | None = None) -> OutcomeView:
     """Return what was brought back; without `promised`, that was all that was parked under these names."""
-    left = sum(nbytes for _, nbytes, _ in found.left)
-    where = f" to {', '.join(found.devices)}" if found.devices else ""
-    said = f"Brought {format_bytes(found.nbytes)} back{where}."
+    left = sum(nbytes for _, nbytes, _ in result.left)
+    where = f" to {', '.join(result.devices)}" if result.devices else ""
+    sentence = f"Brought {format_bytes(result.nbytes)} back{where}."
     if left:
-        said += f" {format_bytes(left)} is still parked."
-    undone = tuple(UndoneStep(truncate_utf8(name), truncate_utf8(why)) for name, _, why in found.left)
-    asked = found.nbytes + left if promised is None else promised
+        sentence += f" {format_bytes(left)} is still parked."
+    undone = tuple(UndoneStep(truncate_utf8(name), truncate_utf8(why)) for name, _, why in result.left)
+    asked = result.nbytes + left if promised is None else promised
     return OutcomeView(
         action="unpark",
-        title=_title("unpark", found.names),
-        sentence=said,
+        title=_title("unpark", result.names),
+        sentence=sentence,
         promised=asked,
-        realised=found.nbytes,
+        realised=result.nbytes,
         undone=undone,
     )
 
@@ -196,8 +196,8 @@ def _steps(actions: Sequence[Action]) -> list[Action]:
 
 
 def _key(action: Action) -> str:
-    found = action.names[0] if action.kind == "out" else _KEYS.get(action.kind, "")
-    return found if truncate_utf8(found) == found else ""
+    key = action.names[0] if action.kind == "out" else _KEYS.get(action.kind, "")
+    return key if truncate_utf8(key) == key else ""
 
 
 def _names(plan: Plan) -> tuple[str, ...]:

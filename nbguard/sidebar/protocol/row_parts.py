@@ -57,7 +57,7 @@ def _parts(
     """Yield the parts of one row, largest first; nothing where it has only one."""
     width = len(_KINDS) + 1
     learner = next((direct[node] for root in row.roots for node in graph.roots[root].nodes if node in direct), None)
-    found: dict[str, set[int]] = {}
+    storages_of: dict[str, set[int]] = {}
     for storage in own:
         if learner is None:
             is_reached = any(masks[storage] >> place & 1 for place in range(width - 1, width * len(direct), width))
@@ -66,8 +66,10 @@ def _parts(
             mask = masks[storage] >> learner * width
             reached = next((words for place, (_, words) in enumerate(_KINDS) if mask >> place & 1), "the rest")
             label = "gradients" if storage in gradients else reached
-        found.setdefault(label, set()).add(storage)
-    sized = sorted(((nbytes_of(graph, part), label) for label, part in found.items()), key=lambda each: (-each[0], each[1]))
+        storages_of.setdefault(label, set()).add(storage)
+    sized = sorted(
+        ((nbytes_of(graph, part), label) for label, part in storages_of.items()), key=lambda each: (-each[0], each[1])
+    )
     parts = [RowPart(label, nbytes) for nbytes, label in sized if nbytes]
     if len(parts) > 1:
         yield from parts

@@ -38,9 +38,9 @@ def _shown(character: str) -> str:
     return "�" if unicodedata.category(character) == "Cs" else " "
 
 
-def json_bytes(found: DataclassInstance) -> int:
+def json_bytes(message: DataclassInstance) -> int:
     """Return the bytes that a view takes as JSON, as Jupyter writes it."""
-    return len(json.dumps(to_builtins(found), ensure_ascii=False).encode(errors="replace"))
+    return len(json.dumps(to_builtins(message), ensure_ascii=False).encode(errors="replace"))
 
 
 def fitting(rows: Iterable[Found], room: int) -> tuple[Found, ...]:

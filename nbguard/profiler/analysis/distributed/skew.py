@@ -31,23 +31,23 @@ def _straggler(row: RankRow, others: Sequence[RankRow]) -> Iterator[FitFinding]:
     if row.step is None or not timed:
         return
     own, usual = _own(row), median(_own(other) for other in timed)
-    late = round(own - usual)
+    excess = round(own - usual)
     step = median(other.step or 0 for other in timed)
     waiting = median(other.backward or 0 for other in timed) - (row.backward or 0)
-    if late <= _NOTICED * step or (waiting <= late / 2 and row.step <= (1 + _NOTICED) * step):
+    if excess <= _NOTICED * step or (waiting <= excess / 2 and row.step <= (1 + _NOTICED) * step):
         return
     evidence = f"{format_time(own)} per batch outside the backward pass, the other ranks {format_time(usual)}"
     data = (row.wait or 0) - median(other.wait or 0 for other in timed)
-    if data > late / 2:
+    if data > excess / 2:
         evidence += f"; {format_time(data)} of the difference is waiting for data"
-    if waiting > late / 2:
+    if waiting > excess / 2:
         evidence += f". The others wait for it: their backward pass takes {format_time(waiting)} longer than its own"
     change = "make its data come as fast as theirs: transforms, disk, `num_workers`, cores"
-    if data <= late / 2:
+    if data <= excess / 2:
         place = f"{row.device} of {row.host}" if row.device else row.host
         change = f"look for what else runs on {place}, and for work that only this rank does"
     yield FitFinding(
-        kind="rank", severity="problem", what=f"Rank {row.rank} is the straggler", evidence=evidence, change=change, time=late
+        kind="rank", severity="problem", what=f"Rank {row.rank} is the straggler", evidence=evidence, change=change, time=excess
     )
 
 

@@ -81,11 +81,11 @@ def _needless(facts: AmpFacts) -> Iterator[FitFinding]:
 
 
 def _history(scaler: ScalerFacts) -> Iterator[FitFinding]:
-    late = [update for update in scaler.skipped if update > _warm_up(scaler)]
+    late_skips = [update for update in scaler.skipped if update > _warm_up(scaler)]
     allowed = _SKIPS + scaler.updates // max(1, scaler.interval)  # each growth may cost one
     words = _words(scaler)
-    if len(late) > allowed:
-        what = f"{len(late)} steps skipped after the warm-up: their gradients were not finite"
+    if len(late_skips) > allowed:
+        what = f"{len(late_skips)} steps skipped after the warm-up: their gradients were not finite"
         change = "a lower learning rate, gradient clipping after `scaler.unscale_(optimizer)`, or bfloat16"
         yield FitFinding(kind="amp", severity="problem", what=what, evidence=words, change=change)
     elif scaler.last < 1:

@@ -98,12 +98,12 @@ def _sums(marks: Sequence[GpuMark], batches: set[int]) -> tuple[dict[str, int], 
     """Return the GPU's nanoseconds by kind (busy, paced, idle), and by phase and batch where there was work."""
     kinds: dict[str, int] = defaultdict(int)
     by_phase: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    late, limit = lags(marks), _limit(marks)
+    lag_at, limit = lags(marks), _limit(marks)
     for at in range(1, len(marks)):
         mark, time = marks[at], max(0, marks[at].gpu - marks[at - 1].gpu)
         if not mark.phase or mark.batch not in batches:
             continue
-        kind = "busy" if late[at] > limit else "idle" if mark.phase in _WITHOUT_WORK else "paced"
+        kind = "busy" if lag_at[at] > limit else "idle" if mark.phase in _WITHOUT_WORK else "paced"
         kinds[kind] += time
         if kind != "idle":
             by_phase[mark.phase][mark.batch] += time
