@@ -26,7 +26,8 @@ def prediction_blocks(prediction: Prediction) -> Iterator[Block]:
     shown = tuple(TableRow(cells=(name, figure, note)) for (name, _, note), figure in zip(rows, figures, strict=True))
     yield Table(rows=shown, figures=(1,))
     yield Line(
-        f"PyTorch {prediction.torch_version} · settings: {prediction.settings or 'defaults'} · predicted in {prediction.seconds:.1f} s"
+        f"PyTorch {prediction.torch_version} · settings: {prediction.settings or 'defaults'} · "
+        f"predicted in {prediction.seconds:.1f} s"
     )
     if prediction.unknown:
         yield Listing(sentences=tuple(f"not counted: {text}" for text in prediction.unknown))

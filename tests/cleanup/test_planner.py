@@ -115,7 +115,7 @@ def test_targets_go_and_nothing_else_that_is_stale() -> None:
     plan = _plan(make_facts(graph), Target(text="learn", root="learn"))
 
     assert plan.promised == 9
-    assert [action.label for action in plan.actions if action.kind in ("del", "out")] == ["del learn", "Out[2]:  forgotten"]
+    assert [action.label for action in plan.actions if action.kind in ("del", "out")] == ["learn deleted", "Out[2]:  forgotten"]
 
 
 def test_another_name_of_a_target_keeps_it() -> None:

@@ -178,7 +178,7 @@ def test_what_stays_beside_a_cell_is_named_and_goes_with_the_next_click(kernel: 
     rest = panel.wait("done", rid=rid)["outcome"]
 
     ((label, why),) = outcome["undone"]
-    assert label.replace(" cleared", " will be cleared") == click["rows"][0]["label"], "the step in the words of a plan"
+    assert label.replace(" not cleared", " will be cleared") == click["rows"][0]["label"], "the step in the words of a plan"
     assert why == "not while the cell runs, which may use it; Clean stale does it when the cell has ended"
     assert beside["skipped"] == [f"{label}: {why}"]
     assert (beside["when"], click["when"]) == ("now", "cell_end")

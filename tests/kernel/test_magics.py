@@ -342,8 +342,8 @@ def test_an_interrupt_during_a_cleanup_is_reported_step_by_step(notebook: Kernel
 
     cell = notebook.run("%reset_gpu first runs['a'] second").ok()
 
-    assert "not done: del runs['a'] (interrupted while it ran)" in cell.text
-    assert "not done: del second (interrupted)" in cell.text
+    assert "runs['a'] not deleted: interrupted while it ran" in cell.text
+    assert "second not deleted: interrupted" in cell.text
     assert "interrupted: run %reset_gpu again to finish" in cell.text
     assert "freed 200 B of 1.37 KiB promised" in cell.text
     assert notebook.value("('first' in globals(), 'second' in globals(), builtins._tracked['second'][0]())") == (

@@ -62,7 +62,7 @@ def test_idle_workers_are_found_kept_by_default_and_ended_on_request(notebook: K
 
     assert "dl keeps 2 idle workers (" in report
     assert "%reset_gpu --workers ends them, the next epoch starts new ones" in report
-    assert "2 workers of dl ended" in planned
+    assert "2 workers of dl will be ended" in planned
     assert f"pids {pids[0]}, {pids[1]}" in planned
     assert untouched == still == [True, True]
     assert gone == [True, True]
@@ -109,7 +109,7 @@ def test_an_iterator_in_mid_epoch_says_what_became_of_it(notebook: Kernel) -> No
     after = notebook.run("next(it)")
     fastai_after = notebook.run("next(gen)")
 
-    assert "2 workers of it ended" in planned
+    assert "2 workers of it will be ended" in planned
     assert "in mid-epoch: the remaining batches are lost, and next() on it says so" in planned
     assert "2 workers of gen" in planned
     assert len(steps(outcome)) == 2

@@ -242,8 +242,8 @@ def test_every_name_is_escaped(name: str) -> None:
 
 def test_what_was_released_is_what_the_error_held() -> None:
     error, rest = (
-        Action(kind="error", label="last error", nbytes=30 * MiB),
-        Action(kind="collect", label="cycles", nbytes=4 * MiB),
+        Action(kind="error", subject="last error", participle="released", nbytes=30 * MiB),
+        Action(kind="collect", subject="cycles", participle="collected", nbytes=4 * MiB),
     )
     plan = Plan(request=Request(only_error=True), actions=(error, rest), promised=34 * MiB)
     done = Outcome(plan=plan, done=plan.actions, undone=(), realised=34 * MiB, extra=0, before=50 * MiB, after=16 * MiB)

@@ -54,11 +54,16 @@ def test_nothing_there_and_nothing_known() -> None:
 def test_a_hard_cleanup_shows_host_bytes_apart_and_its_verdict() -> None:
     facts = make_facts(make_graph({"a": ["x"]}, storages={"x": 9 * MIB}), device=DeviceFacts(device="cpu", name="host memory"))
     step = Action(
-        kind="workers", label="2 workers of dl ended", nbytes=0, detail="pids 12, 13, 4.00 MiB of host memory", host=4 * MIB
+        kind="workers",
+        subject="2 workers of dl",
+        participle="ended",
+        nbytes=0,
+        detail="pids 12, 13, 4.00 MiB of host memory",
+        host=4 * MIB,
     )
     plan = Plan(
         request=Request(workers=True, hard=True),
-        actions=(step, Action(kind="collect", label="unreachable cycles collected", nbytes=0)),
+        actions=(step, Action(kind="collect", subject="unreachable cycles", participle="collected", nbytes=0)),
     )
     outcome = Outcome(
         plan=plan,

@@ -233,7 +233,7 @@ def test_html_says_the_same_as_text() -> None:
 def test_html_escapes_every_name(name: str) -> None:
     graph = make_graph({name: ["x"], f"Out[{name}": ["y"]}, storages={"x": 10, "y": 20}, kinds={"y": "learner"})
     facts = make_facts(graph)
-    action = Action(kind="del", label=name, nbytes=3, detail=name, names=(name,))
+    action = Action(kind="del", subject=name, participle="deleted", nbytes=3, detail=name, names=(name,))
     plan = Plan(request=Request(), actions=(action,), promised=3, skipped=(name,))
     outcome = Outcome(
         plan=plan,

@@ -88,7 +88,7 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
     freed = FreedBytes()
     for action in plan.actions:
         if interrupts.happened:
-            undone.append((action.label, "interrupted"))
+            undone.append((action.undone, "interrupted"))
             continue
         reason = _step(
             StepContext(
@@ -101,7 +101,7 @@ def _apply(plan: Plan, notebook: Notebook, scanned: Scan, interrupts: Interrupts
             )
         )
         if reason:
-            undone.append((action.label, reason))
+            undone.append((action.undone, reason))
         else:
             done.append(action)
     expired = scanned.tracker.expired()

@@ -48,8 +48,8 @@ class ReleasedParts:
         """Return the step that releases them; `words` say which they are, without a verb."""
         return Action(
             kind=kind,
-            label=f"{words} released",
-            future=f"{words} will be released",
+            subject=words,
+            participle="released",
             nbytes=0,
             detail=detail,
             refs=self.refs,

@@ -32,8 +32,8 @@ def clear_leftovers(builder: PlanBuilder, only: Collection[int] | None = None) -
             builder.add(
                 Action(
                     kind="leftovers",
-                    label=f"{what} cleared",
-                    future=f"{what} will be cleared",
+                    subject=what,
+                    participle="cleared",
                     nbytes=0,
                     refs=(graph.nodes[fact.node].ref,),
                     names=fact.leftovers,

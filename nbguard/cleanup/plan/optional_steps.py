@@ -63,8 +63,8 @@ def drop_compiled(builder: PlanBuilder) -> None:
         builder.add(
             Action(
                 kind="compiled",
-                label="compiled code dropped",
-                future="compiled code will be dropped",
+                subject="compiled code",
+                participle="dropped",
                 nbytes=None,
                 detail="live models compile again at their next call",
             )
@@ -97,8 +97,8 @@ class Workspaces:
         """Return the step that clears them."""
         return Action(
             kind="workspaces",
-            label="cuBLAS workspaces cleared",
-            future="cuBLAS workspaces will be cleared",
+            subject="cuBLAS workspaces",
+            participle="cleared",
             nbytes=self.nbytes,
             detail="the next matrix product makes new ones",
         )

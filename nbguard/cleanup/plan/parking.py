@@ -175,8 +175,8 @@ def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action
     detail = f"{parts} → {where}; %reset_gpu --unpark {text} brings it back"
     return Action(
         kind="park",
-        label=f"{text} parked",
-        future=f"{text} will be parked",
+        subject=text,
+        participle="parked",
         nbytes=nbytes_of(facts.graph, moved),
         detail=detail,
         refs=tuple(sorted(moved)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from nbguard.cleanup.plan.verdict import Verdict
@@ -49,15 +49,27 @@ class Action:
     """One step of a plan."""
 
     kind: ActionKind  # by which the step that does it is chosen
-    label: str  # the step in words, in the past tense: `last error: 2 variables of 1 frame released`
+    subject: str  # the object of the step in words: `last error: 2 variables of 1 frame`
+    participle: str  # the verb of the step: `released`
+    label: str = field(init=False)  # the step once it is taken: `last error: 2 variables of 1 frame released`
+    future: str = field(init=False)  # the step before it is taken: `last error: 2 variables of 1 frame will be released`
     nbytes: int | None  # bytes that come back by it, after the steps before it; None: cannot be known before
     detail: str = ""  # the consequence in words
     refs: tuple[int, ...] = ()  # ids of the objects concerned, by which the step finds them; no longer valid once it has run
-    future: str = ""  # the step in words before it is taken: `last error: 2 variables of 1 frame will be released`
     names: tuple[str, ...] = ()  # attributes, variables or labels concerned
     host: int = 0  # bytes of host memory that come back besides, as counted before
     processes: tuple[Process, ...] = ()  # worker processes to end
     cache: CacheKind = ""  # of a step that forgets a cache's object: which cache
+
+    def __post_init__(self) -> None:
+        """Make the two sentences that are shown of the subject and the verb."""
+        object.__setattr__(self, "label", f"{self.subject} {self.participle}")
+        object.__setattr__(self, "future", f"{self.subject} will be {self.participle}")
+
+    @property
+    def undone(self) -> str:
+        """Return the step that was not taken, in words: `2 workers of dls not ended`."""
+        return f"{self.subject} not {self.participle}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

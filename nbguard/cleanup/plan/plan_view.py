@@ -21,7 +21,7 @@ PINNED = "other tensors share its segments (%gpumem map)"
 
 def plan_blocks(plan: Plan) -> Iterator[Block]:
     """Yield the steps of a plan that has not been carried out, and their sum."""
-    yield from _steps(_plan_rows(plan))
+    yield from _steps((action.future, figure, action.detail) for action, figure in _figures(plan))
     yield Line(_plan_sentence(plan))
     yield from map(Line, plan.skipped)
 
@@ -32,11 +32,11 @@ def _steps(rows: Iterable[tuple[str, str, str]]) -> Iterator[Block]:
         yield Table(rows=shown, figures=(1,), widest=_WIDEST)
 
 
-def _plan_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    """Return (words, bytes, detail) for each step of a plan; the bytes re-add to the promise."""
+def _figures(plan: Plan) -> list[tuple[Action, str]]:
+    """Return each step of a plan that is shown, with its bytes in words; they re-add to the promise."""
     figures = format_column([action.nbytes or 0 for action in plan.actions], unit_of(plan.promised))
     return [
-        (action.label, _figure(action, figure), action.detail)
+        (action, _figure(action, figure))
         for action, figure in zip(plan.actions, figures, strict=True)
         if action.nbytes != 0 or action.kind != "collect"
     ]
@@ -64,8 +64,9 @@ def _plan_sentence(plan: Plan) -> str:
 
 def outcome_blocks(outcome: Outcome) -> Iterator[Block]:
     """Yield the steps that a cleanup took, the bytes realised and promised, notes on what went wrong, and the holders left."""
-    done = {action.label for action in outcome.done}
-    yield from _steps(row for row in _plan_rows(outcome.plan) if row[0] in done)
+    yield from _steps(
+        (action.label, figure, action.detail) for action, figure in _figures(outcome.plan) if action in outcome.done
+    )
     yield Line(_outcome_sentence(outcome), "strong")
     yield from map(Line, _notes(outcome))
     if left := tuple(_left(outcome)):
@@ -103,7 +104,7 @@ def _notes(outcome: Outcome) -> Iterator[str]:
     """Yield a sentence for each thing that did not go as planned."""
     yield from outcome.plan.skipped
     for label, reason in outcome.undone:
-        yield f"not done: {label} ({reason})"
+        yield f"{label}: {reason}"
     for holder, nbytes in outcome.survivors:
         yield f"still alive: {format_bytes(nbytes)} promised, held by {holder}: %gpumem why shows the path"
     if outcome.interrupted:

@@ -128,10 +128,10 @@ def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
         given_up |= reach(graph, entries, blocked=given_up)
         kind: ActionKind = "out" if any(graph.roots[root].kind == "out" for root in gone) else "del"
         refs = tuple(graph.nodes[node].ref for root in gone for node in graph.roots[root].nodes) if kind == "out" else ()
-        label = f"{target.text} forgotten" if kind == "out" else f"del {target.text}"
-        future = f"{target.text} will be forgotten" if kind == "out" else f"{target.text} will be deleted"
+        participle = "forgotten" if kind == "out" else "deleted"
         nbytes = 0 if target.is_known else None
-        builder.add(Action(kind=kind, label=label, future=future, nbytes=nbytes, refs=refs, names=(target.text,)), gone, cut)
+        action = Action(kind=kind, subject=target.text, participle=participle, nbytes=nbytes, refs=refs, names=(target.text,))
+        builder.add(action, gone, cut)
     return given_up
 
 
@@ -178,8 +178,9 @@ def _drop_out(builder: PlanBuilder, live: set[int]) -> None:
         if root.kind != "out" or number in builder.gone or live.issuperset(root.nodes):
             continue
         refs = tuple(graph.nodes[node].ref for node in root.nodes)
-        label, future = f"{root.label}: {root.what} forgotten", f"{root.label}: {root.what} will be forgotten"
-        builder.add(Action(kind="out", label=label, future=future, nbytes=0, refs=refs, names=(root.label,)), {number})
+        subject = f"{root.label}: {root.what}"
+        action = Action(kind="out", subject=subject, participle="forgotten", nbytes=0, refs=refs, names=(root.label,))
+        builder.add(action, {number})
 
 
 def _drop_caches(builder: PlanBuilder, live: set[int], given_up: set[int] | None) -> None:
@@ -192,8 +193,8 @@ def _drop_caches(builder: PlanBuilder, live: set[int], given_up: set[int] | None
             builder.add(
                 Action(
                     kind="cache",
-                    label=f"{root.label} forgotten",
-                    future=f"{root.label} will be forgotten",
+                    subject=root.label,
+                    participle="forgotten",
                     nbytes=0,
                     detail=root.what,
                     refs=refs,
@@ -213,10 +214,8 @@ def _release_error(builder: PlanBuilder, live: set[int], given_up: set[int] | No
         reached = builder.below(root.nodes) - live
         if root.label == DEBUGGER:
             if not request.only_error and (given_up is None or reached & given_up):
-                what = f"{DEBUGGER}: {root.what}"
-                builder.add(
-                    Action(kind="debugger", label=f"{what} forgotten", future=f"{what} will be forgotten", nbytes=0), {number}
-                )
+                subject = f"{DEBUGGER}: {root.what}"
+                builder.add(Action(kind="debugger", subject=subject, participle="forgotten", nbytes=0), {number})
             continue
         shell = shell_of(graph, root.nodes) & reached
         parts = released_parts(graph, shell, _leading_to_memory(builder, live | shell, given_up))
@@ -236,5 +235,4 @@ def _leading_to_memory(builder: PlanBuilder, blocked: Set[int], given_up: set[in
 def _collect(builder: PlanBuilder) -> None:
     garbage = {n for n, root in enumerate(builder.graph.roots) if root.kind == "garbage"}
     what = ", ".join(builder.graph.roots[n].what for n in sorted(garbage))
-    label, future = "unreachable cycles collected", "unreachable cycles will be collected"
-    builder.add(Action(kind="collect", label=label, future=future, nbytes=0, detail=what), garbage)
+    builder.add(Action(kind="collect", subject="unreachable cycles", participle="collected", nbytes=0, detail=what), garbage)

@@ -115,8 +115,8 @@ def actions_on_workers(facts: Facts, within: set[int] | None) -> Iterator[tuple[
         yield (
             Action(
                 kind="workers",
-                label=f"{workers.words} ended",
-                future=f"{workers.words} will be ended",
+                subject=workers.words,
+                participle="ended",
                 nbytes=0,
                 detail=detail,
                 refs=refs,
@@ -136,8 +136,8 @@ def pinned_action(facts: Facts) -> Action | None:
     detail = f"{format_bytes(unused)} of host memory now, and what this cleanup adds to it"
     return Action(
         kind="pinned",
-        label="pinned host memory that nothing uses given back",
-        future="pinned host memory that nothing uses will be given back",
+        subject="pinned host memory that nothing uses",
+        participle="given back",
         nbytes=0,
         detail=detail,
         host=unused,

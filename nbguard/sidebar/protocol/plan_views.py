@@ -183,7 +183,7 @@ def _rows(plan: Plan, action: ActionName) -> Iterator[PlanRow]:
         )
     for each in _steps(plan.actions):
         yield PlanRow(
-            label=truncate_utf8(each.future or each.label),
+            label=truncate_utf8(each.future),
             detail=truncate_utf8(each.detail),
             nbytes=each.nbytes,
             key=_key(each) if action == "clean_stale" else "",

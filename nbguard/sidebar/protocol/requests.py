@@ -40,7 +40,7 @@ def request_of(
 
 def rest_of(whole: Plan) -> tuple[tuple[str, str], ...]:
     """Return (step, why) of what a plan to clean stale does that is never done while a cell runs."""
-    return tuple((action.label, _REST) for action in whole.actions if action.kind not in _BUSY_SAFE)
+    return tuple((action.undone, _REST) for action in whole.actions if action.kind not in _BUSY_SAFE)
 
 
 def does_something(plan: Plan) -> bool:

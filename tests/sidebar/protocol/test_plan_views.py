@@ -234,7 +234,7 @@ def test_while_a_cell_runs_only_what_cannot_touch_it_is_done_and_promised() -> N
 
     assert (whole.promised, [action.kind for action in whole.actions]) == (8 * MiB, ["leftovers", "error", "collect"])
     assert (busy.promised, [action.kind for action in busy.actions]) == (3 * MiB, ["error", "collect"])
-    assert [label for label, _ in rest_of(whole)] == [whole.actions[0].label]
+    assert [label for label, _ in rest_of(whole)] == [whole.actions[0].undone]
     assert rest_of(busy) == ()
     assert waits_for_cell("clean_stale", busy) == ""
     assert waits_for_cell("clean_stale", whole).endswith("it is cleaned when the cell ends")
@@ -248,7 +248,10 @@ def test_what_waits_for_the_cell() -> None:
     stale = plan_cleanup(SCENES["stale"]().facts, Request(while_busy=True))
     leftovers = Plan(
         request=Request(),
-        actions=(Action(kind="leftovers", label="xb cleared", nbytes=5), Action(kind="collect", label="collected", nbytes=0)),
+        actions=(
+            Action(kind="leftovers", subject="xb", participle="cleared", nbytes=5),
+            Action(kind="collect", subject="cycles", participle="collected", nbytes=0),
+        ),
         promised=5,
     )
     assert waits_for_cell("clean_stale", stale) == ""
@@ -267,7 +270,7 @@ def test_long_names_are_cut() -> None:
     name = "x" * 10_000
     plan = Plan(
         request=Request(targets=(Target(text=name, root=name),)),
-        actions=(Action(kind="del", label=f"del {name}", nbytes=5, detail=name),),
+        actions=(Action(kind="del", subject=name, participle="deleted", nbytes=5, detail=name),),
         promised=5,
         skipped=(name,),
     )
