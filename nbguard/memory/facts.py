@@ -220,8 +220,13 @@ class LearnerFact:
 
     node: int
     is_running: bool
-    summary: str
-    leftovers: tuple[str, ...] = ()
+    names: tuple[str, ...]  # of its type, then of its parts: `("Learner", "Sequential", "Adam", "8 workers")`
+    leftovers: tuple[str, ...] = ()  # attributes that its last batch or fit has left on it
+
+    @property
+    def summary(self) -> str:
+        """Return the Learner and its parts in words: `Learner · Sequential · Adam · 8 workers`."""
+        return " · ".join(self.names)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def situations(draw: st.DrawFn) -> tuple[Facts, Request]:
     """Facts, and something that a user could ask for."""
     graph = draw(graphs())
     learners = [
-        LearnerFact(number, draw(st.booleans()), "Learner", draw(st.sampled_from(_LEFTOVERS)))
+        LearnerFact(number, draw(st.booleans()), ("Learner",), draw(st.sampled_from(_LEFTOVERS)))
         for number, node in enumerate(graph.nodes)
         if node.kind == "learner"
     ]

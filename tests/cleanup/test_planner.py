@@ -98,7 +98,7 @@ def test_leftovers_of_a_batch_go_when_no_fit_runs(running: bool, promised: int) 
     graph = make_graph(
         {"learn": ["l"]}, {"l": {".xb": "x", ".model": "m"}}, {"x": 20, "m": 9}, {"l": "learner", "m": "model", "x": "tensor"}
     )
-    facts = make_facts(graph, [LearnerFact(0, running, "Learner", ("xb",))])
+    facts = make_facts(graph, [LearnerFact(0, running, ("Learner",), ("xb",))])
 
     assert _plan(facts).promised == promised
 
@@ -196,7 +196,7 @@ def _after_a_failed_fit() -> Facts:
         {"l": "learner", "o": "learner", "shown": "learner", "e": "traceback", "f": "frame", "x": "tensor", "c": "learner"},
     )
     nodes = [n for n, node in enumerate(graph.nodes) if node.kind == "learner"][:2]
-    learners = [LearnerFact(node, is_running=False, summary="Learner", leftovers=("pred",)) for node in nodes]
+    learners = [LearnerFact(node, is_running=False, names=("Learner",), leftovers=("pred",)) for node in nodes]
     return make_facts(graph, learners)
 
 
@@ -256,7 +256,7 @@ def test_leftovers_of_a_fit_that_ended_well_go_if_they_hold_something_of_their_o
     }
     kinds = {"l": "learner", "m": "learner", "d": "loader", "old": "loader"}
     graph = make_graph({"learn": ["l"], "other": ["m"]}, edges, {"d": 5000, "old": 4000}, kinds)
-    learners = [LearnerFact(n, False, name, ("progress.pbar",)) for n, name in ((0, "one"), (1, "two"))]
+    learners = [LearnerFact(n, False, (name,), ("progress.pbar",)) for n, name in ((0, "one"), (1, "two"))]
 
     plan = _plan(make_facts(graph, learners))
 
@@ -267,7 +267,7 @@ def test_leftovers_that_two_learners_share_go_with_both() -> None:
     """A batch that two interrupted fits hold comes back by the second of them."""
     edges = {"l": {".xb": "x"}, "m": {".xb": "x"}}
     graph = make_graph({"learn": ["l"], "other": ["m"]}, edges, {"x": 5000}, {"l": "learner", "m": "learner", "x": "tensor"})
-    learners = [LearnerFact(n, False, name, ("xb",)) for n, name in ((0, "one"), (1, "two"))]
+    learners = [LearnerFact(n, False, (name,), ("xb",)) for n, name in ((0, "one"), (1, "two"))]
 
     assert _steps(_plan(make_facts(graph, learners))) == [("leftovers", 5000)]
     assert _plan(make_facts(graph, learners)).promised == 5000

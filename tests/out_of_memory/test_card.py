@@ -148,7 +148,7 @@ def test_of_both_only_the_others_count() -> None:
 def test_leftovers_of_the_failed_fit_are_the_runs_own() -> None:
     graph = make_graph({"learn": ["l"]}, {"l": {".xb": "x"}}, {"x": 3 * GiB}, {"l": "learner", "x": "tensor"}, device="cuda:0")
     device = make_cuda_device(_segments(graph), 40 * GiB, GiB)
-    learner = LearnerFact(0, is_running=False, summary="Learner", leftovers=("xb",))
+    learner = LearnerFact(0, is_running=False, names=("Learner",), leftovers=("xb",))
 
     card = _card(replace(make_facts(graph, [learner], device), oom=OomFact(device="cuda:0", requested=2 * GiB)))
 
@@ -338,7 +338,7 @@ def _with_gradients(learner: int = 0) -> Facts:
         device="cuda:0",
     )
     device = make_cuda_device(_segments(graph), 40 * GiB, GiB)
-    facts = make_facts(graph, [LearnerFact(0, is_running=False, summary="Learner")], device)
+    facts = make_facts(graph, [LearnerFact(0, is_running=False, names=("Learner",))], device)
     return replace(facts, oom=OomFact(device="cuda:0", requested=4 * GiB, uses=("learn",), learner=learner))
 
 

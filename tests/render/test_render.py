@@ -66,7 +66,7 @@ def _afternoon() -> Facts:
     }
     roots = tuple(replace(root, cell=what[root.label][0], what=what[root.label][1]) for root in graph.roots)
     named = replace(device, name="NVIDIA H100 80GB HBM3", nvml=nvml)
-    facts = make_facts(replace(graph, roots=roots), [LearnerFact(0, is_running=False, summary="Learner")], named)
+    facts = make_facts(replace(graph, roots=roots), [LearnerFact(0, is_running=False, names=("Learner",))], named)
     return replace(facts, pinned=PinnedFacts(96 * MiB, 128 * MiB))
 
 

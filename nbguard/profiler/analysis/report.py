@@ -194,6 +194,7 @@ class Setting:
     name: str
     value: str
     note: str = ""
+    is_version: bool = False  # of Python or a package: installed, not set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

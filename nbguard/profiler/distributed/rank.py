@@ -50,11 +50,11 @@ def environment() -> Iterator[Setting]:
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     if devices is not None:  # which ones may differ, how many should not
         yield Setting("number of CUDA_VISIBLE_DEVICES", str(len(devices.split(","))))
-    yield Setting("python version", platform.python_version())
+    yield Setting("python version", platform.python_version(), is_version=True)
     for name in ("torch", "fastai"):
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:
-            yield Setting(f"{name} version", str(version))
+            yield Setting(f"{name} version", str(version), is_version=True)
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     if cuda is not None:
-        yield Setting("cuda version", str(cuda))
+        yield Setting("cuda version", str(cuda), is_version=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import Kinds, name_of
-from nbguard.scan.objects.learners import learner_summary
+from nbguard.scan.objects.learners import learner_names
 from nbguard.scan.objects.loaders import worker_count
 from nbguard.units import counted
 
@@ -19,7 +19,7 @@ def describe(obj: Any, kinds: Kinds) -> str:
     cls = type(obj)
     kind = kinds.of(cls)
     if kind == "learner":
-        return learner_summary(obj)
+        return " · ".join(learner_names(obj))
     if kind in ("loader", "iterator"):
         workers = worker_count(obj)
         return name_of(cls) + (f" · {counted(workers, 'worker')}" if workers else "")

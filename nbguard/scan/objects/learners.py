@@ -18,19 +18,19 @@ BARS = ("pbar", "mbar")
 """Bars that `learn.progress` makes at the start of a fit and keeps until the next: they hold the DataLoader they count."""
 
 
-def learner_summary(learner: Any) -> str:
-    """Return e.g. `Learner · Sequential · Adam · 8 workers`, from the Learner's plain attributes."""
+def learner_names(learner: Any) -> tuple[str, ...]:
+    """Return the names of a Learner's type and parts, from its plain attributes: Learner, Sequential, Adam, 8 workers."""
     attributes = attributes_of(learner) or {}
     parts = [name_of(type(learner))]
     if (model := attributes.get("model")) is not None:
         parts.append(name_of(type(model)))
     opt, opt_func = attributes.get("opt"), attributes.get("opt_func")
-    name = getattr(opt_func, "__name__", "") if type(opt_func) in (type(learner_summary), type) else ""
+    name = getattr(opt_func, "__name__", "") if type(opt_func) in (type(learner_names), type) else ""
     if opt is not None or name:
         parts.append(name or name_of(type(opt)))
     if workers := worker_count(attributes.get("dls")):
         parts.append(counted(workers, "worker"))
-    return " · ".join(parts)
+    return tuple(parts)
 
 
 def learner_facts(objects: list[tuple[int, Any]]) -> tuple[LearnerFact, ...]:
@@ -42,7 +42,7 @@ def learner_facts(objects: list[tuple[int, Any]]) -> tuple[LearnerFact, ...]:
         left = tuple(name for name, idle in LEFTOVERS.items() if name in attributes and not _is_idle(attributes[name], idle))
         bars = attributes_of(attributes.get("progress")) or {}
         left += tuple(f"progress.{name}" for name in BARS if bars.get(name) is not None)
-        facts.append(LearnerFact(node, id(learner) in running, learner_summary(learner), left if "dls" in attributes else ()))
+        facts.append(LearnerFact(node, id(learner) in running, learner_names(learner), left if "dls" in attributes else ()))
     return tuple(facts)
 
 

@@ -112,8 +112,8 @@ def _can(row: tuple[Ability, ...], route: _Route) -> tuple[Ability, ...]:
 
 
 def _summary(learner: LearnerFact) -> str:
-    """Return what a Learner is made of, without saying again that it is one."""
-    return learner.summary.removeprefix("Learner · ")
+    """Return the parts of a Learner in words; its type stands before them where it is not fastai's own."""
+    return " · ".join(learner.names[1:] if learner.names[0] == "Learner" and len(learner.names) > 1 else learner.names)
 
 
 def _workers(facts: Facts, owners: Sequence[int], number: int) -> int:

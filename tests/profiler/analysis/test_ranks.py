@@ -90,9 +90,9 @@ def test_more_memory_is_named_with_how_much() -> None:
 
 def test_versions_that_differ_are_a_problem_and_a_variable_that_one_rank_lacks_is_named() -> None:
     said = (
-        RankMessage(_row(0), (Setting("torch version", "2.13.0"), Setting("NCCL_P2P_DISABLE", "1"))),
-        RankMessage(_row(1), (Setting("torch version", "2.12.0"),)),
-        RankMessage(_row(2), (Setting("torch version", "2.13.0"),)),
+        RankMessage(_row(0), (Setting("torch version", "2.13.0", is_version=True), Setting("NCCL_P2P_DISABLE", "1"))),
+        RankMessage(_row(1), (Setting("torch version", "2.12.0", is_version=True),)),
+        RankMessage(_row(2), (Setting("torch version", "2.13.0", is_version=True),)),
     )
 
     variable, version = rank_report(RankObservations(world=3, host="one", messages=said)).findings

@@ -159,7 +159,7 @@ def test_the_leftovers_of_a_failed_fit_are_marked_on_the_learner_that_has_them()
         {"model": 8 * MiB, "batch": 49 * MiB},
         {"learn": "learner", "model": "model", "batch": "tensor"},
     )
-    heap = _heap(make_facts(graph, [LearnerFact(0, False, "Learner · Net", ("xb",))]))
+    heap = _heap(make_facts(graph, [LearnerFact(0, False, ("Learner", "Net"), ("xb",))]))
     (row,) = heap.holders
 
     assert heap.stale == row.stale_bytes == 49 * MiB
@@ -184,7 +184,7 @@ def test_a_shared_row_is_listed_under_the_learner() -> None:
         {"model": 8 * MiB, "losses": 64 * MiB, "loss": MiB},
         {"learn": "learner", "model": "model", "losses": "object", "loss": "tensor"},
     )
-    learners = [LearnerFact(n, False, "Learner · Net") for n, node in enumerate(graph.nodes) if node.kind == "learner"]
+    learners = [LearnerFact(n, False, ("Learner", "Net")) for n, node in enumerate(graph.nodes) if node.kind == "learner"]
     rows = {row.label: row for row in _heap(make_facts(graph, learners)).holders}
 
     assert rows["learn + losses"].parent == rows["learn"].id
@@ -238,7 +238,7 @@ def test_a_learner_in_a_dict_has_its_way_as_a_name_and_is_not_released_with_the_
         {"one": "learner", "two": "learner", "m": "model", "m2": "model"},
         types={"runs": "dict"},
     )
-    learners = [LearnerFact(n, False, "Learner · Net") for n, node in enumerate(graph.nodes) if node.kind == "learner"]
+    learners = [LearnerFact(n, False, ("Learner", "Net")) for n, node in enumerate(graph.nodes) if node.kind == "learner"]
     facts = make_facts(graph, learners)
 
     assert [(e.label, e.nbytes // MiB, e.id, e.can) for e in _heap(facts).experiments] == [

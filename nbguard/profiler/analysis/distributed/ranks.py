@@ -119,15 +119,21 @@ def _next(phase: str) -> str:
 def _mismatches(messages: Sequence[RankMessage]) -> Iterator[FitFinding]:
     """Yield the settings that are not the same on all ranks."""
     environments = {message.row.rank: {setting.name: setting.value for setting in message.environment} for message in messages}
+    versions = {setting.name for message in messages for setting in message.environment if setting.is_version}
     for name in sorted({name for settings in environments.values() for name in settings}):
         ranks: dict[str, list[int]] = {}
         for rank, settings in sorted(environments.items()):
             ranks.setdefault(settings.get(name, "not set"), []).append(rank)
         if len(ranks) > 1:
             evidence = "; ".join(f"rank {', '.join(map(str, numbers))}: {value}" for value, numbers in ranks.items())
-            is_version = name.endswith(" version")
-            change = f"install the same {name} everywhere" if is_version else f"set `{name}` alike where the ranks are launched"
-            yield _finding("problem" if is_version else "advice", f"{name} is not the same on all ranks", evidence, change)
+            change = (
+                f"install the same {name} everywhere"
+                if name in versions
+                else f"set `{name}` alike where the ranks are launched"
+            )
+            yield _finding(
+                "problem" if name in versions else "advice", f"{name} is not the same on all ranks", evidence, change
+            )
 
 
 def _finding(severity: str, what: str, evidence: str, change: str) -> FitFinding:

@@ -74,9 +74,7 @@ def _transform(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFindi
     function = slow.step.function
     if not function.is_users and context.wait * context.timing.batches < _NOTICED:
         return  # a library's is as it is: only a long fit may want another
-    where = line_words(
-        function.file.rpartition("/")[2] if not function.file.startswith("In[") else function.file, function.line, ""
-    )
+    where = line_words(function.file.rpartition("/")[2], function.line, "")
     what = {"transform": "the slowest transform", "collate": "the collate function", "dataset": "reading the dataset"}
     spread = f", spread over {loader.workers} workers" if loader.workers > 1 else ""
     where_else = "for all items at once" if slow.step.kind == "collate" else "once, before the fit, or per batch"
