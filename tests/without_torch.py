@@ -23,7 +23,16 @@ WHOLE = frozenset({"benchmarks", "cuda", "fake_cuda", "gpu", "kernel", "notebook
 """Folders of tests of whole kernels, browsers and devices."""
 
 PROCESSES = frozenset(
-    {"fake_cuda_kernel", "fake_cuda_library", "fake_cuda_run", "fastai_zygote", "kernel", "plain_kernel", "plain_zygote"}
+    {
+        "fake_cuda_kernel",
+        "fake_cuda_library",
+        "fake_cuda_run",
+        "fastai_zygote",
+        "kernel",
+        "plain_kernel",
+        "plain_zygote",
+        "torch_process",
+    }
 )
 """Fixtures that start kernels and other processes in which PyTorch is imported."""
 

@@ -68,6 +68,11 @@ _WAYS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def torch_process() -> None:
+    """Mark the tests of this file, which start processes that import PyTorch, for `make unit` to leave out."""
+
+
 def _child(code: str, stack_kib: int = 8192, timeout: int = 250) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own whose main thread has a stack of that size."""
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_STACK, ({stack_kib} << 10, resource.RLIM_INFINITY))\n"

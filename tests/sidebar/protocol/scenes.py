@@ -166,9 +166,9 @@ def _notebook(*, stale: bool, running: bool = False, leftovers: tuple[str, ...] 
     graph = make_graph(roots, edges, storages, kinds, "cuda:0", types, whats)
     graph, found = laid_out(graph, list(storages), segments)
     number = {node: n for n, node in enumerate(_node_names(roots, edges, storages))}
-    learners = [LearnerFact(number["learn"], running, whats["learn"], leftovers)]
+    learners = [LearnerFact(number["learn"], running, tuple(whats["learn"].split(" · ")), leftovers)]
     if stale:
-        learners += [LearnerFact(number[name], False, "Learner · ResNet · Adam") for name in ("old", "shown", "cycle")]
+        learners += [LearnerFact(number[name], False, ("Learner", "ResNet", "Adam")) for name in ("old", "shown", "cycle")]
     cells = {"learn": 14, "best": 11, "preds": 10, "losses": 13, "Out[9]": 9, "last error": 12}
     facts = _facts(graph, on_gpu(graph, found), cells, learners)
     workers = WorkersFact(
@@ -275,7 +275,7 @@ def _hostile() -> Scene:
         {name: [name] for name in HOSTILE}, {}, storages, kinds, "cuda:0", whats={name: name for name in HOSTILE}
     )
     graph, found = laid_out(graph, HOSTILE, [[name, (50 * MiB, "inactive")] for name in HOSTILE])
-    learners = [LearnerFact(n, False, name) for n, name in enumerate(HOSTILE)]
+    learners = [LearnerFact(n, False, (name,)) for n, name in enumerate(HOSTILE)]
     parked = (ParkedFact("<b onclick=alert(1)>parked</b>", "cuda:0", 5 * MiB, 1),)
     facts = replace(_facts(graph, on_gpu(graph, found, name=HOSTILE[0]), {}, learners), parked=parked)
     fit = FitTick(label=HOSTILE[0], call=HOSTILE[1], epoch=1, epochs=2, batch=3, batches=4)

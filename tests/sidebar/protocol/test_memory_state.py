@@ -353,7 +353,7 @@ def _nasty(text: str) -> Facts:
     )
     scene = SCENES["oom"]().facts
     roots = tuple(replace(root, what=text) for root in graph.roots)
-    learners = tuple(LearnerFact(n, n % 2 == 0, text) for n in range(60))
+    learners = tuple(LearnerFact(n, n % 2 == 0, (text,)) for n in range(60))
     devices = tuple(replace(scene.devices[0], device=f"cuda:{n}", name=text) for n in range(8))
     parked = tuple(ParkedFact(name, text, MiB, 1) for name in names[:60])
     return replace(

@@ -223,7 +223,7 @@ def _shared_with_leftovers() -> Facts:
         {"batch": 5 * MiB, "loss": 3 * MiB},
         {"learn": "learner", "error": "traceback", "fit": "frame", "batch": "tensor", "loss": "tensor"},
     )
-    return make_facts(graph, [LearnerFact(0, False, "Learner · Net", ("xb",))])
+    return make_facts(graph, [LearnerFact(0, False, ("Learner", "Net"), ("xb",))])
 
 
 def test_while_a_cell_runs_only_what_cannot_touch_it_is_done_and_promised() -> None:
