@@ -15,6 +15,8 @@ import torch
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.copies import copied
 
+_ENDLESS = 2**24
+"""Items of a training set that does not say how many it has."""
 _FULL = 3
 """Full training batches of a trace: the optimizer's state is there from the first on, later ones repeat the second."""
 _KEPT = frozenset(
@@ -102,6 +104,7 @@ class FastaiFit:
 
     model: Any  # the copy of the model
     learner: Any  # the copy of the Learner
+    items: int  # in the training set; more than any GPU has room for where that is not known
     batches: int  # training batches of an epoch
     sizes: tuple[int, ...]  # items of the training batches that are traced
     left_out: tuple[str, ...] = ()  # callbacks that are not traced and may keep memory
@@ -120,26 +123,49 @@ def is_learner(obj: Any) -> bool:
     return fastai is not None and issubclass(type(obj), fastai.Learner)
 
 
-def fastai_fit(learn: Any, batch: Any, batch_size: int | None) -> FastaiFit:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchToGoBy:
+    """A batch in shapes, of which larger and smaller ones are made."""
+
+    shapes: Any  # `TensorShape` where the batch has a tensor
+    items: int  # in it
+    size: int  # items of a batch of the fit, unless another size is asked for
+
+
+def batch_to_go_by(learn: Any, batch: Any) -> BatchToGoBy:
+    """Return the shapes of `batch`, or of the first items of the training set if that is None.
+
+    Raises:
+        UnpredictableError: no batch can be made, or it has no tensor.
+    """
+    if batch is not None:
+        shapes = _shapes(batch)
+        return BatchToGoBy(shapes=shapes, items=_items(shapes), size=_items(shapes))
+    size = _batch_size(learn.dls.train, 1)
+    shapes = _first_batch(learn.dls.train, size)
+    return BatchToGoBy(shapes=shapes, items=_items(shapes), size=size)
+
+
+def fastai_fit(learn: Any, batch: BatchToGoBy, batch_size: int | None, *, full_only: bool = False) -> FastaiFit:
     """Return the next fit of `learn` as a copy that runs without data.
 
     Args:
         learn: the Learner. It is read, and stays as it is; so do the generators of random numbers.
-        batch: a batch to go by; None: one is made from the first items of the training set.
-        batch_size: items of a batch; None: the loader's.
+        batch: a batch to go by.
+        batch_size: items of a batch; None: the loader's, or those of the batch that the user gave.
+        full_only: the last training batch is left out if it is smaller.
 
     Raises:
-        UnpredictableError: something cannot be copied, or no batch can be made; the message names it.
+        UnpredictableError: something cannot be copied; the message names it.
     """
     from fastai.learner import Learner
 
     loader, valid = learn.dls.train, learn.dls.valid if len(learn.dls.loaders) > 1 else None
-    size = _batch_size(loader, 1)
-    shapes = _shapes(batch) if batch is not None else _first_batch(loader, size)
-    items = _items(shapes)
-    wanted = batch_size or (items if batch is not None else size)
-    count = len(loader.dataset) if hasattr(loader.dataset, "__len__") else _FULL * wanted
-    sizes = _sizes(count, wanted, is_last_dropped=bool(getattr(loader, "drop_last", False)))
+    size, shapes, items = _batch_size(loader, 1), batch.shapes, batch.items
+    wanted = batch_size or batch.size
+    has_length = hasattr(loader.dataset, "__len__")
+    count = len(loader.dataset) if has_length else _FULL * wanted
+    sizes = _sizes(count, wanted, is_last_dropped=full_only or bool(getattr(loader, "drop_last", False)))
     memo: dict[int, Any] = {}
     shadow = Learner.__new__(Learner)
     memo[id(learn)] = shadow
@@ -174,7 +200,14 @@ def fastai_fit(learn: Any, batch: Any, batch_size: int | None) -> FastaiFit:
     )
     for callback in kept:
         shadow.add_cb(copied(callback, memo))
-    return FastaiFit(model=model, learner=shadow, batches=max(1, -(-count // wanted)), sizes=sizes, left_out=tuple(left_out))
+    return FastaiFit(
+        model=model,
+        learner=shadow,
+        items=count if has_length else _ENDLESS,
+        batches=max(1, -(-count // wanted)),
+        sizes=sizes,
+        left_out=tuple(left_out),
+    )
 
 
 def _batch_size(loader: Any, default: int) -> int:

@@ -9,6 +9,16 @@ from nbguard.render.result import Result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """The largest training batches with which a fit runs on a GPU, in items: traced, and so was the next larger one."""
+
+    sure: int | None  # it is sure to run: the band stays free; 0: not even one item; None: not all could be traced
+    limit: int  # it runs in the model of the allocator, where nothing is kept free; 0: not even one item
+    is_whole_set: bool  # the limit is the whole training set
+    traces: int  # batch sizes that were tried for the limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction(Result):
     """The memory of a fit that has not run, from an empty device. All sizes are bytes."""
 
@@ -32,6 +42,7 @@ class Prediction(Result):
     batches: int  # training batches of an epoch
     convolutions: int  # number of calls of cuDNN's convolutions, whose workspaces are a part of the band
     seconds: float  # that the prediction took
+    largest: LargestBatch | None = None  # batch with which the fit runs on this GPU; None: not asked for
     unknown: tuple[str, ...] = ()  # what was not traced and may take memory: with it nothing is said to fit
     assumptions: tuple[str, ...] = ()  # in words
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.prediction.prediction import Prediction
+from nbguard.prediction.prediction import LargestBatch, Prediction
 from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
 from nbguard.units import format_bytes, format_column, unit_of
 
@@ -29,7 +29,20 @@ def prediction_blocks(prediction: Prediction) -> Iterator[Block]:
         f"PyTorch {prediction.torch_version} · settings: {prediction.settings or 'defaults'} · "
         f"predicted in {prediction.seconds:.1f} s"
     )
+    if prediction.largest is not None:
+        yield Line(_largest(prediction.largest), "strong")
     if prediction.unknown:
         yield Listing(sentences=tuple(f"not counted: {text}" for text in prediction.unknown))
     if prediction.assumptions:
         yield Listing(sentences=tuple(f"assumed: {text}" for text in prediction.assumptions))
+
+
+def _largest(largest: LargestBatch) -> str:
+    """Return the largest batches in a sentence."""
+    if not largest.limit:
+        return "largest batch: not even one item fits"
+    whole = ", the whole training set" if largest.is_whole_set else ""
+    if largest.sure == largest.limit:
+        return f"largest batch: {largest.limit} fits{whole}"
+    sure = "none is sure to fit" if not largest.sure else f"{largest.sure} is sure to fit"
+    return f"largest batch: {sure}; up to {largest.limit}{whole} may, with nothing left for what cannot be computed"

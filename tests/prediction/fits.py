@@ -150,8 +150,8 @@ def _parts(name: str) -> tuple[Any, int, Any, Any, int | None]:
     return getattr(torchvision.models, name)(num_classes=10), 16, _image(_IMAGES.get(name, 128)), CrossEntropyLossFlat(), None
 
 
-def make(case: str, device: str, size: int | None = None, path: str = ".") -> Any:
-    """Return the Learner of a case: three and a half batches to train on, one to validate."""
+def make(case: str, device: str, size: int | None = None, path: str = ".", items: tuple[int, int] | None = None) -> Any:
+    """Return the Learner of a case: three and a half batches to train on, one to validate, or as many `items` for each."""
     from fastai.basics import Learner, accuracy
     from fastai.callback.all import ChannelsLast, GradientAccumulation, GradientClip
     from fastai.data.core import DataLoaders
@@ -165,12 +165,13 @@ def make(case: str, device: str, size: int | None = None, path: str = ".") -> An
     name, *words = case.split()
     model, own_size, item, loss, inputs = _parts(name)
     size = size or own_size
+    trained, held_out = items or (size * 7 // 2, size)
     more: dict[str, Any] = {} if inputs is None else {"n_inp": inputs}
     if "normalize" in words:
         more["after_batch"] = Pipeline([IntToFloatTensor(), Normalize.from_stats(*imagenet_stats, cuda=False)])
         item = partial(_picture, 128)
-    train = DataLoader(Items(size * 7 // 2, item), bs=size, num_workers=0, device=torch.device(device), **more)
-    valid = DataLoader(Items(size, item), bs=size, num_workers=0, device=torch.device(device), **more)
+    train = DataLoader(Items(trained, item), bs=size, num_workers=0, device=torch.device(device), **more)
+    valid = DataLoader(Items(held_out, item), bs=size, num_workers=0, device=torch.device(device), **more)
     options: dict[str, Any] = {"metrics": accuracy} if name not in ("gpt", "unet", "tabular", "lstm") else {}
     optimizers = {
         "sgd": partial(SGD, mom=0.9),

@@ -64,7 +64,7 @@ _NEAR = 0.025
 _FIT = """
 import json, warnings; warnings.filterwarnings("ignore")
 from tests.prediction.fits import fit, make
-learn = make({case!r}, "cuda", {size})
+learn = make({case!r}, "cuda", {size}, items={items})
 torch.cuda.reset_peak_memory_stats()
 failed = ""
 try: fit(learn)
@@ -83,9 +83,15 @@ class Measured:
     failed: str
 
 
-def measure(run: Callable[..., str], case: str, size: int | None = None, **settings: object) -> Measured:
+def measure(
+    run: Callable[..., str],
+    case: str,
+    size: int | None = None,
+    items: tuple[int, int] | None = None,
+    **settings: object,
+) -> Measured:
     """Fit a case on the fake device."""
-    out = run("import torch\n" + _FIT.format(case=case, size=size), timeout=250, fastai=True, **settings)
+    out = run("import torch\n" + _FIT.format(case=case, size=size, items=items), timeout=250, fastai=True, **settings)
     return Measured(*json.loads(out.splitlines()[-1]))
 
 
@@ -140,6 +146,35 @@ def test_what_is_said_to_fit_fits(case: str, fake_cuda_run: Callable[..., str]) 
         assert found.fits is not True or not real.failed, share
         assert found.fits is not False or real.failed, share
     assert found.fits is True
+
+
+_GPUS = [
+    ("gpt", 2),
+    ("mlp", 1),
+    ("tabular", 1),
+    ("xresnet18", 1),
+    ("gpt bf16", 2),
+    ("vite", 1),
+    ("resnet18 sgd", 2),
+    ("gpt fused", 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "gib"), spread(_GPUS, 1))
+def test_the_largest_batch_fits_and_the_next_does_not(case: str, gib: int, fake_cuda_run: Callable[..., str]) -> None:
+    """The same fit, with the capacity and context of the prediction, on the fake device: at the limit and one item above it."""
+    items = (100_000, 16)
+    found = predict(make(case, "cpu", 16, items=items), gpu=f"{gib}GiB", largest=True)
+    assert found.largest is not None
+    sure, limit = found.largest.sure, found.largest.limit
+    print(f"{case} on {gib} GiB: {found.largest}, {found.seconds:.1f} s")
+
+    device = {"bytes": gib * 1024 * MIB, "context": found.context}
+    few = [measure(fake_cuda_run, case, size, (min(items[0], 4 * size), 16), **device).failed for size in (limit, limit + 1)]
+    assert few == ["", "out of memory"]
+    assert sure is not None
+    assert 0.7 * limit < sure <= limit
 
 
 _ON_THE_DEVICE = """

@@ -79,6 +79,7 @@ def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
     options.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
     options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
+    options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
 
 
 def _items(text: str) -> int:
@@ -120,7 +121,7 @@ GRAMMAR = Grammar(
             add=_add_cells,
         ),
         "predict": Word(
-            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE]",
+            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE [--largest]]",
             help="the peak memory of the next fit, before it starts, and whether it fits",
             advice="give one Learner, as in  %gpumem predict learn --gpu 16GiB",
             add=_add_predict,
@@ -191,9 +192,8 @@ class GpuMemMagics(Magics):
                 return show(self.shell, options, card)
             case "predict":
                 names = getattr(self.shell, "user_ns", {})
-                prediction = guarded(
-                    "%gpumem predict", foreseen, names, options.learner, options.bs, options.gpu, options.settings
-                )
+                asked = (options.learner, options.bs, options.gpu, options.settings)
+                prediction = guarded("%gpumem predict", foreseen, names, *asked, largest=options.largest)
                 return show(self.shell, options, prediction)
             case "simulate":
                 state = guarded("%gpumem simulate", switched, session, options.size, options.settings, options.context)

@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from nbguard.prediction.prediction import Prediction
 
 
-def foreseen(namespace: dict[str, Any], name: str, size: int | None, gpu: str | None, settings: str | None) -> Prediction:
-    """Return the prediction for the Learner of that name; `size` is of a batch.
+def foreseen(
+    namespace: dict[str, Any], name: str, size: int | None, gpu: str | None, settings: str | None, *, largest: bool = False
+) -> Prediction:
+    """Return the prediction for the Learner of that name; `size` is of a batch, `largest` asks for the largest that fits.
 
     Raises:
         NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
@@ -23,4 +25,5 @@ def foreseen(namespace: dict[str, Any], name: str, size: int | None, gpu: str | 
     from nbguard.scan.targets import lookup, parse_target
 
     learn = lookup(parse_target(name), namespace)
-    return predict(learn, batch_size=size, gpu=gpu and gpu.strip("'\""), settings=(settings or "").strip("'\""))
+    gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
+    return predict(learn, batch_size=size, gpu=gpu, settings=settings, largest=largest)
