@@ -10,6 +10,7 @@ from nbguard.errors import NbguardError, StoppedAtNaN
 from nbguard.profiler import run_history
 from nbguard.profiler.analysis.fit_report import FitAnalysis
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
+from nbguard.profiler.analysis.memory.growth import least_kept
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.report import Ending, FitReport, Timing
 from nbguard.profiler.analysis.time import phases
@@ -121,7 +122,8 @@ class FitProfile:
             tuning = _tune(instruments, analysis.timing)
             analysis = analysis.with_more(replace(analysis.observations, tuning=tuning))
         if analysis.may_keep_graphs:
-            analysis = analysis.with_more(replace(analysis.observations, kept_graphs=kept_graphs(self._operations)))
+            kept = kept_graphs(self._operations, least_kept(analysis.timing.batches))
+            analysis = analysis.with_more(replace(analysis.observations, kept_graphs=kept))
         if options.compare:
             before = run_history.last(key)
             analysis = analysis.with_more(replace(analysis.observations, is_compared=True, before=before))

@@ -53,8 +53,11 @@ Event = Literal[
 _RARE = frozenset(("end", "model", "scale", "learner", "loader", "fit ends"))
 """Events that all subscribers receive, in every batch."""
 _ALL = 32
-_EVERY = 7
-"""Of the first batches all are looked at, then each seventh: no usual interval of a loop is a multiple of it."""
+_OFTEN = 7
+_SOON = 128
+_SELDOM = 37
+"""Of the first batches all are looked at, then each seventh, and of a long fit each 37th: no usual interval of a loop is a
+multiple of these."""
 _OFF = -1
 _T = TypeVar("_T")
 Subscribers = dict[str, tuple[Callable[..., None], ...]]
@@ -164,7 +167,7 @@ class Recorder:
         self.loop = loop
         self._log.pack()
         self.boundary("batch", loop)
-        is_sampled = self.batches <= self._all or self.batches % _EVERY == 0
+        is_sampled = self.batches <= self._all or self.batches % (_OFTEN if self.batches <= _SOON else _SELDOM) == 0
         if is_sampled:
             self.subscribers = self._sampled
         self.emit("batch", self.batches)
@@ -199,11 +202,16 @@ class Recorder:
             subscribers[event] = tuple(subscriber for subscriber in subscribers[event] if subscriber != act)
 
     def emit(self, event: Event, *facts: Any) -> None:
-        """Call the subscribers to an event."""
+        """Call the subscribers to an event. Their time is marked as nbguard's own.
+
+        One alone, in a batch that is not looked at, is not: it takes less than the marks would, as a part of what they cost.
+        """
         subscribers = self.subscribers[event]
         if not subscribers:
             return
-        self.mark(self.current)
+        is_marked = self.looks or len(subscribers) > 1
+        if is_marked:
+            self.mark(self.current)
         thread, self.thread = self.thread, _OFF
         try:
             for act in subscribers:
@@ -219,7 +227,8 @@ class Recorder:
         finally:
             if not self._has_ended:
                 self.thread = thread
-                self.mark(self._own)
+                if is_marked:
+                    self.mark(self._own)
 
     def attempt(self, part: object, action: str, act: Callable[..., _T], *facts: Any) -> _T | None:
         """Return `act(*facts)`: the one way in which patched functions read objects of the user's or a library's.

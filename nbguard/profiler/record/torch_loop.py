@@ -33,6 +33,7 @@ class TorchLoop:
         self._patches = Patches()
         self._modules = Patches()
         self._hooks: list[Any] = []
+        self._step = recorder.code(phases.STEP)
         self._steps: list[int] = []  # codes of the phases around optimizers' steps; of a step that failed it stays
         self._model: Callable[[], Any] = _nothing
         self._iterator: Callable[[], Any] = _nothing  # the one that was asked last, and its number
@@ -212,7 +213,8 @@ class TorchLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread or self.in_learner:
                 return original(optimizer, *args, **kw)
-            recorder.emit("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
+            if recorder.subscribers["zero_grad"]:
+                recorder.emit("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
             before = recorder.enter(code)
             try:
                 return original(optimizer, *args, **kw)
@@ -223,15 +225,16 @@ class TorchLoop:
         return zero_grad
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if get_ident() == self._recorder.thread and not self.in_learner:
-            self._recorder.emit("step", optimizer)
-            self._steps.append(self._recorder.enter(self._recorder.code(phases.STEP)))
+        recorder = self._recorder
+        if get_ident() == recorder.thread and not self.in_learner:
+            recorder.emit("step", optimizer)
+            self._steps.append(recorder.enter(self._step))
 
     def _after_step(self, *_: Any) -> None:
         recorder = self._recorder
         if get_ident() == recorder.thread and self._steps and not self.in_learner:
             recorder.current = self._steps.pop()
-            recorder.ended(recorder.code(phases.STEP))
+            recorder.ended(self._step)
             recorder.boundary("step")
 
 
