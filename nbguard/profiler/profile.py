@@ -111,7 +111,7 @@ class FitProfile:
             run_history.keep(key, analysis.run_record)
         self._observations = analysis.observations
         written = self._outputs.write(analysis.report, self._observations) if instruments.ranks.speaks else ()
-        files = tuple(written)
+        files = tuple(dict.fromkeys(written))
         self._report = replace(analysis.report, files=files, notes=(*analysis.report.notes, *self._outputs.failed))
         return self._report
 

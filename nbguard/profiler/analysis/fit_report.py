@@ -133,6 +133,7 @@ class FitAnalysis:
             comparison=self._comparison,
             notes=(*observed.mistakes, *self._missed()),
             missed=observed.subject.missed,
+            earlier=tuple(map(build_fit_report, observed.earlier)),
         )
 
     @cached_property

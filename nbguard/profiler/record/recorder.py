@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
+from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
 from nbguard.profiler.record.log import Log
 
 Event = Literal[
@@ -108,6 +108,7 @@ class Recorder:
         self.looks = True  # whether all subscribers receive the events of this batch
         self._all = _ALL  # up to here every batch is looked at
         self._trained_at = 0
+        self._first = 0  # entry of the log with which the fit began that goes on
         self._own = self._labels[phases.OWN]
         self._has_ended = False
         self._off: dict[int, object] = {}  # parts that failed, by their ids
@@ -186,6 +187,25 @@ class Recorder:
         """Have the next batches looked at, all of them."""
         self._all = max(self._all, self.batches + batches)
 
+    @property
+    def position(self) -> LogPosition:
+        """Return the end of the log so far."""
+        return self._log.position
+
+    def begin_fit(self, at: LogPosition, keeps: Callable[[Callable[..., None]], bool]) -> None:
+        """Note that another fit has begun, at a place of the log: its batches are counted and looked at from the first one on.
+
+        Of the subscribers only those stay that `keeps` says.
+        """
+        self._first = at.marks + at.boundaries
+        kinds = [boundary.kind for boundary in self._log.boundaries(first=self._first)]
+        self.batches = kinds.count("batch") - kinds.count("end")
+        self.trained, self._trained_at, self._all = 0, -1, self.batches + _ALL
+        for subscribers in (self._sampled, self._always):
+            for event, acts in subscribers.items():
+                subscribers[event] = tuple(filter(keeps, acts))
+        self.subscribers, self.looks = self._sampled, True
+
     def subscribe(self, event: Event, act: Callable[..., None], *, every_batch: bool = False) -> None:
         """Have `act` called at an event, once even if asked for twice; its time is nbguard's own.
 
@@ -245,6 +265,16 @@ class Recorder:
             self._switch_off(part, action, error)
             return None
 
+    def aside(self, part: object, action: str, act: Callable[..., object], *facts: Any) -> None:
+        """Call `act` as `attempt` does, its time being nbguard's own: patched functions log nothing of what it does."""
+        self.mark(self.current)
+        thread, self.thread = self.thread, _OFF
+        try:
+            self.attempt(part, action, act, *facts)
+        finally:
+            self.thread = thread
+            self.mark(self._own)
+
     def _switch_off(self, part: object, action: str, error: Exception) -> None:
         """Call no method of a part that failed any more: half of the events would make a wrong finding."""
         self._off[id(part)] = part
@@ -269,8 +299,8 @@ class Recorder:
         return self._log.marks(self._start, tuple(self._labels), callbacks)
 
     def boundaries(self, most: int) -> Iterator[Boundary]:
-        """Yield the boundaries among so many of the log's first entries."""
-        return self._log.boundaries(most)
+        """Yield the boundaries of the fit that goes on among so many of the log's first entries."""
+        return self._log.boundaries(most, self._first)
 
     def __len__(self) -> int:
         """Return the number of entries of the log: marks and boundaries."""

@@ -9,7 +9,9 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.phase_log import LogPosition
 from nbguard.profiler.record.call_arguments import CallArguments
+from nbguard.profiler.record.fit_bounds import Begins, FitBounds
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 
@@ -26,7 +28,9 @@ class TorchLoop:
 
     watches = "phases of the loop"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, begins: Begins | None = None) -> None:
+        """`begins` is called where another fit begins."""
+        self.fits = FitBounds(recorder, begins or _ignore)
         self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
         self.in_learner = 0
         self._recorder = recorder
@@ -83,8 +87,21 @@ class TorchLoop:
         """Emit that the outermost module is about to be called."""
         if self._model() is not module:
             self._model = _reference(module)
+            if self._model is not _nothing:
+                self.fits.model(self._model)
             self._recorder.emit("model", module, args)
         self._recorder.emit("forward", module, args)
+
+    def has_loss(self, loss: Any) -> None:
+        """Log and emit that there is a loss to train on."""
+        if self.fits.is_open:
+            self._recorder.aside(self.fits, "loss", self.fits.trains)
+        self._recorder.boundary("loss")
+        self._recorder.emit("loss", loss)
+
+    def begins_fit(self) -> None:
+        """Emit the next module that is called, whatever was called before: another fit has begun."""
+        self._model = _nothing
 
     def timed(self, phase: str, after: str = "") -> Callable[[Function], Function]:
         """Return a patch that marks the time of a call as `phase`, outside modules and loaders only.
@@ -139,6 +156,7 @@ class TorchLoop:
                 return original(iterator)
             except StopIteration:
                 recorder.end_of(number)
+                self.fits.ended(number)
                 raise
             finally:
                 self.inside -= 1
@@ -156,6 +174,7 @@ class TorchLoop:
             self._numbers[iterator] = number = next(self._count)
             self._model = _nothing
             self._recorder.look_at(_FIRST)
+            self.fits.loader(iterator)
             self._recorder.emit("loader", iterator)
         self._iterator, self._number = weakref.ref(iterator), number
         return number
@@ -194,8 +213,7 @@ class TorchLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread or self.in_learner:
                 return original(tensors, *args, **kw)
-            recorder.boundary("loss")
-            recorder.emit("loss", tensors)
+            self.has_loss(tensors)
             before = recorder.enter(code)
             try:
                 return original(tensors, *args, **kw)
@@ -243,6 +261,10 @@ def _reference(module: Any) -> Callable[[], Any]:
         return weakref.ref(module)
     except TypeError:  # a Learner may take any callable for its model: it is emitted at each call
         return _nothing
+
+
+def _ignore(at: LogPosition, iterator: Any) -> None:
+    """Take all fits for one."""
 
 
 def _nothing() -> None:

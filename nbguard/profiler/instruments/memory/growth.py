@@ -106,8 +106,8 @@ def operations_so_far() -> int:
 def kept_graphs(since: int = 0, least: int = ENOUGH) -> tuple[KeptGraphs, ...]:
     """Return the names that hold many tensors with graphs of their own, the most first, however few their bytes.
 
-    `since`: `operations_so_far()` when the fit began. Tensors that were computed before it are left out. Where fewer than `least`
-    are left, nobody holds that many, and the process is not looked at: nearly always.
+    `since`: `operations_so_far()` when the fit began. Tensors that were computed before it are left out. Where fewer than
+    `least` are left, nobody holds that many, and the process is not looked at.
     """
     older, since_then = _with_graphs(since)
     if since_then < least:
