@@ -46,6 +46,11 @@ class FitBounds:
         self._iterator, self._began = weakref.ref(iterator), self._recorder.position
         self._called.clear()
 
+    def asked_again(self, number: int) -> None:
+        """Note that the latest iterator, of this number, is asked for more: ahead, if nothing was done with the first batch."""
+        if not self._called:
+            self._recorder.ahead.add(number)
+
     def model(self, module: weakref.ref[Any]) -> None:
         """Note a module that is about to be called."""
         self._called[id(module())] = module

@@ -97,6 +97,7 @@ class Recorder:
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
+        self.ahead: set[int] = set()  # iterators that were asked for a second batch before anything was done with the first
         self.failed: list[str] = []  # instruments that made a mistake and are off, in words
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
         self._callbacks: dict[int, str] = {}  # class of the callback, by the number of its phase

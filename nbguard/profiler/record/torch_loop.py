@@ -141,6 +141,8 @@ class TorchLoop:
                 return original(iterator)
             if self._iterator() is iterator:
                 number = self._number
+                if self.fits.is_open:
+                    self.fits.asked_again(number)
             elif (asked := recorder.attempt(self, "a batch", self._number_of, iterator)) is not None:
                 number = asked
             else:

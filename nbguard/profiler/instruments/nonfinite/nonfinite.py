@@ -195,7 +195,7 @@ class FiniteWatch:
         self._first = NotFinite(
             of=of,
             value=value,
-            place=position_of(self._recorder.boundaries(turned)),
+            place=position_of(self._recorder.boundaries(turned), self._recorder.ahead),
             origin=origin,
             has_stopped=stops,
             is_search=self._is_search,
