@@ -114,18 +114,27 @@ class FitInstruments:
             self._note_mistake(part, "observe", error)
             return otherwise
 
-    def attempt(self, action: str, part: object, *arguments: object) -> None:
-        """Start or stop a part; one that fails is named in the report and costs the fit nothing."""
+    def attempt(self, action: str, part: object, *arguments: object) -> Any:
+        """Start or stop a part, or ask it; one that fails is named in the report and costs the fit nothing: None then."""
         try:
-            getattr(part, action)(*arguments)
+            return getattr(part, action)(*arguments)
         except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
             self._note_mistake(part, action, error)
+            return None
 
     def _note_mistake(self, part: object, action: str, error: Exception) -> None:
         name = type(part).__name__
         watches = getattr(type(part), "watches", "")
         unseen = f"{watches} not seen; " if watches else ""
         self.mistakes.append(f"{name} could not {action} ({type(error).__name__}: {error}): {unseen}please report it")
+
+
+def _known(ask: Callable[[], int], otherwise: int) -> int:
+    """Return a figure of the machine; `otherwise` where it cannot be had."""
+    try:
+        return ask()
+    except Exception:  # noqa: BLE001 - a mistake of ours must not cost the rest of the report
+        return otherwise
 
 
 _NO_LOG = PhaseLog(start=0, codes=(), times=(), labels=())
@@ -158,8 +167,8 @@ class Instruments:
         self._fit.start(self.recorder)  # last: its patches go before those of the fronts, when another fit begins
 
     def stop(self) -> PhaseLog:
-        """Take everything down and return the log of all fits."""
-        log = self.recorder.stop()
+        """Take everything down and return the log of all fits. Nothing that fails here keeps the rest from being taken down."""
+        log = self._fit.attempt("stop", self.recorder) or _NO_LOG
         self._fit.stop()
         for part in (self.fastai, self.loop, self.ranks):
             self._fit.attempt("stop", part)
@@ -193,8 +202,9 @@ class Instruments:
 
         The messages of other ranks are not in it yet: they are exchanged once this rank's own fit is analysed.
         """
-        *logs, last = log.divided(self._places)
-        cost, cores, callbacks = cost_of_a_mark(), usable_cores(), self.fastai.observe()
+        *logs, last = self._fit.attempt("divided", log, self._places) or [*(_NO_LOG for _ in self._earlier), log]
+        cost, cores = _known(cost_of_a_mark, 0), _known(usable_cores, 1)
+        callbacks = self._fit.attempt("observe", self.fastai) or ()
         earlier = tuple(
             replace(observed, title=title, log=part, mark_cost=cost, cores=cores, library_callbacks=callbacks)
             for observed, part in zip(self._earlier, logs, strict=True)

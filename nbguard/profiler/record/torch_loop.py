@@ -66,11 +66,10 @@ class TorchLoop:
 
     def stop(self) -> None:
         """Take the marks out."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self.leave_modules()
         self._patches.restore()
+        self.leave_modules()
+        while self._hooks:
+            self._hooks.pop().remove()
         self._model = _nothing
 
     def watch_modules(self) -> None:
