@@ -9,6 +9,7 @@ from pathlib import Path
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.report import FitReport, MemoryReport
+from nbguard.profiler.analysis.time.phase_log import joined
 from nbguard.profiler.analysis.time.trace import trace_events
 from nbguard.profiler.files import check_path, write_json, write_text
 from nbguard.profiler.options import FitOptions
@@ -48,12 +49,14 @@ class Outputs:
         if self._save is not None:
             yield str(self._save), partial(_write_observations, self._save, observations)
         for sink in self._sinks:
-            yield sink.place, partial(sink.write, report)
+            for each in (*report.earlier, report):
+                yield sink.place, partial(sink.write, each)
 
 
 def _write_trace(path: Path, report: FitReport, observations: FitObservations) -> None:
     points = report.memory.points if isinstance(report.memory, MemoryReport) else ()
-    write_json(path, trace_events(observations.log, points, report.title))
+    logs = [*(earlier.log for earlier in observations.earlier), observations.log]
+    write_json(path, trace_events(joined(logs), points, report.title))
 
 
 def _write_observations(path: Path, observations: FitObservations) -> None:

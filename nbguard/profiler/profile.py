@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from nbguard.errors import NbguardError, StoppedAtNaN
 from nbguard.profiler import run_history
 from nbguard.profiler.analysis.fit_report import FitAnalysis
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
+from nbguard.profiler.analysis.memory.growth import least_kept
 from nbguard.profiler.analysis.observations import FitObservations
-from nbguard.profiler.analysis.report import Ending, FitReport, Timing
+from nbguard.profiler.analysis.report import Ending, FitReport, Overhead, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.instruments import Instruments
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
@@ -20,6 +21,7 @@ from nbguard.profiler.options import FitOptions
 from nbguard.profiler.outputs import Outputs
 from nbguard.profiler.record.recorder import Recorder
 
+_T = TypeVar("_T")
 _running: FitProfile | None = None
 
 
@@ -39,6 +41,7 @@ class FitProfile:
         self._instruments: Instruments | None = None
         self._observations: FitObservations | None = None
         self._report: FitReport | None = None
+        self._mistakes: list[str] = []  # of steps after the fit, in words for the user
 
     @property
     def report(self) -> FitReport:
@@ -104,29 +107,70 @@ class FitProfile:
         _running = None
         log = instruments.stop()
         error_name = "" if error is None else type(error).__name__
-        observations = instruments.observe(log, title=title, ending=ending_of(error), error=error_name)
-        analysis = self._observe_more(FitAnalysis(observations), instruments, key)
-        if analysis.timing.batches:
-            run_history.keep(key, analysis.run_record)
+        ending = self._attempt("how it ended", lambda: ending_of(error), "error")
+        observations = instruments.observe(log, title=title, ending=ending, error=error_name)
+        analysis = self._attempt(
+            "what is worth a second look",
+            lambda: self._observe_more(FitAnalysis(observations), instruments, key),
+            FitAnalysis(observations),
+        )
         self._observations = analysis.observations
-        written = self._outputs.write(analysis.report, self._observations) if instruments.ranks.speaks else ()
-        files = tuple(written)
-        self._report = replace(analysis.report, files=files, notes=(*analysis.report.notes, *self._outputs.failed))
+        report = self._attempt("the report", lambda: analysis.report, None) or _bare(analysis.observations)
+        self._attempt("the history of runs", lambda: _keep(analysis, key), None)
+        written = self._attempt("files", lambda: self._write(report, instruments), ())
+        self._report = replace(report, files=written, notes=(*report.notes, *self._outputs.failed, *self._mistakes))
         return self._report
+
+    def _attempt(self, what: str, act: Callable[[], _T], otherwise: _T) -> _T:
+        """Return the result of a step after the fit; `otherwise`, and a note in the report, where it fails.
+
+        A mistake of ours costs a part of the report, never the cell or the user's own exception.
+        """
+        try:
+            return act()
+        except Exception as mistake:  # noqa: BLE001 - see above
+            self._mistakes.append(f"{what}: not known ({type(mistake).__name__}: {mistake}); please report it")
+            return otherwise
+
+    def _write(self, report: FitReport, instruments: Instruments) -> tuple[str, ...]:
+        if self._outputs is None or self._observations is None or not instruments.ranks.speaks:
+            return ()
+        return tuple(dict.fromkeys(self._outputs.write(report, self._observations)))
 
     def _observe_more(self, analysis: FitAnalysis, instruments: Instruments, key: str) -> FitAnalysis:
         """Return the analysis with the observations that are worth making, or can be made, only once it is known."""
-        options = self._options
+        options, observed = self._options, analysis.observations
         if options.tune_workers:
-            tuning = _tune(instruments, analysis.timing)
-            analysis = analysis.with_more(replace(analysis.observations, tuning=tuning))
+            tuning = self._attempt("other numbers of workers", lambda: _tune(instruments, analysis.timing), None)
+            observed = replace(observed, tuning=tuning)
         if analysis.may_keep_graphs:
-            analysis = analysis.with_more(replace(analysis.observations, kept_graphs=kept_graphs(self._operations)))
+            least = least_kept(analysis.timing.batches)
+            kept = self._attempt("names that keep graphs", lambda: kept_graphs(self._operations, least), ())
+            observed = replace(observed, kept_graphs=kept)
         if options.compare:
-            before = run_history.last(key)
-            analysis = analysis.with_more(replace(analysis.observations, is_compared=True, before=before))
-        ranks = instruments.ranks.exchange(analysis.rank_row)
-        return analysis if ranks is None else analysis.with_more(replace(analysis.observations, ranks=ranks))
+            observed = replace(observed, is_compared=True, before=run_history.last(key))
+        ranks = self._attempt("other ranks", lambda: instruments.ranks.exchange(analysis.rank_row), None)
+        return analysis.with_more(replace(observed, ranks=ranks))
+
+
+def _keep(analysis: FitAnalysis, key: str) -> None:
+    """Keep the figures of a fit, to compare the next run of the same code with."""
+    if analysis.timing.batches:
+        run_history.keep(key, analysis.run_record)
+
+
+def _bare(observed: FitObservations) -> FitReport:
+    """Return a report that says how the fit ended and no more."""
+    timing = Timing(wall=observed.log.wall, rows=(), batches=0, warm_up=0, first=None, step=None, step_p95=None, epochs=())
+    overhead = Overhead(observed.mark_cost, len(observed.log.codes), 0, 0.0)
+    return FitReport(
+        title=observed.title,
+        ending=observed.ending,
+        error=observed.error,
+        timing=timing,
+        overhead=overhead,
+        notes=observed.mistakes,
+    )
 
 
 def _tune(instruments: Instruments, timing: Timing) -> WorkerTuning:

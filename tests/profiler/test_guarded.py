@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
@@ -11,7 +12,10 @@ import torch
 from fastai.basics import Callback, Learner
 
 from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.analysis.fit_report import FitAnalysis
 from nbguard.profiler.analysis.report import FitReport
+from nbguard.profiler.options import FitOptions
+from nbguard.profiler.profile import FitProfile
 from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
@@ -213,3 +217,71 @@ def test_a_callback_whose_class_cannot_be_patched_runs_as_without() -> None:
     assert counts.__dict__["seen"] == 12
     assert profile.report.ending == "complete"
     assert [note for note in profile.report.notes if "times of callbacks not seen" in note]
+
+
+AFTER_THE_FIT = [
+    "nbguard.profiler.record.recorder.Recorder.stop",
+    "nbguard.profiler.record.log.Log.marks",
+    "nbguard.profiler.instruments.instruments.cost_of_a_mark",
+    "nbguard.profiler.instruments.instruments.usable_cores",
+    "nbguard.profiler.record.fastai_loop.FastaiLoop.observe",
+    "nbguard.profiler.analysis.time.phase_log.PhaseLog.divided",
+    "nbguard.profiler.analysis.fit_report.divide",
+    "nbguard.profiler.analysis.fit_report.timing_of",
+    "nbguard.profiler.analysis.fit_report.first_steps",
+    "nbguard.profiler.analysis.fit_report.memory_report",
+    "nbguard.profiler.profile.ending_of",
+    "nbguard.profiler.profile.kept_graphs",
+    "nbguard.profiler.profile.least_kept",
+    "nbguard.profiler.profile._tune",
+    "nbguard.profiler.profile.run_history.keep",
+    "nbguard.profiler.distributed.ranks.RankWatch.exchange",
+    "nbguard.profiler.distributed.ranks.RankWatch.stop",
+    "nbguard.profiler.outputs.write_json",
+    "nbguard.profiler.outputs.Outputs.write",
+    *(
+        f"nbguard.profiler.instruments.{place}.{action}"
+        for place in (
+            "subject.Subject",
+            "loader.loaders.LoaderWatch",
+            "health.gpu.GpuWatch",
+            "memory.memory.MemoryWatch",
+            "health.amp.AmpWatch",
+            "health.optimizers.OptimizerWatch",
+            "health.syncs.SyncWatch",
+            "health.switches.SwitchWatch",
+            "nonfinite.nonfinite.FiniteWatch",
+        )
+        for action in ("stop", "observe")
+    ),
+]
+
+
+@pytest.mark.parametrize("place", AFTER_THE_FIT)
+def test_a_mistake_after_the_fit_costs_a_part_of_the_report(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = vars(torch.nn.Module)["__call__"], torch.autograd.backward, vars(Learner)["_call_one"]
+    failures = []
+
+    def fails(*_: Any, **__: Any) -> Any:
+        failures.append(place)
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(FitAnalysis, "may_keep_graphs", True)
+    profile = FitProfile(FitOptions(json=str(tmp_path / "report.json"), tune_workers=place.endswith("_tune")))
+    profile.start()
+    quiet_fit(learner(), 1)
+    train(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(place, fails)
+        report = profile.finish(KeyError("mine"))
+
+    assert failures
+    assert not FitProfile.is_any_running()
+    assert report is profile.report
+    assert report.error == "KeyError"
+    is_silent = place.endswith(("cost_of_a_mark", "usable_cores"))
+    said = [note for note in report.notes if "planted" in note]
+    assert bool(said) is not is_silent, report.notes
+    assert (vars(torch.nn.Module)["__call__"], torch.autograd.backward, vars(Learner)["_call_one"]) == before

@@ -408,3 +408,44 @@ def test_nothing_of_the_users_is_kept() -> None:
             refs = run()
             gc.collect()
             assert [ref() for ref in refs] == [None] * len(refs)
+
+
+def ahead(loader: Any, count: int) -> Any:
+    """Yield the batches of a loader, `count` of which are fetched before the first is handed out, as Trainers do."""
+    iterator, waiting = iter(loader), []
+    for batch in iterator:
+        waiting.append(batch)
+        if len(waiting) > count:
+            yield waiting.pop(0)
+    yield from waiting
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize(("at", "place"), [(3, (3, 1)), (10, (10, 1)), (11, (1, 2)), (19, (9, 2)), (20, (10, 2))])
+def test_batches_are_counted_right_where_they_are_fetched_ahead(count: int, at: int, place: tuple[int, int]) -> None:
+    watch, model = FiniteWatch(), net(Faulty(at))
+    loader = data(batches=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with recording(watch):
+        for _ in range(2):
+            for x, y in ahead(loader, count):
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    first = first_of(watch)
+    assert (first.place.batch, first.place.epoch) == place
+
+
+def test_batches_are_counted_right_under_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    watch, model = FiniteWatch(), net(Faulty(24))
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0), data(batches=30))
+    with recording(watch):
+        for x, y in loader:
+            accelerator.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert first_of(watch).place.batch == 24

@@ -102,9 +102,12 @@ class FitAnalysis:
 
     @property
     def may_keep_graphs(self) -> bool:
-        """Say whether it is worth looking for names that keep graphs: batches enough, and no graph was seen to grow."""
+        """Say whether it is worth looking for names that keep graphs: batches enough, signs of it, and none known already."""
         is_known = self.growth_finding is not None and self.growth_finding.kind == "graph"
-        return self.timing.batches >= growth.ENOUGH and not is_known
+        if self.timing.batches < growth.ENOUGH or is_known:
+            return False
+        memory = self.observations.memory
+        return isinstance(memory, Unavailable) or growth.may_keep_graphs(memory.samples, memory.living_losses)
 
     @cached_property
     def report(self) -> FitReport:
@@ -130,6 +133,7 @@ class FitAnalysis:
             comparison=self._comparison,
             notes=(*observed.mistakes, *self._missed()),
             missed=observed.subject.missed,
+            earlier=tuple(map(build_fit_report, observed.earlier)),
         )
 
     @cached_property

@@ -68,6 +68,7 @@ class FitObservations:
     tuning: WorkerTuning | None = None  # trials of `--tune-workers`; None: not asked for
     ranks: RankObservations | None = None  # messages of all ranks, on rank 0; None: one process, or another rank
     is_compared: bool = False  # with `--compare last`
+    earlier: tuple[FitObservations, ...] = ()  # of the fits before it in the same cell, each with its part of the log
     before: RunRecord | None = None  # the run to compare with; None: there is none
 
     def to_json(self) -> str:

@@ -284,6 +284,7 @@ class FitReport(Result):
     notes: tuple[str, ...] = ()  # limits of the profile and mistakes of nbguard, in words
     files: tuple[str, ...] = ()  # written by --trace, --json and --log
     missed: int = 0  # batches that were over when the profile began
+    earlier: tuple[FitReport, ...] = ()  # of the fits before this one in the same cell, the first one first
 
     @property
     def is_partial(self) -> bool:

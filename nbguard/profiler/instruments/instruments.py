@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from nbguard.memory.facts import Unavailable
@@ -13,7 +15,7 @@ from nbguard.profiler.analysis.health.syncs import SyncFacts
 from nbguard.profiler.analysis.observations import FitObservations, SubjectFacts
 from nbguard.profiler.analysis.report import Ending
 from nbguard.profiler.analysis.time.gpu import GpuObservations
-from nbguard.profiler.analysis.time.phase_log import PhaseLog
+from nbguard.profiler.analysis.time.phase_log import LogPosition, PhaseLog
 from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.instruments.health.amp import AmpWatch
 from nbguard.profiler.instruments.health.gpu import GpuWatch
@@ -52,16 +54,13 @@ class Instrument(Protocol[Observed]):
         """Return its observations; called after `stop`."""
 
 
-class Instruments:
-    """The instruments around one fit, and the patches that write its log."""
+class FitInstruments:
+    """The instruments that watch one fit, each its own aspect of it."""
 
-    def __init__(self, options: FitOptions, recorder: Recorder, counter: MemoryCounter | None = None) -> None:
-        self.recorder = recorder
-        self.loop = TorchLoop(recorder)
-        self.fastai = FastaiLoop(recorder, self.loop)
+    def __init__(self, options: FitOptions, counter: MemoryCounter | None, begun: Any = None) -> None:
+        """`begun`: the iterator of the fit's first batch, where that has been recorded already."""
         self.loaders = LoaderWatch()
-        self.ranks = RankWatch()
-        self._subject = Subject()
+        self._subject = Subject(begun)
         self._gpu = GpuWatch()
         self._memory = MemoryWatch(options.memory, counter)
         self._amp = AmpWatch()
@@ -69,8 +68,8 @@ class Instruments:
         self._syncs = SyncWatch()
         self._switches = SwitchWatch()
         self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
-        self._mistakes: list[str] = []
-        self._instruments: tuple[Instrument[Any], ...] = (
+        self.mistakes: list[str] = []
+        self._parts: tuple[Instrument[Any], ...] = (
             self._subject,
             self.loaders,
             self._gpu,
@@ -79,36 +78,23 @@ class Instruments:
             self._optimizers,
             self._syncs,
             self._switches,
-            self.ranks,
             self._finite,  # last: at an event it may end the fit
         )
 
-    def start(self) -> None:
-        """Put all instruments around the code that runs from here on."""
-        for instrument in self._instruments:
-            self._try("start", instrument, self.recorder)
-        for front in (self.loop, self.fastai):
-            self._try("start", front)
+    def start(self, recorder: Recorder) -> None:
+        """Put the instruments around the code that runs from here on."""
+        for part in self._parts:
+            self.attempt("start", part, recorder)
 
-    def stop(self) -> PhaseLog:
-        """Take everything down and return the log."""
-        log = self.recorder.stop()
-        for part in (self.fastai, self.loop, *reversed(self._instruments)):
-            self._try("stop", part)
-        return log
+    def stop(self) -> None:
+        """Take them down."""
+        for part in reversed(self._parts):
+            self.attempt("stop", part)
 
-    def observe(self, log: PhaseLog, *, title: str, ending: Ending, error: str) -> FitObservations:
-        """Return the observations of all instruments, of a fit that ended in this way; called after `stop`.
-
-        The messages of other ranks are not in it yet: they are exchanged once this rank's own fit is analysed.
-        """
+    def observe(self) -> FitObservations:
+        """Return the observations of the instruments, after `stop`; what they do not see is still missing in it."""
         return FitObservations(
-            title=title,
-            ending=ending,
-            error=error,
-            log=log,
-            mark_cost=cost_of_a_mark(),
-            cores=usable_cores(),
+            log=_NO_LOG,
             subject=self._ask(self._subject, SubjectFacts()),
             loaders=self._ask(self.loaders, ()),
             gpu=self._ask(self._gpu, GpuObservations()),
@@ -118,28 +104,122 @@ class Instruments:
             syncs=self._ask(self._syncs, SyncFacts()),
             switches=self._ask(self._switches, SwitchFacts()),
             finite=self._ask(self._finite, FiniteFacts()),
-            library_callbacks=self.fastai.observe(),
-            has_other_threads=self.recorder.elsewhere,
-            mistakes=(*self._mistakes, *self.recorder.failed),  # last: an instrument that fails here is among them
         )
 
-    def _ask(self, instrument: Instrument[_T], otherwise: _T) -> _T:
+    def _ask(self, part: Instrument[_T], otherwise: _T) -> _T:
         """Return the observations of an instrument; `otherwise` if it fails."""
         try:
-            return instrument.observe()
+            return part.observe()
         except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the rest of the report
-            self._note_mistake(instrument, "observe", error)
+            self._note_mistake(part, "observe", error)
             return otherwise
 
-    def _try(self, action: str, part: object, *arguments: object) -> None:
-        """Start or stop a part; one that fails is named in the report and costs the fit nothing."""
+    def attempt(self, action: str, part: object, *arguments: object) -> Any:
+        """Start or stop a part, or ask it; one that fails is named in the report and costs the fit nothing: None then."""
         try:
-            getattr(part, action)(*arguments)
+            return getattr(part, action)(*arguments)
         except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's fit
             self._note_mistake(part, action, error)
+            return None
 
     def _note_mistake(self, part: object, action: str, error: Exception) -> None:
         name = type(part).__name__
         watches = getattr(type(part), "watches", "")
         unseen = f"{watches} not seen; " if watches else ""
-        self._mistakes.append(f"{name} could not {action} ({type(error).__name__}: {error}): {unseen}please report it")
+        self.mistakes.append(f"{name} could not {action} ({type(error).__name__}: {error}): {unseen}please report it")
+
+
+def _known(ask: Callable[[], int], otherwise: int) -> int:
+    """Return a figure of the machine; `otherwise` where it cannot be had."""
+    try:
+        return ask()
+    except Exception:  # noqa: BLE001 - a mistake of ours must not cost the rest of the report
+        return otherwise
+
+
+_NO_LOG = PhaseLog(start=0, codes=(), times=(), labels=())
+
+
+class Instruments:
+    """Everything around the fits of one profile: the patches that write their log, and for each fit its instruments."""
+
+    def __init__(self, options: FitOptions, recorder: Recorder, counter: MemoryCounter | None = None) -> None:
+        self.recorder = recorder
+        self.loop = TorchLoop(recorder, self._begin_fit)
+        self.fastai = FastaiLoop(recorder, self.loop)
+        self.ranks = RankWatch()
+        self._options = options
+        self._counter = counter
+        self._fit = FitInstruments(options, counter)
+        self._earlier: list[FitObservations] = []  # of fits that are over, without their logs
+        self._places: list[LogPosition] = []  # where the later fits begin in the log
+
+    @property
+    def loaders(self) -> LoaderWatch:
+        """Return the watch over the loaders of the latest fit."""
+        return self._fit.loaders
+
+    def start(self) -> None:
+        """Put all instruments around the code that runs from here on."""
+        self._fit.attempt("start", self.ranks, self.recorder)
+        for front in (self.loop, self.fastai):
+            self._fit.attempt("start", front)
+        self._fit.start(self.recorder)  # last: its patches go before those of the fronts, when another fit begins
+
+    def stop(self) -> PhaseLog:
+        """Take everything down and return the log of all fits. Nothing that fails here keeps the rest from being taken down."""
+        log = self._fit.attempt("stop", self.recorder) or _NO_LOG
+        self._fit.stop()
+        for part in (self.fastai, self.loop, self.ranks):
+            self._fit.attempt("stop", part)
+        return log
+
+    def _begin_fit(self, at: LogPosition, iterator: Any) -> None:
+        """Close the observations of the fit that is over, and watch the one that has begun `at` a place of the log.
+
+        `iterator`: the one over its loader, if that was asked already.
+        """
+        before, self._fit = self._fit, FitInstruments(self._options, self._counter, iterator)
+        loader = None if iterator is None else before.loaders.hand_over(iterator)
+        before.stop()
+        self._earlier.append(replace(before.observe(), mistakes=tuple(before.mistakes)))
+        self._places.append(at)
+        self.recorder.begin_fit(at, self._stays)
+        self._fit.start(self.recorder)
+        if loader is not None:
+            self._fit.loaders.take_over(iterator, loader)
+        self.loop.begins_fit()
+        if iterator is not None:
+            self.recorder.emit("loader", iterator)
+
+    def _stays(self, act: Callable[..., None]) -> bool:
+        """Say whether a subscriber is not one of a single fit's instruments."""
+        part = getattr(act, "__self__", None)
+        return not type(part).__module__.startswith(__package__)
+
+    def observe(self, log: PhaseLog, *, title: str, ending: Ending, error: str) -> FitObservations:
+        """Return the observations of the last fit, with those of earlier ones in it; called after `stop`.
+
+        The messages of other ranks are not in it yet: they are exchanged once this rank's own fit is analysed.
+        """
+        *logs, last = self._fit.attempt("divided", log, self._places) or [*(_NO_LOG for _ in self._earlier), log]
+        cost, cores = _known(cost_of_a_mark, 0), _known(usable_cores, 1)
+        callbacks = self._fit.attempt("observe", self.fastai) or ()
+        earlier = tuple(
+            replace(observed, title=title, log=part, mark_cost=cost, cores=cores, library_callbacks=callbacks)
+            for observed, part in zip(self._earlier, logs, strict=True)
+        )
+        observed = self._fit.observe()
+        return replace(
+            observed,
+            title=title,
+            ending=ending,
+            error=error,
+            log=last,
+            mark_cost=cost,
+            cores=cores,
+            library_callbacks=callbacks,
+            has_other_threads=self.recorder.elsewhere,
+            mistakes=(*self._fit.mistakes, *self.recorder.failed),  # last: an instrument that fails here is among them
+            earlier=earlier,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from typing import Any
 
 from nbguard.profiler.analysis.observations import SubjectFacts
@@ -17,7 +18,9 @@ class Subject:
 
     watches = "names of models"
 
-    def __init__(self) -> None:
+    def __init__(self, begun: Any = None) -> None:
+        """`begun`: the iterator of the first batch, where that has been recorded already."""
+        self._begun = None if begun is None else weakref.ref(begun)
         self._names: dict[str, None] = {}
         self._kind = "PyTorch loop"
         self._missed = 0  # batches that loops had given before the profile began
@@ -38,6 +41,8 @@ class Subject:
             self._names[arch.__name__] = None
 
     def _loader(self, iterator: Any) -> None:
+        if self._begun is not None and self._begun() is iterator:
+            return
         count = attribute_of(iterator, "_num_yielded")
         self._missed += count if type(count) is int else 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from nbguard.profiler.analysis.health.nonfinite import BatchPosition
@@ -15,9 +15,13 @@ _BY_HAND = 0
 """The loop of batches that no loader gives: there, each backward pass begins one."""
 
 
-def position_of(boundaries: Iterable[Boundary]) -> BatchPosition:
-    """Return the position of a fit after these boundaries."""
+def position_of(boundaries: Iterable[Boundary], ahead: Container[int] = ()) -> BatchPosition:
+    """Return the position of a fit after these boundaries.
+
+    `ahead`: loops whose batches are asked for before their turn, as accelerate does: there the losses are counted.
+    """
     open_: list[int] = []
+    losses: Counter[int] = Counter()
     batches: Counter[int] = Counter()
     epochs: dict[int, int] = {}
     for boundary in boundaries:
@@ -25,16 +29,17 @@ def position_of(boundaries: Iterable[Boundary]) -> BatchPosition:
             del open_[open_.index(boundary.loop) if boundary.loop in open_ else len(open_) :]  # and loops inside that were left
             open_.append(boundary.loop)
             batches[boundary.loop] += 1
-        elif boundary.kind == "end" and open_:
+        elif boundary.kind == "end" and open_ and open_[-1] not in ahead:  # else its last batches are still to come
             batches[open_.pop()] -= 1
         elif boundary.kind == "fit":
             epochs.clear()
         elif boundary.kind == "loss":
             loop = open_[-1] if open_ else _BY_HAND
+            losses[loop] += 1
             epochs.setdefault(loop, len(epochs) + 1)
             batches[_BY_HAND] += loop == _BY_HAND
     loop = open_[-1] if open_ else _BY_HAND
-    return BatchPosition(batches[loop], epochs.get(loop, 0) if loop != _BY_HAND else 0)
+    return BatchPosition(losses[loop] if loop in ahead else batches[loop], epochs.get(loop, 0) if loop != _BY_HAND else 0)
 
 
 class Body:

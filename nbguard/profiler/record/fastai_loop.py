@@ -168,8 +168,7 @@ class FastaiLoop:
             return
         if type(targets) in (tuple, list) and not targets:  # the loss belongs to an earlier batch
             return
-        self._recorder.boundary("loss")
-        self._recorder.emit("loss", loss)
+        self._loop.has_loss(loss)
 
     def _has_gradients(self, _: Any) -> None:
         self._recorder.emit("backward")
@@ -192,7 +191,7 @@ class FastaiLoop:
         return add_cb
 
     def _with_events(self, original: Function) -> Function:
-        recorder = self._recorder
+        recorder, fits = self._recorder, self._loop.fits
 
         def _with_events(learner: Any, act: Any, kind: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True
@@ -201,6 +200,7 @@ class FastaiLoop:
             recorder.attempt(self.callbacks, kind, self.callbacks.see, learner)
             if kind == "fit":
                 recorder.attempt(self, kind, self._begin, learner)
+            fits.depth += kind == "fit"
             try:
                 result = original(learner, act, kind, *args, **kw)
             except BaseException as error:
@@ -209,6 +209,8 @@ class FastaiLoop:
                 ):  # else `after_fit` is still to come
                     recorder.attempt(self, kind, self._end, error)
                 raise
+            finally:
+                fits.depth -= kind == "fit"
             if kind == "fit":
                 recorder.attempt(self, kind, self._end, None)
             return result
@@ -216,6 +218,7 @@ class FastaiLoop:
         return _with_events
 
     def _begin(self, learner: Any) -> None:
+        self._recorder.aside(self._loop.fits, "fit", self._loop.fits.learner, learner)
         self._fits += 1
         self._is_fitting = True
         self._loop.leave_modules()

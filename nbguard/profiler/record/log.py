@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import get_args
 
-from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
+from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
 
 _LOOSE = 8192
 """Numbers that may be in the list before they are packed."""
@@ -27,11 +27,13 @@ class Log:
         self._loose: list[int] = []  # of a mark its code and time; of a boundary its kind, below 0, and loop
         self._packed: list[bytes] = []  # entries before those, packed
         self._before = 0  # entries that are packed
+        self._boundaries = 0
         self.mark = _marker(self._loose, clock)
 
     def boundary(self, kind: BoundaryKind, loop: int) -> None:
         """Log a boundary."""
         self._loose.extend((_CODES[kind], loop))
+        self._boundaries += 1
 
     def pack(self) -> None:
         """Pack the entries, if there are many."""
@@ -45,14 +47,19 @@ class Log:
         """Return the number of entries: marks and boundaries."""
         return self._before + len(self._loose) // 2
 
+    @property
+    def position(self) -> LogPosition:
+        """Return the end of the log so far."""
+        return LogPosition(len(self) - self._boundaries, self._boundaries)
+
     def _entries(self) -> Iterator[tuple[int, int]]:
         for numbers in chain(map(_unpacked, self._packed), (self._loose,)):
             yield from zip(numbers[::2], numbers[1::2], strict=True)
 
-    def boundaries(self, most: int | None = None) -> Iterator[Boundary]:
-        """Yield the boundaries, or those among so many of the first entries."""
+    def boundaries(self, most: int | None = None, first: int = 0) -> Iterator[Boundary]:
+        """Yield the boundaries, or those among so many of the first entries, from entry `first` on."""
         marks = 0
-        for code, loop in islice(self._entries(), most):
+        for code, loop in islice(self._entries(), first, most):
             if code < 0:
                 yield Boundary(marks, _KINDS[~code], loop)
             else:

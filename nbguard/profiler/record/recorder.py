@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Literal, TypeVar, get_args
 
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, PhaseLog
+from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
 from nbguard.profiler.record.log import Log
 
 Event = Literal[
@@ -53,8 +53,11 @@ Event = Literal[
 _RARE = frozenset(("end", "model", "scale", "learner", "loader", "fit ends"))
 """Events that all subscribers receive, in every batch."""
 _ALL = 32
-_EVERY = 7
-"""Of the first batches all are looked at, then each seventh: no usual interval of a loop is a multiple of it."""
+_OFTEN = 7
+_SOON = 128
+_SELDOM = 37
+"""Of the first batches all are looked at, then each seventh, and of a long fit each 37th: no usual interval of a loop is a
+multiple of these."""
 _OFF = -1
 _T = TypeVar("_T")
 Subscribers = dict[str, tuple[Callable[..., None], ...]]
@@ -94,6 +97,7 @@ class Recorder:
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
+        self.ahead: set[int] = set()  # iterators that were asked for a second batch before anything was done with the first
         self.failed: list[str] = []  # instruments that made a mistake and are off, in words
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
         self._callbacks: dict[int, str] = {}  # class of the callback, by the number of its phase
@@ -105,6 +109,7 @@ class Recorder:
         self.looks = True  # whether all subscribers receive the events of this batch
         self._all = _ALL  # up to here every batch is looked at
         self._trained_at = 0
+        self._first = 0  # entry of the log with which the fit began that goes on
         self._own = self._labels[phases.OWN]
         self._has_ended = False
         self._off: dict[int, object] = {}  # parts that failed, by their ids
@@ -164,7 +169,7 @@ class Recorder:
         self.loop = loop
         self._log.pack()
         self.boundary("batch", loop)
-        is_sampled = self.batches <= self._all or self.batches % _EVERY == 0
+        is_sampled = self.batches <= self._all or self.batches % (_OFTEN if self.batches <= _SOON else _SELDOM) == 0
         if is_sampled:
             self.subscribers = self._sampled
         self.emit("batch", self.batches)
@@ -183,6 +188,25 @@ class Recorder:
         """Have the next batches looked at, all of them."""
         self._all = max(self._all, self.batches + batches)
 
+    @property
+    def position(self) -> LogPosition:
+        """Return the end of the log so far."""
+        return self._log.position
+
+    def begin_fit(self, at: LogPosition, keeps: Callable[[Callable[..., None]], bool]) -> None:
+        """Note that another fit has begun, at a place of the log: its batches are counted and looked at from the first one on.
+
+        Of the subscribers only those stay that `keeps` says.
+        """
+        self._first = at.marks + at.boundaries
+        kinds = [boundary.kind for boundary in self._log.boundaries(first=self._first)]
+        self.batches = kinds.count("batch") - kinds.count("end")
+        self.trained, self._trained_at, self._all = 0, -1, self.batches + _ALL
+        for subscribers in (self._sampled, self._always):
+            for event, acts in subscribers.items():
+                subscribers[event] = tuple(filter(keeps, acts))
+        self.subscribers, self.looks = self._sampled, True
+
     def subscribe(self, event: Event, act: Callable[..., None], *, every_batch: bool = False) -> None:
         """Have `act` called at an event, once even if asked for twice; its time is nbguard's own.
 
@@ -199,11 +223,16 @@ class Recorder:
             subscribers[event] = tuple(subscriber for subscriber in subscribers[event] if subscriber != act)
 
     def emit(self, event: Event, *facts: Any) -> None:
-        """Call the subscribers to an event."""
+        """Call the subscribers to an event. Their time is marked as nbguard's own.
+
+        One alone, in a batch that is not looked at, is not: it takes less than the marks would, as a part of what they cost.
+        """
         subscribers = self.subscribers[event]
         if not subscribers:
             return
-        self.mark(self.current)
+        is_marked = self.looks or len(subscribers) > 1
+        if is_marked:
+            self.mark(self.current)
         thread, self.thread = self.thread, _OFF
         try:
             for act in subscribers:
@@ -219,7 +248,8 @@ class Recorder:
         finally:
             if not self._has_ended:
                 self.thread = thread
-                self.mark(self._own)
+                if is_marked:
+                    self.mark(self._own)
 
     def attempt(self, part: object, action: str, act: Callable[..., _T], *facts: Any) -> _T | None:
         """Return `act(*facts)`: the one way in which patched functions read objects of the user's or a library's.
@@ -235,6 +265,16 @@ class Recorder:
                 raise
             self._switch_off(part, action, error)
             return None
+
+    def aside(self, part: object, action: str, act: Callable[..., object], *facts: Any) -> None:
+        """Call `act` as `attempt` does, its time being nbguard's own: patched functions log nothing of what it does."""
+        self.mark(self.current)
+        thread, self.thread = self.thread, _OFF
+        try:
+            self.attempt(part, action, act, *facts)
+        finally:
+            self.thread = thread
+            self.mark(self._own)
 
     def _switch_off(self, part: object, action: str, error: Exception) -> None:
         """Call no method of a part that failed any more: half of the events would make a wrong finding."""
@@ -260,8 +300,8 @@ class Recorder:
         return self._log.marks(self._start, tuple(self._labels), callbacks)
 
     def boundaries(self, most: int) -> Iterator[Boundary]:
-        """Yield the boundaries among so many of the log's first entries."""
-        return self._log.boundaries(most)
+        """Yield the boundaries of the fit that goes on among so many of the log's first entries."""
+        return self._log.boundaries(most, self._first)
 
     def __len__(self) -> int:
         """Return the number of entries of the log: marks and boundaries."""

@@ -9,7 +9,9 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.phase_log import LogPosition
 from nbguard.profiler.record.call_arguments import CallArguments
+from nbguard.profiler.record.fit_bounds import Begins, FitBounds
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 
@@ -26,13 +28,16 @@ class TorchLoop:
 
     watches = "phases of the loop"
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, begins: Begins | None = None) -> None:
+        """`begins` is called where another fit begins."""
+        self.fits = FitBounds(recorder, begins or _ignore)
         self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
         self.in_learner = 0
         self._recorder = recorder
         self._patches = Patches()
         self._modules = Patches()
         self._hooks: list[Any] = []
+        self._step = recorder.code(phases.STEP)
         self._steps: list[int] = []  # codes of the phases around optimizers' steps; of a step that failed it stays
         self._model: Callable[[], Any] = _nothing
         self._iterator: Callable[[], Any] = _nothing  # the one that was asked last, and its number
@@ -61,11 +66,10 @@ class TorchLoop:
 
     def stop(self) -> None:
         """Take the marks out."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self.leave_modules()
         self._patches.restore()
+        self.leave_modules()
+        while self._hooks:
+            self._hooks.pop().remove()
         self._model = _nothing
 
     def watch_modules(self) -> None:
@@ -82,8 +86,21 @@ class TorchLoop:
         """Emit that the outermost module is about to be called."""
         if self._model() is not module:
             self._model = _reference(module)
+            if self._model is not _nothing:
+                self.fits.model(self._model)
             self._recorder.emit("model", module, args)
         self._recorder.emit("forward", module, args)
+
+    def has_loss(self, loss: Any) -> None:
+        """Log and emit that there is a loss to train on."""
+        if self.fits.is_open:
+            self._recorder.aside(self.fits, "loss", self.fits.trains)
+        self._recorder.boundary("loss")
+        self._recorder.emit("loss", loss)
+
+    def begins_fit(self) -> None:
+        """Emit the next module that is called, whatever was called before: another fit has begun."""
+        self._model = _nothing
 
     def timed(self, phase: str, after: str = "") -> Callable[[Function], Function]:
         """Return a patch that marks the time of a call as `phase`, outside modules and loaders only.
@@ -123,6 +140,8 @@ class TorchLoop:
                 return original(iterator)
             if self._iterator() is iterator:
                 number = self._number
+                if self.fits.is_open:
+                    self.fits.asked_again(number)
             elif (asked := recorder.attempt(self, "a batch", self._number_of, iterator)) is not None:
                 number = asked
             else:
@@ -138,6 +157,7 @@ class TorchLoop:
                 return original(iterator)
             except StopIteration:
                 recorder.end_of(number)
+                self.fits.ended(number)
                 raise
             finally:
                 self.inside -= 1
@@ -155,6 +175,7 @@ class TorchLoop:
             self._numbers[iterator] = number = next(self._count)
             self._model = _nothing
             self._recorder.look_at(_FIRST)
+            self.fits.loader(iterator)
             self._recorder.emit("loader", iterator)
         self._iterator, self._number = weakref.ref(iterator), number
         return number
@@ -193,8 +214,7 @@ class TorchLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread or self.in_learner:
                 return original(tensors, *args, **kw)
-            recorder.boundary("loss")
-            recorder.emit("loss", tensors)
+            self.has_loss(tensors)
             before = recorder.enter(code)
             try:
                 return original(tensors, *args, **kw)
@@ -212,7 +232,8 @@ class TorchLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread or self.in_learner:
                 return original(optimizer, *args, **kw)
-            recorder.emit("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
+            if recorder.subscribers["zero_grad"]:
+                recorder.emit("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
             before = recorder.enter(code)
             try:
                 return original(optimizer, *args, **kw)
@@ -223,15 +244,16 @@ class TorchLoop:
         return zero_grad
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if get_ident() == self._recorder.thread and not self.in_learner:
-            self._recorder.emit("step", optimizer)
-            self._steps.append(self._recorder.enter(self._recorder.code(phases.STEP)))
+        recorder = self._recorder
+        if get_ident() == recorder.thread and not self.in_learner:
+            recorder.emit("step", optimizer)
+            self._steps.append(recorder.enter(self._step))
 
     def _after_step(self, *_: Any) -> None:
         recorder = self._recorder
         if get_ident() == recorder.thread and self._steps and not self.in_learner:
             recorder.current = self._steps.pop()
-            recorder.ended(recorder.code(phases.STEP))
+            recorder.ended(self._step)
             recorder.boundary("step")
 
 
@@ -240,6 +262,10 @@ def _reference(module: Any) -> Callable[[], Any]:
         return weakref.ref(module)
     except TypeError:  # a Learner may take any callable for its model: it is emitted at each call
         return _nothing
+
+
+def _ignore(at: LogPosition, iterator: Any) -> None:
+    """Take all fits for one."""
 
 
 def _nothing() -> None:

@@ -31,6 +31,8 @@ _ENDINGS: dict[Ending, str] = {
 
 def fit_blocks(report: FitReport) -> Iterator[Block]:
     """Yield the profile; a terminal shows phases of 1 % of the time and more, a notebook those from 0.1 % on."""
+    for earlier in report.earlier:
+        yield from fit_blocks(earlier)
     timing, memory = report.timing, report.memory
     yield _head(report)
     if len(report.first) == 1:

@@ -17,6 +17,10 @@ WARM_UP = 3
 """Training batches that are left out: allocators and libraries fill their caches in them."""
 NOTICED = 4 * KiB
 """Bytes per batch below which growth is no finding: a list of numbers grows, too (fastai's Recorder keeps some)."""
+KEPT = 1 * KiB
+"""Bytes per batch below which nobody keeps graphs: a small model's takes some more, a number and its tensor half of it."""
+LIVING = 2
+"""Losses that may live on after a healthy fit: the last one by its name, and by the name of the epoch before."""
 _MOST = 36
 _GROUP = 3
 _ENOUGH_FOR_GROUPS = _GROUP * ENOUGH
@@ -60,6 +64,15 @@ def growth_per_batch(samples: Sequence[Sample]) -> int | None:
     third = len(kept) // 3
     parts = (kept[:third], kept[third : 2 * third], kept[2 * third :])
     return None if any(median(_slopes(part)) < per_batch / 2 for part in parts) else round(per_batch)
+
+
+def may_keep_graphs(samples: Sequence[Sample], living: int) -> bool:
+    """Say whether names may hold graphs of many batches: losses live on, memory grows, or too little is known of it.
+
+    `living`: losses of batches that were looked at which were still there after the fit.
+    """
+    kept = _thinned([sample for sample in samples if sample.batch > WARM_UP])
+    return living > LIVING or len(kept) < ENOUGH or median(_slopes(kept)) > KEPT
 
 
 def growth_per_epoch(samples: Sequence[Sample]) -> int | None:
@@ -142,8 +155,12 @@ def growth_finding(growth: Growth) -> FitFinding:
 
 def graph_findings(kept: Iterable[KeptGraphs], batches: int) -> Iterator[FitFinding]:
     """Yield a finding for each name that keeps the graphs of at least half of so many training batches, however small."""
-    least = max(ENOUGH, batches // 2)
-    yield from (_kept(holder.name, holder.count, batches) for holder in kept if holder.count >= least)
+    yield from (_kept(holder.name, holder.count, batches) for holder in kept if holder.count >= least_kept(batches))
+
+
+def least_kept(batches: int) -> int:
+    """Return how many graphs of so many training batches are worth a finding, at least."""
+    return max(ENOUGH, batches // 2)
 
 
 def _kept(name: str, count: int, batches: int) -> FitFinding:

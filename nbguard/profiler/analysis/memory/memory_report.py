@@ -43,6 +43,7 @@ class MemoryObservations:
     stock: Stock | None = None  # sizes of parameters, gradients, …; None: no optimizer stepped twice
     shape: Shape | None = None  # of the batch with the highest peak among those followed phase by phase
     samples: tuple[Sample, ...] = ()  # levels at the ends of training batches, to see growth
+    living_losses: int = 0  # losses of batches that were looked at which still lived when the fit had ended
     grown: Grown | None = None  # the holder that grew between two looks at the process; None: no two looks, or none grew
     recorded: RecordedBatch | None = None  # of `--memory`: a batch recorded allocation by allocation
     recording_note: str = ""  # the reason why `--memory` recorded no batch

@@ -159,8 +159,7 @@ class _Divider:
         while self._open and self._open[-1].has_ended:
             self._close(self._open.pop(), is_complete=True)
         if any(loop.number == number for loop in self._open):
-            while self._open[-1].number != number:
-                self._leave(self._open.pop())
+            self._return_to(number)
             self._turn_over(self._open[-1], time)
             return
         if self._loose is not None:
@@ -170,6 +169,20 @@ class _Divider:
             self._open[-1].batch.was_left = False
         self._loops += 1
         self._open.append(_Loop(number=number, key=self._loops, batch=_Open(start=time)))
+
+    def _return_to(self, number: int) -> None:
+        """Make a loop the innermost one: those inside it were left, or take turns with it and go on later."""
+        place = next(at for at, loop in enumerate(self._open) if loop.number == number)
+        inside = self._open[place + 1 :]
+        loop = self._open[place]
+        if loop.batch.has_loss and all(other.batch.has_loss for other in inside):  # each trains: tasks that take turns
+            for other in inside:
+                other.batch.was_left = True
+            self._open[place:] = [*inside, loop]
+            return
+        del self._open[place + 1 :]
+        for other in reversed(inside):
+            self._leave(other)
 
     def _turn_over(self, loop: _Loop, time: int) -> None:
         """Begin the next batch of a loop."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 BoundaryKind = Literal["batch", "end", "loss", "step", "fit", "disturbed"]
 """`batch`: an iterator over a loader was asked for its next batch. `end`: it had none left. `loss`: there is a loss to train
@@ -19,6 +20,13 @@ class Boundary:
     at: int  # entries of the log before it
     kind: BoundaryKind  # of event
     loop: int  # number of the iterator, or for "fit" of the Learner's fit; 0: none
+
+
+class LogPosition(NamedTuple):
+    """A place between two entries of a log."""
+
+    marks: int  # before it
+    boundaries: int  # before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +49,31 @@ class PhaseLog:
     def wall(self) -> int:
         """Return the nanoseconds from the start to the last mark."""
         return self.end - self.start
+
+    def divided(self, places: Sequence[LogPosition]) -> tuple[PhaseLog, ...]:
+        """Return the log in parts, divided at these places in their order; each part begins where the one before ends."""
+        bounds = (LogPosition(0, 0), *places, LogPosition(len(self.codes), len(self.boundaries)))
+        return tuple(self._part(first, last) for first, last in pairwise(bounds))
+
+    def _part(self, first: LogPosition, last: LogPosition) -> PhaseLog:
+        inside = self.boundaries[first.boundaries : last.boundaries]
+        return replace(
+            self,
+            start=self.times[first.marks - 1] if first.marks else self.start,
+            codes=self.codes[first.marks : last.marks],
+            times=self.times[first.marks : last.marks],
+            boundaries=tuple(replace(boundary, at=boundary.at - first.marks) for boundary in inside),
+        )
+
+
+def joined(parts: Sequence[PhaseLog]) -> PhaseLog:
+    """Return the parts of a log as one again."""
+    if len(parts) == 1:
+        return parts[0]
+    codes = [code for part in parts for code in part.codes]
+    times = [time for part in parts for time in part.times]
+    before, boundaries = 0, []
+    for part in parts:
+        boundaries += [replace(boundary, at=boundary.at + before) for boundary in part.boundaries]
+        before += len(part.codes)
+    return replace(parts[-1], start=parts[0].start, codes=codes, times=times, boundaries=tuple(boundaries))

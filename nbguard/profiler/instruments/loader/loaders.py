@@ -77,6 +77,7 @@ class LoaderWatch:
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._board: WorkerBoard | None = None  # that a process forked now writes to
         self._mine: tuple[int, FetchTimer] | None = None  # in a worker
+        self._handed: _Watched | None = None  # is watched on by another watch
         self._awaited: tuple[_Watched, int] | None = None  # waits for its first batch
         self._fresh: tuple[_Watched, int] | None = None  # has given one batch at most
 
@@ -95,8 +96,20 @@ class LoaderWatch:
         """Take the clocks away; workers that go on take theirs away themselves."""
         self._patches.restore()
         for watched in self._watched:
-            for board in watched.boards:
-                board.close()
+            if watched is not self._handed:
+                for board in watched.boards:
+                    board.close()
+
+    def hand_over(self, iterator: Any) -> _Watched | None:
+        """Return the observations of an iterator's loader so far. Another watch goes on with them: its workers are heard on."""
+        handed = self._handed = self._iterators.get(iterator)
+        if handed is not None and handed.iterators == 1:  # it was asked by nobody else
+            self._watched.remove(handed)
+        return handed
+
+    def take_over(self, iterator: Any, watched: _Watched) -> None:
+        """Go on with the observations of an iterator's loader."""
+        self._iterators[iterator] = self._add(watched)
 
     def observe(self) -> tuple[LoaderFacts, ...]:
         """Return the loaders that were asked for batches."""

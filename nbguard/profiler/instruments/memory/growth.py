@@ -8,8 +8,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
 
-from nbguard.memory.facts import Graph
 from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, KeptGraphs, Sample, growth_per_batch
 from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes, keepers
 from nbguard.profiler.record.recorder import Recorder
@@ -103,21 +103,27 @@ def operations_so_far() -> int:
     return 0 if count is None else int(count())
 
 
-def kept_graphs(since: int = 0) -> tuple[KeptGraphs, ...]:
+def kept_graphs(since: int = 0, least: int = ENOUGH) -> tuple[KeptGraphs, ...]:
     """Return the names that hold many tensors with graphs of their own, the most first, however few their bytes.
 
-    `since`: `operations_so_far()` when the fit began. Tensors that were computed before it are left out.
+    `since`: `operations_so_far()` when the fit began. Tensors that were computed before it are left out. Where fewer than
+    `least` are left, nobody holds that many, and the process is not looked at.
     """
+    older, since_then = _with_graphs(since)
+    if since_then < least:
+        return ()
     graph = scan(Notebook.current()).facts.graph
     roots = tuple(root for root in graph.roots if root.kind == "name")
-    sizes = holder_sizes(replace(graph, roots=roots), {}, _computed_before(since, graph))
-    return tuple(KeptGraphs(name, count) for name, count in keepers(sizes, ENOUGH))
+    sizes = holder_sizes(replace(graph, roots=roots), {}, older)
+    return tuple(KeptGraphs(name, count) for name, count in keepers(sizes, least))
 
 
-def _computed_before(since: int, graph: Graph) -> frozenset[int]:
-    """Return the ids of the tensors of a look that were computed before so many operations had been recorded."""
+def _with_graphs(since: int) -> tuple[frozenset[int], int]:
+    """Return the ids of the tensors with a graph that were computed before so many operations, and the number of the others."""
     autograd, kinds = Autograd(), Kinds()
-    refs = {node.ref for node in graph.nodes if node.kind == "tensor"}
-    tensors = (obj for obj in gc.get_objects() if id(obj) in refs and kinds.of(type(obj)) == "tensor")
-    with_graph = (tensor for tensor in tensors if autograd.has_graph(tensor))
-    return frozenset(id(tensor) for tensor in with_graph if sequence_of(autograd.grad_fn(tensor)) < since)
+    objects = gc.get_objects()
+    classes = {cls for cls in set(map(type, objects)) if kinds.of(cls) == "tensor"}
+    tensors = compress(objects, map(classes.__contains__, map(type, objects)))
+    with_graph = [tensor for tensor in tensors if autograd.has_graph(tensor)]
+    older = frozenset(id(tensor) for tensor in with_graph if sequence_of(autograd.grad_fn(tensor)) < since)
+    return older, len(with_graph) - len(older)

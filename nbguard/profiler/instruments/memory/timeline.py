@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from nbguard.profiler.instruments.memory.two_batches import DeepWatch
 from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.scan.heap.attributes import attribute_of
 
+_LOSSES = 64
+"""Losses that are remembered, weakly, to see after the fit how many of them live on."""
 _ALONE = 4
 """Optimizer steps since the last batch of a loader after which the loop is taken to have none: then steps divide batches."""
 
@@ -45,6 +48,7 @@ class MemoryTimeline:
         self._is_followed = False  # this batch, phase by phase
         self._hears = (False, False)  # of phases, of calls
         self._shape: Shape | None = None
+        self._losses: list[weakref.ref[Any]] = []
         self._before: int | None = None
         self._after_loss: int | None = None
         self._high, self._high_phase = 0, ""
@@ -103,8 +107,14 @@ class MemoryTimeline:
             if phase == phases.LOSS:
                 self._after_loss = level.allocated
 
-    def _loss(self, _: Any) -> None:
+    def _loss(self, loss: Any) -> None:
         self._trained = True
+        if len(self._losses) < _LOSSES:
+            learner = None if self._learner is None else self._learner()
+            # The loss that callbacks get from a Learner is a copy of the one that is trained on.
+            kept = loss if learner is None else attribute_of(learner, "loss")
+            if issubclass(type(kept), sys.modules["torch"].Tensor):
+                self._losses.append(weakref.ref(kept))
         if self._is_followed and self._after_loss is None:
             self._after_loss = self._read_inside(phases.LOSS).allocated
 
@@ -199,6 +209,7 @@ class MemoryTimeline:
             stock=self._stock,
             shape=self._shape,
             samples=samples,
+            living_losses=sum(loss() is not None for loss in self._losses),
             grown=grown,
             recorded=None if recorded is None else recorded.result,
             recording_note="" if recorded is None else recorded.note,

@@ -105,6 +105,9 @@ class FiniteWatch:
 
     def _loss(self, tensors: Any) -> None:
         self._are_used = True
+        if not self._stops and self._is_finite(tensors):  # nearly always: nothing else is made of it
+            self._losses += 1
+            return
         if self._arriving.is_waiting:
             self._arriving.poll()
         for tensor in tensors if type(tensors) in (tuple, list) else (tensors,):
@@ -113,13 +116,20 @@ class FiniteWatch:
         for call in self._calls if self._stops else ():
             call.release()
 
+    def _is_finite(self, tensor: Any) -> bool:
+        """Say whether a loss is one finite number in host memory."""
+        torch = self._torch
+        if not issubclass(type(tensor), torch.Tensor):
+            return False
+        with torch._C.DisableTorchFunctionSubclass():
+            if not tensor.is_cpu or tensor.numel() != 1 or tensor.layout is not torch.strided:
+                return False
+            value = torch._C.TensorBase.item(tensor)  # torch.Tensor's may be somebody's
+        return bool(value - value == 0)
+
     def _look_at_loss(self, tensor: Any) -> None:
         torch = self._torch
         with torch._C.DisableTorchFunction():
-            is_number = tensor.is_cpu and tensor.numel() == 1 and tensor.is_floating_point() and tensor.layout is torch.strided
-            if is_number and math.isfinite(torch._C.TensorBase.item(tensor)):
-                self._losses += 1
-                return  # nearly always: nothing else is made of it
             number = _in_one(torch, tensor)
             if number is None:
                 return
@@ -185,7 +195,7 @@ class FiniteWatch:
         self._first = NotFinite(
             of=of,
             value=value,
-            place=position_of(self._recorder.boundaries(turned)),
+            place=position_of(self._recorder.boundaries(turned), self._recorder.ahead),
             origin=origin,
             has_stopped=stops,
             is_search=self._is_search,

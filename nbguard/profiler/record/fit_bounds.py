@@ -1,0 +1,92 @@
+"""The bounds between the fits of one recording: each is reported by itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from nbguard.profiler.analysis.time.phase_log import LogPosition
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.heap.attributes import attribute_of
+
+_MOST = 8
+"""Fits that are told apart; the later ones are a part of the last."""
+
+Begins = Callable[[LogPosition, Any], None]
+"""Is called once another fit has begun: with the place where, and the iterator over its loader, None if that comes later."""
+
+
+class FitBounds:
+    """Sees where another fit begins: of another Learner or other loaders, or a loop that trains other models.
+
+    A loop has shown what it is at its first loss; it began where its iterator was asked first. While an earlier loop may go on
+    (two that take turns, one inside the other) there is no bound between them. Everything is held weakly.
+    """
+
+    watches = "bounds between fits"
+
+    def __init__(self, recorder: Recorder, begins: Begins) -> None:
+        self.is_open = False  # the purpose of the latest iterator is not known yet
+        self.depth = 0  # Learners' fits that go on, one inside the other
+        self._recorder = recorder
+        self._begins = begins
+        self._fits = 1
+        self._has_trained = False
+        self._learner: tuple[weakref.ref[Any], int] | None = None  # of this fit, and the id of its loaders
+        self._models: dict[int, weakref.ref[Any]] = {}  # that this fit trains
+        self._called: dict[int, weakref.ref[Any]] = {}  # since the latest iterator was asked first
+        self._iterator: weakref.ref[Any] | None = None  # the latest
+        self._began = LogPosition(0, 0)  # where it was asked first
+        self._loops: dict[int, weakref.ref[Any]] = {}  # iterators that this fit trains with and that have batches left
+
+    def loader(self, iterator: Any) -> None:
+        """Note an iterator that is asked for the first time."""
+        self.is_open = True
+        self._iterator, self._began = weakref.ref(iterator), self._recorder.position
+        self._called.clear()
+
+    def asked_again(self, number: int) -> None:
+        """Note that the latest iterator, of this number, is asked for more: ahead, if nothing was done with the first batch."""
+        if not self._called:
+            self._recorder.ahead.add(number)
+
+    def model(self, module: weakref.ref[Any]) -> None:
+        """Note a module that is about to be called."""
+        self._called[id(module())] = module
+
+    def learner(self, learner: Any) -> None:
+        """Note a Learner whose fit begins: a fit of its own, unless it goes on in another's."""
+        if self.depth:
+            return
+        loaders = id(attribute_of(learner, "dls"))
+        known, self._learner = self._learner, (weakref.ref(learner), loaders)
+        if self._has_trained and not self._goes_on() and (known is None or known[0]() is not learner or known[1] != loaders):
+            self._begin(self._recorder.position, None)
+
+    def ended(self, number: int) -> None:
+        """Note that an iterator had no batch left."""
+        self._loops.pop(number, None)
+
+    def trains(self) -> None:
+        """Note that there is a loss to train on, the first one since an iterator was asked first."""
+        self.is_open = False
+        others = all(model() is None or key not in self._called for key, model in self._models.items())
+        iterator = None if self._iterator is None else self._iterator()
+        if self._has_trained and not self.depth and self._called and others and not self._goes_on():
+            self._begin(self._began, iterator)
+        self._has_trained = True
+        self._models |= self._called
+        if iterator is not None:
+            self._loops[self._recorder.loop] = weakref.ref(iterator)
+
+    def _goes_on(self) -> bool:
+        """Say whether a loop that trained may go on: its iterator is there and had batches left."""
+        return any(iterator() is not None for iterator in self._loops.values())
+
+    def _begin(self, position: LogPosition, iterator: Any) -> None:
+        if self._fits < _MOST:
+            self._fits += 1
+            self._models.clear()
+            self._has_trained = False
+            self._begins(position, iterator)
