@@ -4,6 +4,7 @@ import { type ISignal, Signal } from '@lumino/signaling';
 
 import { KernelLink } from './link';
 import { NoKernel } from './observable_model';
+import type { Opening } from './opening';
 import type { Model } from './view/host';
 import type { Channel } from './kernel_sender';
 
@@ -34,6 +35,27 @@ export class FrontKernel {
   /** Emitted when a kernel sends its first tick. */
   get started(): ISignal<this, void> {
     return this.startedSignal;
+  }
+
+  /** Show the kernel of a notebook that the page is opening, until another one is in front, or it has another kernel. */
+  expect(opening: Opening): void {
+    const { link } = opening;
+    if (this.links.has(link.kernel)) {
+      link.dispose(); // the notebook was faster
+      return;
+    }
+    this.opening = opening;
+    this.add(link);
+    if (link.isLive) {
+      this.startedSignal.emit();
+    }
+    this.update();
+  }
+
+  /** Show it no longer: the page has opened what it had to open. */
+  stopExpecting(): void {
+    this.opening = null;
+    this.update();
   }
 
   /** Name of the notebook of the kernel with this id, as far as the server tells; null: of none. */
@@ -69,7 +91,11 @@ export class FrontKernel {
       front.disposed.connect(this.update);
       front.title.changed.connect(this.rename);
     }
-    const current = front ? this.modelOf(front) : NO_NOTEBOOK;
+    const model = front && this.modelOf(front);
+    if (front && (model || front.sessionContext.path !== this.opening?.path)) {
+      this.opening = null;
+    }
+    const current = model ?? this.opening?.link ?? NO_NOTEBOOK;
     if (current !== this.model) {
       this.model = current;
       this.changedSignal.emit();
@@ -86,22 +112,26 @@ export class FrontKernel {
     });
   };
 
-  private modelOf(notebook: NotebookPanel): Model {
+  /** The link to a notebook's kernel; null: it has none, or none yet. */
+  private modelOf(notebook: NotebookPanel): Model | null {
     const kernel = notebook.sessionContext.session?.kernel;
     if (!kernel || kernel.isDisposed) {
-      return NO_NOTEBOOK;
+      return null;
     }
-    let link = this.links.get(kernel.id);
-    if (!link) {
-      link = new KernelLink(kernel, this.channel, notebook.title.label);
-      link.started.connect(() => { this.startedSignal.emit(); });
-      this.links.set(kernel.id, link);
-    }
+    return (
+      this.links.get(kernel.id) ??
+      this.add(new KernelLink(kernel.clone({ handleComms: false }), this.channel, notebook.title.label))
+    );
+  }
+
+  private add(link: KernelLink): KernelLink {
+    link.started.connect(() => { this.startedSignal.emit(); });
+    this.links.set(link.kernel, link);
     return link;
   }
 
   private closeUnused(): void {
-    const used = new Set<string | undefined>();
+    const used = new Set<string | undefined>([this.opening?.link.kernel]);
     this.tracker.forEach(notebook => {
       if (!notebook.isDisposed) {
         used.add(notebook.sessionContext.session?.kernel?.id);
@@ -122,6 +152,7 @@ export class FrontKernel {
   private readonly changedSignal = new Signal<this, void>(this);
   private readonly startedSignal = new Signal<this, void>(this);
   private model: Model = NO_NOTEBOOK;
+  private opening: Opening | null = null;
 }
 
 const NO_NOTEBOOK = new NoKernel();

@@ -23,15 +23,27 @@ type Hello = Extract<Request, { op: 'hello' }>;
  * and after each cell, which may have loaded it.
  */
 export class KernelLink extends ObservableModel {
-  /** `channel` says which channel to use now, `notebook` is what to call whom the kernel belongs to. */
-  constructor(kernel: Kernel.IKernelConnection, channel: () => Channel, notebook: string) {
+  /** `connection` is for this link alone; `channel` says which channel to use now, `notebook` whose kernel it is. */
+  constructor(
+    private readonly connection: Kernel.IKernelConnection,
+    channel: () => Channel,
+    notebook: string
+  ) {
     super({ kind: 'ok' }, notebook);
-    this.connection = kernel.clone({ handleComms: false });
     this.sender = new KernelSender(this.connection, channel);
     this.connection.anyMessage.connect(this.onMessage);
     this.connection.connectionStatusChanged.connect(this.onConnection);
     this.connection.disposed.connect(this.onGone);
     void this.learnLanguage();
+  }
+
+  get isDisposed(): boolean {
+    return this.isLeft;
+  }
+
+  /** The id of the kernel. */
+  get kernel(): string {
+    return this.connection.id;
   }
 
   /** Emitted at the first tick of each run of the kernel. */
@@ -65,8 +77,8 @@ export class KernelLink extends ObservableModel {
   }
 
   dispose(): void {
-    if (!this.isDisposed) {
-      this.isDisposed = true;
+    if (!this.isLeft) {
+      this.isLeft = true;
       clearTimeout(this.timer);
       this.connection.dispose();
       Signal.clearData(this);
@@ -258,7 +270,6 @@ export class KernelLink extends ObservableModel {
     return this.get('notebook') as string;
   }
 
-  private readonly connection: Kernel.IKernelConnection;
   private readonly sender: KernelSender;
   private language = PYTHON;
   private readonly startedSignal = new Signal<this, void>(this);
@@ -268,6 +279,6 @@ export class KernelLink extends ObservableModel {
   private isLoading = false;
   private hasTicked = false;
   private heardAt = 0;
-  private isDisposed = false;
+  private isLeft = false;
   private timer: ReturnType<typeof setTimeout> | undefined;
 }
