@@ -9,7 +9,7 @@ import { addMagicCommands, addPanelCommands, addToPalette } from './commands';
 import { FrontKernel } from './follow';
 import { KernelLink } from './link';
 import { type Head, IHead, noteOpen, openingOf, wasOpen } from './opening';
-import { MemoryPanel } from './panel';
+import { loadView, MemoryPanel } from './panel';
 import { SavedSidebars } from './saved_sidebar';
 import { read } from './settings';
 import { StatusItem } from './status';
@@ -30,6 +30,9 @@ const head: JupyterFrontEndPlugin<Head> = {
   optional: [ISettingRegistry],
   provides: IHead,
   activate: async (app: JupyterFrontEnd, registry: ISettingRegistry | null): Promise<Head> => {
+    if (wasOpen()) {
+      void loadView(); // so that it is there when the panel opens
+    }
     const stored = (await registry?.load(PLUGIN).catch(() => null)) ?? null;
     return { stored, opening: openingOf(app.serviceManager, location.pathname, () => read(stored).channel) };
   }
