@@ -44,7 +44,7 @@ export function addPanelCommands(app: JupyterFrontEnd, panel: MemoryPanel, trans
     execute: () => {
       app.shell.activateById(panel.id);
       panel.focus();
-      panel.planCleaning();
+      void panel.planCleaning();
     }
   });
 }

@@ -4,6 +4,7 @@ import { type ISignal, Signal } from '@lumino/signaling';
 
 import { KernelLink } from './link';
 import { NoKernel } from './observable_model';
+import type { Opening } from './opening';
 import type { Model } from './view/host';
 import type { Channel } from './kernel_sender';
 
@@ -14,31 +15,52 @@ type SessionList = Pick<Session.IManager, 'running'>;
 export class FrontKernel {
   /** `sessions` are those of the server: of notebooks in other tabs and browsers, too. */
   constructor(tracker: INotebookTracker, channel: () => Channel, sessions: SessionList | null = null) {
-    this.tracker = tracker;
-    this.sessions = sessions;
-    this.channel = channel;
-    tracker.currentChanged.connect(this.update);
-    this.update();
+    this.#tracker = tracker;
+    this.#sessions = sessions;
+    this.#channel = channel;
+    tracker.currentChanged.connect(this.#update);
+    this.#update();
   }
 
   /** What to show: a `KernelLink`, or that there is no kernel. */
   get current(): Model {
-    return this.model;
+    return this.#model;
   }
 
   /** Emitted when `current` is another one. */
   get changed(): ISignal<this, void> {
-    return this.changedSignal;
+    return this.#changedSignal;
   }
 
   /** Emitted when a kernel sends its first tick. */
   get started(): ISignal<this, void> {
-    return this.startedSignal;
+    return this.#startedSignal;
+  }
+
+  /** Show the kernel of a notebook that the page is opening, until another one is in front, or it has another kernel. */
+  expect(opening: Opening): void {
+    const { link } = opening;
+    if (this.#links.has(link.kernel)) {
+      link.dispose(); // the notebook was faster
+      return;
+    }
+    this.#opening = opening;
+    this.#add(link);
+    if (link.isLive) {
+      this.#startedSignal.emit();
+    }
+    this.#update();
+  }
+
+  /** Show it no longer: the page has opened what it had to open. */
+  stopExpecting(): void {
+    this.#opening = null;
+    this.#update();
   }
 
   /** Name of the notebook of the kernel with this id, as far as the server tells; null: of none. */
   nameOf(kernel: string): string | null {
-    for (const session of this.sessions?.running() ?? []) {
+    for (const session of this.#sessions?.running() ?? []) {
       if (session.kernel?.id === kernel) {
         return session.path.split('/').pop() ?? null;
       }
@@ -48,7 +70,7 @@ export class FrontKernel {
 
   /** Show the cell with this number in the notebook in front; false: it is no longer there. */
   goToCell(number: number): boolean {
-    const notebook = this.tracker.currentWidget?.content;
+    const notebook = this.#tracker.currentWidget?.content;
     const cells = notebook?.widgets ?? [];
     const index = cells.findIndex(({ model }) => 'executionCount' in model && model.executionCount === number);
     if (notebook === undefined || index < 0) {
@@ -61,67 +83,76 @@ export class FrontKernel {
     return true;
   }
 
-  private readonly update = (): void => {
-    const front = this.tracker.currentWidget;
+  readonly #update = (): void => {
+    const front = this.#tracker.currentWidget;
     if (front) {
       // Connecting twice is connecting once.
-      front.sessionContext.kernelChanged.connect(this.update);
-      front.disposed.connect(this.update);
-      front.title.changed.connect(this.rename);
+      front.sessionContext.kernelChanged.connect(this.#update);
+      front.disposed.connect(this.#update);
+      front.title.changed.connect(this.#rename);
     }
-    const current = front ? this.modelOf(front) : NO_NOTEBOOK;
-    if (current !== this.model) {
-      this.model = current;
-      this.changedSignal.emit();
+    const model = front && this.#modelOf(front);
+    if (front && (model || front.sessionContext.path !== this.#opening?.path)) {
+      this.#opening = null;
     }
-    this.closeUnused();
+    const current = model ?? this.#opening?.link ?? NO_NOTEBOOK;
+    if (current !== this.#model) {
+      this.#model = current;
+      this.#changedSignal.emit();
+    }
+    this.#closeUnused();
   };
 
   /** Call each kernel by the name that its notebook has now. */
-  private readonly rename = (): void => {
-    this.tracker.forEach(notebook => {
+  readonly #rename = (): void => {
+    this.#tracker.forEach(notebook => {
       if (!notebook.isDisposed) {
-        this.links.get(notebook.sessionContext.session?.kernel?.id ?? '')?.rename(notebook.title.label);
+        this.#links.get(notebook.sessionContext.session?.kernel?.id ?? '')?.rename(notebook.title.label);
       }
     });
   };
 
-  private modelOf(notebook: NotebookPanel): Model {
+  /** The link to a notebook's kernel; null: it has none, or none yet. */
+  #modelOf(notebook: NotebookPanel): Model | null {
     const kernel = notebook.sessionContext.session?.kernel;
     if (!kernel || kernel.isDisposed) {
-      return NO_NOTEBOOK;
+      return null;
     }
-    let link = this.links.get(kernel.id);
-    if (!link) {
-      link = new KernelLink(kernel, this.channel, notebook.title.label);
-      link.started.connect(() => { this.startedSignal.emit(); });
-      this.links.set(kernel.id, link);
-    }
+    return (
+      this.#links.get(kernel.id) ??
+      this.#add(new KernelLink(kernel.clone({ handleComms: false }), this.#channel, notebook.title.label))
+    );
+  }
+
+  #add(link: KernelLink): KernelLink {
+    link.started.connect(() => { this.#startedSignal.emit(); });
+    this.#links.set(link.kernel, link);
     return link;
   }
 
-  private closeUnused(): void {
-    const used = new Set<string | undefined>();
-    this.tracker.forEach(notebook => {
+  #closeUnused(): void {
+    const used = new Set<string | undefined>([this.#opening?.link.kernel]);
+    this.#tracker.forEach(notebook => {
       if (!notebook.isDisposed) {
         used.add(notebook.sessionContext.session?.kernel?.id);
       }
     });
-    for (const [id, link] of this.links) {
+    for (const [id, link] of this.#links) {
       if (!used.has(id)) {
-        this.links.delete(id);
+        this.#links.delete(id);
         link.dispose();
       }
     }
   }
 
-  private readonly tracker: INotebookTracker;
-  private readonly sessions: SessionList | null;
-  private readonly channel: () => Channel;
-  private readonly links = new Map<string, KernelLink>();
-  private readonly changedSignal = new Signal<this, void>(this);
-  private readonly startedSignal = new Signal<this, void>(this);
-  private model: Model = NO_NOTEBOOK;
+  readonly #tracker: INotebookTracker;
+  readonly #sessions: SessionList | null;
+  readonly #channel: () => Channel;
+  readonly #links = new Map<string, KernelLink>();
+  readonly #changedSignal = new Signal<this, void>(this);
+  readonly #startedSignal = new Signal<this, void>(this);
+  #model: Model = NO_NOTEBOOK;
+  #opening: Opening | null = null;
 }
 
 const NO_NOTEBOOK = new NoKernel();

@@ -8,7 +8,8 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { addMagicCommands, addPanelCommands, addToPalette } from './commands';
 import { FrontKernel } from './follow';
 import { KernelLink } from './link';
-import { MemoryPanel } from './panel';
+import { type Head, IHead, noteOpen, openingOf, wasOpen } from './opening';
+import { loadView, MemoryPanel } from './panel';
 import { SavedSidebars } from './saved_sidebar';
 import { read } from './settings';
 import { StatusItem } from './status';
@@ -18,31 +19,61 @@ const PLUGIN = 'nbguard:plugin';
 /** Behind the debugger and the table of contents, which JupyterLab itself puts at the side. */
 const RANK = 1000;
 
+/** Milliseconds after the layout is back until the notebook that the page's address names has its kernel, at the latest. */
+const OPENED = 10_000;
+
+/** Begins what need not wait for the notebooks' plugin: settings, and the kernel of the notebook that the page is opening. */
+const head: JupyterFrontEndPlugin<Head> = {
+  id: 'nbguard:head',
+  description: 'Looks at the kernel of the notebook that a page is opening before the notebook is there.',
+  autoStart: true,
+  optional: [ISettingRegistry],
+  provides: IHead,
+  activate: async (app: JupyterFrontEnd, registry: ISettingRegistry | null): Promise<Head> => {
+    if (wasOpen()) {
+      void loadView(); // so that it is there when the panel opens
+    }
+    const stored = (await registry?.load(PLUGIN).catch(() => null)) ?? null;
+    return { stored, opening: openingOf(app.serviceManager, location.pathname, () => read(stored).channel) };
+  }
+};
+
 /** Adds the panel that shows the GPU memory of the notebook in front, and the commands. */
 const plugin: JupyterFrontEndPlugin<void> = {
   id: PLUGIN,
   description: 'Shows who holds the GPU memory of the notebook in front, and cleans it up.',
   autoStart: true,
-  requires: [INotebookTracker],
-  optional: [ISettingRegistry, ILayoutRestorer, ICommandPalette, ITranslator, IStatusBar],
-  activate: async (
+  requires: [INotebookTracker, IHead],
+  optional: [ILayoutRestorer, ICommandPalette, ITranslator, IStatusBar],
+  activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
-    registry: ISettingRegistry | null,
+    { stored, opening }: Head,
     restorer: ILayoutRestorer | null,
     palette: ICommandPalette | null,
     translator: ITranslator | null,
     statusBar: IStatusBar | null
-  ): Promise<void> => {
+  ): void => {
     const language = translator ?? nullTranslator;
     const trans = language.load('nbguard');
-    const stored = (await registry?.load(PLUGIN).catch(() => null)) ?? null; // without its schema it still works, by default
     let settings = read(stored);
 
     const front = new FrontKernel(tracker, () => settings.channel, app.serviceManager.sessions);
     const panel = new MemoryPanel(front, trans);
     restorer?.add(panel, panel.id);
     app.shell.add(panel, settings.side, { rank: RANK });
+
+    void opening.then(async notebook => {
+      if (notebook !== null) {
+        front.expect(notebook);
+        await app.restored;
+        setTimeout(() => { front.stopExpecting(); }, OPENED);
+      }
+    });
+    if (wasOpen()) { // JupyterLab itself opens it last of all, with the layout
+      void app.started.then(() => { app.shell.activateById(panel.id); });
+    }
+    noteOpen(() => panel.isVisible);
 
     stored?.changed.connect(() => {
       const before = settings;
@@ -87,4 +118,4 @@ const savedSidebars: JupyterFrontEndPlugin<void> = {
   }
 };
 
-export default [plugin, savedSidebars];
+export default [head, plugin, savedSidebars];

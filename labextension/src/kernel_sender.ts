@@ -37,16 +37,16 @@ const EXPRESSION = `(lambda names: (exec(${JSON.stringify(LOAD)}, names), names[
 export class KernelSender {
   /** `channel` says which channel to use now. */
   constructor(connection: Kernel.IKernelConnection, channel: () => Channel) {
-    this.connection = connection;
-    this.channel = channel;
+    this.#connection = connection;
+    this.#channel = channel;
   }
 
   get isConnected(): boolean {
-    return !this.connection.isDisposed && this.connection.connectionStatus === 'connected';
+    return !this.#connection.isDisposed && this.#connection.connectionStatus === 'connected';
   }
 
   get isIdle(): boolean {
-    return this.isConnected && this.connection.status === 'idle';
+    return this.isConnected && this.#connection.status === 'idle';
   }
 
   /** Send a request to the hub. Its answer, if any, comes over iopub. */
@@ -54,10 +54,10 @@ export class KernelSender {
     const message = KernelMessage.createMessage<KernelMessage.ICommMsgMsg<'shell'>>({
       msgType: 'comm_msg',
       channel: 'shell',
-      session: this.connection.clientId,
+      session: this.#connection.clientId,
       content: { comm_id: COMM, data: request }
     });
-    this.post(message, false)?.dispose();
+    this.#post(message, false)?.dispose();
   }
 
   /**
@@ -73,10 +73,10 @@ export class KernelSender {
     const message = KernelMessage.createMessage<KernelMessage.ICommInfoRequestMsg>({
       msgType: 'comm_info_request',
       channel: 'shell',
-      session: this.connection.clientId,
+      session: this.#connection.clientId,
       content: { target_name: target }
     });
-    const asked = this.post(message, true);
+    const asked = this.#post(message, true);
     if (!asked) {
       throw new Error('not connected');
     }
@@ -87,7 +87,7 @@ export class KernelSender {
   /** Load nbguard, outside of the history. Comes back with the problem; null: there was none. */
   async load(): Promise<LoadProblem | null> {
     try {
-      const { content } = await this.connection.requestExecute({
+      const { content } = await this.#connection.requestExecute({
         code: '',
         store_history: false,
         stop_on_error: false,
@@ -100,19 +100,19 @@ export class KernelSender {
     }
   }
 
-  private post(message: KernelMessage.IShellMessage, expectReply: boolean): Kernel.IShellFuture | Kernel.IControlFuture | null {
+  #post(message: KernelMessage.IShellMessage, expectReply: boolean): Kernel.IShellFuture | Kernel.IControlFuture | null {
     if (!this.isConnected) {
       return null;
     }
-    if (this.channel() === 'shell') {
-      return this.connection.sendShellMessage(message, expectReply);
+    if (this.#channel() === 'shell') {
+      return this.#connection.sendShellMessage(message, expectReply);
     }
     const onControl = { ...message, channel: 'control' } as unknown as KernelMessage.IControlMessage;
-    return this.connection.sendControlMessage(onControl, expectReply);
+    return this.#connection.sendControlMessage(onControl, expectReply);
   }
 
-  private readonly connection: Kernel.IKernelConnection;
-  private readonly channel: () => Channel;
+  readonly #connection: Kernel.IKernelConnection;
+  readonly #channel: () => Channel;
 }
 
 /** The problem that a kernel tells of in the value of EXPRESSION; null: none. */

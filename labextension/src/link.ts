@@ -23,30 +23,45 @@ type Hello = Extract<Request, { op: 'hello' }>;
  * and after each cell, which may have loaded it.
  */
 export class KernelLink extends ObservableModel {
-  /** `channel` says which channel to use now, `notebook` is what to call whom the kernel belongs to. */
-  constructor(kernel: Kernel.IKernelConnection, channel: () => Channel, notebook: string) {
+  readonly #connection: Kernel.IKernelConnection;
+
+  /** `connection` is for this link alone; `channel` says which channel to use now, `notebook` whose kernel it is. */
+  constructor(
+    connection: Kernel.IKernelConnection,
+    channel: () => Channel,
+    notebook: string
+  ) {
     super({ kind: 'ok' }, notebook);
-    this.connection = kernel.clone({ handleComms: false });
-    this.sender = new KernelSender(this.connection, channel);
-    this.connection.anyMessage.connect(this.onMessage);
-    this.connection.connectionStatusChanged.connect(this.onConnection);
-    this.connection.disposed.connect(this.onGone);
-    void this.learnLanguage();
+    this.#connection = connection;
+    this.#sender = new KernelSender(this.#connection, channel);
+    this.#connection.anyMessage.connect(this.#onMessage);
+    this.#connection.connectionStatusChanged.connect(this.#onConnection);
+    this.#connection.disposed.connect(this.#onGone);
+    void this.#learnLanguage();
+  }
+
+  get isDisposed(): boolean {
+    return this.#isLeft;
+  }
+
+  /** The id of the kernel. */
+  get kernel(): string {
+    return this.#connection.id;
   }
 
   /** Emitted at the first tick of each run of the kernel. */
   get started(): ISignal<this, void> {
-    return this.startedSignal;
+    return this.#startedSignal;
   }
 
   /** Whether there has been a tick of this run of the kernel. */
   get isLive(): boolean {
-    return this.hasTicked;
+    return this.#hasTicked;
   }
 
   /** Call the kernel's notebook by another name from now on. */
   rename(notebook: string): void {
-    if (notebook !== this.notebook) {
+    if (notebook !== this.#notebook) {
       this.set('notebook', notebook);
       const host = this.get('host') as HostState;
       if (host.kind === 'not_loaded' || host.kind === 'loading') {
@@ -57,18 +72,18 @@ export class KernelLink extends ObservableModel {
 
   /** Have a tick now and then, and no scan, for a status bar called `client`; null: no longer. */
   glance(client: string | null): void {
-    if (client === null && this.glancer !== null && this.isLoaded) {
-      this.sender.tell({ op: 'bye', client: this.glancer });
+    if (client === null && this.#glancer !== null && this.#isLoaded) {
+      this.#sender.tell({ op: 'bye', client: this.#glancer });
     }
-    this.glancer = client;
-    this.tellGlance();
+    this.#glancer = client;
+    this.#tellGlance();
   }
 
   dispose(): void {
-    if (!this.isDisposed) {
-      this.isDisposed = true;
-      clearTimeout(this.timer);
-      this.connection.dispose();
+    if (!this.#isLeft) {
+      this.#isLeft = true;
+      clearTimeout(this.#timer);
+      this.#connection.dispose();
       Signal.clearData(this);
     }
   }
@@ -76,132 +91,132 @@ export class KernelLink extends ObservableModel {
   /** Pass on what the view asks. Its hello is kept, to be said when the kernel has nbguard. */
   send(message: Request): void {
     if (message.op === 'hello') {
-      if (this.isLoaded && this.hello.client !== message.client) {
-        this.sender.tell({ op: 'bye', client: this.hello.client }); // who looked before does no longer
+      if (this.#isLoaded && this.#hello.client !== message.client) {
+        this.#sender.tell({ op: 'bye', client: this.#hello.client }); // who looked before does no longer
       }
-      this.hello = message;
-      if (this.hasTicked && this.sender.isIdle && Date.now() - this.heardAt > 2 * ANSWER_MS) {
-        void this.ask(); // it may have started anew without a word of it here
+      this.#hello = message;
+      if (this.#hasTicked && this.#sender.isIdle && Date.now() - this.#heardAt > 2 * ANSWER_MS) {
+        void this.#ask(); // it may have started anew without a word of it here
         return;
       }
     } else if (message.op === 'bye') {
-      this.hello = { ...this.hello, visible: false, glance: true }; // its first tick is enough to open the panel
+      this.#hello = { ...this.#hello, visible: false, glance: true }; // its first tick is enough to open the panel
     }
-    if (this.isLoaded) {
-      this.sender.tell(message);
+    if (this.#isLoaded) {
+      this.#sender.tell(message);
     }
   }
 
   /** Load nbguard into the kernel, and say in the host's state what becomes of it. */
   async load(): Promise<void> {
-    this.isLoading = true;
-    if (this.host.kind === 'not_loaded') {
-      this.set('host', { kind: 'loading', notebook: this.notebook, waits: !this.sender.isIdle });
+    this.#isLoading = true;
+    if (this.#host.kind === 'not_loaded') {
+      this.set('host', { kind: 'loading', notebook: this.#notebook, waits: !this.#sender.isIdle });
     }
-    const problem = await this.sender.load();
-    this.isLoading = false;
-    if (this.host.kind !== 'loading') {
+    const problem = await this.#sender.load();
+    this.#isLoading = false;
+    if (this.#host.kind !== 'loading') {
       return; // restarted or lost meanwhile, which the view says
     }
     if (problem === null) {
-      await this.ask({ kind: 'not_served' });
+      await this.#ask({ kind: 'not_served' });
     } else {
-      this.onAnswer(false, problem);
+      this.#onAnswer(false, problem);
     }
   }
 
-  private get host(): HostState {
+  get #host(): HostState {
     return this.get('host') as HostState;
   }
 
   /** Learn the language: at once by the specification of the kernel, and for certain by its own words, when it has time. */
-  private async learnLanguage(): Promise<void> {
-    const spec = this.connection.spec.then(found => found?.language).catch(() => undefined);
-    const own = this.connection.info.then(info => info.language_info.name).catch(() => undefined);
+  async #learnLanguage(): Promise<void> {
+    const spec = this.#connection.spec.then(found => found?.language).catch(() => undefined);
+    const own = this.#connection.info.then(info => info.language_info.name).catch(() => undefined);
     for (const name of [spec, own]) {
-      this.language = (await name) ?? this.language;
-      const { kind } = this.host;
-      if (!this.isDisposed && (kind === 'not_loaded' || kind === 'not_python') && this.withoutHub().kind !== kind) {
-        this.set('host', this.withoutHub());
+      this.#language = (await name) ?? this.#language;
+      const { kind } = this.#host;
+      if (!this.isDisposed && (kind === 'not_loaded' || kind === 'not_python') && this.#withoutHub().kind !== kind) {
+        this.set('host', this.#withoutHub());
       }
     }
   }
 
   /** The state of a kernel that has no hub. */
-  private withoutHub(problem?: LoadProblem): HostState {
-    if (this.language.toLowerCase() !== PYTHON) {
-      return { kind: 'not_python', notebook: this.notebook, language: this.language };
+  #withoutHub(problem?: LoadProblem): HostState {
+    if (this.#language.toLowerCase() !== PYTHON) {
+      return { kind: 'not_python', notebook: this.#notebook, language: this.#language };
     }
-    return { kind: 'not_loaded', notebook: this.notebook, ...(problem && { problem }) };
+    return { kind: 'not_loaded', notebook: this.#notebook, ...(problem && { problem }) };
   }
 
   /** Ask whether nbguard is loaded. Until that is known nothing else is sent. `problem`: what it is if there is no hub. */
-  private async ask(problem?: LoadProblem): Promise<void> {
-    this.isLoaded = false;
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => {
-      if (!this.isLoaded && this.sender.isIdle) {
-        this.onAnswer(false, problem);
+  async #ask(problem?: LoadProblem): Promise<void> {
+    this.#isLoaded = false;
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => {
+      if (!this.#isLoaded && this.#sender.isIdle) {
+        this.#onAnswer(false, problem);
       }
     }, ANSWER_MS);
     try {
-      this.onAnswer(await this.sender.ask(), problem);
+      this.#onAnswer(await this.#sender.ask(), problem);
     } catch {
       return; // restarted or disconnected meanwhile: each asks again when it is over
     }
   }
 
-  private onAnswer(isLoaded: boolean, problem?: LoadProblem): void {
-    if (!isLoaded && this.isLoading) {
+  #onAnswer(isLoaded: boolean, problem?: LoadProblem): void {
+    if (!isLoaded && this.#isLoading) {
       return; // it was asked at the end of the cell that loading waits for
     }
     if (!isLoaded) {
-      this.forget(this.withoutHub(problem));
+      this.#forget(this.#withoutHub(problem));
       return;
     }
-    clearTimeout(this.timer);
+    clearTimeout(this.#timer);
     this.set('host', { kind: 'ok' });
-    this.isLoaded = true;
-    this.sender.tell(this.hello);
-    this.tellGlance();
+    this.#isLoaded = true;
+    this.#sender.tell(this.#hello);
+    this.#tellGlance();
   }
 
-  private tellGlance(): void {
-    if (this.glancer !== null && this.isLoaded) {
-      this.sender.tell({ op: 'hello', client: this.glancer, visible: false, glance: true });
+  #tellGlance(): void {
+    if (this.#glancer !== null && this.#isLoaded) {
+      this.#sender.tell({ op: 'hello', client: this.#glancer, visible: false, glance: true });
     }
   }
 
-  private readonly onMessage = (_: unknown, { msg, direction }: Kernel.IAnyMessageArgs): void => {
+  readonly #onMessage = (_: unknown, { msg, direction }: Kernel.IAnyMessageArgs): void => {
     if (direction === 'send' || msg.channel !== 'iopub') {
       return;
     }
     if (KernelMessage.isCommMsgMsg(msg) && msg.content.comm_id === COMM) {
-      this.onData(msg.content.data);
+      this.#onData(msg.content.data);
     } else if (KernelMessage.isStatusMsg(msg)) {
-      this.onStatus(msg);
+      this.#onStatus(msg);
     }
   };
 
   /** Pass on a message of the hub. The view checks it. */
-  private onData(data: unknown): void {
+  #onData(data: unknown): void {
     if (!isObject(data)) {
       return;
     }
     if (data.op === 'closed') {
-      this.onAnswer(false);
+      this.#onAnswer(false);
       return;
     }
-    this.isLoaded = true;
-    this.heardAt = Date.now();
-    if (this.host.kind !== 'ok') {
+    this.#isLoaded = true;
+    this.#heardAt = Date.now();
+    if (this.#host.kind !== 'ok') {
       this.set('host', { kind: 'ok' });
     }
     if (data.op === 'tick') {
       this.set('tick', data.tick ?? null);
-      if (!this.hasTicked) {
-        this.hasTicked = true;
-        this.startedSignal.emit();
+      if (!this.#hasTicked) {
+        this.#hasTicked = true;
+        this.#startedSignal.emit();
       }
     } else if (data.op === 'heap') {
       this.set('heap', data.heap ?? null);
@@ -211,25 +226,25 @@ export class KernelLink extends ObservableModel {
   }
 
   /** A clone is not told of a restart: only the kernel's own words say it. */
-  private onStatus({ content, parent_header: parent }: KernelMessage.IStatusMsg): void {
+  #onStatus({ content, parent_header: parent }: KernelMessage.IStatusMsg): void {
     const state = content.execution_state;
     if (state === 'restarting' || state === 'starting') {
-      this.forget({ kind: 'restarting' });
+      this.#forget({ kind: 'restarting' });
     }
-    const isOwn = parent.session === this.connection.clientId; // what loads nbguard, answered already
+    const isOwn = parent.session === this.#connection.clientId; // what loads nbguard, answered already
     const cellEnded = state === 'idle' && 'msg_type' in parent && parent.msg_type === 'execute_request' && !isOwn;
-    if (state === 'starting' || (cellEnded && !this.isLoaded)) {
-      void this.ask();
+    if (state === 'starting' || (cellEnded && !this.#isLoaded)) {
+      void this.#ask();
     }
   }
 
-  private readonly onConnection = (_: unknown, status: Kernel.ConnectionStatus): void => {
-    const { kind } = this.host;
+  readonly #onConnection = (_: unknown, status: Kernel.ConnectionStatus): void => {
+    const { kind } = this.#host;
     if (this.isDisposed) {
       return;
     }
     if (status === 'connected') {
-      void this.ask();
+      void this.#ask();
       if (kind === 'disconnected') {
         this.set('host', { kind: 'ok' });
       }
@@ -238,36 +253,35 @@ export class KernelLink extends ObservableModel {
     }
   };
 
-  private readonly onGone = (): void => {
+  readonly #onGone = (): void => {
     if (!this.isDisposed) {
-      this.forget({ kind: 'dead' });
+      this.#forget({ kind: 'dead' });
     }
   };
 
   /** Nothing that was known holds any longer. */
-  private forget(host: HostState): void {
-    clearTimeout(this.timer);
-    this.isLoaded = false;
-    this.hasTicked = false;
+  #forget(host: HostState): void {
+    clearTimeout(this.#timer);
+    this.#isLoaded = false;
+    this.#hasTicked = false;
     this.set('tick', {});
     this.set('heap', {});
     this.set('host', host);
   }
 
-  private get notebook(): string {
+  get #notebook(): string {
     return this.get('notebook') as string;
   }
 
-  private readonly connection: Kernel.IKernelConnection;
-  private readonly sender: KernelSender;
-  private language = PYTHON;
-  private readonly startedSignal = new Signal<this, void>(this);
-  private hello: Hello = { op: 'hello', client: UUID.uuid4(), visible: false, glance: true };
-  private glancer: string | null = null;
-  private isLoaded = false;
-  private isLoading = false;
-  private hasTicked = false;
-  private heardAt = 0;
-  private isDisposed = false;
-  private timer: ReturnType<typeof setTimeout> | undefined;
+  readonly #sender: KernelSender;
+  #language = PYTHON;
+  readonly #startedSignal = new Signal<this, void>(this);
+  #hello: Hello = { op: 'hello', client: UUID.uuid4(), visible: false, glance: true };
+  #glancer: string | null = null;
+  #isLoaded = false;
+  #isLoading = false;
+  #hasTicked = false;
+  #heardAt = 0;
+  #isLeft = false;
+  #timer: ReturnType<typeof setTimeout> | undefined;
 }

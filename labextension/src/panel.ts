@@ -5,7 +5,12 @@ import type { FrontKernel } from './follow';
 import { memoryIcon } from './icon';
 import { KernelLink } from './link';
 import type { Host, Model } from './view/host';
-import { View } from './view/view';
+import type { View } from './view/view';
+
+type ViewModule = typeof import('./view/view');
+
+/** The view's code is a file of its own: a page whose panel is closed does not load it. The same promise each time. */
+export const loadView = (): Promise<ViewModule> => import(/* webpackChunkName: "view" */ './view/view');
 
 /**
  * The sidebar. It draws the kernel in front while it can be seen; hidden, it asks nothing of any kernel.
@@ -15,21 +20,21 @@ import { View } from './view/view';
 export class MemoryPanel extends Widget {
   constructor(front: FrontKernel, trans: TranslationBundle) {
     super();
-    this.front = front;
-    this.trans = trans;
+    this.#front = front;
+    this.#trans = trans;
     this.id = 'nbguard-panel';
     this.addClass('nbguard-panel');
     this.node.tabIndex = -1;
     this.title.icon = memoryIcon;
     this.title.caption = trans.__('GPU memory');
-    front.changed.connect(this.draw);
-    window.addEventListener('pagehide', this.erase); // so that the kernel is told
-    window.addEventListener('pageshow', this.draw);
+    front.changed.connect(this.#draw);
+    window.addEventListener('pagehide', this.#erase); // so that the kernel is told
+    window.addEventListener('pageshow', this.#draw);
   }
 
   /** Whether it has been seen since the page was loaded. */
   get wasSeen(): boolean {
-    return this.seen;
+    return this.#seen;
   }
 
   /** Take the keyboard, also from where a command palette puts it back. The panel that opens by itself does not. */
@@ -40,69 +45,79 @@ export class MemoryPanel extends Widget {
   }
 
   /** Have the view show its plan to clean what is stale, as a click on its button does. */
-  planCleaning(): void {
-    this.shown?.planCleaning();
+  async planCleaning(): Promise<void> {
+    await this.#drawn;
+    this.#shown?.planCleaning();
   }
 
   override dispose(): void {
     if (this.isDisposed) {
       return;
     }
-    this.erase();
-    this.front.changed.disconnect(this.draw);
-    window.removeEventListener('pagehide', this.erase);
-    window.removeEventListener('pageshow', this.draw);
+    this.#erase();
+    this.#front.changed.disconnect(this.#draw);
+    window.removeEventListener('pagehide', this.#erase);
+    window.removeEventListener('pageshow', this.#draw);
     super.dispose();
   }
 
   protected override onAfterAttach(): void {
-    this.draw();
+    this.#draw();
   }
 
   protected override onAfterShow(): void {
-    this.draw();
+    this.#draw();
   }
 
   protected override onBeforeHide(): void {
-    this.erase();
+    this.#erase();
   }
 
   protected override onBeforeDetach(): void {
-    this.erase();
+    this.#erase();
   }
 
-  private readonly draw = (): void => {
-    this.erase();
+  readonly #draw = (): void => {
+    this.#erase();
     if (this.isVisible) {
-      this.seen = true;
-      this.shown = this.viewOf(this.front.current);
-      this.node.append(this.shown.node);
-      this.shown.open();
+      this.#seen = true;
+      this.#drawn = loadView().then(views => { this.#show(views); });
     }
   };
 
-  private readonly erase = (): void => {
-    this.shown?.rest();
-    this.shown?.node.remove();
-    this.shown = null;
+  /** Show what is in front now, unless the panel has been hidden meanwhile. */
+  #show(views: ViewModule): void {
+    if (this.isVisible) {
+      this.#erase();
+      this.#shown = this.#viewOf(views, this.#front.current);
+      this.node.append(this.#shown.node);
+      this.#shown.open();
+    }
+  }
+
+  readonly #erase = (): void => {
+    this.#shown?.rest();
+    this.#shown?.node.remove();
+    this.#shown = null;
   };
 
-  private viewOf(model: Model): View {
-    const view = this.views.get(model) ?? new View(model, this.host(model));
-    this.views.set(model, view);
+  #viewOf(views: ViewModule, model: Model): View {
+    const view = this.#views.get(model) ?? new views.View(model, this.#host(model));
+    this.#views.set(model, view);
     return view;
   }
 
-  private host(link: Model): Host {
-    const trans = this.trans;
-    const goToCell = (cell: number): boolean => this.front.goToCell(cell);
-    const nameOf = (kernel: string): string | null => this.front.nameOf(kernel);
+  #host(link: Model): Host {
+    const trans = this.#trans;
+    const goToCell = (cell: number): boolean => this.#front.goToCell(cell);
+    const nameOf = (kernel: string): string | null => this.#front.nameOf(kernel);
     return link instanceof KernelLink ? { trans, goToCell, nameOf, load: () => void link.load() } : { trans };
   }
 
-  private readonly front: FrontKernel;
-  private readonly trans: TranslationBundle;
-  private readonly views = new WeakMap<Model, View>();
-  private shown: View | null = null;
-  private seen = false;
+  readonly #front: FrontKernel;
+  readonly #trans: TranslationBundle;
+  readonly #views = new WeakMap<Model, View>();
+  #shown: View | null = null;
+  #drawn: Promise<void> = Promise.resolve();
+  #seen = false;
 }

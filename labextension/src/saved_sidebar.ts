@@ -33,36 +33,36 @@ export class SavedSidebars {
 class SidebarOutput extends Panel {
   constructor(notebook: NotebookPanel) {
     super();
-    this.notebook = notebook;
-    notebook.sessionContext.kernelChanged.connect(this.onKernel, this);
-    notebook.sessionContext.connectionStatusChanged.connect(this.onKernel, this);
+    this.#notebook = notebook;
+    notebook.sessionContext.kernelChanged.connect(this.#onKernel, this);
+    notebook.sessionContext.connectionStatusChanged.connect(this.#onKernel, this);
   }
 
   async renderModel(model: MimeModel): Promise<void> {
-    this.model = model;
-    this.shown = '';
-    await this.choose();
+    this.#model = model;
+    this.#shown = '';
+    await this.#choose();
   }
 
   /** Show what there is now. A view that is live stays: it says itself when its kernel is gone. */
-  private async choose(): Promise<void> {
-    const kernel = this.notebook.sessionContext.session?.kernel;
-    const type = kernel && (await this.isIn(kernel)) ? WIDGET : HTML;
-    if (this.model === null || this.isDisposed || this.shown === type || this.shown === WIDGET) {
+  async #choose(): Promise<void> {
+    const kernel = this.#notebook.sessionContext.session?.kernel;
+    const type = kernel && (await this.#isIn(kernel)) ? WIDGET : HTML;
+    if (this.#model === null || this.isDisposed || this.#shown === type || this.#shown === WIDGET) {
       return;
     }
-    this.shown = type;
+    this.#shown = type;
     for (const former of [...this.widgets]) {
       former.dispose();
     }
-    const renderer = this.notebook.content.rendermime.createRenderer(type);
+    const renderer = this.#notebook.content.rendermime.createRenderer(type);
     this.addWidget(renderer);
-    await renderer.renderModel(this.model);
+    await renderer.renderModel(this.#model);
   }
 
   /** Whether a kernel has the widget. Asked on the control channel, as the cell that shows it may still run. */
-  private async isIn(kernel: Kernel.IKernelConnection): Promise<boolean> {
-    const data = this.model?.data[SIDEBAR];
+  async #isIn(kernel: Kernel.IKernelConnection): Promise<boolean> {
+    const data = this.#model?.data[SIDEBAR];
     try {
       const comms = await new KernelSender(kernel, () => 'control').comms(WIDGETS);
       return isObject(data) && typeof data.model_id === 'string' && data.model_id in comms;
@@ -71,11 +71,11 @@ class SidebarOutput extends Panel {
     }
   }
 
-  private readonly onKernel = (): void => {
-    void this.choose();
+  readonly #onKernel = (): void => {
+    void this.#choose();
   };
 
-  private readonly notebook: NotebookPanel;
-  private model: MimeModel | null = null;
-  private shown: '' | typeof WIDGET | typeof HTML = '';
+  readonly #notebook: NotebookPanel;
+  #model: MimeModel | null = null;
+  #shown: '' | typeof WIDGET | typeof HTML = '';
 }

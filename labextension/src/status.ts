@@ -16,61 +16,61 @@ const RENEW = 10_000;
 export class StatusItem extends Widget {
   constructor(front: FrontKernel, trans: TranslationBundle, open: () => void) {
     super();
-    this.front = front;
-    this.trans = trans;
-    this.approach = new Approach(trans);
+    this.#front = front;
+    this.#trans = trans;
+    this.#approach = new Approach(trans);
     this.addClass('nbguard-status-item');
-    this.button.type = 'button';
-    this.button.addEventListener('click', open);
-    this.node.append(this.button);
-    front.changed.connect(this.follow);
-    document.addEventListener('visibilitychange', this.follow);
-    this.follow();
+    this.#button.type = 'button';
+    this.#button.addEventListener('click', open);
+    this.node.append(this.#button);
+    front.changed.connect(this.#follow);
+    document.addEventListener('visibilitychange', this.#follow);
+    this.#follow();
   }
 
   override dispose(): void {
     if (!this.isDisposed) {
-      this.leave();
-      this.front.changed.disconnect(this.follow);
-      document.removeEventListener('visibilitychange', this.follow);
+      this.#leave();
+      this.#front.changed.disconnect(this.#follow);
+      document.removeEventListener('visibilitychange', this.#follow);
       super.dispose();
     }
   }
 
   /** Take the kernel that is in front now; none while the page cannot be seen. */
-  private readonly follow = (): void => {
-    this.leave();
-    const model = this.front.current;
+  readonly #follow = (): void => {
+    this.#leave();
+    const model = this.#front.current;
     if (model instanceof KernelLink && document.visibilityState === 'visible') {
-      this.link = model;
-      model.on('change:tick', this.draw);
-      model.glance(this.client);
-      this.timer = setInterval(() => { model.glance(this.client); }, RENEW);
+      this.#link = model;
+      model.on('change:tick', this.#draw);
+      model.glance(this.#client);
+      this.#timer = setInterval(() => { model.glance(this.#client); }, RENEW);
     }
-    this.draw();
+    this.#draw();
   };
 
-  private leave(): void {
-    clearInterval(this.timer);
-    this.link?.off('change:tick', this.draw);
-    this.link?.glance(null);
-    this.link = null;
+  #leave(): void {
+    clearInterval(this.#timer);
+    this.#link?.off('change:tick', this.#draw);
+    this.#link?.glance(null);
+    this.#link = null;
   }
 
-  private readonly draw = (): void => {
-    const tick = (this.link as Model | null)?.get('tick');
-    const words = isTick(tick) ? this.words(tick) : '';
+  readonly #draw = (): void => {
+    const tick = (this.#link as Model | null)?.get('tick');
+    const words = isTick(tick) ? this.#words(tick) : '';
     this.node.hidden = words === '';
-    const warning = isTick(tick) ? this.approach.follow(tick) : '';
+    const warning = isTick(tick) ? this.#approach.follow(tick) : '';
     this.toggleClass('nbguard-warn', warning !== '');
-    if (this.button.textContent !== words) {
-      this.button.textContent = words;
+    if (this.#button.textContent !== words) {
+      this.#button.textContent = words;
     }
-    this.button.title = warning || this.trans.__('GPU memory in use on this device, by all: show the panel');
+    this.#button.title = warning || this.#trans.__('GPU memory in use on this device, by all: show the panel');
   };
 
   /** `cuda:0 3.20 / 8.00 GiB`: of the device that this kernel holds most of. */
-  private words(tick: Tick): string {
+  #words(tick: Tick): string {
     const [device] = [...tick.devices].sort((a, b) => own(b) - own(a));
     if (device === undefined) {
       return '';
@@ -84,13 +84,13 @@ export class StatusItem extends Widget {
     return `${device.device} ${used.split(' ', 1)[0] ?? ''} / ${total}`;
   }
 
-  private readonly front: FrontKernel;
-  private readonly trans: TranslationBundle;
-  private readonly approach: Approach;
-  private readonly button = document.createElement('button');
-  private readonly client = UUID.uuid4();
-  private link: KernelLink | null = null;
-  private timer: ReturnType<typeof setInterval> | undefined;
+  readonly #front: FrontKernel;
+  readonly #trans: TranslationBundle;
+  readonly #approach: Approach;
+  readonly #button = document.createElement('button');
+  readonly #client = UUID.uuid4();
+  #link: KernelLink | null = null;
+  #timer: ReturnType<typeof setInterval> | undefined;
 }
 
 /** Bytes that this kernel holds of a device. */

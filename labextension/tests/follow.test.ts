@@ -1,21 +1,23 @@
 import type { INotebookTracker } from '@jupyterlab/notebook';
 import type { Kernel } from '@jupyterlab/services';
 import { Signal } from '@lumino/signaling';
-import { beforeEach, expect, it, vi } from 'vitest';
+import { beforeEach, describe, expect, it, vi } from 'vitest';
 
 import { FrontKernel } from '../src/follow';
+import { KernelLink } from '../src/link';
+import { openingOf } from '../src/opening';
 import { FakeKernel } from './kernel';
 
 /** A notebook as far as the panel looks at one. */
 class Notebook {
   readonly title: { label: string; changed: Signal<object, void> };
   readonly disposed = new Signal<this, void>(this);
-  readonly sessionContext: { session: { kernel: Kernel.IKernelConnection | null } | null; kernelChanged: Signal<object, void> };
+  readonly sessionContext: { path: string; session: { kernel: Kernel.IKernelConnection | null } | null; kernelChanged: Signal<object, void> };
   isDisposed = false;
 
   constructor(name: string, kernel: Kernel.IKernelConnection | null) {
     this.title = { label: name, changed: new Signal(this) };
-    this.sessionContext = { session: kernel && { kernel }, kernelChanged: new Signal(this) };
+    this.sessionContext = { path: `work/${name}`, session: kernel && { kernel }, kernelChanged: new Signal(this) };
   }
 
   change(kernel: Kernel.IKernelConnection | null): void {
@@ -130,4 +132,77 @@ it('tells of the first tick of any kernel', async () => {
   a.tick(1);
   a.tick(2);
   expect(started).toHaveBeenCalledTimes(1);
+});
+
+describe('a notebook that the page is opening', () => {
+  const own = (kernel: FakeKernel, id: string): KernelLink =>
+    new KernelLink(kernel.connect(id), () => 'control', 'a.ipynb');
+
+  it('is shown before it is there, and by the same link when it is', async () => {
+    const started = vi.fn();
+    front.started.connect(started);
+    const link = own(a, 'a');
+    await settle();
+    a.tick(1);
+    front.expect({ path: 'work/a.ipynb', link });
+    expect(front.current.get('tick')).toMatchObject({ n: 1 });
+    expect(started).toHaveBeenCalledTimes(1);
+
+    const notebook = new Notebook('a.ipynb', null);
+    tracker.show(notebook);
+    expect(front.current).toBe(link);
+    notebook.change(a.connect('a'));
+    front.stopExpecting();
+    expect(front.current).toBe(link);
+    expect(a.sockets.size).toBe(2);
+  });
+
+  it('is left for another notebook in front, for another kernel, and when it does not come', async () => {
+    const link = own(a, 'a');
+    front.expect({ path: 'work/a.ipynb', link });
+    tracker.show(new Notebook('b.ipynb', b.connect('b')));
+    await settle();
+    expect(front.current.get('host')).toMatchObject({ notebook: 'b.ipynb' });
+    expect(link.isDisposed).toBe(true);
+
+    const other = own(a, 'a');
+    front.expect({ path: 'work/b.ipynb', link: other });
+    expect(front.current).not.toBe(other);
+    expect(other.isDisposed).toBe(true);
+  });
+
+  it('is left when nothing of it has come', () => {
+    const link = own(a, 'a');
+    front.expect({ path: 'work/a.ipynb', link });
+    front.stopExpecting();
+    expect(front.current.get('host')).toEqual(noKernel);
+    expect(link.isDisposed).toBe(true);
+  });
+
+  it('is no longer waited for when the notebook is faster', () => {
+    tracker.show(new Notebook('a.ipynb', a.connect('a')));
+    const shown = front.current;
+    const late = own(a, 'a');
+    front.expect({ path: 'work/a.ipynb', link: late });
+    expect(front.current).toBe(shown);
+    expect(late.isDisposed).toBe(true);
+  });
+
+  it('is the one that the address names, of those with a kernel', async () => {
+    const session = (path: string, id: string | null): object => ({ path, kernel: id && { id, name: 'python3' } });
+    const running = [session('c.ipynb', 'c'), session('work/ä b.ipynb', 'a'), session('d.ipynb', null)];
+    const services = {
+      sessions: { ready: Promise.resolve(), running: () => running },
+      kernels: { connectTo: ({ model }: { model: { id: string } }) => a.connect(model.id) }
+    } as unknown as Parameters<typeof openingOf>[0];
+    const of = async (address: string): Promise<string | undefined> =>
+      (await openingOf(services, address, () => 'control'))?.link.kernel;
+
+    expect(await of('/user/ana/lab/tree/work/%C3%A4%20b.ipynb')).toBe('a');
+    expect(await of('/notebooks/work/%C3%A4%20b.ipynb')).toBe('a');
+    expect(await of('/lab/workspaces/auto-1/tree/c.ipynb')).toBe('c');
+    expect(await of('/lab/tree/b.ipynb')).toBeUndefined();
+    expect(await of('/lab/tree/d.ipynb')).toBeUndefined();
+    expect(await of('/lab')).toBeUndefined();
+  });
 });

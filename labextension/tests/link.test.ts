@@ -311,12 +311,11 @@ describe('a kernel with nbguard', () => {
   });
 
   it('is left when the link is', async () => {
-    const connection = kernel.connect();
-    const made = new KernelLink(connection, () => channel, 'a.ipynb');
+    const made = new KernelLink(kernel.connect(), () => channel, 'a.ipynb');
     await settle();
-    expect(kernel.sockets.size).toBe(2);
-    made.dispose();
     expect(kernel.sockets.size).toBe(1);
+    made.dispose();
+    expect(kernel.sockets.size).toBe(0);
     expect(host(made)).toEqual({ kind: 'ok' });
   });
 });

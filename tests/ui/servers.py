@@ -61,15 +61,21 @@ class Forks:
 
 
 class Server:
-    """A Jupyter server that runs as long as the tests want it. `url` ends with a slash."""
+    """A Jupyter server that runs as long as the tests want it. `url` ends with a slash.
 
-    def __init__(self, folder: Path, base_url: str = "/") -> None:
+    Args:
+        folder: everything of it goes there.
+        base_url: the path at which it serves.
+        extension: folder of the built extension; None: that of this tree.
+    """
+
+    def __init__(self, folder: Path, base_url: str = "/", extension: Path | None = None) -> None:
         self.folder = folder
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir(parents=True)
         self._share = folder / "share" / "jupyter"
         (self._share / "labextensions").mkdir(parents=True)
-        (self._share / "labextensions" / "nbguard").symlink_to(ROOT / "nbguard" / "labextension")
+        (self._share / "labextensions" / "nbguard").symlink_to(extension or ROOT / "nbguard" / "labextension")
         self.reset_settings()
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}{base_url}"

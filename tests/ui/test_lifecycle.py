@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.kernels import wait_until
 from tests.thorough import left_out_by_ci
@@ -42,6 +42,32 @@ def test_reload_idle(desk: Desk, server: Server) -> None:
         tab.wait_for_ticks(2)
     assert notebook.kernel.resting_threads() == threads
     assert notebook.kernel.subshells() == []
+
+
+def test_after_a_reload_the_panel_is_there_before_the_notebook(desk: Desk, server: Server) -> None:
+    """The notebook's file is held back: nothing of what the panel shows waits for it, and one link serves before and after.
+
+    In JupyterLab: Notebook 7 shows nothing at its sides before.
+    """
+    notebook = holding(desk, server, "weights", ["'the cell'"])
+    tab = desk.open(notebook)
+    expect_holder(tab, "weights")
+    held: list[Route] = []
+    tab.page.route(re.compile(rf"/api/contents/{notebook.name}\?.*content=1"), lambda route: held.append(route))
+    tab.page.reload(wait_until="commit")
+    expect_holder(tab, "weights")
+    tab.wait_for_ticks(2)
+    expect(tab.panel.get_by_role("heading", level=2)).to_have_text(notebook.name)
+    wait_until(lambda: tab.tick() >= 0 and held, "the notebook to be opened")
+    tab.wait_for_ticks(2)
+    assert tab.page.get_by_text("'the cell'").count() == 0
+    tab.page.evaluate("() => { window.view = document.querySelector('.nbguard-view'); }")
+    for route in held:
+        route.continue_()
+    tab.page.unroute_all()
+    tab.wait_until_connected()
+    tab.wait_for_ticks(2)
+    assert tab.page.evaluate("() => window.view === document.querySelector('.nbguard-view')"), "another link was made"
 
 
 def test_reload_while_a_cell_runs(desk: Desk, server: Server) -> None:

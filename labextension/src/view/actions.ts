@@ -12,22 +12,25 @@ const CACHED: ReadonlySet<string> = new Set(['releasable', 'cached']);
 
 export class ActionBar {
   readonly node = element('div', 'nbguard-actions');
-  private readonly clean: HTMLButtonElement;
-  private readonly flush: HTMLButtonElement;
-  private readonly cleanStale: OperationRequest;
-  private readonly emptyCache: OperationRequest;
+  readonly #clean: HTMLButtonElement;
+  readonly #flush: HTMLButtonElement;
+  readonly #cleanStale: OperationRequest;
+  readonly #emptyCache: OperationRequest;
   /** Whether PyTorch keeps anything that emptying its cache could give back. */
-  private hasCache = false;
+  #hasCache = false;
 
-  constructor(private readonly context: ViewContext) {
+  readonly #context: ViewContext;
+
+  constructor(context: ViewContext) {
+    this.#context = context;
     const { trans, operations } = context;
-    this.cleanStale = { action: 'clean_stale', title: trans.__('Clean stale') };
-    this.emptyCache = { action: 'empty_cache', title: trans.__('Empty cache') };
-    this.clean = button('nbguard-primary', '', () => {
-      operations.start(this.cleanStale);
+    this.#cleanStale = { action: 'clean_stale', title: trans.__('Clean stale') };
+    this.#emptyCache = { action: 'empty_cache', title: trans.__('Empty cache') };
+    this.#clean = button('nbguard-primary', '', () => {
+      operations.start(this.#cleanStale);
     });
-    this.flush = button('', '', () => {
-      operations.start(this.emptyCache);
+    this.#flush = button('', '', () => {
+      operations.start(this.#emptyCache);
     });
     const menu = new Menu(trans.__('More actions'), [
       [
@@ -43,35 +46,35 @@ export class ActionBar {
         }
       ]
     ]);
-    this.node.append(this.clean, this.flush, menu.node);
+    this.node.append(this.#clean, this.#flush, menu.node);
   }
 
   planCleaning(): void {
-    this.clean.click();
+    this.#clean.click();
   }
 
   /** Take what a tick says about the cache. */
   follow(tick: Tick): void {
     const hasCache = tick.devices.some(device => device.parts.some(part => CACHED.has(part.name) && part.nbytes > 0));
-    if (hasCache !== this.hasCache) {
-      this.hasCache = hasCache;
+    if (hasCache !== this.#hasCache) {
+      this.#hasCache = hasCache;
       this.update();
     }
   }
 
   update(): void {
-    const { trans, operations, connection } = this.context;
+    const { trans, operations, connection } = this.#context;
     const stale = connection.heap?.stale ?? 0;
-    const { title } = this.cleanStale;
-    const isCleaning = operations.isPending(this.cleanStale);
+    const { title } = this.#cleanStale;
+    const isCleaning = operations.isPending(this.#cleanStale);
     const words = stale > 0 ? `${title} · ${formatBytes(stale)}` : trans.__('Nothing is stale');
-    setText(this.clean, isCleaning ? trans.__('working…') : words);
-    setAttribute(this.clean, 'aria-label', stale > 0 && !isCleaning ? null : `${title}: ${this.clean.textContent}`);
-    setEnabled(this.clean, stale > 0 && !isCleaning);
-    const isFlushing = operations.isPending(this.emptyCache);
-    setText(this.flush, isFlushing ? trans.__('working…') : this.emptyCache.title);
-    setAttribute(this.flush, 'aria-label', isFlushing ? `${this.emptyCache.title}: ${trans.__('working…')}` : null);
-    setAttribute(this.flush, 'title', this.hasCache ? null : trans.__('PyTorch keeps no free memory of a GPU'));
-    setEnabled(this.flush, this.hasCache && !isFlushing);
+    setText(this.#clean, isCleaning ? trans.__('working…') : words);
+    setAttribute(this.#clean, 'aria-label', stale > 0 && !isCleaning ? null : `${title}: ${this.#clean.textContent}`);
+    setEnabled(this.#clean, stale > 0 && !isCleaning);
+    const isFlushing = operations.isPending(this.#emptyCache);
+    setText(this.#flush, isFlushing ? trans.__('working…') : this.#emptyCache.title);
+    setAttribute(this.#flush, 'aria-label', isFlushing ? `${this.#emptyCache.title}: ${trans.__('working…')}` : null);
+    setAttribute(this.#flush, 'title', this.#hasCache ? null : trans.__('PyTorch keeps no free memory of a GPU'));
+    setEnabled(this.#flush, this.#hasCache && !isFlushing);
   }
 }

@@ -9,11 +9,11 @@ import type { Trans } from './words';
 /** A section whose content is made anew only when it differs. */
 abstract class Advice<T> {
   readonly node = element('section', 'nbguard-section');
-  private readonly body = element('div');
-  private shown = '';
+  readonly #body = element('div');
+  #shown = '';
 
   constructor(protected readonly title: string) {
-    this.node.append(element('h3', 'nbguard-title', title), this.body);
+    this.node.append(element('h3', 'nbguard-title', title), this.#body);
     show(this.node, false);
   }
 
@@ -22,16 +22,19 @@ abstract class Advice<T> {
   protected set(advice: T | null): void {
     const text = JSON.stringify(advice);
     show(this.node, advice !== null);
-    if (text !== this.shown) {
-      this.shown = text;
-      this.body.replaceChildren(...(advice === null ? [] : this.draw(advice)));
+    if (text !== this.#shown) {
+      this.#shown = text;
+      this.#body.replaceChildren(...(advice === null ? [] : this.draw(advice)));
     }
   }
 }
 
 export class OomSection extends Advice<OomView> {
-  constructor(private readonly trans: Trans) {
+  readonly #trans: Trans;
+
+  constructor(trans: Trans) {
     super(trans.__('Out of memory'));
+    this.#trans = trans;
     this.node.classList.add('nbguard-oom');
   }
 
@@ -45,40 +48,43 @@ export class OomSection extends Advice<OomView> {
     show(title, oom.title !== this.title);
     const sentence = element('div', 'nbguard-wrap');
     setSentence(sentence, oom.sentence);
-    return [title, sentence, element('ol', 'nbguard-rows', ...oom.fixes.map(fix => this.fix(fix)))];
+    return [title, sentence, element('ol', 'nbguard-rows', ...oom.fixes.map(fix => this.#fix(fix)))];
   }
 
-  private fix({ words, nbytes, commands }: FixRow): HTMLElement {
+  #fix({ words, nbytes, commands }: FixRow): HTMLElement {
     const sentence = element('span', 'nbguard-wrap');
     setSentence(sentence, words);
     const figure = element('span', 'nbguard-figure');
     setText(figure, nbytes === null ? '' : `+${formatBytes(nbytes)}`);
-    const lines = commands.map(command => codeLine(command, this.trans));
+    const lines = commands.map(command => codeLine(command, this.#trans));
     return element('li', 'nbguard-row', element('div', 'nbguard-row-head', figure, sentence), ...lines);
   }
 }
 
 export class FindingsSection extends Advice<MemoryState['findings']> {
-  private heap: MemoryState | null = null;
+  #heap: MemoryState | null = null;
   /** Name of the Learner that a fit runs on; null: none does. */
-  private training: string | null = null;
+  #training: string | null = null;
 
-  constructor(private readonly trans: Trans) {
+  readonly #trans: Trans;
+
+  constructor(trans: Trans) {
     super(trans.__('Findings'));
+    this.#trans = trans;
   }
 
   update(heap: MemoryState | null): void {
-    this.heap = heap;
-    const findings = (heap?.findings ?? []).filter(([, , learner]) => learner === '' || learner !== this.training);
+    this.#heap = heap;
+    const findings = (heap?.findings ?? []).filter(([, , learner]) => learner === '' || learner !== this.#training);
     this.set(findings.length > 0 ? findings : null);
   }
 
   /** Take what a tick knows sooner than a heap: a Learner on which a fit runs needs what an idle one keeps. */
   follow(fit: FitTick | null): void {
     const training = fit?.label ?? null;
-    if (training !== this.training) {
-      this.training = training;
-      this.update(this.heap);
+    if (training !== this.#training) {
+      this.#training = training;
+      this.update(this.#heap);
     }
   }
 
@@ -87,7 +93,7 @@ export class FindingsSection extends Advice<MemoryState['findings']> {
       const words = element('div', 'nbguard-wrap');
       setSentence(words, sentence);
       const isSaid = command === '' || sentence.includes(`\`${command}\``);
-      return element('li', 'nbguard-row', words, ...(isSaid ? [] : [codeLine(command, this.trans)]));
+      return element('li', 'nbguard-row', words, ...(isSaid ? [] : [codeLine(command, this.#trans)]));
     });
     return [element('ul', 'nbguard-rows', ...rows)];
   }

@@ -27,56 +27,60 @@ export function availableOf(device: DeviceTick): number | null {
 }
 
 export class Approach {
-  private readonly samples = new Map<string, Sample[]>();
-  private readonly words = new Map<string, string>();
-  private boot = '';
-  private cell: number | null = null;
+  readonly #samples = new Map<string, Sample[]>();
+  readonly #words = new Map<string, string>();
+  #boot = '';
+  #cell: number | null = null;
 
-  constructor(private readonly trans: Trans) {}
+  readonly #trans: Trans;
+
+  constructor(trans: Trans) {
+    this.#trans = trans;
+  }
 
   /** Take a tick. Returns the warning that holds now; empty: nothing is near. It does not change while it holds. */
   follow(tick: Tick): string {
-    if (tick.boot !== this.boot || tick.cell !== this.cell) {
-      this.samples.clear();
-      this.boot = tick.boot;
-      this.cell = tick.cell;
+    if (tick.boot !== this.#boot || tick.cell !== this.#cell) {
+      this.#samples.clear();
+      this.#boot = tick.boot;
+      this.#cell = tick.cell;
     }
     for (const device of tick.devices) {
-      this.look(device, tick);
+      this.#look(device, tick);
     }
-    return [...this.words.values()].join(' ');
+    return [...this.#words.values()].join(' ');
   }
 
-  private look(device: DeviceTick, tick: Tick): void {
+  #look(device: DeviceTick, tick: Tick): void {
     const available = availableOf(device);
     const share = available === null ? 1 : available / Math.max(1, device.total ?? 0);
     if (available === null || share > FAR || !tick.busy) {
-      this.words.delete(device.device);
+      this.#words.delete(device.device);
     }
     if (available === null || !tick.busy) {
       return;
     }
-    const samples = [...(this.samples.get(device.device) ?? []), [tick.t, available] as const];
-    this.samples.set(device.device, samples.filter(([t]) => t >= tick.t - TREND));
-    if (share <= NEAR && !this.words.has(device.device)) {
-      const words = this.bySteps(device.device, samples, available) || this.byTrend(device.device, samples, available);
+    const samples = [...(this.#samples.get(device.device) ?? []), [tick.t, available] as const];
+    this.#samples.set(device.device, samples.filter(([t]) => t >= tick.t - TREND));
+    if (share <= NEAR && !this.#words.has(device.device)) {
+      const words = this.#bySteps(device.device, samples, available) || this.#byTrend(device.device, samples, available);
       if (words !== '') {
-        this.words.set(device.device, words);
+        this.#words.set(device.device, words);
       }
     }
   }
 
   /** The largest step of this cell so far would not fit once more. */
-  private bySteps(device: string, samples: readonly Sample[], available: number): string {
+  #bySteps(device: string, samples: readonly Sample[], available: number): string {
     const steps = samples.slice(1).map(([, now], i) => (samples[i]?.[1] ?? now) - now);
     const largest = Math.max(0, ...steps);
     return largest > available
-      ? this.trans.__('%1 is nearly full: %2 can be had, and this cell has taken %3 at once.', device, ...sizes(available, largest))
+      ? this.#trans.__('%1 is nearly full: %2 can be had, and this cell has taken %3 at once.', device, ...sizes(available, largest))
       : '';
   }
 
   /** At the pace of the last seconds the device is full soon. */
-  private byTrend(device: string, samples: readonly Sample[], available: number): string {
+  #byTrend(device: string, samples: readonly Sample[], available: number): string {
     const first = samples[0];
     const last = samples[samples.length - 1];
     if (first === undefined || last === undefined || last[0] - first[0] < LEAST) {
@@ -85,7 +89,7 @@ export class Approach {
     const pace = (first[1] - available) / (last[0] - first[0]);
     const seconds = pace > 0 ? available / pace : Infinity;
     return seconds < SOON
-      ? this.trans.__('%1 is full in about %2 at this pace: %3 can be had.', device, duration(seconds, this.trans), formatBytes(available))
+      ? this.#trans.__('%1 is full in about %2 at this pace: %3 can be had.', device, duration(seconds, this.#trans), formatBytes(available))
       : '';
   }
 }

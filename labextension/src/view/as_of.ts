@@ -17,15 +17,19 @@ export function asOf(state: MemoryState, tick: Tick | null, trans: Trans): strin
 
 /** Labels with the date of the last state, wherever its figures stand. */
 export class AsOf {
-  private readonly labels: HTMLElement[] = [];
-  private words = '';
+  readonly #labels: HTMLElement[] = [];
+  #words = '';
 
-  constructor(private readonly trans: Trans) {}
+  readonly #trans: Trans;
+
+  constructor(trans: Trans) {
+    this.#trans = trans;
+  }
 
   /** A new label. */
   label(): HTMLElement {
-    const label = element('span', 'nbguard-as-of nbguard-dim', this.words);
-    this.labels.push(label);
+    const label = element('span', 'nbguard-as-of nbguard-dim', this.#words);
+    this.#labels.push(label);
     return label;
   }
 
@@ -40,9 +44,9 @@ export class AsOf {
   }
 
   update(state: MemoryState | null, tick: Tick | null): void {
-    this.words = state === null || state.heap === 0 ? '' : asOf(state, tick, this.trans);
-    for (const label of this.labels) {
-      setText(label, this.words);
+    this.#words = state === null || state.heap === 0 ? '' : asOf(state, tick, this.#trans);
+    for (const label of this.#labels) {
+      setText(label, this.#words);
     }
   }
 }

@@ -35,123 +35,128 @@ export class Connection {
   /** The kernel speaks another version of the protocol. */
   foreign = false;
 
-  private readonly client = randomId();
-  private readonly pending = new Map<string, Pending>();
-  private readonly dropped = new Set<string>();
-  private timers: ReturnType<typeof setInterval>[] = [];
-  private requests = 0;
-  private visible = true;
-  private aliveAt = Date.now();
-  private boot = '';
+  readonly #client = randomId();
+  readonly #pending = new Map<string, Pending>();
+  readonly #dropped = new Set<string>();
+  #timers: ReturnType<typeof setInterval>[] = [];
+  #requests = 0;
+  #visible = true;
+  #aliveAt = Date.now();
+  #boot = '';
+
+  readonly #model: Model;
+  readonly #changed: (what: Change) => void;
 
   constructor(
-    private readonly model: Model,
-    private readonly changed: (what: Change) => void
+    model: Model,
+    changed: (what: Change) => void
   ) {
-    model.on('change:tick', this.onTick);
-    model.on('change:heap', this.onHeap);
-    model.on('change:host', this.onHost);
-    model.on('change:notebook', this.onNotebook);
-    model.on('msg:custom', this.onAnswer);
+    this.#model = model;
+    this.#changed = changed;
+    model.on('change:tick', this.#onTick);
+    model.on('change:heap', this.#onHeap);
+    model.on('change:host', this.#onHost);
+    model.on('change:notebook', this.#onNotebook);
+    model.on('msg:custom', this.#onAnswer);
   }
 
   /** Take what the model has already, and say hello, from now on. */
   open(): void {
-    this.timers = [setInterval(this.hello, HELLO_EVERY), setInterval(this.look, LOOK_EVERY)];
-    this.onHeap();
-    this.onTick();
-    this.onHost();
+    this.#timers = [setInterval(this.#hello, HELLO_EVERY), setInterval(this.#look, LOOK_EVERY)];
+    this.#onHeap();
+    this.#onTick();
+    this.#onHost();
   }
 
   /** Name of the kernel's notebook; empty where the host names none. */
   get notebook(): string {
-    const name = this.model.get('notebook');
+    const name = this.#model.get('notebook');
     return typeof name === 'string' ? name : '';
   }
 
   /** Send a question; `heard` gets everything that becomes of it. Returns its `rid`. */
   ask(question: Question, heard: (progress: Progress) => void): string {
-    const rid = `${this.client}-${String(++this.requests)}`;
+    const rid = `${this.#client}-${String(++this.#requests)}`;
     const timer = setTimeout(() => {
       heard({ op: 'late' });
     }, ACK_WITHIN);
-    this.pending.set(rid, { heard, timer });
-    this.model.send({ ...question, rid });
+    this.#pending.set(rid, { heard, timer });
+    this.#model.send({ ...question, rid });
     return rid;
   }
 
   /** Whether this view has chosen `rid`. */
   isOwn(rid: string): boolean {
-    return rid.startsWith(`${this.client}-`);
+    return rid.startsWith(`${this.#client}-`);
   }
 
   cancel(rid: string): void {
-    this.model.send({ op: 'cancel', rid });
+    this.#model.send({ op: 'cancel', rid });
   }
 
   setVisible(visible: boolean): void {
-    if (visible !== this.visible) {
-      this.visible = visible;
-      this.aliveAt = Date.now();
-      this.hello();
+    if (visible !== this.#visible) {
+      this.#visible = visible;
+      this.#aliveAt = Date.now();
+      this.#hello();
     }
   }
 
   /** Look no longer, until `open` is called again. What was asked is heard all the same. */
   rest(): void {
-    if (this.timers.length > 0) {
-      this.timers.forEach(clearInterval);
-      this.timers = [];
-      this.model.send({ op: 'bye', client: this.client });
+    if (this.#timers.length > 0) {
+      this.#timers.forEach(clearInterval);
+      this.#timers = [];
+      this.#model.send({ op: 'bye', client: this.#client });
     }
   }
 
   close(): void {
     this.rest();
-    this.pending.forEach(({ timer }) => {
+    this.#pending.forEach(({ timer }) => {
       clearTimeout(timer);
     });
-    this.pending.clear();
-    this.model.off('change:tick', this.onTick);
-    this.model.off('change:heap', this.onHeap);
-    this.model.off('change:host', this.onHost);
-    this.model.off('change:notebook', this.onNotebook);
-    this.model.off('msg:custom', this.onAnswer);
+    this.#pending.clear();
+    this.#model.off('change:tick', this.#onTick);
+    this.#model.off('change:heap', this.#onHeap);
+    this.#model.off('change:host', this.#onHost);
+    this.#model.off('change:notebook', this.#onNotebook);
+    this.#model.off('msg:custom', this.#onAnswer);
   }
 
-  private readonly hello = (): void => {
-    if (this.timers.length === 0) {
+  readonly #hello = (): void => {
+    if (this.#timers.length === 0) {
       return;
     }
     const has = this.heap === null ? {} : { boot: this.heap.boot, heap: this.heap.heap };
-    this.model.send({ op: 'hello', client: this.client, visible: this.visible, ...has });
+    this.#model.send({ op: 'hello', client: this.#client, visible: this.#visible, ...has });
   };
 
-  private readonly onTick = (): void => {
-    const tick = this.model.get('tick');
+  readonly #onTick = (): void => {
+    const tick = this.#model.get('tick');
     this.foreign = isForeign(tick);
     if (isNothing(tick) || this.foreign) {
       this.tick = null;
     } else if (isTick(tick)) {
       this.tick = tick;
     } else {
-      this.drop('tick', tick);
+      this.#drop('tick', tick);
       return;
     }
-    this.aliveAt = Date.now();
-    if (this.tick !== null && this.tick.boot !== this.boot) {
-      this.begin(this.tick.boot);
+    this.#aliveAt = Date.now();
+    if (this.tick !== null && this.tick.boot !== this.#boot) {
+      this.#begin(this.tick.boot);
     }
-    this.changed('tick');
-    this.look();
+    this.#changed('tick');
+    this.#look();
   };
 
-  private readonly onHeap = (): void => {
-    const heap = this.model.get('heap');
+  readonly #onHeap = (): void => {
+    const heap = this.#model.get('heap');
     let next: MemoryState | null = null;
     if (!isNothing(heap) && !isForeign(heap)) {
       if (!isMemoryState(heap)) {
-        this.drop('memory state', heap);
+        this.#drop('memory state', heap);
         return;
       }
       next = heap;
@@ -159,76 +164,76 @@ export class Connection {
     const isSame = next?.boot === this.heap?.boot && next?.heap === this.heap?.heap;
     if (!isSame) {
       this.heap = next;
-      this.changed('heap');
+      this.#changed('heap');
     }
   };
 
-  private readonly onHost = (): void => {
-    this.host = (this.model.get('host') as HostState | undefined) ?? { kind: 'ok' };
+  readonly #onHost = (): void => {
+    this.host = (this.#model.get('host') as HostState | undefined) ?? { kind: 'ok' };
     if (this.host.kind !== 'ok' && this.host.kind !== 'disconnected') {
-      this.lose();
+      this.#lose();
     }
-    this.aliveAt = Date.now();
-    this.changed('host');
-    this.hello();
+    this.#aliveAt = Date.now();
+    this.#changed('host');
+    this.#hello();
   };
 
-  private readonly onNotebook = (): void => {
-    this.changed('notebook');
+  readonly #onNotebook = (): void => {
+    this.#changed('notebook');
   };
 
-  private readonly onAnswer = (answer: unknown): void => {
+  readonly #onAnswer = (answer: unknown): void => {
     if (!isAnswer(answer)) {
-      this.drop('answer', answer);
+      this.#drop('answer', answer);
       return;
     }
-    const pending = this.pending.get(answer.rid);
+    const pending = this.#pending.get(answer.rid);
     if (pending === undefined) {
       return;
     }
     clearTimeout(pending.timer);
     if (answer.op !== 'ack' && answer.op !== 'queued') {
-      this.pending.delete(answer.rid);
+      this.#pending.delete(answer.rid);
     }
     pending.heard(answer);
   };
 
-  private readonly look = (): void => {
-    const silent = this.visible && this.tick !== null && Date.now() - this.aliveAt > SILENT_AFTER;
+  readonly #look = (): void => {
+    const silent = this.#visible && this.tick !== null && Date.now() - this.#aliveAt > SILENT_AFTER;
     if (silent !== this.silent) {
       this.silent = silent;
-      this.changed('silent');
+      this.#changed('silent');
     }
   };
 
   /** Drop a message that is not as the protocol has it. The console gets the first of each kind: ticks come 4 times a second. */
-  private drop(kind: 'tick' | 'memory state' | 'answer', value: unknown): void {
-    if (!this.dropped.has(kind)) {
-      this.dropped.add(kind);
+  #drop(kind: 'tick' | 'memory state' | 'answer', value: unknown): void {
+    if (!this.#dropped.has(kind)) {
+      this.#dropped.add(kind);
       console.warn(`nbguard: the kernel has sent a malformed ${kind}, which is not shown`, value);
     }
   }
 
   /** Forget what is of an earlier run of the kernel. */
-  private begin(boot: string): void {
-    if (this.boot !== '') {
-      this.lose();
+  #begin(boot: string): void {
+    if (this.#boot !== '') {
+      this.#lose();
     }
-    this.boot = boot;
+    this.#boot = boot;
     if (this.heap !== null && this.heap.boot !== boot) {
       this.heap = null;
-      this.changed('heap');
+      this.#changed('heap');
     }
   }
 
-  private lose(): void {
-    const lost = [...this.pending.values()];
-    this.pending.clear();
+  #lose(): void {
+    const lost = [...this.#pending.values()];
+    this.#pending.clear();
     for (const { heard, timer } of lost) {
       clearTimeout(timer);
       heard({ op: 'lost' });
     }
-    this.changed('lost');
+    this.#changed('lost');
   }
 }
 

@@ -41,47 +41,50 @@ function colour(part: string): string {
 
 export class DeviceView implements ItemView<DeviceItem> {
   readonly node = element('section', 'nbguard-section nbguard-device');
-  private readonly title = element('h3', 'nbguard-title nbguard-plain');
-  private readonly bar = element('div', 'nbguard-bar');
-  private readonly key = element('ul', 'nbguard-key');
-  private readonly pieces = new KeyedList<PartItem>(this.bar, part => part.name, piece);
-  private readonly entries = new KeyedList<PartItem>(this.key, part => part.name, entry);
-  private readonly label = slowLabel(this.bar);
-  private readonly line: LineChart;
-  private names: string[] = [];
+  readonly #title = element('h3', 'nbguard-title nbguard-plain');
+  readonly #bar = element('div', 'nbguard-bar');
+  readonly #key = element('ul', 'nbguard-key');
+  readonly #pieces = new KeyedList<PartItem>(this.#bar, part => part.name, piece);
+  readonly #entries = new KeyedList<PartItem>(this.#key, part => part.name, entry);
+  readonly #label = slowLabel(this.#bar);
+  readonly #line: LineChart;
+  #names: string[] = [];
 
-  constructor(private readonly context: LineContext) {
-    this.line = new LineChart(context);
-    this.bar.setAttribute('role', 'img');
-    this.node.append(this.title, this.bar, this.key, this.line.node);
+  readonly #context: LineContext;
+
+  constructor(context: LineContext) {
+    this.#context = context;
+    this.#line = new LineChart(context);
+    this.#bar.setAttribute('role', 'img');
+    this.node.append(this.#title, this.#bar, this.#key, this.#line.node);
   }
 
   update({ device, isNamed }: DeviceItem): void {
-    show(this.title, isNamed);
-    setText(this.title, deviceName(device));
-    const parts = this.partsOf(device);
-    this.pieces.update(parts);
-    this.entries.update(parts);
-    this.label(this.words(device, parts));
-    this.line.update(device);
+    show(this.#title, isNamed);
+    setText(this.#title, deviceName(device));
+    const parts = this.#partsOf(device);
+    this.#pieces.update(parts);
+    this.#entries.update(parts);
+    this.#label(this.#words(device, parts));
+    this.#line.update(device);
   }
 
   /** The parts as shown. One that has been there once stays, at 0: the lines below would jump at every tick otherwise. */
-  private partsOf(device: DeviceTick): PartItem[] {
-    const present = device.parts.filter(part => part.nbytes > 0 || this.names.includes(part.name));
-    const gone = this.names.filter(name => !device.parts.some(part => part.name === name));
+  #partsOf(device: DeviceTick): PartItem[] {
+    const present = device.parts.filter(part => part.nbytes > 0 || this.#names.includes(part.name));
+    const gone = this.#names.filter(name => !device.parts.some(part => part.name === name));
     const order = [...device.parts.map(part => part.name), ...gone];
     const all: Part[] = [...present, ...gone.map(name => ({ name, nbytes: 0, note: '' }))];
     all.sort((a, b) => order.indexOf(a.name) - order.indexOf(b.name));
-    this.names = all.map(part => part.name);
+    this.#names = all.map(part => part.name);
     const figures = formatColumn(all.map(part => part.nbytes));
     const whole = Math.max(1, device.total ?? 0, all.reduce((sum, part) => sum + part.nbytes, 0));
     return all.map((part, i) => ({ ...part, figure: figures[i] ?? '', share: Math.max(0, part.nbytes) / whole }));
   }
 
-  private words(device: DeviceTick, parts: readonly PartItem[]): string {
+  #words(device: DeviceTick, parts: readonly PartItem[]): string {
     const listed = parts.map(part => `${part.name} ${part.figure}`).join(', ');
-    return device.total === null ? listed : this.context.trans.__('%1; %2 in all', listed, formatBytes(device.total));
+    return device.total === null ? listed : this.#context.trans.__('%1; %2 in all', listed, formatBytes(device.total));
   }
 }
 

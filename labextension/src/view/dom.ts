@@ -121,44 +121,54 @@ export interface ItemView<T> {
 
 /** The children of `parent` (those after `first`, if given), one per item; an item that stays keeps its element. */
 export class KeyedList<T> {
-  private views = new Map<string, ItemView<T>>();
+  #views = new Map<string, ItemView<T>>();
+
+  readonly #parent: HTMLElement;
+  readonly #key: (item: T) => string;
+  readonly #make: () => ItemView<T>;
+  readonly #first: Element | null;
 
   constructor(
-    private readonly parent: HTMLElement,
-    private readonly key: (item: T) => string,
-    private readonly make: () => ItemView<T>,
-    private readonly first: Element | null = null
-  ) {}
+    parent: HTMLElement,
+    key: (item: T) => string,
+    make: () => ItemView<T>,
+    first: Element | null = null
+  ) {
+    this.#parent = parent;
+    this.#key = key;
+    this.#make = make;
+    this.#first = first;
+  }
 
   update(items: readonly T[]): void {
     const focused = document.activeElement;
     const views = new Map<string, ItemView<T>>();
     for (const item of items) {
-      const key = unused(views, this.key(item));
-      const view = this.views.get(key) ?? this.make();
+      const key = unused(views, this.#key(item));
+      const view = this.#views.get(key) ?? this.#make();
       view.update(item);
       views.set(key, view);
     }
-    for (const [key, view] of this.views) {
+    for (const [key, view] of this.#views) {
       if (!views.has(key)) {
         view.node.remove();
         view.close?.();
       }
     }
-    this.views = views;
-    this.arrange();
-    if (focused instanceof HTMLElement && focused !== document.activeElement && this.parent.contains(focused)) {
+    this.#views = views;
+    this.#arrange();
+    if (focused instanceof HTMLElement && focused !== document.activeElement && this.#parent.contains(focused)) {
       focused.focus({ preventScroll: true });
     }
   }
 
-  private arrange(): void {
-    let next = this.first === null ? this.parent.firstElementChild : this.first.nextElementSibling;
-    for (const { node } of this.views.values()) {
+  #arrange(): void {
+    let next = this.#first === null ? this.#parent.firstElementChild : this.#first.nextElementSibling;
+    for (const { node } of this.#views.values()) {
       if (node === next) {
         next = node.nextElementSibling;
       } else {
-        this.parent.insertBefore(node, next);
+        this.#parent.insertBefore(node, next);
       }
     }
   }

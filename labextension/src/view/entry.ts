@@ -17,33 +17,36 @@ export interface EntryItem {
 
 export class EntryView implements ItemView<EntryItem> {
   readonly node = element('tbody');
-  private readonly name: NameView;
-  private readonly cell = element('td', 'nbguard-col-cell nbguard-dim');
-  private readonly figure = element('td', 'nbguard-figure');
-  private readonly words = nameElement('span', 'nbguard-dim');
-  private readonly chip = element('span');
-  private readonly actions: RowActions;
-  private readonly toggle: HTMLButtonElement;
-  private readonly children: KeyedList<EntryItem>;
-  private isOpen = false;
-  private item: EntryItem | null = null;
+  readonly #name: NameView;
+  readonly #cell = element('td', 'nbguard-col-cell nbguard-dim');
+  readonly #figure = element('td', 'nbguard-figure');
+  readonly #words = nameElement('span', 'nbguard-dim');
+  readonly #chip = element('span');
+  readonly #actions: RowActions;
+  readonly #toggle: HTMLButtonElement;
+  readonly #children: KeyedList<EntryItem>;
+  #isOpen = false;
+  #item: EntryItem | null = null;
 
-  constructor(private readonly context: ViewContext) {
-    this.actions = new RowActions(context);
+  readonly #context: ViewContext;
+
+  constructor(context: ViewContext) {
+    this.#context = context;
+    this.#actions = new RowActions(context);
     const head = element('th', 'nbguard-col-label');
-    this.name = new NameView(context, head);
-    this.toggle = button('nbguard-fold', '', () => {
-      this.isOpen = !this.isOpen;
-      this.draw();
+    this.#name = new NameView(context, head);
+    this.#toggle = button('nbguard-fold', '', () => {
+      this.#isOpen = !this.#isOpen;
+      this.#draw();
     });
-    head.append(this.toggle, this.name.node);
+    head.append(this.#toggle, this.#name.node);
     head.scope = 'row';
-    const line = element('div', 'nbguard-row-words', this.words, this.chip, this.actions.node);
-    const words = element('td', '', line, this.actions.why.node);
+    const line = element('div', 'nbguard-row-words', this.#words, this.#chip, this.#actions.node);
+    const words = element('td', '', line, this.#actions.why.node);
     words.colSpan = 3;
     const second = element('tr', '', words);
-    this.node.append(element('tr', '', head, this.cell, this.figure), second);
-    this.children = new KeyedList<EntryItem>(
+    this.node.append(element('tr', '', head, this.#cell, this.#figure), second);
+    this.#children = new KeyedList<EntryItem>(
       this.node,
       ({ entry }) => entry.key,
       () => new PartView(context),
@@ -52,62 +55,65 @@ export class EntryView implements ItemView<EntryItem> {
   }
 
   update(item: EntryItem): void {
-    this.item = item;
-    this.draw();
+    this.#item = item;
+    this.#draw();
   }
 
-  private draw(): void {
-    if (this.item === null) {
+  #draw(): void {
+    if (this.#item === null) {
       return;
     }
-    const { entry, figure, figures, heap } = this.item;
-    const { trans } = this.context;
-    this.name.update(entry);
-    setText(this.cell, entry.cell === null ? '' : cell(entry.cell));
-    setText(this.figure, figure);
-    setAttribute(this.figure, 'title', entry.atLeast ? trans.__('at least: not all of it was looked into') : null);
-    setName(this.words, entry.words);
-    chip(this.chip, entry, this.context);
-    show(this.actions.node, entry.target !== null);
-    this.actions.update(targetOf(entry, heap));
+    const { entry, figure, figures, heap } = this.#item;
+    const { trans } = this.#context;
+    this.#name.update(entry);
+    setText(this.#cell, entry.cell === null ? '' : cell(entry.cell));
+    setText(this.#figure, figure);
+    setAttribute(this.#figure, 'title', entry.atLeast ? trans.__('at least: not all of it was looked into') : null);
+    setName(this.#words, entry.words);
+    chip(this.#chip, entry, this.#context);
+    show(this.#actions.node, entry.target !== null);
+    this.#actions.update(targetOf(entry, heap));
     const isFolded = entry.children.length > 0;
-    show(this.toggle, isFolded);
-    setAttribute(this.toggle, 'aria-expanded', isFolded ? String(this.isOpen) : null);
-    setAttribute(this.toggle, 'aria-label', trans.__('parts of %1', cut(entry.name)));
-    const shown = this.isOpen ? entry.children : [];
-    this.children.update(shown.map((child, i) => ({ entry: child, figure: figures[i] ?? '', figures: [], heap })));
+    show(this.#toggle, isFolded);
+    setAttribute(this.#toggle, 'aria-expanded', isFolded ? String(this.#isOpen) : null);
+    setAttribute(this.#toggle, 'aria-label', trans.__('parts of %1', cut(entry.name)));
+    const shown = this.#isOpen ? entry.children : [];
+    this.#children.update(shown.map((child, i) => ({ entry: child, figure: figures[i] ?? '', figures: [], heap })));
   }
 }
 
 /** A line under a row: a part of its bytes, or one of those that it stands for. */
 class PartView implements ItemView<EntryItem> {
   readonly node = element('tr', 'nbguard-part');
-  private readonly name: NameView;
-  private readonly words = nameElement('span', 'nbguard-dim');
-  private readonly figure = element('td', 'nbguard-figure');
-  private readonly chip = element('span');
-  private readonly line: HTMLElement;
-  private readonly actions: RowActions;
+  readonly #name: NameView;
+  readonly #words = nameElement('span', 'nbguard-dim');
+  readonly #figure = element('td', 'nbguard-figure');
+  readonly #chip = element('span');
+  readonly #line: HTMLElement;
+  readonly #actions: RowActions;
 
-  constructor(private readonly context: ViewContext) {
-    this.actions = new RowActions(context);
+  readonly #context: ViewContext;
+
+  constructor(context: ViewContext) {
+    this.#context = context;
+    this.#actions = new RowActions(context);
     const head = element('th', 'nbguard-col-label');
-    this.name = new NameView(context, head);
-    this.line = element('div', 'nbguard-row-words', this.words, this.chip, this.actions.node);
-    head.append(this.name.node, this.line, this.actions.why.node);
+    this.#name = new NameView(context, head);
+    this.#line = element('div', 'nbguard-row-words', this.#words, this.#chip, this.#actions.node);
+    head.append(this.#name.node, this.#line, this.#actions.why.node);
     head.scope = 'row';
     head.colSpan = 2;
-    this.node.append(head, this.figure);
+    this.node.append(head, this.#figure);
   }
 
   update({ entry, figure, heap }: EntryItem): void {
-    this.name.update(entry);
-    setText(this.figure, figure);
-    setName(this.words, entry.words);
-    chip(this.chip, entry, this.context);
-    show(this.actions.node, entry.target !== null);
-    this.actions.update(targetOf(entry, heap));
-    show(this.line, entry.words !== '' || entry.stale > 0 || entry.target !== null);
+    this.#name.update(entry);
+    setText(this.#figure, figure);
+    setName(this.#words, entry.words);
+    chip(this.#chip, entry, this.#context);
+    show(this.#actions.node, entry.target !== null);
+    this.#actions.update(targetOf(entry, heap));
+    show(this.#line, entry.words !== '' || entry.stale > 0 || entry.target !== null);
   }
 }
 
@@ -127,37 +133,42 @@ function chip(node: HTMLElement, { state, stale, nbytes }: Entry, { trans }: Vie
 /** A name of which the end is never lost; where the host has cells, a link to the cell that made it. */
 class NameView {
   readonly node = element('span', 'nbguard-ends');
-  private readonly text = nameElement('span', 'nbguard-code nbguard-two-ends');
-  private readonly link: HTMLButtonElement;
-  private cell: number | null = null;
+  readonly #text = nameElement('span', 'nbguard-code nbguard-two-ends');
+  readonly #link: HTMLButtonElement;
+  #cell: number | null = null;
+
+  readonly #context: ViewContext;
+  readonly #head: HTMLElement;
 
   /** `head` is the row's header, which has the name in it. */
   constructor(
-    private readonly context: ViewContext,
-    private readonly head: HTMLElement
+    context: ViewContext,
+    head: HTMLElement
   ) {
-    this.link = button('nbguard-link nbguard-goto', '', () => {
-      if (this.cell !== null && context.goToCell?.(this.cell) === false) {
-        setAttribute(this.link, 'title', context.trans.__('%1 is not in the notebook any more', cell(this.cell)));
+    this.#context = context;
+    this.#head = head;
+    this.#link = button('nbguard-link nbguard-goto', '', () => {
+      if (this.#cell !== null && context.goToCell?.(this.#cell) === false) {
+        setAttribute(this.#link, 'title', context.trans.__('%1 is not in the notebook any more', cell(this.#cell)));
       }
     });
-    this.node.append(this.text);
+    this.node.append(this.#text);
   }
 
   update(entry: Entry): void {
-    const { trans, goToCell } = this.context;
-    setName(this.text, entry.name);
-    setAttribute(this.head, 'aria-label', cut(entry.name)); // a screen reader may take its two ends for two words
-    this.cell = goToCell === undefined ? null : entry.cell;
-    const parent = this.cell === null ? this.node : this.link;
-    if (this.text.parentElement !== parent) {
-      this.node.replaceChildren(...(this.cell === null ? [] : [this.link]));
-      parent.append(this.text);
+    const { trans, goToCell } = this.#context;
+    setName(this.#text, entry.name);
+    setAttribute(this.#head, 'aria-label', cut(entry.name)); // a screen reader may take its two ends for two words
+    this.#cell = goToCell === undefined ? null : entry.cell;
+    const parent = this.#cell === null ? this.node : this.#link;
+    if (this.#text.parentElement !== parent) {
+      this.node.replaceChildren(...(this.#cell === null ? [] : [this.#link]));
+      parent.append(this.#text);
     }
-    if (this.cell !== null) {
-      const words = trans.__('go to %1, which made %2', cell(this.cell), cut(entry.name));
-      setAttribute(this.link, 'aria-label', words);
-      setAttribute(this.text, 'title', words);
+    if (this.#cell !== null) {
+      const words = trans.__('go to %1, which made %2', cell(this.#cell), cut(entry.name));
+      setAttribute(this.#link, 'aria-label', words);
+      setAttribute(this.#text, 'title', words);
     }
   }
 }

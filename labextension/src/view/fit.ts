@@ -6,18 +6,21 @@ import { fitCost, fitProgress, fitShare, type Trans } from './words';
 
 export class FitSection {
   readonly node = element('section', 'nbguard-section');
-  private readonly call = nameElement('div', 'nbguard-code');
-  private readonly progress = element('div');
-  private readonly track = element('div', 'nbguard-progress');
-  private readonly done = element('i');
-  private readonly cost = element('div', 'nbguard-dim');
+  readonly #call = nameElement('div', 'nbguard-code');
+  readonly #progress = element('div');
+  readonly #track = element('div', 'nbguard-progress');
+  readonly #done = element('i');
+  readonly #cost = element('div', 'nbguard-dim');
 
-  constructor(private readonly trans: Trans) {
-    this.track.append(this.done);
-    this.track.setAttribute('role', 'progressbar');
-    this.track.setAttribute('aria-label', trans.__('The fit'));
+  readonly #trans: Trans;
+
+  constructor(trans: Trans) {
+    this.#trans = trans;
+    this.#track.append(this.#done);
+    this.#track.setAttribute('role', 'progressbar');
+    this.#track.setAttribute('aria-label', trans.__('The fit'));
     const title = element('h3', 'nbguard-title', trans.__('Fit'));
-    this.node.append(title, this.call, this.progress, this.track, this.cost);
+    this.node.append(title, this.#call, this.#progress, this.#track, this.#cost);
   }
 
   update(fit: FitTick | null): void {
@@ -25,12 +28,12 @@ export class FitSection {
     if (fit === null) {
       return;
     }
-    setName(this.call, fit.label === '' ? fit.call : `${fit.label}.${fit.call}`);
-    setText(this.progress, fitProgress(fit, this.trans));
-    setText(this.cost, fitCost(fit, this.trans));
+    setName(this.#call, fit.label === '' ? fit.call : `${fit.label}.${fit.call}`);
+    setText(this.#progress, fitProgress(fit, this.#trans));
+    setText(this.#cost, fitCost(fit, this.#trans));
     const share = fitShare(fit);
-    show(this.track, share !== null);
-    setAttribute(this.track, 'aria-valuenow', share === null ? null : String(Math.round(share * 100)));
-    this.done.style.width = `${((share ?? 0) * 100).toFixed(2)}%`;
+    show(this.#track, share !== null);
+    setAttribute(this.#track, 'aria-valuenow', share === null ? null : String(Math.round(share * 100)));
+    this.#done.style.width = `${((share ?? 0) * 100).toFixed(2)}%`;
   }
 }

@@ -23,13 +23,13 @@ const COLOURS: Readonly<Record<PieceKind, string>> = {
 
 export class FragmentationSection {
   readonly node = element('section', 'nbguard-section');
-  private readonly list: KeyedList<DeviceItem>;
-  private heap: MemoryState | null = null;
-  private tick: Tick | null = null;
+  readonly #list: KeyedList<DeviceItem>;
+  #heap: MemoryState | null = null;
+  #tick: Tick | null = null;
 
   constructor(trans: Trans) {
     const devices = element('div');
-    this.list = new KeyedList(
+    this.#list = new KeyedList(
       devices,
       device => device.device,
       () => deviceView(trans)
@@ -38,22 +38,22 @@ export class FragmentationSection {
   }
 
   update(heap: MemoryState | null): void {
-    this.heap = heap;
-    this.draw();
+    this.#heap = heap;
+    this.#draw();
   }
 
   /** Take what a tick knows sooner than a look: the largest request that fits by what is free now. */
   follow(tick: Tick): void {
-    this.tick = tick;
-    this.draw();
+    this.#tick = tick;
+    this.#draw();
   }
 
-  private draw(): void {
-    const { heap, tick } = this;
+  #draw(): void {
+    const [heap, tick] = [this.#heap, this.#tick];
     const devices = heap?.devices ?? [];
     show(this.node, devices.length > 0);
     const isOfThis = tick !== null && tick.boot === heap?.boot && tick.heap === heap.heap;
-    this.list.update(
+    this.#list.update(
       devices.map(device => {
         const fits = isOfThis ? (tick.devices.find(each => each.device === device.device)?.fits ?? null) : null;
         return { ...device, isNamed: devices.length > 1, fits };

@@ -14,94 +14,97 @@ type Column = 'label' | 'cell' | 'nbytes';
 
 export class HoldersSection {
   readonly node = element('section', 'nbguard-section nbguard-holders');
-  private readonly table = element('table', 'nbguard-table');
-  private readonly filter = element('input', 'nbguard-filter');
-  private readonly more: HTMLButtonElement;
-  private readonly rest = element('div', 'nbguard-rest nbguard-dim');
-  private readonly count = element('span');
-  private readonly none = element('div', 'nbguard-dim');
-  private readonly total = element('td', 'nbguard-figure');
-  private readonly foot = element('tfoot');
-  private readonly list: KeyedList<EntryItem>;
-  private readonly heads = new Map<Column, HTMLTableCellElement>();
-  private heap: MemoryState | null = null;
+  readonly #table = element('table', 'nbguard-table');
+  readonly #filter = element('input', 'nbguard-filter');
+  readonly #more: HTMLButtonElement;
+  readonly #rest = element('div', 'nbguard-rest nbguard-dim');
+  readonly #count = element('span');
+  readonly #none = element('div', 'nbguard-dim');
+  readonly #total = element('td', 'nbguard-figure');
+  readonly #foot = element('tfoot');
+  readonly #list: KeyedList<EntryItem>;
+  readonly #heads = new Map<Column, HTMLTableCellElement>();
+  #heap: MemoryState | null = null;
   /** Name of the Learner that a fit runs on; null: none does. */
-  private training: string | null = null;
-  private order: Column = 'nbytes';
-  private isReversed = false;
-  private shown = SHOWN;
+  #training: string | null = null;
+  #order: Column = 'nbytes';
+  #isReversed = false;
+  #shown = SHOWN;
 
-  constructor(private readonly context: ViewContext) {
+  readonly #context: ViewContext;
+
+  constructor(context: ViewContext) {
+    this.#context = context;
     const { trans } = context;
-    const head = this.head();
-    this.table.append(head);
-    this.list = new KeyedList<EntryItem>(
-      this.table,
+    const head = this.#head();
+    this.#table.append(head);
+    this.#list = new KeyedList<EntryItem>(
+      this.#table,
       ({ entry }) => entry.key,
       () => new EntryView(context),
       head
     );
-    this.filter.type = 'search';
-    this.filter.placeholder = trans.__('Filter');
-    this.filter.setAttribute('aria-label', trans.__('Filter who holds memory'));
-    this.filter.addEventListener('input', () => {
-      this.shown = SHOWN;
-      this.draw();
+    this.#filter.type = 'search';
+    this.#filter.placeholder = trans.__('Filter');
+    this.#filter.setAttribute('aria-label', trans.__('Filter who holds memory'));
+    this.#filter.addEventListener('input', () => {
+      this.#shown = SHOWN;
+      this.#draw();
     });
-    this.more = button('nbguard-link', '', () => {
-      this.shown += MORE;
-      this.draw();
+    this.#more = button('nbguard-link', '', () => {
+      this.#shown += MORE;
+      this.#draw();
     });
-    this.rest.append(this.count, this.more);
+    this.#rest.append(this.#count, this.#more);
     const sum = element('th', '', trans.__('Total'));
     sum.scope = 'row';
     sum.colSpan = 2;
-    this.foot.append(element('tr', '', sum, this.total));
-    this.table.append(this.foot);
+    this.#foot.append(element('tr', '', sum, this.#total));
+    this.#table.append(this.#foot);
     const title = element('h3', 'nbguard-title', trans.__('Held by'));
     this.node.append(
-      element('div', 'nbguard-title-line', title, context.asOf.label(), this.filter),
-      this.table,
-      this.none,
-      this.rest
+      element('div', 'nbguard-title-line', title, context.asOf.label(), this.#filter),
+      this.#table,
+      this.#none,
+      this.#rest
     );
   }
 
   update(heap: MemoryState | null): void {
-    this.heap = heap;
-    this.draw();
+    this.#heap = heap;
+    this.#draw();
   }
 
   /** Take what a tick knows sooner than a heap: which Learner trains. */
   follow(fit: FitTick | null): void {
     const training = fit?.label ?? null;
-    if (training !== this.training) {
-      this.training = training;
-      this.draw();
+    if (training !== this.#training) {
+      this.#training = training;
+      this.#draw();
     }
   }
 
-  private draw(): void {
-    const { trans } = this.context;
-    const { heap } = this;
-    const entries = heap === null ? [] : entriesOf(heap, this.training, trans);
-    const found = this.sorted(entries.filter(entry => matches(entry, this.filter.value)));
-    const shown = found.slice(0, this.shown);
+  #draw(): void {
+    const { trans } = this.#context;
+    const heap = this.#heap;
+    const entries = heap === null ? [] : entriesOf(heap, this.#training, trans);
+    const found = this.#sorted(entries.filter(entry => matches(entry, this.#filter.value)));
+    const shown = found.slice(0, this.#shown);
     const all = sumOf(entries) + (heap?.more[1] ?? 0);
     show(this.node, heap !== null);
-    show(this.filter, entries.length > 8);
-    show(this.table, found.length > 0);
-    this.list.update(this.items(shown, all, heap?.heap ?? -1));
+    show(this.#filter, entries.length > 8);
+    show(this.#table, found.length > 0);
+    this.#list.update(this.#items(shown, all, heap?.heap ?? -1));
     const [figure] = formatColumn([all], unitOf(all));
-    setText(this.total, figure ?? '');
-    show(this.none, found.length === 0);
-    setText(this.none, entries.length ? trans.__('Nothing matches.') : trans.__('Nothing holds memory of a device.'));
-    this.drawRest(found.slice(shown.length));
-    this.drawHeads();
+    setText(this.#total, figure ?? '');
+    show(this.#none, found.length === 0);
+    setText(this.#none, entries.length ? trans.__('Nothing matches.') : trans.__('Nothing holds memory of a device.'));
+    this.#drawRest(found.slice(shown.length));
+    this.#drawHeads();
   }
 
   /** The rows with their figures in the unit of the total; what is not shown is part of the sum that is rounded. */
-  private items(shown: readonly Entry[], all: number, heap: number): EntryItem[] {
+  #items(shown: readonly Entry[], all: number, heap: number): EntryItem[] {
     const unit = unitOf(all);
     const figures = formatColumn([...shown.map(entry => entry.nbytes), all - sumOf(shown)], unit);
     return shown.map((entry, i) => {
@@ -119,28 +122,28 @@ export class HoldersSection {
   }
 
   /** Say what is not listed: rows that are still to be shown, and those that the kernel has added up. */
-  private drawRest(hidden: readonly Entry[]): void {
-    const [count, nbytes] = this.heap?.more ?? [0, 0];
+  #drawRest(hidden: readonly Entry[]): void {
+    const [count, nbytes] = this.#heap?.more ?? [0, 0];
     const all = count + hidden.length;
     const bytes = nbytes + sumOf(hidden);
-    show(this.rest, all > 0);
-    show(this.more, hidden.length > 0);
-    setText(this.more, this.context.trans.__('show %1 more', Math.min(hidden.length, MORE)));
-    setText(this.count, this.context.trans.__('%1 not shown · %2', all.toLocaleString('en'), formatBytes(bytes)));
+    show(this.#rest, all > 0);
+    show(this.#more, hidden.length > 0);
+    setText(this.#more, this.#context.trans.__('show %1 more', Math.min(hidden.length, MORE)));
+    setText(this.#count, this.#context.trans.__('%1 not shown · %2', all.toLocaleString('en'), formatBytes(bytes)));
   }
 
-  private sorted(entries: Entry[]): Entry[] {
-    const sign = this.isReversed ? -1 : 1;
+  #sorted(entries: Entry[]): Entry[] {
+    const sign = this.#isReversed ? -1 : 1;
     const compare: Record<Column, (a: Entry, b: Entry) => number> = {
       label: (a, b) => a.name.localeCompare(b.name),
       cell: (a, b) => (b.cell ?? -1) - (a.cell ?? -1),
       nbytes: (a, b) => rank(a) - rank(b) || b.nbytes - a.nbytes
     };
-    return entries.sort((a, b) => sign * compare[this.order](a, b));
+    return entries.sort((a, b) => sign * compare[this.#order](a, b));
   }
 
-  private head(): HTMLElement {
-    const { trans } = this.context;
+  #head(): HTMLElement {
+    const { trans } = this.#context;
     const row = element('tr');
     const columns: [Column, string, string][] = [
       ['label', trans.__('Name'), ''],
@@ -149,23 +152,23 @@ export class HoldersSection {
     ];
     for (const [column, words, title] of columns) {
       const sort = button('nbguard-sort', words, () => {
-        this.isReversed = this.order === column && !this.isReversed;
-        this.order = column;
-        this.draw();
+        this.#isReversed = this.#order === column && !this.#isReversed;
+        this.#order = column;
+        this.#draw();
       });
       setAttribute(sort, 'title', title || null);
       const head = element('th', `nbguard-col-${column}`, sort);
       head.scope = 'col';
-      this.heads.set(column, head);
+      this.#heads.set(column, head);
       row.append(head);
     }
     return element('thead', '', row);
   }
 
-  private drawHeads(): void {
-    for (const [column, head] of this.heads) {
-      const ascends = (column === 'label') !== this.isReversed;
-      setAttribute(head, 'aria-sort', column !== this.order ? null : ascends ? 'ascending' : 'descending');
+  #drawHeads(): void {
+    for (const [column, head] of this.#heads) {
+      const ascends = (column === 'label') !== this.#isReversed;
+      setAttribute(head, 'aria-sort', column !== this.#order ? null : ascends ? 'ascending' : 'descending');
     }
   }
 }

@@ -15,38 +15,41 @@ interface Item {
 
 export class JobsPanel {
   readonly node = element('ul', 'nbguard-jobs');
-  private readonly list: KeyedList<Item>;
+  readonly #list: KeyedList<Item>;
 
-  constructor(private readonly context: ViewContext) {
-    this.list = new KeyedList<Item>(
+  readonly #context: ViewContext;
+
+  constructor(context: ViewContext) {
+    this.#context = context;
+    this.#list = new KeyedList<Item>(
       this.node,
       item => item.key,
-      () => this.row()
+      () => this.#row()
     );
     this.node.setAttribute('aria-label', context.trans.__('Waiting'));
   }
 
   update(): void {
-    const { operations, connection } = this.context;
+    const { operations, connection } = this.#context;
     const jobs = connection.tick?.jobs ?? [];
-    const own = operations.waiting.map(operation => this.own(operation, jobs.find(job => job.rid === operation.rid)));
-    const others = jobs.filter(job => !operations.isOwn(job.rid) && !this.isQuick(job)).map(job => this.others(job));
-    this.list.update([...own, ...others]);
+    const own = operations.waiting.map(operation => this.#own(operation, jobs.find(job => job.rid === operation.rid)));
+    const others = jobs.filter(job => !operations.isOwn(job.rid) && !this.#isQuick(job)).map(job => this.#others(job));
+    this.#list.update([...own, ...others]);
     show(this.node, own.length + others.length > 0);
   }
 
   /** Whether this view asked for it beside an operation (why, refresh) and has it in a moment. */
-  private isQuick(job: JobStatus): boolean {
-    return job.phase === 'running' && this.context.connection.isOwn(job.rid);
+  #isQuick(job: JobStatus): boolean {
+    return job.phase === 'running' && this.#context.connection.isOwn(job.rid);
   }
 
-  private own(operation: Operation, job: JobStatus | undefined): Item {
-    const { operations, trans } = this.context;
+  #own(operation: Operation, job: JobStatus | undefined): Item {
+    const { operations, trans } = this.#context;
     const isRunning = job?.phase === 'running' || operation.phase === 'working';
     return {
       key: operation.rid,
       title: operation.plan?.title ?? operation.wanted.title,
-      words: isRunning ? trans.__('working…') : this.queued(operation.why),
+      words: isRunning ? trans.__('working…') : this.#queued(operation.why),
       cancel: isRunning
         ? null
         : () => {
@@ -55,13 +58,13 @@ export class JobsPanel {
     };
   }
 
-  private others(job: JobStatus): Item {
-    const { operations, trans } = this.context;
+  #others(job: JobStatus): Item {
+    const { operations, trans } = this.#context;
     const isRunning = job.phase === 'running';
     return {
       key: job.rid,
       title: job.title,
-      words: isRunning ? trans.__('working…') : this.queued(job.why),
+      words: isRunning ? trans.__('working…') : this.#queued(job.why),
       cancel: isRunning
         ? null
         : () => {
@@ -70,16 +73,16 @@ export class JobsPanel {
     };
   }
 
-  private queued(why: string): string {
-    const words = this.context.trans.__('runs when the cell ends');
+  #queued(why: string): string {
+    const words = this.#context.trans.__('runs when the cell ends');
     return why === '' || why === words ? words : `${words}: ${why}`;
   }
 
-  private row(): ItemView<Item> {
+  #row(): ItemView<Item> {
     let cancel: (() => void) | null = null;
     const title = nameElement('span', 'nbguard-strong');
     const words = element('span', 'nbguard-dim nbguard-wrap');
-    const node = button('nbguard-link', this.context.trans.__('Cancel'), () => {
+    const node = button('nbguard-link', this.#context.trans.__('Cancel'), () => {
       cancel?.();
     });
     return {
@@ -89,7 +92,7 @@ export class JobsPanel {
         setName(title, item.title);
         setText(words, item.words);
         show(node, cancel !== null);
-        setAttribute(node, 'aria-label', this.context.trans.__('Cancel %1', item.title));
+        setAttribute(node, 'aria-label', this.#context.trans.__('Cancel %1', item.title));
       }
     };
   }

@@ -17,7 +17,7 @@ import {
   stepPath,
   WIDTH
 } from './line_drawing';
-import { type Colours, csvOf, pngOf, save, svgOf } from './line_export';
+import type { Colours } from './line_export';
 import { cellAt, pointAt } from './line_points';
 import { type LineSource, SPANS, type Span } from './line_source';
 import { Menu } from './menu';
@@ -25,6 +25,9 @@ import type { DeviceTick, LinePoint, TimeMark } from './protocol';
 import { deviceName, duration, join, type Trans } from './words';
 
 const SVG = 'http://www.w3.org/2000/svg';
+
+/** A file of its own in JupyterLab: few save a line. */
+const exporters = (): Promise<typeof import('./line_export')> => import(/* webpackChunkName: "export" */ './line_export');
 
 export interface LineContext {
   readonly trans: Trans;
@@ -41,102 +44,105 @@ interface CellItem extends PlacedMark {
 
 export class LineChart {
   readonly node = element('div', 'nbguard-chart');
-  private readonly plot = element('div', 'nbguard-chart-plot');
-  private readonly path = document.createElementNS(SVG, 'path');
-  private readonly area = document.createElementNS(SVG, 'path');
-  private readonly svg = document.createElementNS(SVG, 'svg');
-  private readonly scale = [element('span'), element('span')] as const;
-  private readonly times = [element('span'), element('span'), element('span')] as const;
-  private readonly timesRow = element('div', 'nbguard-chart-times nbguard-dim', ...this.times);
-  private readonly cells: KeyedList<CellItem>;
-  private readonly epochs: KeyedList<PlacedMark>;
-  private readonly requests: KeyedList<PlacedMark>;
-  private readonly cursor = element('i', 'nbguard-chart-cursor');
-  private readonly value = element('div', 'nbguard-chart-value');
-  private readonly spoken = element('div', 'nbguard-spoken');
-  private readonly span = element('select', 'nbguard-chart-span');
-  private readonly peak = element('span', 'nbguard-figure');
-  private readonly label: (label: string) => void;
-  private device: DeviceTick | null = null;
-  private frame: Frame | null = null;
+  readonly #plot = element('div', 'nbguard-chart-plot');
+  readonly #path = document.createElementNS(SVG, 'path');
+  readonly #area = document.createElementNS(SVG, 'path');
+  readonly #svg = document.createElementNS(SVG, 'svg');
+  readonly #scale = [element('span'), element('span')] as const;
+  readonly #times = [element('span'), element('span'), element('span')] as const;
+  readonly #timesRow = element('div', 'nbguard-chart-times nbguard-dim', ...this.#times);
+  readonly #cells: KeyedList<CellItem>;
+  readonly #epochs: KeyedList<PlacedMark>;
+  readonly #requests: KeyedList<PlacedMark>;
+  readonly #cursor = element('i', 'nbguard-chart-cursor');
+  readonly #value = element('div', 'nbguard-chart-value');
+  readonly #spoken = element('div', 'nbguard-spoken');
+  readonly #span = element('select', 'nbguard-chart-span');
+  readonly #peak = element('span', 'nbguard-figure');
+  readonly #label: (label: string) => void;
+  #device: DeviceTick | null = null;
+  #frame: Frame | null = null;
   /** The time that the cursor is at; null: it is not shown. */
-  private at: number | null = null;
+  #at: number | null = null;
 
-  constructor(private readonly context: LineContext) {
+  readonly #context: LineContext;
+
+  constructor(context: LineContext) {
+    this.#context = context;
     const { trans } = context;
-    this.svg.setAttribute('viewBox', `0 0 ${String(WIDTH)} ${String(HEIGHT)}`);
-    this.svg.setAttribute('preserveAspectRatio', 'none');
-    this.svg.setAttribute('role', 'img');
-    this.label = slowLabel(this.svg);
-    this.area.setAttribute('class', 'nbguard-chart-area');
-    this.path.setAttribute('class', 'nbguard-chart-path');
-    this.svg.append(this.area, this.path);
+    this.#svg.setAttribute('viewBox', `0 0 ${String(WIDTH)} ${String(HEIGHT)}`);
+    this.#svg.setAttribute('preserveAspectRatio', 'none');
+    this.#svg.setAttribute('role', 'img');
+    this.#label = slowLabel(this.#svg);
+    this.#area.setAttribute('class', 'nbguard-chart-area');
+    this.#path.setAttribute('class', 'nbguard-chart-path');
+    this.#svg.append(this.#area, this.#path);
     const cells = element('div', 'nbguard-marks');
     const epochs = element('div', 'nbguard-marks');
     const requests = element('div', 'nbguard-marks');
-    this.cells = new KeyedList<CellItem>(cells, ({ mark }) => key(mark), () => this.cellView());
-    this.epochs = new KeyedList<PlacedMark>(epochs, ({ mark }) => key(mark), () => markView('nbguard-mark-epoch'));
-    this.requests = new KeyedList<PlacedMark>(requests, ({ mark }) => key(mark), () => markView('nbguard-mark-request'));
-    const area = this.keyboardArea();
-    this.plot.append(this.svg, epochs, requests, cells, area, this.cursor, this.value);
-    const scale = element('div', 'nbguard-chart-scale nbguard-dim', ...this.scale);
+    this.#cells = new KeyedList<CellItem>(cells, ({ mark }) => key(mark), () => this.#cellView());
+    this.#epochs = new KeyedList<PlacedMark>(epochs, ({ mark }) => key(mark), () => markView('nbguard-mark-epoch'));
+    this.#requests = new KeyedList<PlacedMark>(requests, ({ mark }) => key(mark), () => markView('nbguard-mark-request'));
+    const area = this.#keyboardArea();
+    this.#plot.append(this.#svg, epochs, requests, cells, area, this.#cursor, this.#value);
+    const scale = element('div', 'nbguard-chart-scale nbguard-dim', ...this.#scale);
     scale.setAttribute('aria-hidden', 'true');
-    this.timesRow.setAttribute('aria-hidden', 'true');
-    this.spoken.setAttribute('role', 'status'); // polite
-    this.node.append(element('div', 'nbguard-chart-picture', scale, this.plot), this.timesRow, this.words(), this.spoken);
-    this.hideCursor();
-    show(this.plot, false);
-    setText(this.spoken, '');
-    this.label(trans.__('Memory in use over time'));
+    this.#timesRow.setAttribute('aria-hidden', 'true');
+    this.#spoken.setAttribute('role', 'status'); // polite
+    this.node.append(element('div', 'nbguard-chart-picture', scale, this.#plot), this.#timesRow, this.#words(), this.#spoken);
+    this.#hideCursor();
+    show(this.#plot, false);
+    setText(this.#spoken, '');
+    this.#label(trans.__('Memory in use over time'));
   }
 
   update(device: DeviceTick): void {
-    const { source, trans } = this.context;
-    this.device = device;
-    setText(this.peak, device.peak === null ? '' : trans.__('peak %1', formatBytes(device.peak)));
-    show(this.node, device.line !== null || this.points.length > 0);
-    const frame = (this.frame = frameOf(this.points, source.span));
-    show(this.plot, frame !== null);
-    show(this.timesRow, frame !== null);
+    const { source, trans } = this.#context;
+    this.#device = device;
+    setText(this.#peak, device.peak === null ? '' : trans.__('peak %1', formatBytes(device.peak)));
+    show(this.node, device.line !== null || this.#points.length > 0);
+    const frame = (this.#frame = frameOf(this.#points, source.span));
+    show(this.#plot, frame !== null);
+    show(this.#timesRow, frame !== null);
     if (frame === null) {
-      this.scale.forEach(label => { setText(label, ''); });
+      this.#scale.forEach(label => { setText(label, ''); });
       return;
     }
-    const { line, area } = stepPath(this.points, frame);
-    setAttribute(this.path, 'd', line);
-    setAttribute(this.area, 'd', area);
-    setText(this.scale[0], axisBytes(frame.top));
-    setText(this.scale[1], axisBytes(frame.top / 2));
+    const { line, area } = stepPath(this.#points, frame);
+    setAttribute(this.#path, 'd', line);
+    setAttribute(this.#area, 'd', area);
+    setText(this.#scale[0], axisBytes(frame.top));
+    setText(this.#scale[1], axisBytes(frame.top / 2));
     const withSeconds = frame.end - frame.start < 600;
-    this.times.forEach((label, i) => {
+    this.#times.forEach((label, i) => {
       setText(label, clock(frame.start + (i / 2) * (frame.end - frame.start), withSeconds));
     });
-    this.drawMarks(frame);
-    this.label(`${this.spanWords(frame)}: ${formatBytes(device.line?.[4] ?? null)}`);
-    if (this.at !== null) {
-      this.moveCursor(this.at);
+    this.#drawMarks(frame);
+    this.#label(`${this.#spanWords(frame)}: ${formatBytes(device.line?.[4] ?? null)}`);
+    if (this.#at !== null) {
+      this.#moveCursor(this.#at);
     }
   }
 
-  private get points(): readonly LinePoint[] {
-    return this.device === null ? [] : this.context.source.of(this.device.device);
+  get #points(): readonly LinePoint[] {
+    return this.#device === null ? [] : this.#context.source.of(this.#device.device);
   }
 
-  private drawMarks(frame: Frame): void {
-    const { marks } = this.context.source;
-    const device = this.device?.device ?? '';
-    this.cells.update(
+  #drawMarks(frame: Frame): void {
+    const { marks } = this.#context.source;
+    const device = this.#device?.device ?? '';
+    this.#cells.update(
       placedCells(marks, frame).map(placed => {
         const peak = placed.mark.peaks.find(([name]) => name === device);
-        return { ...placed, words: this.peakWords(placed.mark, peak), peak: peak === undefined ? null : peak[1] / frame.top };
+        return { ...placed, words: this.#peakWords(placed.mark, peak), peak: peak === undefined ? null : peak[1] / frame.top };
       })
     );
-    this.epochs.update(placedEpochs(marks, frame));
-    this.requests.update(placedRequests(marks, device, frame));
+    this.#epochs.update(placedEpochs(marks, frame));
+    this.#requests.update(placedRequests(marks, device, frame));
   }
 
-  private peakWords(mark: TimeMark, peak: TimeMark['peaks'][number] | undefined): string {
-    const { trans } = this.context;
+  #peakWords(mark: TimeMark, peak: TimeMark['peaks'][number] | undefined): string {
+    const { trans } = this.#context;
     if (peak === undefined) {
       return mark.label;
     }
@@ -145,35 +151,35 @@ export class LineChart {
   }
 
   /** The span to choose, the highest peak, and the menu with the files. */
-  private words(): HTMLElement {
-    const { trans, source } = this.context;
+  #words(): HTMLElement {
+    const { trans, source } = this.#context;
     const names = [trans.__('last minute'), trans.__('last 10 min'), trans.__('all')];
     SPANS.forEach((span, i) => {
       const option = element('option', '', names[i] ?? '');
       option.value = String(span);
-      this.span.append(option);
+      this.#span.append(option);
     });
-    this.span.value = String(source.span);
-    this.span.setAttribute('aria-label', trans.__('Time shown'));
-    this.span.addEventListener('change', () => {
-      source.show(Number(this.span.value) as Span);
+    this.#span.value = String(source.span);
+    this.#span.setAttribute('aria-label', trans.__('Time shown'));
+    this.#span.addEventListener('change', () => {
+      source.show(Number(this.#span.value) as Span);
     });
     const menu = new Menu(trans.__('Save the line'), [
-      [trans.__('Save as picture (PNG)'), () => void this.savePicture()],
-      [trans.__('Save as table (CSV)'), () => { this.saveTable(); }]
+      [trans.__('Save as picture (PNG)'), () => void this.#savePicture()],
+      [trans.__('Save as table (CSV)'), () => void this.#saveTable()]
     ]);
-    return element('div', 'nbguard-chart-words nbguard-dim', this.span, this.peak, menu.node);
+    return element('div', 'nbguard-chart-words nbguard-dim', this.#span, this.#peak, menu.node);
   }
 
-  private spanWords(frame: Frame): string {
-    return this.context.trans.__('in use, last %1', duration(frame.end - frame.start, this.context.trans));
+  #spanWords(frame: Frame): string {
+    return this.#context.trans.__('in use, last %1', duration(frame.end - frame.start, this.#context.trans));
   }
 
   // --- cells ---
 
   /** A cell: a line where it began, its peak, and its label below, which goes to the cell where the host can. */
-  private cellView(): ItemView<CellItem> {
-    const { goToCell, trans } = this.context;
+  #cellView(): ItemView<CellItem> {
+    const { goToCell, trans } = this.#context;
     const peak = element('i', 'nbguard-mark-peak');
     const label = element('span');
     let mark: TimeMark | null = null;
@@ -182,7 +188,7 @@ export class LineChart {
       text.type = 'button';
       text.tabIndex = -1; // by keyboard: Enter at the cursor
       text.addEventListener('click', () => {
-        this.goTo(mark);
+        this.#goTo(mark);
       });
     }
     const node = element('div', 'nbguard-mark', peak, text);
@@ -201,66 +207,66 @@ export class LineChart {
     };
   }
 
-  private goTo(mark: TimeMark | null): void {
-    const { goToCell, trans } = this.context;
+  #goTo(mark: TimeMark | null): void {
+    const { goToCell, trans } = this.#context;
     if (mark !== null && mark.cell !== null && goToCell?.(mark.cell) === false) {
-      setText(this.spoken, trans.__('%1 is no longer in the notebook.', mark.label));
+      setText(this.#spoken, trans.__('%1 is no longer in the notebook.', mark.label));
     }
   }
 
   // --- the cursor ---
 
   /** The part of the picture that follows the mouse and takes the keyboard. */
-  private keyboardArea(): HTMLElement {
-    const { trans } = this.context;
+  #keyboardArea(): HTMLElement {
+    const { trans } = this.#context;
     const area = element('div', 'nbguard-chart-area-keys');
     area.tabIndex = 0;
     area.setAttribute('role', 'application');
     area.setAttribute('aria-label', trans.__('Memory over time: arrow keys move the cursor, Enter goes to the cell'));
     area.addEventListener('pointermove', event => {
       const box = area.getBoundingClientRect();
-      if (this.frame !== null && box.width > 0) {
-        this.moveCursor(this.frame.start + ((event.clientX - box.left) / box.width) * (this.frame.end - this.frame.start));
+      if (this.#frame !== null && box.width > 0) {
+        this.#moveCursor(this.#frame.start + ((event.clientX - box.left) / box.width) * (this.#frame.end - this.#frame.start));
       }
     });
     area.addEventListener('pointerleave', () => {
-      this.hideCursor();
+      this.#hideCursor();
     });
     area.addEventListener('blur', () => {
-      this.hideCursor();
+      this.#hideCursor();
     });
     area.addEventListener('keydown', event => {
-      this.onKey(event);
+      this.#onKey(event);
     });
     return area;
   }
 
-  private onKey(event: KeyboardEvent): void {
-    const { frame } = this;
+  #onKey(event: KeyboardEvent): void {
+    const frame = this.#frame;
     if (frame === null) {
       return;
     }
     if (event.key === 'Enter') {
-      this.goTo(this.at === null ? null : cellAt(this.context.source.marks, this.at));
-    } else if (event.key === 'Escape' && this.at !== null) {
-      this.hideCursor();
+      this.#goTo(this.#at === null ? null : cellAt(this.#context.source.marks, this.#at));
+    } else if (event.key === 'Escape' && this.#at !== null) {
+      this.#hideCursor();
     } else {
-      const to = this.target(event.key, frame);
+      const to = this.#target(event.key, frame);
       if (to === null) {
         return;
       }
-      this.moveCursor(to);
-      setText(this.spoken, this.value.textContent);
+      this.#moveCursor(to);
+      setText(this.#spoken, this.#value.textContent);
     }
     event.preventDefault();
     event.stopPropagation();
   }
 
   /** The time that a key moves the cursor to; null: it moves it nowhere. */
-  private target(key: string, frame: Frame): number | null {
-    const at = this.at ?? frame.end;
-    const changes = this.points.map(([since]) => Math.max(frame.start, since));
-    const cells = placedCells(this.context.source.marks, frame).map(({ mark }) => Math.max(frame.start, mark.t));
+  #target(key: string, frame: Frame): number | null {
+    const at = this.#at ?? frame.end;
+    const changes = this.#points.map(([since]) => Math.max(frame.start, since));
+    const cells = placedCells(this.#context.source.marks, frame).map(({ mark }) => Math.max(frame.start, mark.t));
     const before = (times: readonly number[]): number => Math.max(frame.start, ...times.filter(t => t < at));
     const after = (times: readonly number[]): number => Math.min(frame.end, ...times.filter(t => t > at));
     switch (key) {
@@ -281,25 +287,25 @@ export class LineChart {
     }
   }
 
-  private moveCursor(t: number): void {
-    const { frame } = this;
+  #moveCursor(t: number): void {
+    const frame = this.#frame;
     if (frame === null) {
       return;
     }
-    this.at = Math.min(frame.end, Math.max(frame.start, t));
-    const left = share(this.at, frame);
-    this.cursor.style.left = `${(left * 100).toFixed(2)}%`;
-    this.value.style.left = `${(left * 100).toFixed(2)}%`;
-    this.value.style.transform = `translateX(-${(left * 100).toFixed(2)}%)`;
-    setText(this.value, this.valueWords(this.at));
-    show(this.cursor, true);
-    show(this.value, true);
+    this.#at = Math.min(frame.end, Math.max(frame.start, t));
+    const left = share(this.#at, frame);
+    this.#cursor.style.left = `${(left * 100).toFixed(2)}%`;
+    this.#value.style.left = `${(left * 100).toFixed(2)}%`;
+    this.#value.style.transform = `translateX(-${(left * 100).toFixed(2)}%)`;
+    setText(this.#value, this.#valueWords(this.#at));
+    show(this.#cursor, true);
+    show(this.#value, true);
   }
 
   /** `12:03:05 · In[4] · 3.52 GiB allocated, 4.10 GiB reserved`. */
-  private valueWords(t: number): string {
-    const { trans, source } = this.context;
-    const point = pointAt(this.points, t);
+  #valueWords(t: number): string {
+    const { trans, source } = this.#context;
+    const point = pointAt(this.#points, t);
     const where = [clock(t, true), cellAt(source.marks, t)?.label ?? ''];
     if (point === null) {
       return join([...where, trans.__('not known: nobody looked')]);
@@ -313,38 +319,40 @@ export class LineChart {
     return join([...where, figures.filter(part => part !== '').join(', ')]);
   }
 
-  private hideCursor(): void {
-    this.at = null;
-    show(this.cursor, false);
-    show(this.value, false);
+  #hideCursor(): void {
+    this.#at = null;
+    show(this.#cursor, false);
+    show(this.#value, false);
   }
 
   // --- files ---
 
-  private saveTable(): void {
-    const text = csvOf(this.points, this.context.source.marks);
-    save(new Blob([text], { type: 'text/csv' }), `${this.fileName()}.csv`);
+  async #saveTable(): Promise<void> {
+    const { csvOf, save } = await exporters();
+    const text = csvOf(this.#points, this.#context.source.marks);
+    save(new Blob([text], { type: 'text/csv' }), `${this.#fileName()}.csv`);
   }
 
-  private async savePicture(): Promise<void> {
-    const { device, frame, points } = this;
+  async #savePicture(): Promise<void> {
+    const [device, frame, points] = [this.#device, this.#frame, this.#points];
     if (device === null || frame === null) {
       return;
     }
-    const title = join([deviceName(device), this.spanWords(frame)]);
-    const svg = svgOf(title, device.device, points, this.context.source.marks, frame, this.colours());
-    save(await pngOf(svg), `${this.fileName()}.png`);
+    const { pngOf, save, svgOf } = await exporters();
+    const title = join([deviceName(device), this.#spanWords(frame)]);
+    const svg = svgOf(title, device.device, points, this.#context.source.marks, frame, this.#colours());
+    save(await pngOf(svg), `${this.#fileName()}.png`);
   }
 
-  private fileName(): string {
-    return `memory-${(this.device?.device ?? '').replace(/[^a-z0-9]+/gi, '-')}`;
+  #fileName(): string {
+    return `memory-${(this.#device?.device ?? '').replace(/[^a-z0-9]+/gi, '-')}`;
   }
 
-  private colours(): Colours {
+  #colours(): Colours {
     const style = getComputedStyle(this.node);
     const named = (name: string, other: string): string => style.getPropertyValue(name).trim() || other;
     return {
-      line: getComputedStyle(this.path).stroke || named('--nbguard-used', '#1976d2'),
+      line: getComputedStyle(this.#path).stroke || named('--nbguard-used', '#1976d2'),
       text: style.color || '#333',
       background: named('--jp-layout-color1', '#fff')
     };

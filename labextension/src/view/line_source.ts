@@ -18,96 +18,102 @@ const LONGEST = 3000;
 export class LineSource {
   span: Span = 600;
   marks: readonly TimeMark[] = [];
-  private lines = new Map<string, LinePoint[]>();
-  private boot = '';
-  private n = 0;
-  private added = 0;
-  private isWanted = false;
-  private askedAt = -Infinity;
+  #lines = new Map<string, LinePoint[]>();
+  #boot = '';
+  #n = 0;
+  #added = 0;
+  #isWanted = false;
+  #askedAt = -Infinity;
+
+  readonly #connection: Pick<Connection, 'ask'>;
+  readonly #changed: () => void;
 
   constructor(
-    private readonly connection: Pick<Connection, 'ask'>,
-    private readonly changed: () => void
-  ) {}
+    connection: Pick<Connection, 'ask'>,
+    changed: () => void
+  ) {
+    this.#connection = connection;
+    this.#changed = changed;
+  }
 
   /** The points of a device, oldest first. */
   of(device: string): readonly LinePoint[] {
-    return this.lines.get(device) ?? [];
+    return this.#lines.get(device) ?? [];
   }
 
   /** Show another span of time. */
   show(span: Span): void {
     this.span = span;
-    this.isWanted = true;
-    this.askedAt = -Infinity;
-    this.ask();
-    this.changed();
+    this.#isWanted = true;
+    this.#askedAt = -Infinity;
+    this.#ask();
+    this.#changed();
   }
 
   /** Take the reading of a tick; where ticks were missed, and now and then, ask for the history. */
   follow(tick: Tick): void {
-    if (tick.boot !== this.boot) {
-      this.boot = tick.boot;
-      this.n = -1;
-      this.lines.clear();
+    if (tick.boot !== this.#boot) {
+      this.#boot = tick.boot;
+      this.#n = -1;
+      this.#lines.clear();
       this.marks = [];
-      this.askedAt = -Infinity;
+      this.#askedAt = -Infinity;
     }
-    if (tick.n <= this.n) {
+    if (tick.n <= this.#n) {
       return;
     }
-    this.isWanted ||= tick.n !== this.n + 1 || this.added >= MOST;
-    this.n = tick.n;
-    this.added += 1;
+    this.#isWanted ||= tick.n !== this.#n + 1 || this.#added >= MOST;
+    this.#n = tick.n;
+    this.#added += 1;
     for (const { device, line } of tick.devices) {
       if (line !== null) {
-        const points = this.lines.get(device) ?? [];
+        const points = this.#lines.get(device) ?? [];
         append(points, line);
-        this.lines.set(device, points);
+        this.#lines.set(device, points);
       }
     }
-    this.take(tick.marks);
-    this.drop(tick.t);
-    this.ask();
+    this.#take(tick.marks);
+    this.#drop(tick.t);
+    this.#ask();
   }
 
-  private ask(): void {
-    if (!this.isWanted || this.boot === '' || Date.now() - this.askedAt < PATIENCE) {
+  #ask(): void {
+    if (!this.#isWanted || this.#boot === '' || Date.now() - this.#askedAt < PATIENCE) {
       return;
     }
-    this.askedAt = Date.now();
-    const { boot, span } = this;
-    this.connection.ask({ op: 'history', seconds: span }, progress => {
+    this.#askedAt = Date.now();
+    const [boot, span] = [this.#boot, this.span];
+    this.#connection.ask({ op: 'history', seconds: span }, progress => {
       if (progress.op === 'refused' || progress.op === 'lost') {
-        this.askedAt = -Infinity;
-      } else if (progress.op === 'history' && boot === this.boot && span === this.span) {
-        this.fill(progress.history);
+        this.#askedAt = -Infinity;
+      } else if (progress.op === 'history' && boot === this.#boot && span === this.span) {
+        this.#fill(progress.history);
       }
     });
   }
 
-  private fill(history: LineHistory): void {
-    const before = this.lines;
-    this.lines = new Map(history.lines.map(({ device, points }) => [device, [...points]]));
+  #fill(history: LineHistory): void {
+    const before = this.#lines;
+    this.#lines = new Map(history.lines.map(({ device, points }) => [device, [...points]]));
     for (const [device, points] of before) {
-      const line = this.lines.get(device) ?? [];
+      const line = this.#lines.get(device) ?? [];
       const end = line[line.length - 1]?.[1] ?? -Infinity;
       for (const point of points.filter(([since]) => since > end)) {
         append(line, point);
       }
-      this.lines.set(device, line);
+      this.#lines.set(device, line);
     }
     const newer = this.marks;
     this.marks = history.marks;
-    this.take(newer.filter(mark => !history.marks.some(other => key(other) === key(mark))));
-    this.added = Math.max(0, this.n - history.n);
-    this.isWanted = false;
-    this.askedAt = -Infinity;
-    this.changed();
+    this.#take(newer.filter(mark => !history.marks.some(other => key(other) === key(mark))));
+    this.#added = Math.max(0, this.#n - history.n);
+    this.#isWanted = false;
+    this.#askedAt = -Infinity;
+    this.#changed();
   }
 
   /** Take marks: new ones, and those that have ended since or risen. */
-  private take(marks: readonly TimeMark[]): void {
+  #take(marks: readonly TimeMark[]): void {
     const known = new Map(this.marks.map(mark => [key(mark), mark]));
     for (const mark of marks) {
       known.set(key(mark), mark);
@@ -116,9 +122,9 @@ export class LineSource {
   }
 
   /** Drop what is older than the span. */
-  private drop(now: number): void {
+  #drop(now: number): void {
     const since = this.span === 0 ? -Infinity : now - this.span;
-    for (const points of this.lines.values()) {
+    for (const points of this.#lines.values()) {
       const first = points.findIndex(point => point[1] >= since);
       const old = first < 0 ? points.length - 1 : first;
       points.splice(0, Math.max(0, old, points.length - LONGEST));

@@ -4,64 +4,64 @@ import { button, element } from './dom';
 
 export class Menu {
   readonly node = element('div', 'nbguard-menu');
-  private readonly toggle: HTMLButtonElement;
-  private readonly list = element('ul', 'nbguard-menu-list');
-  private readonly items: HTMLButtonElement[];
+  readonly #toggle: HTMLButtonElement;
+  readonly #list = element('ul', 'nbguard-menu-list');
+  readonly #items: HTMLButtonElement[];
 
   constructor(label: string, entries: readonly [string, () => void][]) {
-    this.toggle = button('nbguard-more', '⋯', () => {
-      this.set(this.list.hidden);
+    this.#toggle = button('nbguard-more', '⋯', () => {
+      this.#set(this.#list.hidden);
     });
-    this.toggle.setAttribute('aria-label', label);
-    this.toggle.setAttribute('aria-haspopup', 'menu');
-    this.toggle.title = label;
-    this.list.setAttribute('role', 'menu');
-    this.list.setAttribute('aria-label', label);
-    this.items = entries.map(([text, act]) => this.item(text, act));
-    this.node.append(this.toggle, this.list);
+    this.#toggle.setAttribute('aria-label', label);
+    this.#toggle.setAttribute('aria-haspopup', 'menu');
+    this.#toggle.title = label;
+    this.#list.setAttribute('role', 'menu');
+    this.#list.setAttribute('aria-label', label);
+    this.#items = entries.map(([text, act]) => this.#item(text, act));
+    this.node.append(this.#toggle, this.#list);
     this.node.addEventListener('keydown', event => {
-      this.onKey(event);
+      this.#onKey(event);
     });
     this.node.addEventListener('focusout', event => {
       if (!(event.relatedTarget instanceof Node && this.node.contains(event.relatedTarget))) {
-        this.set(false);
+        this.#set(false);
       }
     });
-    this.set(false);
+    this.#set(false);
   }
 
-  private item(text: string, act: () => void): HTMLButtonElement {
+  #item(text: string, act: () => void): HTMLButtonElement {
     const item = button('nbguard-menu-item', text, () => {
-      this.toggle.focus();
-      this.set(false);
+      this.#toggle.focus();
+      this.#set(false);
       act();
     });
     item.setAttribute('role', 'menuitem');
     item.tabIndex = -1;
     const holder = element('li', '', item);
     holder.setAttribute('role', 'none');
-    this.list.append(holder);
+    this.#list.append(holder);
     return item;
   }
 
-  private set(open: boolean): void {
-    this.list.hidden = !open;
-    this.toggle.setAttribute('aria-expanded', String(open));
+  #set(open: boolean): void {
+    this.#list.hidden = !open;
+    this.#toggle.setAttribute('aria-expanded', String(open));
     if (open) {
-      this.items[0]?.focus();
+      this.#items[0]?.focus();
     }
   }
 
-  private onKey(event: KeyboardEvent): void {
-    if (this.list.hidden) {
+  #onKey(event: KeyboardEvent): void {
+    if (this.#list.hidden) {
       if (event.key === 'ArrowDown' || event.key === 'ArrowUp') {
-        this.take(event);
-        this.set(true);
+        this.#take(event);
+        this.#set(true);
       }
       return;
     }
-    const at = this.items.findIndex(item => item === document.activeElement);
-    const last = this.items.length - 1;
+    const at = this.#items.findIndex(item => item === document.activeElement);
+    const last = this.#items.length - 1;
     const to: Record<string, number> = {
       ArrowDown: at === last ? 0 : at + 1,
       ArrowUp: at <= 0 ? last : at - 1,
@@ -70,16 +70,16 @@ export class Menu {
     };
     const next = to[event.key];
     if (event.key === 'Escape') {
-      this.take(event);
-      this.toggle.focus();
-      this.set(false);
+      this.#take(event);
+      this.#toggle.focus();
+      this.#set(false);
     } else if (next !== undefined) {
-      this.take(event);
-      this.items[next]?.focus();
+      this.#take(event);
+      this.#items[next]?.focus();
     }
   }
 
-  private take(event: KeyboardEvent): void {
+  #take(event: KeyboardEvent): void {
     event.preventDefault();
     event.stopPropagation();
   }

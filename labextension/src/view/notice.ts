@@ -13,35 +13,40 @@ interface Words {
 
 export class Notice {
   readonly node = element('section', 'nbguard-section nbguard-notice');
-  private readonly sentence = element('p');
-  private readonly load: HTMLButtonElement;
-  private readonly note = element('p', 'nbguard-dim');
+  readonly #sentence = element('p');
+  readonly #load: HTMLButtonElement;
+  readonly #note = element('p', 'nbguard-dim');
+
+  readonly #trans: Trans;
+  readonly #host: Host;
 
   constructor(
-    private readonly trans: Trans,
-    private readonly host: Host
+    trans: Trans,
+    host: Host
   ) {
-    this.load = button('nbguard-primary', trans.__('Load nbguard'), () => host.load?.());
-    this.sentence.dir = 'auto';
-    this.node.append(this.sentence, this.load, this.note);
+    this.#trans = trans;
+    this.#host = host;
+    this.#load = button('nbguard-primary', trans.__('Load nbguard'), () => host.load?.());
+    this.#sentence.dir = 'auto';
+    this.node.append(this.#sentence, this.#load, this.#note);
   }
 
   /** Show why there is nothing else to show. Returns whether that is so. */
   update(connection: Connection): boolean {
-    const words = this.words(connection);
+    const words = this.#words(connection);
     show(this.node, words !== null);
     if (words !== null) {
-      setText(this.sentence, words.sentence);
-      setSentence(this.note, words.note);
-      show(this.note, words.note !== '');
-      show(this.load, words.isLoadable && this.host.load !== undefined);
-      setEnabled(this.load, connection.host.kind === 'not_loaded');
+      setText(this.#sentence, words.sentence);
+      setSentence(this.#note, words.note);
+      show(this.#note, words.note !== '');
+      show(this.#load, words.isLoadable && this.#host.load !== undefined);
+      setEnabled(this.#load, connection.host.kind === 'not_loaded');
     }
     return words !== null;
   }
 
-  private words({ host, foreign, tick }: Connection): Words | null {
-    const { trans } = this;
+  #words({ host, foreign, tick }: Connection): Words | null {
+    const trans = this.#trans;
     const say = (sentence: string, note = '', isLoadable = false): Words => ({ sentence, note, isLoadable });
     switch (host.kind) {
       case 'no_kernel':
@@ -55,9 +60,9 @@ export class Notice {
           trans.__('nbguard looks into Python kernels only.')
         );
       case 'not_loaded':
-        return host.problem ? this.notLoadable(host.notebook, host.problem) : say(
+        return host.problem ? this.#notLoadable(host.notebook, host.problem) : say(
           trans.__('nbguard is not loaded in %1.', host.notebook),
-          this.host.load ? trans.__('Runs `%load_ext nbguard` in its kernel.') : trans.__('Run `%load_ext nbguard` in a cell.'),
+          this.#host.load ? trans.__('Runs `%load_ext nbguard` in its kernel.') : trans.__('Run `%load_ext nbguard` in a cell.'),
           true
         );
       case 'loading':
@@ -76,12 +81,12 @@ export class Notice {
       case 'dead':
         return say(trans.__('The kernel has died.'), trans.__('Its memory is free again. Restart the kernel to go on.'));
       case 'ok':
-        return foreign ? this.otherVersion() : tick === null ? this.waiting() : null;
+        return foreign ? this.#otherVersion() : tick === null ? this.#waiting() : null;
     }
   }
 
-  private notLoadable(notebook: string, problem: LoadProblem): Words {
-    const { trans } = this;
+  #notLoadable(notebook: string, problem: LoadProblem): Words {
+    const trans = this.#trans;
     const failed = (note: string): Words => ({
       sentence: trans.__('nbguard could not be loaded in %1.', notebook),
       note,
@@ -105,8 +110,8 @@ export class Notice {
     }
   }
 
-  private otherVersion(): Words {
-    const { trans } = this;
+  #otherVersion(): Words {
+    const trans = this.#trans;
     return {
       sentence: trans.__('The kernel has another version of nbguard than this page.'),
       note: trans.__('Reload the page; if that does not help, upgrade nbguard where JupyterLab runs and in the kernel.'),
@@ -114,8 +119,8 @@ export class Notice {
     };
   }
 
-  private waiting(): Words {
-    const { trans } = this;
+  #waiting(): Words {
+    const trans = this.#trans;
     return {
       sentence: trans.__('Waiting for the first data…'),
       note: trans.__('If this takes longer, the kernel is busy or has been restarted.'),

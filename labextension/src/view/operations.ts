@@ -44,29 +44,37 @@ export class Operations {
   /** What the last operation came to. */
   result: Result | null = null;
 
-  private readonly operations = new Set<Operation>();
+  readonly #operations = new Set<Operation>();
+
+  readonly #port: RequestPort;
+  readonly #changed: () => void;
+  readonly #lost: string;
 
   constructor(
-    private readonly port: RequestPort,
-    private readonly changed: () => void,
-    private readonly lost: string
-  ) {}
+    port: RequestPort,
+    changed: () => void,
+    lost: string
+  ) {
+    this.#port = port;
+    this.#changed = changed;
+    this.#lost = lost;
+  }
 
   /** The operation whose plan is on the table. */
   get open(): Operation | null {
     const isOnTable = (operation: Operation): boolean =>
       !operation.isCancelled && operation.plan !== null && operation.stage !== 'planning' && operation.phase === 'sent';
-    return this.all().find(isOnTable) ?? null;
+    return this.#all().find(isOnTable) ?? null;
   }
 
   /** Operations that wait for more than an answer that is near. */
   get waiting(): Operation[] {
-    return this.all().filter(operation => !operation.isCancelled && operation.phase !== 'sent');
+    return this.#all().filter(operation => !operation.isCancelled && operation.phase !== 'sent');
   }
 
   /** Whether an operation for just this is under way. */
   isPending(wanted: OperationRequest): boolean {
-    return this.all().some(
+    return this.#all().some(
       operation => !operation.isCancelled && operation.stage !== 'deciding' && isSame(operation.wanted, wanted)
     );
   }
@@ -90,8 +98,8 @@ export class Operations {
       isRevised: false,
       isCancelled: false
     };
-    this.operations.add(operation);
-    this.send(operation, planQuestion(wanted));
+    this.#operations.add(operation);
+    this.#send(operation, planQuestion(wanted));
   }
 
   /** Leave a step of the open plan out, or take it in again: the plan is made anew. */
@@ -102,30 +110,30 @@ export class Operations {
     const rows = operation.plan.rows.map(row => (row.key === key ? { ...row, kept } : row));
     operation.plan = { ...operation.plan, token: '', rows };
     const keep = rows.filter(row => row.kept && row.key !== '').map(row => row.key);
-    this.send(operation, { ...planQuestion(operation.wanted), keep });
+    this.#send(operation, { ...planQuestion(operation.wanted), keep });
   }
 
   confirm(operation: Operation): void {
     if (operation.stage === 'deciding' && operation.plan !== null && operation.plan.token !== '') {
       operation.stage = 'applying';
-      this.send(operation, { op: 'apply', token: operation.plan.token });
+      this.#send(operation, { op: 'apply', token: operation.plan.token });
     }
   }
 
   /** Give an operation up. If it was done all the same, its outcome is still told. */
   cancel(operation: Operation): void {
     if (operation.stage === 'deciding') {
-      this.operations.delete(operation);
+      this.#operations.delete(operation);
     } else {
       operation.isCancelled = true;
-      this.port.cancel(operation.rid);
+      this.#port.cancel(operation.rid);
     }
-    this.changed();
+    this.#changed();
   }
 
   /** Cancel a job of another view. */
   cancelJob(rid: string): void {
-    this.port.cancel(rid);
+    this.#port.cancel(rid);
   }
 
   /** Take off the list what waited and is no longer among the kernel's `jobs`: another view has cancelled it. */
@@ -138,14 +146,14 @@ export class Operations {
   }
 
   isOwn(rid: string): boolean {
-    return this.all().some(operation => operation.rid === rid);
+    return this.#all().some(operation => operation.rid === rid);
   }
 
   /** Take the open plan and the last outcome off the table: the kernel that they are of is gone. */
   forget(): void {
-    for (const operation of this.all()) {
+    for (const operation of this.#all()) {
       if (operation.stage === 'deciding') {
-        this.operations.delete(operation);
+        this.#operations.delete(operation);
       }
     }
     this.result = this.result?.kind === 'done' ? null : this.result;
@@ -153,27 +161,27 @@ export class Operations {
 
   dismiss(): void {
     this.result = null;
-    this.changed();
+    this.#changed();
   }
 
-  private all(): Operation[] {
-    return [...this.operations];
+  #all(): Operation[] {
+    return [...this.#operations];
   }
 
-  private send(operation: Operation, question: Question): void {
+  #send(operation: Operation, question: Question): void {
     operation.phase = 'sent';
     operation.isListed = false;
-    const rid = this.port.ask(question, progress => {
-      if (operation.rid === rid && this.operations.has(operation)) {
-        this.hear(operation, progress);
-        this.changed();
+    const rid = this.#port.ask(question, progress => {
+      if (operation.rid === rid && this.#operations.has(operation)) {
+        this.#hear(operation, progress);
+        this.#changed();
       }
     });
     operation.rid = rid;
-    this.changed();
+    this.#changed();
   }
 
-  private hear(operation: Operation, progress: Progress): void {
+  #hear(operation: Operation, progress: Progress): void {
     switch (progress.op) {
       case 'ack':
         operation.phase = operation.phase === 'late' ? 'working' : operation.phase;
@@ -186,25 +194,25 @@ export class Operations {
         operation.why = progress.why;
         break;
       case 'plan':
-        this.decide(operation, progress.plan);
+        this.#decide(operation, progress.plan);
         break;
       case 'done':
-        this.finish(operation, { kind: 'done', outcome: progress.outcome });
+        this.#finish(operation, { kind: 'done', outcome: progress.outcome });
         break;
       case 'refused':
-        this.finish(operation, operation.isCancelled ? null : refused(operation, progress.why));
+        this.#finish(operation, operation.isCancelled ? null : refused(operation, progress.why));
         break;
       case 'lost':
-        this.finish(operation, operation.isCancelled ? null : refused(operation, this.lost));
+        this.#finish(operation, operation.isCancelled ? null : refused(operation, this.#lost));
         break;
       case 'why':
         break;
     }
   }
 
-  private decide(operation: Operation, plan: PlanView): void {
+  #decide(operation: Operation, plan: PlanView): void {
     if (operation.isCancelled) {
-      this.operations.delete(operation);
+      this.#operations.delete(operation);
       return;
     }
     operation.isRevised = operation.stage === 'applying';
@@ -214,8 +222,8 @@ export class Operations {
     this.result = null;
   }
 
-  private finish(operation: Operation, result: Result | null): void {
-    this.operations.delete(operation);
+  #finish(operation: Operation, result: Result | null): void {
+    this.#operations.delete(operation);
     this.result = result ?? this.result;
   }
 }

@@ -15,108 +15,111 @@ let panels = 0;
 
 export class PlanPanel {
   readonly node = element('section', 'nbguard-section nbguard-plan');
-  private readonly title = element('h3', 'nbguard-title nbguard-plain');
-  private readonly revised = element('div', 'nbguard-warning');
-  private readonly rows = element('ul', 'nbguard-steps');
-  private readonly irreversible = element('div', 'nbguard-warning');
-  private readonly refused = element('div', 'nbguard-wrap');
-  private readonly when = element('div', 'nbguard-when nbguard-dim nbguard-wrap');
-  private readonly skipped = element('ul', 'nbguard-dim nbguard-skipped');
-  private readonly confirm: HTMLButtonElement;
-  private readonly cancel: HTMLButtonElement;
-  private readonly steps: KeyedList<StepItem>;
-  private operation: Operation | null = null;
-  private before: Element | null = null;
+  readonly #title = element('h3', 'nbguard-title nbguard-plain');
+  readonly #revised = element('div', 'nbguard-warning');
+  readonly #rows = element('ul', 'nbguard-steps');
+  readonly #irreversible = element('div', 'nbguard-warning');
+  readonly #refused = element('div', 'nbguard-wrap');
+  readonly #when = element('div', 'nbguard-when nbguard-dim nbguard-wrap');
+  readonly #skipped = element('ul', 'nbguard-dim nbguard-skipped');
+  readonly #confirm: HTMLButtonElement;
+  readonly #cancel: HTMLButtonElement;
+  readonly #steps: KeyedList<StepItem>;
+  #operation: Operation | null = null;
+  #before: Element | null = null;
 
-  constructor(private readonly context: ViewContext) {
+  readonly #context: ViewContext;
+
+  constructor(context: ViewContext) {
+    this.#context = context;
     const { trans } = context;
-    this.confirm = button('nbguard-primary', '', () => {
-      this.act(operation => {
+    this.#confirm = button('nbguard-primary', '', () => {
+      this.#act(operation => {
         context.operations.confirm(operation);
       });
     });
-    this.cancel = button('', trans.__('Cancel'), () => {
-      this.act(operation => {
+    this.#cancel = button('', trans.__('Cancel'), () => {
+      this.#act(operation => {
         context.operations.cancel(operation);
       });
     });
-    this.steps = new KeyedList<StepItem>(
-      this.rows,
+    this.#steps = new KeyedList<StepItem>(
+      this.#rows,
       row => row.key || row.label,
-      () => this.step()
+      () => this.#step()
     );
-    this.title.id = `nbguard-plan-${String(++panels)}`;
+    this.#title.id = `nbguard-plan-${String(++panels)}`;
     this.node.setAttribute('role', 'group');
-    this.node.setAttribute('aria-labelledby', this.title.id);
+    this.node.setAttribute('aria-labelledby', this.#title.id);
     this.node.tabIndex = -1;
     this.node.hidden = true;
-    setText(this.revised, trans.__('The plan has changed since. Look at it again.'));
+    setText(this.#revised, trans.__('The plan has changed since. Look at it again.'));
     const scroll = element('div', 'nbguard-plan-scroll');
-    scroll.append(this.revised, this.rows, this.refused, this.skipped);
-    const buttons = element('div', 'nbguard-buttons', this.confirm, this.cancel);
-    this.node.append(this.title, scroll, this.irreversible, this.when, buttons);
+    scroll.append(this.#revised, this.#rows, this.#refused, this.#skipped);
+    const buttons = element('div', 'nbguard-buttons', this.#confirm, this.#cancel);
+    this.node.append(this.#title, scroll, this.#irreversible, this.#when, buttons);
   }
 
   update(): void {
-    const operation = this.context.operations.open;
-    const wasOpen = this.operation !== null;
-    this.operation = operation;
+    const operation = this.#context.operations.open;
+    const wasOpen = this.#operation !== null;
+    this.#operation = operation;
     if (operation?.plan) {
-      this.draw(operation, operation.plan);
+      this.#draw(operation, operation.plan);
     }
     const focused = document.activeElement;
     if (operation !== null && !wasOpen) {
-      this.before = focused;
+      this.#before = focused;
       show(this.node, true);
-      this.takeFocus(focused);
+      this.#takeFocus(focused);
     } else if (operation === null && wasOpen) {
       const hadFocus = this.node.contains(focused);
       show(this.node, false);
-      if (hadFocus && this.before instanceof HTMLElement) {
-        this.before.focus({ preventScroll: true });
+      if (hadFocus && this.#before instanceof HTMLElement) {
+        this.#before.focus({ preventScroll: true });
       }
     }
   }
 
   /** Focus the panel, but never take the focus from where the reader types by now. */
-  private takeFocus(focused: Element | null): void {
+  #takeFocus(focused: Element | null): void {
     if (focused === null || focused === document.body || this.node.closest('.nbguard-view')?.contains(focused)) {
       this.node.focus({ preventScroll: true });
     }
   }
 
-  private act(does: (operation: Operation) => void): void {
-    if (this.operation !== null) {
-      does(this.operation);
+  #act(does: (operation: Operation) => void): void {
+    if (this.#operation !== null) {
+      does(this.#operation);
     }
   }
 
-  private draw(operation: Operation, plan: PlanView): void {
-    const { trans } = this.context;
-    setText(this.title, plan.title);
-    show(this.revised, operation.isRevised);
-    this.steps.update(withFigures(plan.rows));
-    setText(this.irreversible, plan.irreversible);
-    show(this.irreversible, plan.irreversible !== '');
-    setText(this.refused, plan.refused);
-    show(this.refused, plan.refused !== '');
+  #draw(operation: Operation, plan: PlanView): void {
+    const { trans } = this.#context;
+    setText(this.#title, plan.title);
+    show(this.#revised, operation.isRevised);
+    this.#steps.update(withFigures(plan.rows));
+    setText(this.#irreversible, plan.irreversible);
+    show(this.#irreversible, plan.irreversible !== '');
+    setText(this.#refused, plan.refused);
+    show(this.#refused, plan.refused !== '');
     const soon = plan.when === 'now' ? trans.__('Runs now.') : trans.__('Runs when the cell ends.');
-    setText(this.when, plan.why === '' ? soon : `${soon} ${plan.why}`);
-    show(this.when, plan.refused === '');
-    this.skipped.replaceChildren(...plan.skipped.map(note => element('li', '', note)));
+    setText(this.#when, plan.why === '' ? soon : `${soon} ${plan.why}`);
+    show(this.#when, plan.refused === '');
+    this.#skipped.replaceChildren(...plan.skipped.map(note => element('li', '', note)));
     const isAsked = operation.stage === 'applying' || (plan.token === '' && plan.refused === '');
-    setText(this.confirm, isAsked ? trans.__('working…') : plan.confirm);
-    setEnabled(this.confirm, !isAsked);
-    show(this.confirm, plan.refused === '');
+    setText(this.#confirm, isAsked ? trans.__('working…') : plan.confirm);
+    setEnabled(this.#confirm, !isAsked);
+    show(this.#confirm, plan.refused === '');
   }
 
-  private step(): ItemView<StepItem> {
+  #step(): ItemView<StepItem> {
     let key = '';
     const box = element('input');
     box.type = 'checkbox';
     box.addEventListener('change', () => {
-      this.act(operation => {
-        this.context.operations.toggle(operation, key, !box.checked);
+      this.#act(operation => {
+        this.#context.operations.toggle(operation, key, !box.checked);
       });
     });
     const label = nameElement('span', 'nbguard-wrap');

@@ -10,50 +10,53 @@ const NEWS_FOR = 30_000;
 
 export class ResultPanel {
   readonly node = element('div', 'nbguard-result');
-  private result: Result | null = null;
-  private since = 0;
+  #result: Result | null = null;
+  #since = 0;
   /** Number of the cell that ran when the result came, and when that was by the kernel's clock. */
-  private ranThen: number | null = null;
-  private at = 0;
+  #ranThen: number | null = null;
+  #at = 0;
 
-  constructor(private readonly context: ViewContext) {
+  readonly #context: ViewContext;
+
+  constructor(context: ViewContext) {
+    this.#context = context;
     this.node.setAttribute('aria-live', 'polite');
   }
 
   update(): void {
-    const { result } = this.context.operations;
-    if (result !== this.result) {
-      this.result = result;
-      this.since = Date.now();
-      this.ranThen = this.context.connection.tick?.cell ?? null;
-      this.at = this.context.connection.tick?.t ?? 0;
-      this.node.replaceChildren(...(result === null ? [] : [this.section(result)]));
+    const { result } = this.#context.operations;
+    if (result !== this.#result) {
+      this.#result = result;
+      this.#since = Date.now();
+      this.#ranThen = this.#context.connection.tick?.cell ?? null;
+      this.#at = this.#context.connection.tick?.t ?? 0;
+      this.node.replaceChildren(...(result === null ? [] : [this.#section(result)]));
     }
   }
 
   /** Take what was done off after the next cell or 30 s, unless the reader is at it. */
   follow(tick: Tick): void {
-    const hasBegun = tick.cell === null ? tick.marks.some(mark => mark.t > this.at) : tick.cell !== this.ranThen;
-    const isNews = Date.now() - this.since < NEWS_FOR && !hasBegun;
-    if (this.result?.kind === 'done' && !isNews && !this.node.matches(':hover, :focus-within')) {
-      this.context.operations.dismiss();
+    const hasBegun = tick.cell === null ? tick.marks.some(mark => mark.t > this.#at) : tick.cell !== this.#ranThen;
+    const isNews = Date.now() - this.#since < NEWS_FOR && !hasBegun;
+    if (this.#result?.kind === 'done' && !isNews && !this.node.matches(':hover, :focus-within')) {
+      this.#context.operations.dismiss();
     }
   }
 
-  private section(result: Result): HTMLElement {
-    const { trans, operations } = this.context;
+  #section(result: Result): HTMLElement {
+    const { trans, operations } = this.#context;
     const title = element('h3', 'nbguard-title', result.kind === 'done' ? trans.__('Just done') : trans.__('Not done'));
     const close = button('nbguard-close', '×', () => {
       operations.dismiss();
     });
     close.setAttribute('aria-label', trans.__('Dismiss'));
-    const body = result.kind === 'done' ? this.done(result.outcome) : [this.sentence(`${result.title}: ${result.why}`)];
+    const body = result.kind === 'done' ? this.#done(result.outcome) : [this.#sentence(`${result.title}: ${result.why}`)];
     return element('section', 'nbguard-section', element('div', 'nbguard-title-line', title, close), ...body);
   }
 
-  private done(outcome: OutcomeView): Node[] {
-    const { trans, operations } = this.context;
-    const sentence = this.sentence(outcome.sentence);
+  #done(outcome: OutcomeView): Node[] {
+    const { trans, operations } = this.#context;
+    const sentence = this.#sentence(outcome.sentence);
     if (outcome.undo.length) {
       const undo = button('nbguard-link', trans.__('undo'), () => {
         operations.start({ action: 'unpark', title: trans.__('undo'), names: outcome.undo });
@@ -67,7 +70,7 @@ export class ResultPanel {
     return [sentence, ...lists.map(items => element('ul', 'nbguard-dim nbguard-skipped', ...items))];
   }
 
-  private sentence(text: string): HTMLElement {
+  #sentence(text: string): HTMLElement {
     const node = element('div', 'nbguard-wrap');
     setSentence(node, text);
     return node;

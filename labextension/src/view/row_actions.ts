@@ -17,84 +17,87 @@ export interface Target {
 export class RowActions {
   readonly node = element('span', 'nbguard-row-actions');
   readonly why: WhyPanel;
-  private target: Target = { id: null, label: '', heap: -1, can: [] };
-  private readonly first: KeyedList<Ability>;
-  private readonly others: KeyedList<Ability>;
+  #target: Target = { id: null, label: '', heap: -1, can: [] };
+  readonly #first: KeyedList<Ability>;
+  readonly #others: KeyedList<Ability>;
 
-  constructor(private readonly context: ViewContext) {
+  readonly #context: ViewContext;
+
+  constructor(context: ViewContext) {
+    this.#context = context;
     this.why = new WhyPanel(context);
     const first = element('span');
     const others = element('span', 'nbguard-others');
-    this.first = this.listIn(first);
-    this.others = this.listIn(others);
+    this.#first = this.#listIn(first);
+    this.#others = this.#listIn(others);
     this.node.append(first, others);
   }
 
   update(target: Target): void {
-    const isNew = target.heap !== this.target.heap;
-    this.target = target;
-    this.draw();
-    setAttribute(this.why.node, 'aria-label', `${this.context.trans.__('why')} ${cut(target.label)}`);
+    const isNew = target.heap !== this.#target.heap;
+    this.#target = target;
+    this.#draw();
+    setAttribute(this.why.node, 'aria-label', `${this.#context.trans.__('why')} ${cut(target.label)}`);
     if (isNew && this.why.isOpen) {
-      this.ask();
+      this.#ask();
     }
   }
 
   /** One action is always there, the others where the reader points. */
-  private draw(): void {
-    this.first.update(this.target.can.slice(0, 1));
-    this.others.update(this.target.can.slice(1));
+  #draw(): void {
+    this.#first.update(this.#target.can.slice(0, 1));
+    this.#others.update(this.#target.can.slice(1));
   }
 
-  private listIn(parent: HTMLElement): KeyedList<Ability> {
+  #listIn(parent: HTMLElement): KeyedList<Ability> {
     return new KeyedList<Ability>(
       parent,
       ability => ability,
-      () => this.action()
+      () => this.#action()
     );
   }
 
-  private action(): ItemView<Ability> {
+  #action(): ItemView<Ability> {
     let ability: Ability = 'why';
     const node = button('nbguard-link', '', () => {
-      this.act(ability);
+      this.#act(ability);
     });
     return {
       node,
       update: item => {
         ability = item;
-        const pending = ability !== 'why' && this.context.operations.isPending(this.wanted(ability));
-        const words = this.words(ability);
-        setText(node, pending ? this.context.trans.__('working…') : words);
-        setAttribute(node, 'aria-label', `${words} ${cut(this.target.label)}`);
+        const pending = ability !== 'why' && this.#context.operations.isPending(this.#wanted(ability));
+        const words = this.#words(ability);
+        setText(node, pending ? this.#context.trans.__('working…') : words);
+        setAttribute(node, 'aria-label', `${words} ${cut(this.#target.label)}`);
         setAttribute(node, 'aria-expanded', ability === 'why' ? String(this.why.isOpen) : null);
         setEnabled(node, !pending);
       }
     };
   }
 
-  private act(ability: Ability): void {
+  #act(ability: Ability): void {
     if (ability !== 'why') {
-      this.context.operations.start(this.wanted(ability));
+      this.#context.operations.start(this.#wanted(ability));
     } else if (this.why.isOpen) {
       this.why.close();
     } else {
-      this.ask();
+      this.#ask();
     }
-    this.draw();
+    this.#draw();
   }
 
-  private ask(): void {
-    if (this.target.id === null || !this.target.can.includes('why')) {
+  #ask(): void {
+    if (this.#target.id === null || !this.#target.can.includes('why')) {
       this.why.close();
     } else {
-      this.why.open(this.target.heap, this.target.id);
+      this.why.open(this.#target.heap, this.#target.id);
     }
   }
 
-  private wanted(action: Exclude<Ability, 'why'>): OperationRequest {
-    const { id, label, heap } = this.target;
-    const title = this.title(action, cut(label));
+  #wanted(action: Exclude<Ability, 'why'>): OperationRequest {
+    const { id, label, heap } = this.#target;
+    const title = this.#title(action, cut(label));
     if (action === 'clean') {
       return { action: 'clean_stale', title };
     }
@@ -103,8 +106,8 @@ export class RowActions {
       : { action, title, heap, ids: [id] };
   }
 
-  private title(action: Exclude<Ability, 'why'>, label: string): string {
-    const { trans } = this.context;
+  #title(action: Exclude<Ability, 'why'>, label: string): string {
+    const { trans } = this.#context;
     switch (action) {
       case 'release':
         return trans.__('Release %1', label);
@@ -117,8 +120,8 @@ export class RowActions {
     }
   }
 
-  private words(ability: Ability): string {
-    const { trans } = this.context;
+  #words(ability: Ability): string {
+    const { trans } = this.#context;
     switch (ability) {
       case 'why':
         return trans.__('why');

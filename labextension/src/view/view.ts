@@ -26,85 +26,88 @@ import { caveat, english, type Trans } from './words';
 
 export class View {
   readonly node = element('div', 'nbguard-view');
-  private readonly connection: Connection;
-  private readonly operations: Operations;
-  private readonly header: Header;
-  private readonly notice: Notice;
-  private readonly caveat = element('div', 'nbguard-caveat nbguard-dim');
-  private readonly neighbours = element('div', 'nbguard-neighbours nbguard-dim nbguard-wrap');
-  private readonly warning = element('div', 'nbguard-near-full');
-  private readonly approach: Approach;
-  private readonly content = element('div');
-  private readonly dock = element('div', 'nbguard-dock');
-  private readonly devices: KeyedList<DeviceItem>;
-  private readonly line: LineSource;
-  private readonly asOf: AsOf;
-  private readonly fragmentation: FragmentationSection;
-  private readonly fit: FitSection;
-  private readonly holders: HoldersSection;
-  private readonly findings: FindingsSection;
-  private readonly result: ResultPanel;
-  private readonly ofHeap: readonly { readonly node: HTMLElement; update(heap: Connection['heap']): void }[];
-  private readonly ofOperations: readonly { readonly node: HTMLElement; update(): void }[];
-  private readonly actions: ActionBar;
-  private readonly trans: Trans;
+  readonly #connection: Connection;
+  readonly #operations: Operations;
+  readonly #header: Header;
+  readonly #notice: Notice;
+  readonly #caveat = element('div', 'nbguard-caveat nbguard-dim');
+  readonly #neighbours = element('div', 'nbguard-neighbours nbguard-dim nbguard-wrap');
+  readonly #warning = element('div', 'nbguard-near-full');
+  readonly #approach: Approach;
+  readonly #content = element('div');
+  readonly #dock = element('div', 'nbguard-dock');
+  readonly #devices: KeyedList<DeviceItem>;
+  readonly #line: LineSource;
+  readonly #asOf: AsOf;
+  readonly #fragmentation: FragmentationSection;
+  readonly #fit: FitSection;
+  readonly #holders: HoldersSection;
+  readonly #findings: FindingsSection;
+  readonly #result: ResultPanel;
+  readonly #ofHeap: readonly { readonly node: HTMLElement; update(heap: Connection['heap']): void }[];
+  readonly #ofOperations: readonly { readonly node: HTMLElement; update(): void }[];
+  readonly #actions: ActionBar;
+  readonly #trans: Trans;
   /** The jobs of the kernel as the panels of operations show them: most ticks change nothing of these. */
-  private drawnJobs = '';
-  private unwatch: () => void = () => undefined;
+  #drawnJobs = '';
+  #unwatch: () => void = () => undefined;
+
+  readonly #host: Host;
 
   constructor(
     model: Model,
-    private readonly host: Host
+    host: Host
   ) {
+    this.#host = host;
     const trans = host.trans ?? english;
-    this.trans = trans;
-    this.connection = new Connection(model, what => {
-      this.update(what);
+    this.#trans = trans;
+    this.#connection = new Connection(model, what => {
+      this.#update(what);
     });
-    const operations = (this.operations = new Operations(
-      this.connection,
+    const operations = (this.#operations = new Operations(
+      this.#connection,
       () => {
-        this.drawHeap();
-        this.drawOperations();
+        this.#drawHeap();
+        this.#drawOperations();
       },
       trans.__('The kernel was restarted.')
     ));
-    this.approach = new Approach(trans);
-    this.asOf = new AsOf(trans);
+    this.#approach = new Approach(trans);
+    this.#asOf = new AsOf(trans);
     const context: ViewContext = {
       trans,
-      connection: this.connection,
+      connection: this.#connection,
       operations,
-      asOf: this.asOf,
+      asOf: this.#asOf,
       goToCell: host.goToCell
     };
-    this.line = new LineSource(this.connection, () => {
-      this.drawDevices();
+    this.#line = new LineSource(this.#connection, () => {
+      this.#drawDevices();
     });
-    const ofLine = { trans, source: this.line, goToCell: host.goToCell };
-    this.header = new Header(trans);
-    this.notice = new Notice(trans, host);
-    this.fit = new FitSection(trans);
+    const ofLine = { trans, source: this.#line, goToCell: host.goToCell };
+    this.#header = new Header(trans);
+    this.#notice = new Notice(trans, host);
+    this.#fit = new FitSection(trans);
     const devices = element('div');
-    this.devices = new KeyedList<DeviceItem>(
+    this.#devices = new KeyedList<DeviceItem>(
       devices,
       ({ boot, device }) => `${boot} ${device.device}`,
       () => new DeviceView(ofLine)
     );
     const oom = new OomSection(trans);
-    this.holders = new HoldersSection(context);
-    this.findings = new FindingsSection(trans);
-    this.fragmentation = new FragmentationSection(trans);
-    const below = [this.holders, this.findings, this.fragmentation];
-    this.asOf.date(oom.node, this.findings.node, this.fragmentation.node);
-    this.ofHeap = [oom, ...below];
-    this.actions = new ActionBar(context);
-    this.result = new ResultPanel(context);
-    this.ofOperations = [new JobsPanel(context), new PlanPanel(context), this.result, this.actions];
-    this.content.append(this.warning, this.caveat, devices, this.neighbours, oom.node, this.fit.node, ...below.map(section => section.node));
-    this.dock.append(...this.ofOperations.map(panel => panel.node));
-    const body = element('div', 'nbguard-body', this.notice.node, this.content);
-    this.node.append(this.header.node, body, this.dock);
+    this.#holders = new HoldersSection(context);
+    this.#findings = new FindingsSection(trans);
+    this.#fragmentation = new FragmentationSection(trans);
+    const below = [this.#holders, this.#findings, this.#fragmentation];
+    this.#asOf.date(oom.node, this.#findings.node, this.#fragmentation.node);
+    this.#ofHeap = [oom, ...below];
+    this.#actions = new ActionBar(context);
+    this.#result = new ResultPanel(context);
+    this.#ofOperations = [new JobsPanel(context), new PlanPanel(context), this.#result, this.#actions];
+    this.#content.append(this.#warning, this.#caveat, devices, this.#neighbours, oom.node, this.#fit.node, ...below.map(section => section.node));
+    this.#dock.append(...this.#ofOperations.map(panel => panel.node));
+    const body = element('div', 'nbguard-body', this.#notice.node, this.#content);
+    this.node.append(this.#header.node, body, this.#dock);
     this.node.setAttribute('role', 'region');
     this.node.setAttribute('aria-label', trans.__('GPU memory'));
     this.node.addEventListener('keydown', event => {
@@ -117,89 +120,89 @@ export class View {
 
   /** Ask for the plan to clean what is stale, as a click on its button does. */
   planCleaning(): void {
-    this.actions.planCleaning();
+    this.#actions.planCleaning();
   }
 
   /** Look at the kernel, from now on or again. */
   open(): void {
-    this.connection.open();
-    this.unwatch = watchVisibility(this.node, visible => {
-      this.connection.setVisible(visible);
+    this.#connection.open();
+    this.#unwatch = watchVisibility(this.node, visible => {
+      this.#connection.setVisible(visible);
     });
   }
 
   /** Look no longer, and ask nothing of the kernel, until it is opened again. A plan that is open stays. */
   rest(): void {
-    this.unwatch();
-    this.connection.rest();
+    this.#unwatch();
+    this.#connection.rest();
   }
 
   close(): void {
     this.rest();
-    this.connection.close();
+    this.#connection.close();
     this.node.remove();
   }
 
-  private update(what: Change): void {
-    const { tick, silent } = this.connection;
-    const isEmpty = this.notice.update(this.connection);
-    show(this.content, !isEmpty);
-    show(this.dock, !isEmpty);
-    this.header.update(isEmpty ? null : tick, silent, this.connection.notebook);
+  #update(what: Change): void {
+    const { tick, silent } = this.#connection;
+    const isEmpty = this.#notice.update(this.#connection);
+    show(this.#content, !isEmpty);
+    show(this.#dock, !isEmpty);
+    this.#header.update(isEmpty ? null : tick, silent, this.#connection.notebook);
     if (what === 'heap') {
-      this.drawHeap();
+      this.#drawHeap();
     } else if (what === 'lost') {
-      this.operations.forget();
+      this.#operations.forget();
     }
     if (tick !== null) {
-      this.drawTick(tick, silent);
+      this.#drawTick(tick, silent);
     }
     const jobs = JSON.stringify(tick?.jobs ?? []);
-    if (what !== 'tick' || jobs !== this.drawnJobs) {
-      this.drawnJobs = jobs;
-      this.drawOperations();
+    if (what !== 'tick' || jobs !== this.#drawnJobs) {
+      this.#drawnJobs = jobs;
+      this.#drawOperations();
     }
   }
 
-  private drawTick(tick: Tick, silent: boolean): void {
+  #drawTick(tick: Tick, silent: boolean): void {
     setAttribute(this.node, 'data-tick', String(tick.n));
-    const words = caveat(tick, silent, this.trans);
-    setText(this.caveat, words);
-    show(this.caveat, words !== '');
-    const warning = silent ? '' : this.approach.follow(tick);
-    setText(this.warning, warning);
-    show(this.warning, warning !== '');
-    this.operations.reconcile(tick.jobs);
-    this.line.follow(tick);
-    this.drawDevices();
-    this.fragmentation.follow(tick);
-    this.asOf.update(this.connection.heap, tick);
-    const neighbours = neighbourWords(tick, this.host.nameOf, this.trans);
-    setText(this.neighbours, neighbours);
-    show(this.neighbours, neighbours !== '');
-    this.fit.update(tick.fit);
-    this.holders.follow(tick.fit);
-    this.findings.follow(tick.fit);
-    this.actions.follow(tick);
-    this.result.follow(tick);
+    const words = caveat(tick, silent, this.#trans);
+    setText(this.#caveat, words);
+    show(this.#caveat, words !== '');
+    const warning = silent ? '' : this.#approach.follow(tick);
+    setText(this.#warning, warning);
+    show(this.#warning, warning !== '');
+    this.#operations.reconcile(tick.jobs);
+    this.#line.follow(tick);
+    this.#drawDevices();
+    this.#fragmentation.follow(tick);
+    this.#asOf.update(this.#connection.heap, tick);
+    const neighbours = neighbourWords(tick, this.#host.nameOf, this.#trans);
+    setText(this.#neighbours, neighbours);
+    show(this.#neighbours, neighbours !== '');
+    this.#fit.update(tick.fit);
+    this.#holders.follow(tick.fit);
+    this.#findings.follow(tick.fit);
+    this.#actions.follow(tick);
+    this.#result.follow(tick);
   }
 
-  private drawDevices(): void {
-    const { tick } = this.connection;
+  #drawDevices(): void {
+    const { tick } = this.#connection;
     const devices = tick?.devices ?? [];
     const isNamed = devices.length > 1;
-    this.devices.update(devices.map(device => ({ boot: tick?.boot ?? '', device, isNamed })));
+    this.#devices.update(devices.map(device => ({ boot: tick?.boot ?? '', device, isNamed })));
   }
 
-  private drawHeap(): void {
-    this.asOf.update(this.connection.heap, this.connection.tick);
-    for (const section of this.ofHeap) {
-      section.update(this.connection.heap);
+  #drawHeap(): void {
+    this.#asOf.update(this.#connection.heap, this.#connection.tick);
+    for (const section of this.#ofHeap) {
+      section.update(this.#connection.heap);
     }
   }
 
-  private drawOperations(): void {
-    for (const panel of this.ofOperations) {
+  #drawOperations(): void {
+    for (const panel of this.#ofOperations) {
       panel.update();
     }
   }

@@ -9,14 +9,17 @@ import { cell, join } from './words';
 
 export class WhyPanel {
   readonly node = element('div', 'nbguard-why');
-  private rid = '';
-  private readonly note = element('div', 'nbguard-dim');
-  private readonly body = element('div');
+  #rid = '';
+  readonly #note = element('div', 'nbguard-dim');
+  readonly #body = element('div');
 
-  constructor(private readonly context: ViewContext) {
+  readonly #context: ViewContext;
+
+  constructor(context: ViewContext) {
+    this.#context = context;
     this.node.hidden = true;
     this.node.setAttribute('role', 'group');
-    this.node.append(this.note, this.body);
+    this.node.append(this.#note, this.#body);
   }
 
   get isOpen(): boolean {
@@ -26,47 +29,47 @@ export class WhyPanel {
   /** Ask for the ways of row `id` of heap `heap`; until the answer is there, an earlier one stays. */
   open(heap: number, id: number): void {
     show(this.node, true);
-    setText(this.note, this.body.childElementCount ? '' : this.context.trans.__('working…'));
-    const rid = this.context.connection.ask({ op: 'why', heap, id }, progress => {
-      if (this.rid === rid) {
-        this.hear(progress);
+    setText(this.#note, this.#body.childElementCount ? '' : this.#context.trans.__('working…'));
+    const rid = this.#context.connection.ask({ op: 'why', heap, id }, progress => {
+      if (this.#rid === rid) {
+        this.#hear(progress);
       }
     });
-    this.rid = rid;
+    this.#rid = rid;
   }
 
   close(): void {
-    this.rid = '';
+    this.#rid = '';
     show(this.node, false);
-    this.body.replaceChildren();
+    this.#body.replaceChildren();
   }
 
-  private hear(progress: Progress): void {
-    const { trans } = this.context;
+  #hear(progress: Progress): void {
+    const { trans } = this.#context;
     switch (progress.op) {
       case 'late':
-        setText(this.note, trans.__('runs when the cell ends'));
+        setText(this.#note, trans.__('runs when the cell ends'));
         break;
       case 'queued':
-        setText(this.note, `${trans.__('runs when the cell ends')}: ${progress.why}`);
+        setText(this.#note, `${trans.__('runs when the cell ends')}: ${progress.why}`);
         break;
       case 'refused':
-        setText(this.note, progress.why);
+        setText(this.#note, progress.why);
         break;
       case 'lost':
-        setText(this.note, trans.__('The kernel was restarted.'));
+        setText(this.#note, trans.__('The kernel was restarted.'));
         break;
       case 'why':
-        setText(this.note, '');
-        this.body.replaceChildren(this.ways(progress.why));
+        setText(this.#note, '');
+        this.#body.replaceChildren(this.#ways(progress.why));
         break;
       default:
         break;
     }
   }
 
-  private ways(why: WhyView): HTMLElement {
-    const { trans } = this.context;
+  #ways(why: WhyView): HTMLElement {
+    const { trans } = this.#context;
     const list = element('ol', 'nbguard-ways');
     for (const [path, number, stale, cut, effect] of why.paths) {
       const name = nameElement('div', 'nbguard-code nbguard-path');
