@@ -80,8 +80,11 @@ class NameWatch:
                 continue
             known[name] = _Bound(id(value), _weak(value), name_of(type(value)), cell)
 
-    def departures(self, cell: int, least: int) -> Iterator[Departure]:
-        """Yield each name that is gone or bound anew since it was noted, and whose memory, at least `least` bytes, is alive."""
+    def departures(self, cell: int, least: int) -> Iterator[tuple[Departure, WeakHoldings]]:
+        """Yield each name that is gone or bound anew since it was noted, and whose memory, at least `least` bytes, is alive.
+
+        With it goes what tells later whether that memory is freed.
+        """
         namespace = self._notebook.namespace
         gone = [(name, bound) for name, bound in self._names.items() if _has_gone(bound, namespace.get(name, _MISSING))]
         for name, bound in gone:
@@ -89,7 +92,7 @@ class NameWatch:
             holdings = self._holdings.get(name) or self._afterwards(bound)
             alive = () if holdings is None else holdings.alive()
             if holdings is not None and sum(fact.nbytes for fact in alive) >= least:
-                yield _departure(name, bound, alive, holdings, cell, is_rebound=name in namespace)
+                yield _departure(name, bound, alive, holdings, cell, is_rebound=name in namespace), holdings
         self._holdings.clear()
 
     def _afterwards(self, bound: _Bound) -> WeakHoldings | None:

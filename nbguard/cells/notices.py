@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nbguard.cells.name_watch import NameWatch
     from nbguard.cells.repeats import Repeats
     from nbguard.reports.notices.notice import Departure
+    from nbguard.scan.weak_holdings import WeakHoldings
 
 _KEPT = 200
 """Notices that are remembered. The oldest are forgotten, and would be shown again."""
@@ -38,12 +39,22 @@ class NoticeWatch:
         self._source = source
         self._watched: tuple[NameWatch, Repeats] | None = None  # None: no cell has been seen since PyTorch was imported
         self._made: dict[tuple[str, str], Notice] = {}
+        self._left: dict[tuple[str, str], WeakHoldings] = {}  # what each of them is about
         self._quiet: set[str] = set()
         self._has_cleaned = False
 
     def made(self, *, on: bool) -> Notices:
         """Return all notices so far."""
         return Notices(notices=tuple(self._made.values()), on=on, quiet=tuple(sorted(self._quiet)))
+
+    def current(self) -> tuple[Notice, ...]:
+        """Return the notices on what is still there, the latest first, without those on quiet names."""
+        is_quiet = self._quiet.intersection
+        return tuple(
+            notice
+            for fingerprint, notice in reversed(list(self._made.items()))
+            if fingerprint in self._left and self._left[fingerprint].is_alive and not is_quiet((ALL, *notice.names))
+        )
 
     def be_quiet(self, *names: str) -> None:
         """Show no notices about these names; without any, none at all. They are made all the same."""
@@ -88,25 +99,30 @@ class NoticeWatch:
         names.note(cell.number)
         grows = repeats.after(self.least)
         if gone and not self._has_cleaned:
-            for notice in self._judged(cell, gone):
+            for notice, holdings in self._judged(cell, gone):
                 self._tell(notice)
+                self._left[notice.fingerprint] = holdings
         if grows and (piled_up := repeats.judge(cell, self.least)) is not None:
             self._tell(piled_up)
 
-    def _judged(self, cell: CellFact, gone: list[Departure]) -> Iterator[Notice]:
+    def _judged(self, cell: CellFact, gone: list[tuple[Departure, WeakHoldings]]) -> Iterator[tuple[Notice, WeakHoldings]]:
         from nbguard.reports.notices.judge import judge_departure
         from nbguard.scan.objects.named_tensors import named_tensors
 
         analysis = cell.scan.get().analysis
         views = named_tensors(self._shell.user_ns)
-        notices = (judge_departure(analysis, departure, self.least, views) for departure in gone)
-        yield from (notice for notice in notices if notice is not None)
+        for departure, holdings in gone:
+            notice = judge_departure(analysis, departure, self.least, views)
+            if notice is not None:
+                yield notice, holdings
 
     def _tell(self, notice: Notice) -> None:
         """Keep a notice; show it if its cause is new and its name not quiet."""
         former = self._made.pop(notice.fingerprint, None)
         self._made[notice.fingerprint] = notice if former is None else again(former, notice)
         while len(self._made) > _KEPT:
-            del self._made[next(iter(self._made))]
+            oldest = next(iter(self._made))
+            del self._made[oldest]
+            self._left.pop(oldest, None)
         if former is None and not self._quiet & {notice.name, ALL}:
             self._show(notice)

@@ -113,6 +113,10 @@ class Session:
 
         return Notices(notices=(), on=False) if self._notices is None else self._notices.made(on=self._speaks)
 
+    def _current_notices(self) -> tuple[Notice, ...]:
+        """Return the notices on what is still in memory, for sidebars."""
+        return () if self._notices is None else self._notices.current()
+
     @property
     def _speaks(self) -> bool:
         return self._notices is not None and self._notices in self._hooks.listeners
@@ -139,7 +143,7 @@ class Session:
         if self._hub is None and all(getattr(kernel, name, None) is not None for name in _KERNEL):
             from nbguard.sidebar.hub.hub import Hub
 
-            self._hub = Hub(self._shell, self._simulated)
+            self._hub = Hub(self._shell, self._simulated, self._current_notices)
             self._hooks.add(self._hub)
         return self._hub
 

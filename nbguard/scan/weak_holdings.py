@@ -23,6 +23,11 @@ class WeakHoldings:
     storages: tuple[tuple[StorageFact, Any], ...]  # (storage, its StorageWeakRef)
     named: frozenset[int]  # ids of the objects behind it that had a name of their own
 
+    @property
+    def is_alive(self) -> bool:
+        """Return whether any of the storages has not been freed."""
+        return not all(weak.expired() for _, weak in self.storages)
+
     def alive(self) -> tuple[StorageFact, ...]:
         """Return the storages whose memory has not been freed."""
         return tuple(fact for fact, weak in self.storages if not weak.expired())

@@ -1,11 +1,14 @@
 """Notices in every case of the zoo: there exactly if what a cell has deleted or bound anew is alive, by weak references.
 
-All cases in a thorough run (`tests/thorough.py`), else some of them.
+All cases in a thorough run (`tests/thorough.py`), else some of them. And in random notebooks, cells of the zoo one after another:
+by hand, many of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_notices.py -k random; NBGUARD_FUZZ_FROM=300: from there.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
 
 import pytest
 
@@ -40,7 +43,8 @@ def _after_cell():
     gc.collect()
     for name, (ref, storages) in gone.items():
         is_alive = ref() is not None and not all(s.expired() for s in storages)
-        found[name] = (is_alive, *told[name])
+        is_wanted = now.get(name) is not None or type(get_ipython().user_ns.get(name)) is list  # it may lead to the earlier one
+        found[name] = (is_alive and not (is_wanted and not told[name][0]), *told[name])
     return found
 import nbguard, builtins
 from nbguard.notebook.session import session_of
@@ -50,20 +54,43 @@ builtins._experiments, builtins._storages = _experiments, _storages; del _experi
 """
 
 
+_FIRST = int(os.environ.get("NBGUARD_FUZZ_FROM", "0"))
+_NOTEBOOKS = range(_FIRST, _FIRST + int(os.environ.get("NBGUARD_FUZZ", "3")))
+_CASES = [case for case in (*CASES, *MORE_CASES) if not case.inputs and case.name != "c: recursion"]  # that one takes 20 s
+
+
 @pytest.mark.parametrize("case", spread([*CASES, *MORE_CASES], 8), ids=lambda case: case.name)
 def test_a_notice_is_there_exactly_if_it_is_alive(kernel: Kernel, case: Case) -> None:
+    _load(kernel)
+    for source in case.cells:
+        _run(kernel, source, case.inputs)
+    for number, name in enumerate(kernel.value("list(builtins._experiments())")):
+        _run(kernel, f"{name} = None" if number % 2 else f"del {name}")
+
+
+@pytest.mark.parametrize("seed", _NOTEBOOKS)
+def test_random_notebooks(kernel: Kernel, seed: int) -> None:
+    dice = random.Random(seed)
+    _load(kernel)
+    for case in dice.sample(_CASES, 4):
+        for source in case.cells:
+            _run(kernel, source)
+        names = kernel.value("list(builtins._experiments())")
+        for name in dice.sample(names, min(len(names), 2)):
+            _run(kernel, dice.choice(["del {0}", "{0} = None", "{0} = [{0}]", "exec('del {0}')"]).format(name))
+
+
+def _load(kernel: Kernel) -> None:
     kernel.run(PRELUDE).ok()
     kernel.run("get_ipython().run_line_magic('load_ext', 'nbguard'); None").ok()
     kernel.run_silently(TRUTH)
-    for source in case.cells:
-        kernel.run_silently("builtins._before_cell()")
-        kernel.run(source, inputs=case.inputs, stop_on_error=False)
-        _judge(kernel, source)
-    for number, name in enumerate(kernel.value("list(builtins._experiments())")):
-        source = f"{name} = None" if number % 2 else f"del {name}"
-        kernel.run_silently("builtins._before_cell()")
-        kernel.run(source)
-        _judge(kernel, source)
+
+
+def _run(kernel: Kernel, source: str, inputs: tuple[str, ...] = ()) -> None:
+    """Run a cell and compare the notices after it with what is alive."""
+    kernel.run_silently("builtins._before_cell()")
+    kernel.run(source, inputs=inputs, stop_on_error=False)
+    _judge(kernel, source)
 
 
 def _judge(kernel: Kernel, source: str) -> None:
