@@ -1,12 +1,11 @@
 """nbguard keeps GPU memory healthy between the experiments of a notebook.
 
 `%load_ext nbguard` gives `%gpumem` (who holds the memory, and why) and `%reset_gpu` (say what a cleanup would give back,
-then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `memory_map`; of
-recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`, `snapshot_map`; of
-this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit before it
-starts: `predict`. `%%profile_fit`, in Python
-`profile_fit` and `FitMonitor`, says where a fit's time and memory go. `Sidebar` is a widget that shows who holds the memory,
-live. Importing nbguard imports neither torch nor IPython.
+then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `notices`,
+`memory_map`; of recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`,
+`snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
+before it starts: `predict`. `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go.
+`Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
     from nbguard.notebook.monitor import FitMonitor as FitMonitor
     from nbguard.notebook.profile import profile_fit
-    from nbguard.notebook.session import history
+    from nbguard.notebook.session import history, notices
     from nbguard.notebook.widget import Sidebar as Sidebar
     from nbguard.prediction.predict import predict
     from nbguard.simulation.simulation import simulate
@@ -42,6 +41,7 @@ _HOMES = {
     "history": "nbguard.notebook.session",
     "live_snapshot": "nbguard.snapshots.save",
     "load_snapshot": "nbguard.allocator.snapshot.read",
+    "notices": "nbguard.notebook.session",
     "predict": "nbguard.prediction.predict",
     "profile_fit": "nbguard.notebook.profile",
     "record": "nbguard.snapshots.capture",
@@ -69,6 +69,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "live_snapshot",
     "load_snapshot",
     "memory_map",
+    "notices",
     "oom",
     "park",
     "plan",

@@ -55,6 +55,7 @@ class Hooks:
         self._open: list[Any] = []
         self._informed: tuple[Listener, ...] = ()  # the listeners that were called before the cell that runs
         self._former_error = 0
+        self.source = ""  # of the cell that runs, as the user typed it
         self._thread = threading.get_ident()
 
     @property
@@ -87,6 +88,7 @@ class Hooks:
         self._open.append(info)
         if len(self._open) == 1:
             self._informed = self._listeners
+            self.source = info.raw_cell if type(info.raw_cell) is str else ""
             self._former_error = _shown_error()
             self._call(lambda listener: listener.before(), "before a cell")
 

@@ -14,6 +14,7 @@ from nbguard.reports.switches import Switches
 if TYPE_CHECKING:
     from nbguard.cells.cell_scan import CellScan
     from nbguard.cells.ledger import Ledger
+    from nbguard.cells.notices import NoticeWatch
     from nbguard.cleanup.plan.plan import Outcome
     from nbguard.memory.counters import TickReading
     from nbguard.memory.simulated import Simulated
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from nbguard.profiler.instruments.memory.counters import MemoryCounter
     from nbguard.profiler.options import FitOptions
     from nbguard.reports.cell_ledger import CellRecord, History
+    from nbguard.reports.notices.notice import Notice, Notices
     from nbguard.reports.report import Report
     from nbguard.sidebar.hub.hub import Hub
     from nbguard.simulation.simulation import Simulation
@@ -49,6 +51,7 @@ class Session:
         self._records = False
         self._auto_clean: Listener | None = None
         self._oom_watch: OomWatch | None = None
+        self._notices: NoticeWatch | None = None
         self._hub: Hub | None = None
         self._simulating: Simulating | None = None
         self._profile: CellProfile | None = None
@@ -64,6 +67,7 @@ class Session:
             history=ledger is not None,
             cells=ledger is not None and ledger.shows,
             auto_clean_errors=self._auto_clean in on,
+            notices=self._speaks,
             recorded=recorded,
         )
         if self._hub is None or self._hub not in on:
@@ -79,12 +83,54 @@ class Session:
         return self._ledger.history
 
     def watch_for_oom(self) -> None:
-        """Show a card after each cell that runs out of memory: all that is on from the start."""
+        """Show a card after each cell that runs out of memory."""
         if self._oom_watch is None:
             from nbguard.notebook.listeners.oom_card import OomWatch
 
             self._oom_watch = OomWatch(self._shell, _show_card, self._oom_after)
             self._hooks.add(self._oom_watch)
+
+    def speak_up(self, *, on: bool = True) -> Notices:
+        """Show a line after each cell that leaves something in memory, or no longer; return what has been noticed so far."""
+        if on and self._notices is None:
+            from nbguard.cells.notices import NoticeWatch
+
+            self._notices = NoticeWatch(self._shell, _show_notice, lambda: self._hooks.source)
+        if on and self._notices is not None:
+            self._notices.speak()
+            if self._notices not in self._hooks.listeners:
+                self._hooks.add(self._notices)
+        elif not on:
+            self._remove(self._notices)
+            if self._notices is not None:
+                self._notices.forget_names()
+        return self.notices
+
+    @property
+    def notices(self) -> Notices:
+        """Return what has been noticed so far; it stays when notices are switched off."""
+        from nbguard.reports.notices.notice import Notices
+
+        return Notices(notices=(), on=False) if self._notices is None else self._notices.made(on=self._speaks)
+
+    def _current_notices(self) -> tuple[Notice, ...]:
+        """Return the notices on what is still in memory, for sidebars."""
+        return () if self._notices is None else self._notices.current()
+
+    @property
+    def _speaks(self) -> bool:
+        return self._notices is not None and self._notices in self._hooks.listeners
+
+    def be_quiet(self, *names: str) -> Notices:
+        """Show no notices about these names; without any, none at all."""
+        if self._notices is not None:
+            self._notices.be_quiet(*names)
+        return self.notices
+
+    def expect_cleanup(self) -> None:
+        """Make no notice of what a cleanup in the cell that runs leaves: it says so itself."""
+        if self._notices is not None:
+            self._notices.expect_cleanup()
 
     @property
     def hub(self) -> Hub | None:
@@ -97,13 +143,14 @@ class Session:
         if self._hub is None and all(getattr(kernel, name, None) is not None for name in _KERNEL):
             from nbguard.sidebar.hub.hub import Hub
 
-            self._hub = Hub(self._shell, self._simulated)
+            self._hub = Hub(self._shell, self._simulated, self._current_notices)
             self._hooks.add(self._hub)
         return self._hub
 
     def turn_on(self, *, auto_clean_errors: bool) -> Switches:
         """Record the cells; clean after failed ones, or do not."""
         self.watch_for_oom()
+        self.speak_up()
         self.serve_sidebars()
         self._records = True
         self._run_ledger(shows=self.switches.cells)
@@ -261,6 +308,20 @@ def history() -> History:
     return session_of(shell).history
 
 
+def notices() -> tuple[Notice, ...]:
+    """Return what nbguard has noticed in this session, a record for each cause: plain frozen data.
+
+    Raises:
+        NbguardError: this is no IPython session.
+    """
+    from IPython import get_ipython
+
+    shell: Any = get_ipython()
+    if shell is None:
+        raise NbguardError("this is no IPython session: there are no cells after which something could be noticed")
+    return session_of(shell).notices.notices
+
+
 def _show_card(card: OomCard) -> None:
     from nbguard.notebook.bundle import display_bundle
 
@@ -277,6 +338,12 @@ def _show_line(record: CellRecord) -> None:
     from nbguard.reports.cell_lines import cell_line
 
     _say(cell_line(record))
+
+
+def _show_notice(notice: Notice) -> None:
+    from nbguard.reports.notices.view import notice_line
+
+    _say(notice_line(notice))
 
 
 def _show_released(outcome: Outcome, cell: int) -> None:

@@ -14,6 +14,7 @@ def switches_blocks(switches: Switches) -> Iterator[Block]:
     cells = f"{counted(switches.recorded, 'cell')} recorded: %gpumem history"
     rows = (
         ("out-of-memory card", switches.oom_card, "" if switches.oom_card else "%nbguard on"),
+        ("notices", switches.notices, "" if switches.notices else "%nbguard notices on"),
         ("history of cells", switches.history, cells if switches.history or switches.recorded else "%nbguard on"),
         ("line after a cell", switches.cells, "" if switches.cells else "%gpumem cells on"),
         ("errors cleaned at once", switches.auto_clean_errors, "%nbguard on --auto-clean-errors"),

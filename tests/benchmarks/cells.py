@@ -7,6 +7,8 @@ fires the two events of a cell for:
   empty hook       two functions that do nothing
   nothing changed  `%gpumem cells on` and `%nbguard on --auto-clean-errors`, after a cell that changed no memory
   memory changed   the same after a cell that allocated: a look at the whole heap
+  notices          after `%load_ext nbguard` alone: an idle cell, cells that bind or delete tensors, and one that deletes a
+                   tensor which a list still holds (a look at the whole heap)
   collect          gc.collect() and, on a GPU, torch.cuda.empty_cache(): what per-cell monitors do to get exact figures
 Prints medians; it never fails by time.
 """
@@ -44,10 +46,11 @@ class Cell:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self._number = 0
+        self.source = "x = 1"
 
     def begin(self) -> None:
         self._number += 1
-        self._result = ExecutionResult(ExecutionInfo("x = 1", True, False, True, None))
+        self._result = ExecutionResult(ExecutionInfo(self.source, True, False, True, None))
         self._result.execution_count = self._number
         self._shell.events.trigger("pre_run_cell", self._result.info)
 
@@ -68,6 +71,42 @@ def heap(objects: int) -> dict[str, object]:
         records += [{"id": n, "name": str(n), "parts": [1, 2, {"x": [n]}], "box": [[n, 0.5]]} for n in range(20_000)]
     gc.collect()
     return {"model": nn.Sequential(*layers), "records": records, "device": device}
+
+
+def noticing(cell: Cell, shell: InteractiveShell, rounds: int) -> dict[str, float]:
+    """Return the times of the hooks with nothing on but notices, by the kind of cell."""
+    session = session_of(shell)
+    session.speak_up()
+    device = str(shell.user_ns["device"])
+    names = shell.user_ns
+    cell.both()
+
+    def timed(rounds: int, source: str, before: str = "") -> float:
+        times = []
+        for number in range(rounds):
+            exec(before, {"torch": torch, "device": device}, names)
+            cell.source = "x = 1"
+            cell.both()
+            cell.source = source.format(number)
+            start = time.perf_counter()
+            cell.begin()
+            between = time.perf_counter()
+            exec(cell.source, {"torch": torch, "device": device}, names)
+            after = time.perf_counter()
+            cell.end()
+            times.append(time.perf_counter() - after + between - start)
+        return statistics.median(times)
+
+    made = "big = torch.ones(2 << 20, device=device)"
+    figures = {
+        "notices: an idle cell (goal: < 0.1 ms)": timed(rounds, "x = {0}"),
+        "notices: a cell that binds tensors": timed(rounds, "t{0} = torch.ones(9, device=device)"),
+        "notices: a cell that deletes a tensor": timed(rounds, "del big # {0}", made),
+        "notices: a cell that deletes a model": timed(10, "del net # {0}", "net = torch.nn.Linear(9, 9)"),
+        "notices: a tensor that is still held: a look": timed(5, "del big # {0}", f"{made}; kept = [big]"),
+    }
+    session.turn_off()
+    return figures
 
 
 def collect() -> None:
@@ -95,6 +134,7 @@ def main() -> None:
     empty = median(options.rounds, cell.both)
     for event, hook in hooks.items():
         shell.events.unregister(event, hook)
+    of_notices = noticing(cell, shell, options.rounds)
     nbguard.cells.ledger._TOO_SLOW = float("inf")  # a busy machine must not end the looks that are to be timed
     session = session_of(shell)
     session.turn_on(auto_clean_errors=True)
@@ -114,6 +154,7 @@ def main() -> None:
     rows = {
         "no hook": bare,
         "empty hook": empty,
+        **of_notices,
         "nbguard, nothing changed (goal: < 2 ms)": same,
         "nbguard, memory changed: a look": changed,
         "gc.collect() + empty_cache() after every cell": forced,

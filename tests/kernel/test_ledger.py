@@ -66,7 +66,9 @@ def test_what_a_cell_leaves_stale_is_said_though_no_byte_moved(notebook: Kernel)
 
     cell = notebook.run("net = None").ok()
 
-    assert _line(cell) == "In[6]  ±0 B → 4.00 MiB · stale: Out[5] 4.00 MiB (%reset_gpu)"
+    line, notice = cell.text.splitlines()
+    assert line.startswith("In[6]  ±0 B → 4.00 MiB · stale: Out[5] 4.00 MiB (%reset_gpu)")
+    assert notice == "the earlier `net` (In[4]) is still alive (4.00 MiB), held by `Out[5]` · `%reset_gpu Out[5]`"
 
 
 def test_a_failed_cell_says_what_its_error_holds(notebook: Kernel) -> None:

@@ -16,6 +16,7 @@ from nbguard.memory.references.explain import explain
 from nbguard.memory.simulated import SimulationState
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import build_map
+from nbguard.reports.notices.notice import Notice, Notices
 from nbguard.reports.report import build_report
 from nbguard.reports.switches import Switches
 from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
@@ -48,6 +49,21 @@ EXAMPLES: tuple[Result, ...] = (
     FITS,
     SimulationState("simulated no more", _AFTER),
     Switches(oom_card=True, history=True, cells=False, auto_clean_errors=True, recorded=1),
+    Notices(
+        notices=(
+            Notice(
+                kind="deleted",
+                name="model",
+                cell=4,
+                nbytes=MiB,
+                holders=("runs[0]",),
+                command="%reset_gpu runs[0]",
+                shape="name: runs[·]",
+                names=("model",),
+            ),
+        ),
+        on=True,
+    ),
     _RECORDING,
     SnapshotFiles(
         path="~/run.pickle",

@@ -75,7 +75,7 @@ export class FindingsSection extends Advice<MemoryState['findings']> {
 
   update(heap: MemoryState | null): void {
     this.#heap = heap;
-    const findings = (heap?.findings ?? []).filter(([, , learner]) => learner === '' || learner !== this.#training);
+    const findings = [...(heap?.notices ?? []), ...(heap?.findings ?? [])].filter(([, , learner]) => learner === '' || learner !== this.#training);
     this.set(findings.length > 0 ? findings : null);
   }
 

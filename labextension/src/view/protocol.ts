@@ -604,6 +604,8 @@ export interface MemoryState {
   experiments: Experiment[];
   devices: DeviceSegments[];
   findings: FindingLine[];
+  /** On what cells have deleted and is still there, the latest first. */
+  notices: FindingLine[];
   oom: OomView | null;
   v: number;
 }
@@ -621,6 +623,7 @@ export const isMemoryState: Check<MemoryState> = object({
   experiments: list(isExperiment),
   devices: list(isDeviceSegments),
   findings: list(isFindingLine),
+  notices: list(isFindingLine),
   oom: nullable(isOomView),
   v: number
 });

@@ -63,10 +63,10 @@ def explain(facts: Facts, name: str, node: int, what: str) -> Why:
     leading = owners_of_nodes(graph, [root.nodes for root in graph.roots])
     of_interest = reduce(or_, (leading[n] for n in carriers | {node}))
     for root in (graph.roots[number] for number in bits_of(of_interest)):
-        ways_of_root = [_path(graph, root, way) for way in _ways(graph, root, node, parents)]
+        ways_of_root = [path_to(graph, root, way) for way in _ways(graph, root, node, parents)]
         ways_of_root = list({path.text: path for path in reversed(ways_of_root)}.values())[::-1]
         if not ways_of_root and (way := shortest_path(graph, root, carriers)):
-            ways_of_root = [_path(graph, root, way, storages_only=True)]
+            ways_of_root = [path_to(graph, root, way, storages_only=True)]
         paths += ways_of_root[:_PER_ROOT]
         more += [(root.label, len(ways_of_root) - _PER_ROOT)] if len(ways_of_root) > _PER_ROOT else []
     first = {path.steps[0]: len(path.text) for path in sorted(paths, key=lambda path: len(path.text), reverse=True)}
@@ -84,7 +84,7 @@ def explain_root(facts: Facts, label: str) -> Why | None:
     storages = storages_of(graph, reached)
     carriers = sorted((n for n in reached if graph.nodes[n].storages), key=lambda n: -nbytes_of(graph, graph.nodes[n].storages))
     ways = (shortest_path(graph, root, {node}) for node in carriers[:_CARRIERS])
-    paths = list({path.text: path for path in (_path(graph, root, way) for way in ways if way)}.values())
+    paths = list({path.text: path for path in (path_to(graph, root, way) for way in ways if way)}.values())
     left = len(carriers) - _CARRIERS
     more = ((root.label, left),) if left > 0 else ()
     return Why(name=label, what=root.what, nbytes=nbytes_of(graph, storages), paths=tuple(paths), more=more)
@@ -96,7 +96,8 @@ def _ways(graph: Graph, root: Root, node: int, parents: Collection[int]) -> list
     return ways + sorted(((*way, node) for way in shortest_paths(graph, root, parents, {node}).values()), key=len)
 
 
-def _path(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool = False) -> Path:
+def path_to(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool = False) -> Path:
+    """Return a way, the nodes from `root` on, as a path with the line that cuts it."""
     labels = [dict(graph.nodes[parent].references).get(child, "") for parent, child in pairwise(way)]
     steps = (root.label, *(label for label in labels if label))
     release, effect = _release(graph, root, way)

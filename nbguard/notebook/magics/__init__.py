@@ -19,9 +19,10 @@ _TRANSFORMERS = (as_line, help_of_word(GPUMEM, SWITCH))
 
 
 def load(shell: InteractiveShell) -> None:
-    """Register the magics, and remember what they replace; watch for cells that run out of memory; answer sidebars."""
+    """Register the magics, and remember what they replace; watch what cells leave behind or run out of; answer sidebars."""
     session = session_of(shell)
     session.watch_for_oom()
+    session.speak_up()
     session.serve_sidebars()
     manager = shell.magics_manager
     for cls in _CLASSES:

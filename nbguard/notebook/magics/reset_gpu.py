@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.notebook.magics.command_line import asks_for_help, guarded, parser, show, split, with_options
+from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
@@ -164,6 +165,7 @@ class ResetGpuMagics(Magics):
         options = _parse(line)
         if options is None:
             return None
+        session_of(self.shell).expect_cleanup()
         return show(self.shell, options, self._done(api, options))
 
     @staticmethod

@@ -13,6 +13,7 @@ from nbguard.notebook.session import session_of
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
+    from nbguard.reports.notices.notice import Notices
     from nbguard.reports.switches import Switches
 
 
@@ -20,6 +21,14 @@ def _add_on(options: MagicArgumentParser) -> None:
     options.add_argument(
         "--auto-clean-errors", action="store_true", help="free what a failed cell's error holds as soon as it has failed"
     )
+
+
+def _add_notices(options: MagicArgumentParser) -> None:
+    options.add_argument("state", nargs="?", choices=["on", "off"], metavar="on|off", help="make notices, or no longer")
+
+
+def _add_quiet(options: MagicArgumentParser) -> None:
+    options.add_argument("names", nargs="*", metavar="NAME", help="a name that may stay in memory; none: show no notice at all")
 
 
 GRAMMAR = Grammar(
@@ -34,6 +43,18 @@ GRAMMAR = Grammar(
         ),
         "off": Word(usage="off", help="take all hooks off", advice="takes nothing more"),
         "status": Word(usage="status", help="say what is on, and who looks", advice="takes nothing more"),
+        "notices": Word(
+            usage="notices [on|off]",
+            help="what was deleted, bound anew or piled up and is still in memory",
+            advice="say on or off, or nothing for the list, as in  %nbguard notices",
+            add=_add_notices,
+        ),
+        "quiet": Word(
+            usage="quiet [NAME]",
+            help="show no notices about NAME, or none at all (%nbguard notices on ends it)",
+            advice="give names, as in  %nbguard quiet learn",
+            add=_add_quiet,
+        ),
         "sidebar": Word(usage="sidebar", help="show the sidebar below the cell", advice="takes nothing more"),
     },
 )
@@ -47,14 +68,16 @@ class SwitchMagics(Magics):
 
     @line_magic
     @with_words(GRAMMAR)
-    def nbguard(self, line: str) -> Switches | None:
+    def nbguard(self, line: str) -> Switches | Notices | None:
         """Switch nbguard's work around the cells on and off, say what is on, or show the sidebar.
 
-        Loading nbguard switches two things on: a card after a cell that ran out of memory, and the sidebar's answers, which
-        cost nothing while no view is open. `sidebar` shows a view below the cell. `on` switches both on again and records
-        each cell's changes to the memory (`%gpumem history`; `%gpumem cells on` prints them after each cell). With
-        --auto-clean-errors, memory that only the error of a failed cell holds is released at once, as by `%reset_gpu`; `%tb`
-        and `%debug` go on working; not with `%pdb on`, a debugger attached or a fit running. `off` takes every hook off.
+        Loading nbguard switches three things on: a card after a cell that ran out of memory, a line after a cell that
+        leaves something in memory which it has deleted or bound anew, and the sidebar's answers, which cost nothing while no
+        view is open. `sidebar` shows a view below the cell, `notices` lists those lines, each once for its cause. `on`
+        switches all three on again and records each cell's changes to the memory (`%gpumem history`; `%gpumem cells on`
+        prints them after each cell). With --auto-clean-errors, memory that only the error of a failed cell holds is released
+        at once, as by `%reset_gpu`; `%tb` and `%debug` go on working; not with `%pdb on`, a debugger attached or a fit
+        running. `off` takes every hook off.
         """
         options = GRAMMAR.parse(line)
         if options is None:
@@ -67,6 +90,11 @@ class SwitchMagics(Magics):
                 switches = guarded("%nbguard", session.turn_off)
             case "sidebar":
                 return guarded("%nbguard sidebar", _show_sidebar)
+            case "notices":
+                made = session.notices if options.state is None else session.speak_up(on=options.state == "on")
+                return show(self.shell, options, made)
+            case "quiet":
+                return show(self.shell, options, session.be_quiet(*options.names))
             case _:
                 switches = session.switches
         return show(self.shell, options, switches)

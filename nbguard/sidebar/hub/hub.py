@@ -24,6 +24,7 @@ from nbguard.sidebar.hub.sampler import Sampler
 if TYPE_CHECKING:
     from nbguard.memory.counters import TickReading
     from nbguard.memory.oom_facts import OomFact
+    from nbguard.reports.notices.notice import Notice
     from nbguard.scan.scan import Notebook
     from nbguard.sidebar.hub.channels.outbox import Outbox
     from nbguard.sidebar.hub.requests import RequestHandler
@@ -46,14 +47,18 @@ class Hub:
     """Answers sidebars, and ticks while somebody looks; a listener of `cells.hooks.Hooks`, which tells it of cells.
 
     What arrives is only taken note of in the thread that has it. Nothing runs, and nothing heavy is imported, before the
-    first view says hello. `simulated` returns the counters of the simulated device, while cells run on one.
+    first view says hello. `simulated` returns the counters of the simulated device, while cells run on one; `notices` those on
+    what is still in memory.
     """
 
     name = "the sidebar"
     rank = 50
 
-    def __init__(self, shell: Any, simulated: Callable[[], TickReading | None]) -> None:
+    def __init__(
+        self, shell: Any, simulated: Callable[[], TickReading | None], notices: Callable[[], tuple[Notice, ...]] = tuple
+    ) -> None:
         self._shell = shell
+        self._notices = notices
         self._simulated = simulated
         self._kernel = shell.kernel
         self._thread = threading.get_ident()
@@ -257,7 +262,9 @@ class Hub:
             if self._handler is None:
                 from nbguard.sidebar.hub.requests import RequestHandler
 
-                self._handler = RequestHandler(self._notebook, self._boot, lambda: (self._busy.ended, self._busy.cell))
+                self._handler = RequestHandler(
+                    self._notebook, self._boot, lambda: (self._busy.ended, self._busy.cell), self._notices
+                )
             return self._handler
 
     def _tick(self) -> None:

@@ -12,10 +12,11 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import Counted, Reading
 from nbguard.memory.segments.requests import RequestLimits
 from nbguard.reports.cell_ledger import names_of
+from nbguard.reports.notices.notice import Notice
 from nbguard.scan.devices.counters import Counters
 from nbguard.scan.scan import Notebook, TimedScan, timed_scan
 from nbguard.sidebar.protocol.experiments import names_of_learners
-from nbguard.sidebar.protocol.memory_state import build_memory_state
+from nbguard.sidebar.protocol.memory_state import build_memory_state, notice_lines
 from nbguard.sidebar.protocol.rows import Rows
 from nbguard.sidebar.protocol.state import MemoryState
 from nbguard.sidebar.protocol.ticks import LastLook
@@ -31,10 +32,18 @@ class MemoryStates:
         notebook: returns where the names live, and whether a cell runs beside the thread that asks.
         boot: the name of this run of the kernel.
         cells: returns the numbers of the last cell that has ended, and of the cell that runs.
+        notices: returns the notices on what is still in memory.
     """
 
-    def __init__(self, notebook: Callable[[], Notebook], boot: str, cells: Callable[[], tuple[int | None, int | None]]) -> None:
+    def __init__(
+        self,
+        notebook: Callable[[], Notebook],
+        boot: str,
+        cells: Callable[[], tuple[int | None, int | None]],
+        notices: Callable[[], tuple[Notice, ...]] = tuple,
+    ) -> None:
         self._notebook = notebook
+        self._notices = notices
         self._cells = cells
         self._boot = boot
         self._counters = Counters()
@@ -108,6 +117,7 @@ class MemoryStates:
         state, self.rows = build_memory_state(
             scan.analysis, self._boot, self.last.heap, t=scan.since, seconds=scan.seconds, cell=cell, during=during
         )
+        state = replace(state, notices=notice_lines(self._notices()))
         is_same = replace(self.last, t=state.t, seconds=state.seconds, cell=cell) == state and not is_first
         self.last = state if is_same else replace(state, heap=state.heap + 1)
         return not is_same

@@ -10,6 +10,8 @@ from nbguard.out_of_memory.card import OomCard, asked_words, build_card
 from nbguard.out_of_memory.fixes import Fix
 from nbguard.out_of_memory.rerun import VERDICT_TEXTS
 from nbguard.reports.findings import find
+from nbguard.reports.notices.notice import Notice
+from nbguard.reports.notices.view import notice_sentence
 from nbguard.sidebar.protocol.experiments import experiments
 from nbguard.sidebar.protocol.rows import Rows, abilities, beside_running_code, note_of, rows_of
 from nbguard.sidebar.protocol.segments import device_segments
@@ -21,7 +23,7 @@ _MESSAGE = 60_000
 """A heap is at most so many bytes as JSON: what is left of 64 kB goes to the message around it."""
 _HOLDERS = 150
 _EXPERIMENTS = 10_000
-_FINDINGS, _FIXES, _OTHERS = 6, 6, 3
+_FINDINGS, _FIXES, _OTHERS, _NOTICES = 6, 6, 3, 4
 _SENTENCE = 400
 _SHOWN_ELSEWHERE = frozenset({"stale", "oom", "parked"})
 """Findings that a heap has a place of its own for."""
@@ -91,6 +93,15 @@ def _findings(analysis: Analysis) -> tuple[FindingLine, ...]:
     return tuple(
         FindingLine(truncate_utf8(one.sentence, _SENTENCE), truncate_utf8(one.command), truncate_utf8(one.learner))
         for one in findings
+    )
+
+
+def notice_lines(notices: tuple[Notice, ...]) -> tuple[FindingLine, ...]:
+    """Return notices in words, the first of them; a command of several lines stands in none."""
+    commands = ("" if "\n" in notice.command else notice.command for notice in notices)
+    return tuple(
+        FindingLine(truncate_utf8(notice_sentence(notice), _SENTENCE), truncate_utf8(command), "")
+        for notice, command in zip(notices[:_NOTICES], commands, strict=False)
     )
 
 

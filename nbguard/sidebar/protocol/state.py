@@ -284,6 +284,7 @@ class MemoryState:
     experiments: tuple[Experiment, ...] = ()  # the one that trains first
     devices: tuple[DeviceSegments, ...] = ()
     findings: tuple[FindingLine, ...] = ()
+    notices: tuple[FindingLine, ...] = ()  # on what cells have deleted and is still there, the latest first
     oom: OomView | None = None
     v: int = PROTOCOL
 

@@ -1,0 +1,157 @@
+"""The names of the notebook and weak references to what they lead to, so that a deletion which frees nothing is seen.
+
+After each cell the names are compared with what they were bound to before: a few µs for hundreds of them. Before a cell that
+deletes or binds anew a name (its source says so) what this name leads to is looked at, from this one object on; never the heap.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import types
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from nbguard.memory.facts import StorageFact
+from nbguard.reports.notices.notice import Departure
+from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.scan import Notebook
+from nbguard.scan.weak_holdings import WeakHoldings, weak_holdings
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, range, types.ModuleType, types.BuiltinFunctionType})
+"""Types whose instances lead to no memory of a device."""
+_OUTPUT_NAMES = frozenset({"_", "__", "___", "_oh", "_ih", "_dh", "_i", "_ii", "_iii", "In", "Out"})
+_WORD = re.compile(r"[^\W\d]\w*")
+_LONGEST = 100_000
+"""Characters of a cell up to which its source is read: longer ones are data."""
+_MISSING: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The object that a name is bound to, by its id and weakly."""
+
+    ref: int  # its id
+    weak: weakref.ref[Any] | None  # None: its class has no weak references (lists, dicts, tuples)
+    type_name: str
+    cell: int | None  # number of the cell that bound the name
+
+    @property
+    def is_dead(self) -> bool:
+        """Return whether the object is known to be gone: its id may be another object's by now."""
+        return self.weak is not None and self.weak() is None
+
+
+class NameWatch:
+    """Knows what the names of a notebook are bound to, and tells which of them have left something behind."""
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+        self._names: dict[str, _Bound] = {}
+        self._holdings: dict[str, WeakHoldings] = {}  # of the names that the cell which runs deletes or binds anew
+
+    def look_before(self, source: str) -> None:
+        """Look at what the names lead to that a cell with this source deletes or binds anew."""
+        self._holdings.clear()
+        namespace = self._notebook.namespace
+        suspects = self._suspects(source)
+        if not suspects:
+            return
+        names = {bound.ref for bound in self._names.values()}
+        for name in suspects:
+            if id(namespace.get(name)) == self._names[name].ref:
+                self._holdings[name] = weak_holdings(self._notebook, namespace[name], names)
+
+    def _suspects(self, source: str) -> set[str]:
+        if len(source) > _LONGEST:
+            return set()
+        mentioned = self._names.keys() & set(_WORD.findall(source))
+        return mentioned & _unbound_by(source, frozenset(mentioned)) if mentioned else set()
+
+    def note(self, cell: int | None) -> None:
+        """Take note of the names that were bound by the cell with this number; None: by one that is not known."""
+        namespace, hidden, known = self._notebook.namespace, self._notebook.hidden, self._names
+        for name, value in list(namespace.items()):
+            if type(value) in _PLAIN or name in known or _is_internal(name, value, hidden):
+                continue
+            known[name] = _Bound(id(value), _weak(value), name_of(type(value)), cell)
+
+    def departures(self, cell: int, least: int) -> Iterator[tuple[Departure, WeakHoldings]]:
+        """Yield each name that is gone or bound anew since it was noted, and whose memory, at least `least` bytes, is alive.
+
+        With it goes what tells later whether that memory is freed.
+        """
+        namespace = self._notebook.namespace
+        gone = [(name, bound) for name, bound in self._names.items() if _has_gone(bound, namespace.get(name, _MISSING))]
+        for name, bound in gone:
+            del self._names[name]
+            holdings = self._holdings.get(name) or self._afterwards(bound)
+            alive = () if holdings is None else holdings.alive()
+            if holdings is not None and sum(fact.nbytes for fact in alive) >= least:
+                yield _departure(name, bound, alive, holdings, cell, is_rebound=name in namespace), holdings
+        self._holdings.clear()
+
+    def _afterwards(self, bound: _Bound) -> WeakHoldings | None:
+        """Return what an object leads to now that its name has gone, if it is alive; nobody saw that coming."""
+        obj = None if bound.weak is None else bound.weak()
+        return None if obj is None else weak_holdings(self._notebook, obj, {other.ref for other in self._names.values()})
+
+
+def _departure(
+    name: str, bound: _Bound, alive: tuple[StorageFact, ...], holdings: WeakHoldings, cell: int, *, is_rebound: bool
+) -> Departure:
+    return Departure(
+        name=name,
+        ref=0 if bound.is_dead else bound.ref,
+        type_name=bound.type_name,
+        bound=bound.cell,
+        cell=cell,
+        is_rebound=is_rebound,
+        storages=frozenset((fact.device, fact.address) for fact in alive),
+        nbytes=sum(fact.nbytes for fact in alive),
+        named=holdings.named,
+    )
+
+
+def _has_gone(bound: _Bound, value: Any) -> bool:
+    return id(value) != bound.ref or bound.is_dead
+
+
+def _weak(value: Any) -> weakref.ref[Any] | None:
+    with suppress(TypeError):
+        return weakref.ref(value)
+    return None
+
+
+def _is_internal(name: Any, value: Any, hidden: dict[str, Any]) -> bool:
+    """Say whether a name is IPython's own, or its alias of a displayed result."""
+    if type(name) is not str or name in _OUTPUT_NAMES or (name[:1] == "_" and name[1:].isdigit()):
+        return True
+    return name in hidden and hidden[name] is value
+
+
+@lru_cache(maxsize=256)
+def _unbound_by(source: str, mentioned: frozenset[str]) -> frozenset[str]:
+    """Return the names that a cell deletes or binds anew; of a cell that is no plain Python (magics), all it mentions."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return mentioned
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                names.add(name)
+            case ast.alias(name=name, asname=alias):
+                names.add((alias or name).partition(".")[0])
+            case ast.Global(names=declared):
+                names.update(declared)
+    return frozenset(names)

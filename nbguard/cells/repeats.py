@@ -1,0 +1,77 @@
+"""Cells that are run again and again: whether each run leaves more memory than the one before."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nbguard.memory.counters import Reading
+from nbguard.reports.notices.judge import HeldStorages, held_storages, judge_growth
+from nbguard.reports.notices.notice import Notice
+from nbguard.scan.devices.counters import Counters
+
+if TYPE_CHECKING:
+    from nbguard.cells.hooks import CellFact
+
+_CELLS = 20
+"""Cells that are remembered, by their sources."""
+
+
+@dataclass(slots=True)
+class _Runs:
+    """The runs of one cell."""
+
+    number: int = 0  # of its runs so far
+    held: HeldStorages | None = None  # after the last run, if that left more; None: it did not, or nobody has looked
+
+
+class Repeats:
+    """Reads the counters around a cell that has been run before, and says when each run leaves more."""
+
+    def __init__(self) -> None:
+        self._cells: OrderedDict[int, _Runs] = OrderedDict()
+        self._counters = Counters()
+        self._runs: _Runs | None = None
+        self._before: Reading | None = None
+
+    def before(self, source: str) -> None:
+        """Read the counters, if a cell with this source has been run before."""
+        key = hash(source)
+        self._runs = self._cells.setdefault(key, _Runs())
+        self._cells.move_to_end(key)
+        if len(self._cells) > _CELLS:
+            self._cells.popitem(last=False)
+        self._before = self._counters.read() if self._runs.number else None
+
+    def after(self, least: int) -> bool:
+        """Say whether this run, not the first of its cell, has left at least `least` bytes more: then it is worth a look."""
+        runs, self._runs = self._runs, None
+        if runs is None:
+            return False
+        runs.number += 1
+        if self._before is None:
+            return False
+        reading, before = self._counters.read(), self._before
+        self._before = None
+        if reading is None or _grown(before, reading) < least:
+            runs.held = None
+            return False
+        self._runs = runs
+        return True
+
+    def judge(self, cell: CellFact, least: int) -> Notice | None:
+        """Return the notice on the cell that has just ended; None at the first look, to which the next one is compared."""
+        runs, self._runs = self._runs, None
+        if runs is None:
+            return None
+        analysis = cell.scan.get().analysis
+        former, runs.held = runs.held, analysis.once(held_storages)
+        return None if former is None else judge_growth(analysis, cell.number, former, least)
+
+
+def _grown(before: Reading, after: Reading) -> int:
+    """Return the bytes by which memory has grown, as far as counters tell."""
+    if after.devices:
+        return sum(counted.allocated - before.of(counted.device).allocated for counted in after.devices)
+    return after.grown_since(before) or 0

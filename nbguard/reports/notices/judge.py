@@ -1,0 +1,261 @@
+"""Judging notices by the facts of one scan: who holds what is left, unless it is wanted or only waits for the collector."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from nbguard.memory.analysis import Analysis
+from nbguard.memory.facts import Facts, Graph, Root
+from nbguard.memory.references.explain import Path, explain, path_to
+from nbguard.memory.references.graph import GRAPH, nbytes_of, reach, shortest_path, storages_of
+from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.reports.notices.notice import NOT_SHOWN, Departure, Notice, NoticeKind, StorageKey
+
+_KEY = re.compile(r"\[[^\]]*\]")
+_WAYS = 20
+"""Most ways to a thing that one command cuts each by itself; of more, the names at their beginnings are released."""
+_SMALL = 4
+"""A view is small if its storage is so many times as large."""
+
+HeldStorages = Mapping[StorageKey, tuple[int, frozenset[str]]]
+"""Bytes of each storage that something holds, and the labels of the roots that do."""
+
+
+def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
+    """Return the notice on a name that has gone; None if nothing is left but what the next collection frees, or is wanted.
+
+    Wanted is what has a name of its own, or what the name's new object leads to. `least` are the bytes that are worth a notice,
+    `views` the bytes of tensors by their names.
+    """
+    graph = analysis.facts.graph
+    alive = _numbers(graph, gone.storages)
+    held_by = {storage: _roots_of(analysis, storage) for storage in alive}
+    node = _node_of(analysis, gone.ref, alive)
+    if notice := _of_view(analysis, gone, held_by, views, least):
+        return notice
+    wanted = {n for n, root in enumerate(graph.roots) if root.kind == "name" and _is_wanted(graph, root, gone, node, views)}
+    left = {storage for storage, roots in held_by.items() if roots and not roots & wanted}
+    hidden = gone.nbytes - nbytes_of(graph, alive) if graph.rest is None else 0
+    nbytes = nbytes_of(graph, left)
+    if nbytes < least:
+        return None if hidden < least else _of_hidden(gone, hidden)
+    roots = frozenset(n for storage in left for n in held_by[storage])
+    paths, is_complete = _paths(analysis.facts, node, left, roots)
+    return _notice("rebound" if gone.is_rebound else "deleted", gone, nbytes, paths, analysis, is_complete, node is not None)
+
+
+def held_storages(analysis: Analysis) -> HeldStorages:
+    """Return the storages of a scan that something holds, without those that only wait for the collector."""
+    graph = analysis.facts.graph
+    labels = {n: root.label for n, root in enumerate(graph.roots)}
+    held_by = ((storage, _roots_of(analysis, n)) for n, storage in enumerate(graph.storages))
+    return {
+        (storage.device, storage.address): (storage.nbytes, frozenset(map(labels.__getitem__, roots)))
+        for storage, roots in held_by
+        if roots
+    }
+
+
+def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int) -> Notice | None:
+    """Return the notice on a cell that leaves more at each run; None if nothing holds more than after the run before.
+
+    `former` is what was held then.
+    """
+    graph, held = analysis.facts.graph, analysis.once(held_storages)
+    grown = _by_label(held)
+    grown.subtract(_by_label(former))
+    growing = {label for label, nbytes in grown.items() if nbytes >= least}
+    came = {key for key, (_, labels) in held.items() if key not in former and labels & growing}
+    nbytes = min(
+        sum(held[key][0] for key in came), sum(nbytes for nbytes, _ in held.values()) - sum(n for n, _ in former.values())
+    )
+    if nbytes < least:
+        return None
+    left = _numbers(graph, came)
+    roots = {n for storage in left for n in _roots_of(analysis, storage) if graph.roots[n].label in growing}
+    paths, _ = _paths(analysis.facts, None, left, roots)
+    paths.sort(key=lambda path: -grown[path.steps[0]])
+    return Notice(
+        kind="growth",
+        name=paths[0].steps[0],
+        names=(paths[0].steps[0],),
+        cell=cell,
+        nbytes=nbytes,
+        holders=tuple(dict.fromkeys(path.text.partition(GRAPH)[0] for path in paths)),
+        command="",
+        shape=_shape(graph, paths[0]),
+        holder_cell=paths[0].cell,
+        keeps_graph=any(GRAPH in step for step in paths[0].steps),
+    )
+
+
+def _by_label(held: HeldStorages) -> Counter[str]:
+    nbytes = Counter[str]()
+    for size, labels in held.values():
+        for label in labels:
+            nbytes[label] += size
+    return nbytes
+
+
+def _numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
+    return {n for n, storage in enumerate(graph.storages) if (storage.device, storage.address) in keys}
+
+
+def _roots_of(analysis: Analysis, storage: int) -> frozenset[int]:
+    """Return the numbers of the roots that lead to a storage, without what only waits for the collector."""
+    return _holding(analysis.facts.graph, analysis.once(_storage_owners)[storage])
+
+
+def _holding(graph: Graph, owners: int) -> frozenset[int]:
+    return frozenset(n for n in bits_of(owners) if graph.roots[n].kind != "garbage")
+
+
+def _node_owners(analysis: Analysis) -> Sequence[int]:
+    graph = analysis.facts.graph
+    return owners_of_nodes(graph, [root.nodes for root in graph.roots])
+
+
+def _storage_owners(analysis: Analysis) -> Sequence[int]:
+    return owners_of_storages(analysis.facts.graph, analysis.once(_node_owners))
+
+
+def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
+    """Return the node of the object that had the id `ref`, if something holds it: it leads to what it led to then."""
+    graph = analysis.facts.graph
+    node = next((n for n, fact in enumerate(graph.nodes) if fact.ref == ref), None) if ref else None
+    if node is None or not _holding(graph, analysis.once(_node_owners)[node]):
+        return None
+    return node if alive & storages_of(graph, reach(graph, (node,))) else None
+
+
+def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None, tensors: Collection[str]) -> bool:
+    """Say whether a name stands for what the user has of the object now: its new value, a part or a tensor with this name."""
+    if root.label == gone.name:
+        return True
+    return node is None and (root.label in tensors or any(graph.nodes[n].ref in gone.named for n in root.nodes))
+
+
+def _of_view(
+    analysis: Analysis, gone: Departure, held_by: Mapping[int, frozenset[int]], views: Mapping[str, int], least: int
+) -> Notice | None:
+    """Return the notice on the one tensor with a name that keeps the storage alive, and is a small part of it."""
+    graph = analysis.facts.graph
+    kept = {storage: next(iter(roots)) for storage, roots in held_by.items() if len(roots) == 1}
+    for number in set(kept.values()):
+        root = graph.roots[number]
+        nbytes = nbytes_of(graph, (storage for storage, n in kept.items() if n == number))
+        own = views.get(root.label)
+        if root.kind != "name" or own is None or nbytes < max(least, own * _SMALL):
+            continue
+        has_graph = any(graph.nodes[child].kind == "graph" for n in root.nodes for child in graph.nodes[n].children)
+        copied = f"{root.label}.detach().clone()" if has_graph else f"{root.label}.clone()"
+        return Notice(
+            kind="view",
+            name=gone.name,
+            names=(gone.name,),
+            cell=gone.cell,
+            nbytes=nbytes,
+            holders=(root.label,),
+            command=f"{root.label} = {copied}",
+            shape=f"view {root.label}",
+            bound=gone.bound,
+            holder_cell=root.cell,
+            view_nbytes=own,
+        )
+    return None
+
+
+def _of_hidden(gone: Departure, nbytes: int) -> Notice:
+    return Notice(
+        kind="rebound" if gone.is_rebound else "deleted",
+        name=gone.name,
+        names=(gone.name,),
+        cell=gone.cell,
+        nbytes=nbytes,
+        holders=(NOT_SHOWN,),
+        command="",
+        shape=NOT_SHOWN,
+        bound=gone.bound,
+    )
+
+
+def _paths(facts: Facts, node: int | None, left: set[int], roots: Collection[int]) -> tuple[list[Path], bool]:
+    """Return a way from each of these roots to the object or, where it has none, to its storages; and whether that is all."""
+    graph = facts.graph
+    labels = {graph.roots[n].label for n in roots}
+    paths, more = list[Path](), False
+    if node is not None:
+        why = explain(facts, "", node, "")
+        paths = [path for path in why.paths if path.steps[0] in labels]
+        more = any(label in labels for label, _ in why.more)
+    reached = {path.steps[0] for path in paths}
+    largest = max(graph.storages[storage].nbytes for storage in left)
+    carriers = {n for n, fact in enumerate(graph.nodes) if left.intersection(fact.storages)}
+    telling = {n for n in carriers if nbytes_of(graph, left.intersection(graph.nodes[n].storages)) * _SMALL > largest}
+    for number in sorted(roots):
+        root = graph.roots[number]
+        if root.label not in reached:
+            way = shortest_path(graph, root, telling) or shortest_path(graph, root, carriers)
+            paths.append(path_to(graph, root, way))
+            more = more or len(carriers) > 1
+    return paths, not more
+
+
+def _notice(
+    kind: NoticeKind, gone: Departure, nbytes: int, paths: list[Path], analysis: Analysis, is_complete: bool, is_whole: bool
+) -> Notice:
+    graph = analysis.facts.graph
+    roots = {root.label: root for root in graph.roots}
+    first = paths[0]
+    return Notice(
+        kind=kind,
+        name=gone.name,
+        names=(gone.name,),
+        cell=gone.cell,
+        nbytes=nbytes,
+        holders=tuple(dict.fromkeys(_holder(path, roots[path.steps[0]]) for path in paths)),
+        command=_command(paths, roots, is_complete),
+        shape=_shape(graph, first),
+        bound=gone.bound,
+        holder_cell=first.cell,
+        is_whole=is_whole,
+        keeps_graph=any(GRAPH in step for step in first.steps),
+    )
+
+
+def _holder(path: Path, root: Root) -> str:
+    """Return a way as one would write it; of an error, a frame or a cache, its name alone: the way through it is long."""
+    return path.text if root.kind in ("name", "module", "out", "library") else root.label
+
+
+def _shape(graph: Graph, path: Path) -> str:
+    root = next(root for root in graph.roots if root.label == path.steps[0])
+    return f"{root.kind}: {_KEY.sub('[·]', _holder(path, root))}"
+
+
+def _command(paths: list[Path], roots: Mapping[str, Root], is_complete: bool) -> str:
+    """Return the lines that cut all ways; empty where one of them cannot be cut by a line."""
+    targets, lines = dict[str, None](), dict[str, None]()
+    for path in paths:
+        root = roots[path.steps[0]]
+        is_one_of_many = (not is_complete or len(paths) > _WAYS) and root.kind == "name"
+        line = f"%reset_gpu {root.label}" if is_one_of_many else path.release
+        if root.kind == "frame" or not _is_code(line):
+            return ""
+        if line.startswith("%reset_gpu "):
+            targets[line.removeprefix("%reset_gpu ")] = None
+        else:
+            lines[line] = None
+    return "\n".join([f"%reset_gpu {' '.join(targets)}"] * bool(targets) + list(lines))
+
+
+def _is_code(line: str) -> bool:
+    if line.startswith("%"):
+        return True
+    try:
+        return bool(ast.parse(line).body)
+    except SyntaxError:
+        return False

@@ -1,0 +1,77 @@
+"""A notice, and the departure of a name that may lead to one: plain frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from nbguard.render.result import Result
+
+NoticeKind = Literal["deleted", "rebound", "view", "growth"]
+"""A name was deleted or bound anew, and its memory is alive; a small view keeps a large storage; a cell leaves ever more."""
+
+NOT_SHOWN = "something that Python does not show"
+"""Stands for a holder among C++ objects, which no reference that Python knows of leads to."""
+
+_NAMES = 20
+"""Names that a notice remembers."""
+StorageKey = tuple[str, int]
+"""(device, address) of a storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Departure:
+    """A name that a cell has deleted or bound anew, and whose memory is alive: nobody has asked yet what holds it."""
+
+    name: str
+    ref: int  # id of the object that it was bound to; 0: that object is gone, and parts of it are left
+    type_name: str  # class of the object
+    bound: int | None  # number of the cell that had bound the name
+    cell: int  # number of the cell that deleted it or bound it anew
+    is_rebound: bool  # the name has another object now
+    storages: frozenset[StorageKey]  # that it led to and that are alive
+    nbytes: int  # of these storages
+    named: frozenset[int] = frozenset()  # ids of the objects behind it that had names of their own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """One thing that is still in memory although nobody seems to want it. Keeping one keeps nothing else alive."""
+
+    kind: NoticeKind
+    name: str  # the name that was deleted or bound anew; of a growth, where it piles up
+    cell: int  # number of the cell after which it was noticed first
+    nbytes: int  # bytes that are left; of a growth, by each run of the cell
+    holders: tuple[str, ...]  # as one would write them, the most telling first
+    command: str  # frees these bytes, a line for each step; empty where nothing short does
+    shape: str  # the holder's kind and its path without keys: equal of notices with one cause
+    bound: int | None = None  # number of the cell that had bound the name
+    holder_cell: int | None = None  # number of the cell that the first holder stems from
+    is_whole: bool = True  # the object itself is alive; False: parts of it are
+    keeps_graph: bool = False  # an autograd graph keeps it
+    view_nbytes: int = 0  # bytes of the view that keeps the storage, of a notice of that kind
+    names: tuple[str, ...] = ()  # all names that have gone and left something for this cause, the latest last
+    times: int = 1  # how often it has been noticed
+
+    @property
+    def fingerprint(self) -> tuple[str, str]:
+        """Return what notices with one cause have in common: only the first of them is shown."""
+        return self.kind, self.shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notices(Result):
+    """All notices of a session, the latest last."""
+
+    kind: ClassVar[str] = "notices"
+    view: ClassVar[str] = "nbguard.reports.notices.view:notices_blocks"
+
+    notices: tuple[Notice, ...]
+    on: bool  # notices are made
+    quiet: tuple[str, ...] = ()  # names about which nothing is shown; `*` stands for all
+
+
+def again(former: Notice, notice: Notice) -> Notice:
+    """Return a notice whose cause has been noticed before: it keeps the cell of the first time, and the names so far."""
+    names = tuple(dict.fromkeys((*former.names, *notice.names)))[-_NAMES:]
+    return replace(notice, cell=former.cell, times=former.times + 1, names=names)

@@ -1,0 +1,85 @@
+"""Notices in words: one sentence each, and the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbguard.render.blocks import Block, Table, TableRow, Title
+from nbguard.reports.notices.notice import NOT_SHOWN, Notice, Notices
+from nbguard.units import format_bytes
+
+
+def notice_line(notice: Notice) -> str:
+    """Return a notice as the line after a cell, with its command."""
+    advice = _advice(notice)
+    return f"{notice_sentence(notice)} · {advice}" if advice else notice_sentence(notice)
+
+
+def notice_sentence(notice: Notice) -> str:
+    """Return a notice as a sentence, without its command."""
+    amount, holders = format_bytes(notice.nbytes), _holders(notice)
+    many = len(notice.holders) > 1
+    match notice.kind:
+        case "view":
+            view = f"`{notice.holders[0]}` ({format_bytes(notice.view_nbytes)}, a view)"
+            of = f"the earlier `{notice.name}`" if notice.holders[0] == notice.name else f"`{notice.name}`"
+            return f"{view} keeps {amount} of {of} alive"
+        case "growth":
+            what = "its graph" if notice.keeps_graph else "it"
+            return f"each run of In[{notice.cell}] leaves {amount} more: {holders} {'keep' if many else 'keeps'} {what}"
+        case "rebound":
+            earlier = f"the earlier `{notice.name}`" + (f" (In[{notice.bound}])" if notice.bound is not None else "")
+            if notice.is_whole:
+                return f"{earlier} is still alive ({amount}), held by {holders}"
+            return f"{amount} of {earlier} are still alive, held by {holders}"
+        case _:
+            whose = f"its {amount}" if notice.is_whole else f"{amount} of it"
+            return f"`{notice.name}` is deleted, {whose} are not: {holders} {'hold' if many else 'holds'} them"
+
+
+def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
+    """Yield a sentence on the switch, and the table of the last notices."""
+    state = "" if notices.on else "off: %nbguard notices on"
+    if notices.quiet and notices.on:
+        state = "none is shown" if "*" in notices.quiet else f"none is shown on {', '.join(notices.quiet)}"
+        state += " (%nbguard notices on shows all again)"
+    if not notices.notices:
+        yield Title(f"no notices so far{f' ({state})' if state else ''}", "dim")
+        return
+    rows = (
+        TableRow(
+            cells=(
+                f"In[{one.cell}]",
+                format_bytes(one.nbytes),
+                notice_sentence(one),
+                f"{one.times} times" if one.times > 1 else "",
+                _advice(one).strip("`"),
+            )
+        )
+        for one in notices.notices[-limit:]
+    )
+    yield Table(rows=tuple(rows), figures=(1,), code=(4,), widest=200)
+    if state:
+        yield Title(state, "dim")
+
+
+def _holders(notice: Notice) -> str:
+    first, *others = notice.holders
+    cell = "" if notice.holder_cell is None or first.startswith("Out[") else f" (In[{notice.holder_cell}])"
+    text = _quoted(first) + cell
+    return f"{text} and {len(others)} more" if len(others) > 1 else f"{text} and {_quoted(others[0])}" if others else text
+
+
+def _quoted(holder: str) -> str:
+    """Return a holder as code if it is; words stand as they are."""
+    if holder == NOT_SHOWN:
+        return holder
+    if holder == "last error":
+        return "the last error"
+    return f"`{holder}`"
+
+
+def _advice(notice: Notice) -> str:
+    if notice.command:
+        return " and ".join(f"`{line}`" for line in notice.command.splitlines())
+    return "append `loss.item()` or `t.detach()`" if notice.kind == "growth" and notice.keeps_graph else ""

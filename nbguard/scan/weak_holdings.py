@@ -1,0 +1,73 @@
+"""The storages that one object leads to, by weak references: which of them are alive can be asked once the object is gone."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from nbguard.memory.facts import StorageFact
+from nbguard.scan.devices.cuda import tracked_device
+from nbguard.scan.heap.kinds import Kinds
+from nbguard.scan.heap.walk import Walk
+from nbguard.scan.objects.parked import parked_addresses
+from nbguard.scan.scan import Notebook
+
+
+@dataclass(frozen=True, slots=True)
+class WeakHoldings:
+    """The storages that an object led to when it was looked at, each with torch's own weak reference."""
+
+    storages: tuple[tuple[StorageFact, Any], ...]  # (storage, its StorageWeakRef)
+    named: frozenset[int]  # ids of the objects behind it that had a name of their own
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether any of the storages has not been freed."""
+        return not all(weak.expired() for _, weak in self.storages)
+
+    def alive(self) -> tuple[StorageFact, ...]:
+        """Return the storages whose memory has not been freed."""
+        return tuple(fact for fact, weak in self.storages if not weak.expired())
+
+
+def weak_holdings(notebook: Notebook, obj: object, names: Collection[int] = ()) -> WeakHoldings:
+    """Return the storages of the tracked device that `obj` leads to, without those that only its autograd graph keeps.
+
+    `names` are the ids of the objects that have names: those that `obj` leads to are noted. Runs no code of the user's, starts
+    no collection and keeps no object alive. Needs PyTorch.
+    """
+    torch: Any = sys.modules["torch"]
+    tracked = tracked_device()
+    if type(obj) is torch.Tensor and all(ref is torch.Tensor for ref in gc.get_referents(obj)):
+        return WeakHoldings(_of_tensor(torch, obj, tracked), frozenset())
+    walk = Walk(tracked, notebook.internals(), Kinds())
+    walk.follows_graphs = False  # a look leaves something behind for each node of a graph
+    walk.parked = parked_addresses() if tracked == "cpu" else ()
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch._C.DisableTorchFunctionSubclass():
+            walk.add(obj)
+            walk.run()
+    finally:
+        if collects:
+            gc.enable()
+    storages = zip(walk.storages, walk.tracker.storages, strict=True)
+    named = frozenset(ref for ref in names if ref in walk.number and ref != id(obj))
+    return WeakHoldings(tuple((fact, weak) for fact, weak in storages if weak is not None), named)
+
+
+def _of_tensor(torch: Any, tensor: Any, tracked: str) -> tuple[tuple[StorageFact, Any], ...]:
+    """Return the storages of a plain tensor and of its gradient: by far the most names that a cell binds anew."""
+    held = []
+    for one in (tensor, tensor.grad if tensor.is_leaf else None):
+        if one is None or one.layout is not torch.strided or one.device.type != tracked:
+            continue
+        storage = one.untyped_storage()
+        if storage.nbytes() and storage.data_ptr():
+            fact = StorageFact(str(storage.device), storage.nbytes(), storage.data_ptr())
+            held.append((fact, torch.multiprocessing.reductions.StorageWeakRef(storage)))
+    return tuple(held)

@@ -1,0 +1,106 @@
+"""Notices in a real kernel: the line after a cell, its command run, quiet ones, and no reference kept to anything."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels import Cell, Kernel
+
+_NEW = "__import__('nbguard').notices()"
+
+
+@pytest.fixture
+def notebook(kernel: Kernel) -> Kernel:
+    """A kernel with PyTorch and nbguard, and a way to ask whether what a name was bound to is gone."""
+    kernel.run(
+        "import gc, weakref, torch\nfrom torch import nn\nfrom torch.multiprocessing.reductions import StorageWeakRef"
+    ).ok()
+    kernel.run("%load_ext nbguard").ok()
+    return kernel
+
+
+def _line(cell: Cell) -> str:
+    return cell.ok().text
+
+
+def _follow(notebook: Kernel, cell: Cell) -> None:
+    """Run each command that a notice printed."""
+    command = notebook.value(f"{_NEW}[-1].command")
+    assert all(f"`{line}`" in cell.text for line in command.splitlines())
+    for line in command.splitlines():
+        notebook.run(line).ok()
+
+
+def test_the_sentences_and_that_their_commands_free_it(notebook: Kernel) -> None:
+    notebook.run("big = torch.ones(1 << 20); runs = [0, big]; gone = StorageWeakRef(big.untyped_storage()).expired").ok()
+    cell = notebook.run("del big")
+    assert _line(cell) == "`big` is deleted, its 4.00 MiB are not: `runs[1]` (In[3]) holds them · `%reset_gpu runs[1]`"
+    assert not notebook.value("gone()")
+    _follow(notebook, cell)
+    assert notebook.value("gone()")
+
+    notebook.run("net = nn.Linear(1024, 1024); fn = net.forward; gone = weakref.ref(net)").ok()
+    cell = notebook.run("net = nn.Linear(1024, 1024)")
+    assert _line(cell) == "the earlier `net` (In[6]) is still alive (4.00 MiB), held by `fn.__self__` (In[6]) · `%reset_gpu fn`"
+    _follow(notebook, cell)
+    assert notebook.value("gone() is None")
+
+    notebook.run("images = torch.ones(1024, 1024); gone = StorageWeakRef(images.untyped_storage()).expired").ok()
+    assert _line(notebook.run("row = images[3]")) == ""
+    cell = notebook.run("del images")
+    assert _line(cell) == "`row` (4.00 KiB, a view) keeps 4.00 MiB of `images` alive · `row = row.clone()`"
+    _follow(notebook, cell)
+    assert notebook.value("gone()")
+
+    notebook.run("hist = []").ok()
+    lines = [notebook.run("hist.append((torch.ones(1 << 20, requires_grad=True) * 2).sum())").ok().text for _ in range(4)]
+    expected = "In[16] leaves 4.00 MiB more: `hist[2]` (In[13]) keeps its graph · append `loss.item()` or `t.detach()`"
+    assert lines == ["", "", f"each run of {expected}", ""]
+
+
+def test_what_is_no_notice(notebook: Kernel) -> None:
+    """What is freed, what only the collector frees, what has a name or a new object of its own, what a cleanup says itself."""
+    notebook.run("gc.disable(); x = torch.ones(1 << 20); net = nn.Linear(1024, 1024); net.me = net; xs = [x]").ok()
+    for code in ("del net", "del xs", "x = x * 2", "x = nn.Parameter(x)", "x = [x]", "best = x[0].view(4, -1)", "del x"):
+        assert _line(notebook.run(code)) == ""
+    notebook.run("runs = [best]").ok()
+    assert "deleted" not in _line(notebook.run("%reset_gpu best"))
+    assert notebook.value(_NEW) == ()
+
+
+def test_each_cause_is_told_once_unless_it_is_quiet_or_off(notebook: Kernel) -> None:
+    notebook.run("a, b, c = (torch.ones(1 << 20) for _ in 'abc'); runs = [a, b, c]").ok()
+    assert [bool(_line(notebook.run(code))) for code in ("del a", "del b", "exec('d' + 'el c')")] == [True, False, False]
+    assert notebook.value(f"[(n.names, n.times, n.cell) for n in {_NEW}]") == [(("a", "b", "c"), 3, 4)]
+
+    notebook.run("a, b, c = (torch.ones(1 << 20) for _ in 'abc'); d, e, f = [a], [b], [c]").ok()
+    notebook.run("%nbguard quiet a").ok()
+    assert _line(notebook.run("del a")) == ""
+    notebook.run("%nbguard notices off").ok()
+    assert _line(notebook.run("del b")) == ""
+    listed = notebook.run("%nbguard notices on").ok().text
+    assert "`" not in listed.replace("`runs", "")
+    assert "a is deleted, its 4.00 MiB are not: d[0] (In[7]) holds them" in listed
+    assert _line(notebook.run("del c")).startswith("`c` is deleted")
+
+
+def test_no_reference_is_kept_and_nothing_grows(notebook: Kernel) -> None:
+    """Thousands of cells, of one source and of ever new ones: what nbguard itself has does not grow."""
+    notebook.run(
+        "import sys\nfrom nbguard.notebook.session import session_of\n"
+        "def cells(n, code):\n"
+        "    from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult\n"
+        "    watch = session_of(get_ipython())._notices\n"
+        "    for i in range(n):\n"
+        "        get_ipython()._nbguard_live._hooks.source = code.format(i)\n"
+        "        watch.before(); exec(code.format(i), globals()); watch.after(type('C', (), dict(number=i))())\n"
+        "def size(obj, seen):\n"
+        "    if id(obj) in seen or isinstance(obj, (type, type(sys), type(cells))) or obj is get_ipython() or obj is globals(): return 0\n"
+        "    seen.add(id(obj))\n"
+        "    return sys.getsizeof(obj) + sum(size(ref, seen) for ref in gc.get_referents(obj))\n"
+        "def own(): return size(session_of(get_ipython())._notices._watched, set()) + len(session_of(get_ipython())._notices._made)\n"
+        "cells(1000, 'x{0} = torch.ones(3); del x{0}')\nfirst = own()"
+    ).ok()
+    notebook.run("cells(5000, 'y{0} = torch.ones(3); del y{0}'); cells(5000, 'z = torch.ones(3)'); second = own()").ok()
+
+    assert notebook.value("second < first * 1.3 + 4000"), notebook.value("(first, second)")

@@ -1,0 +1,129 @@
+"""Notices judged from facts: what is left and by whom held, what is wanted, what only waits for the collector."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nbguard.memory.analysis import Analysis
+from nbguard.memory.facts import Graph
+from nbguard.reports.notices.judge import held_storages, judge_departure, judge_growth
+from nbguard.reports.notices.notice import Departure, Notice
+from nbguard.reports.notices.view import notice_line
+from nbguard.testing import make_facts, make_graph
+
+MiB = 1024**2
+
+
+def _gone(graph: Graph, ref: int = 0, *, rebound: bool = False, name: str = "model", **more: object) -> Departure:
+    """Return the departure of a name that led to all storages of a graph, and whose object, at `ref`, is alive."""
+    gone = Departure(
+        name=name,
+        ref=ref,
+        type_name="Net",
+        bound=3,
+        cell=7,
+        is_rebound=rebound,
+        storages=frozenset((fact.device, fact.address) for fact in graph.storages),
+        nbytes=sum(fact.nbytes for fact in graph.storages),
+    )
+    return replace(gone, **more)  # type: ignore[arg-type]
+
+
+def _ref(graph: Graph, kind: str) -> int:
+    return next(node.ref for node in graph.nodes if node.kind == kind)
+
+
+def _judged(graph: Graph, gone: Departure, views: dict[str, int] | None = None) -> Notice | None:
+    return judge_departure(Analysis(make_facts(graph)), gone, MiB, views or {})
+
+
+def test_a_deleted_name_whose_object_another_path_leads_to() -> None:
+    edges = {"trainer": {".callback_handler": "handler"}, "handler": {".model": "net"}}
+    graph = make_graph({"trainer": ["trainer"]}, edges, {"net": 14 * MiB}, {"trainer": "learner", "net": "model"})
+    notice = _judged(graph, _gone(graph, _ref(graph, "model")))
+
+    assert notice is not None
+    assert notice_line(notice) == (
+        "`model` is deleted, its 14.00 MiB are not: `trainer.callback_handler.model` holds them · `%reset_gpu trainer`"
+    )
+
+
+def test_what_waits_for_the_collector_is_no_notice() -> None:
+    graph = make_graph({"unreachable cycles": ["net"]}, {}, {"net": 14 * MiB}, {"net": "model"})
+
+    assert _judged(graph, _gone(graph, _ref(graph, "model"))) is None
+
+
+def test_a_part_with_a_name_of_its_own_is_wanted_once_the_object_is_gone() -> None:
+    graph = make_graph({"dls": ["dls"]}, {"dls": {".data": "t"}}, {"t": 4 * MiB}, {"dls": "loader", "t": "tensor"})
+    named = frozenset({_ref(graph, "loader")})
+
+    assert _judged(graph, _gone(graph, named=named)) is None
+    notice = _judged(graph, _gone(graph))
+    assert notice is not None
+    assert notice_line(notice) == "`model` is deleted, 4.00 MiB of it are not: `dls.data` holds them · `%reset_gpu dls`"
+
+
+def test_what_the_new_object_leads_to_is_wanted() -> None:
+    graph = make_graph({"model": ["outer"]}, {"outer": {"[0]": "net"}}, {"net": 4 * MiB}, {"outer": "model", "net": "tensor"})
+
+    assert _judged(graph, _gone(graph, _ref(graph, "tensor"), rebound=True)) is None
+
+
+def test_several_holders_are_all_in_the_command() -> None:
+    edges = {"runs": {"[0]": "net"}, "err": {" → x": "net"}}
+    roots = {"runs": ["runs"], "Out[4]": ["net"], "last error": ["err"]}
+    graph = make_graph(roots, edges, {"net": 4 * MiB}, {"net": "model"}, types={"runs": "list"})
+    notice = _judged(graph, _gone(graph, _ref(graph, "model"), rebound=True))
+
+    assert notice is not None
+    assert notice.holders == ("runs[0]", "Out[4]", "last error")
+    assert notice.command == "%reset_gpu runs[0] Out[4]\n%reset_gpu"
+    assert notice_line(notice).startswith(
+        "the earlier `model` (In[3]) is still alive (4.00 MiB), held by `runs[0]` and 2 more ·"
+    )
+
+
+def test_the_view_that_keeps_a_storage() -> None:
+    graph = make_graph({"row": ["row"]}, {}, {"row": 61 * MiB}, {"row": "tensor"})
+    notice = _judged(graph, _gone(graph, name="images"), {"row": 16 * 1024})
+
+    assert notice is not None
+    assert notice_line(notice) == "`row` (16.00 KiB, a view) keeps 61.00 MiB of `images` alive · `row = row.clone()`"
+    assert _judged(graph, _gone(graph, name="images"), {"row": 61 * MiB}) is None  # it shows all of it
+
+
+def test_memory_that_no_reference_of_pythons_leads_to_has_no_command() -> None:
+    graph = make_graph({"x": ["x"]})
+    notice = _judged(graph, _gone(graph, nbytes=4 * MiB))
+
+    assert notice is not None
+    assert (notice.command, notice.holders) == ("", ("something that Python does not show",))
+
+
+def test_memory_behind_what_was_not_looked_into_is_no_notice() -> None:
+    graph = replace(make_graph({"x": ["x"]}), rest=0)
+
+    assert _judged(graph, _gone(graph, nbytes=4 * MiB)) is None
+
+
+def test_a_cell_that_leaves_more_each_time() -> None:
+    def after(runs: int) -> Analysis:
+        edges = {"hist": {f"[{n}]": f"l{n}" for n in range(runs)}, **{f"l{n}": {" → graph": f"g{n}"} for n in range(runs)}}
+        kinds = {f"g{n}": "graph" for n in range(runs)}
+        return Analysis(make_facts(make_graph({"hist": ["hist"]}, edges, {f"g{n}": 300 * MiB for n in range(runs)}, kinds)))
+
+    notice = judge_growth(after(3), 12, held_storages(after(2)), MiB)
+
+    assert notice is not None
+    assert notice_line(notice) == (
+        "each run of In[12] leaves 300.00 MiB more: `hist[2]` keeps its graph · append `loss.item()` or `t.detach()`"
+    )
+    assert judge_growth(after(2), 12, held_storages(after(2)), MiB) is None
+
+
+def test_a_name_bound_anew_at_each_run_is_no_growth() -> None:
+    first = Analysis(make_facts(make_graph({"x": ["x"]}, {}, {"x": 4 * MiB})))
+    graph = make_graph({"x": ["y"], "unreachable cycles": ["x"]}, {}, {"x": 4 * MiB, "y": 4 * MiB})
+
+    assert judge_growth(Analysis(make_facts(graph)), 12, held_storages(first), MiB) is None

@@ -1,0 +1,100 @@
+"""Notices in every case of the zoo: there exactly if what a cell has deleted or bound anew is alive, by weak references.
+
+All cases in a thorough run (`tests/thorough.py`), else some of them. And in random notebooks, cells of the zoo one after another:
+by hand, many of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_notices.py -k random; NBGUARD_FUZZ_FROM=300: from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+
+import pytest
+
+from tests.kernels import Kernel
+from tests.thorough import spread
+from tests.zoo.cases import CASES, PRELUDE, Case
+from tests.zoo.more_cases import MORE_CASES
+
+# In the kernel, and written apart from nbguard: the names bound to a tensor, module or Learner, before a cell and after it.
+TRUTH = """
+def _experiments():
+    hidden, space = get_ipython().user_ns_hidden, get_ipython().user_ns
+    own = lambda name: not name.startswith('_') and hidden.get(name) is not space[name]
+    kinds = lambda value: set(type(value).__mro__) & {torch.Tensor, nn.Module, Learner}
+    return {name: value for name, value in space.items() if own(name) and kinds(value)}
+def _storages(value):
+    cls = type(value)
+    if torch.Tensor in cls.__mro__: tensors = [value]
+    else: tensors = list((value.model if Learner in cls.__mro__ else value).parameters())
+    return [StorageWeakRef(t.untyped_storage()) for t in tensors if t.layout is torch.strided and t.data_ptr()]
+def _before_cell():
+    builtins._bound = {name: (weakref.ref(value), _storages(value)) for name, value in _experiments().items()}
+    builtins._told = {n.shape: n.times for n in nbguard.notices()}
+def _after_cell():
+    now, found = _experiments(), {}
+    gone = {name: refs for name, refs in builtins._bound.items() if now.get(name) is not refs[0]() or refs[0]() is None}
+    new = [n for n in nbguard.notices() if n.times != builtins._told.get(n.shape)]
+    told = {}
+    for name in gone:
+        mine = [n for n in new if name in n.names and n.kind != 'growth']
+        told[name] = ([list(n.holders) for n in mine], any(n.is_whole for n in mine))
+    gc.collect()
+    for name, (ref, storages) in gone.items():
+        is_alive = ref() is not None and not all(s.expired() for s in storages)
+        is_wanted = now.get(name) is not None or type(get_ipython().user_ns.get(name)) is list  # it may lead to the earlier one
+        found[name] = (is_alive and not (is_wanted and not told[name][0]), *told[name])
+    return found
+import nbguard, builtins
+from nbguard.notebook.session import session_of
+session_of(get_ipython())._notices.least = 1
+builtins._before_cell, builtins._after_cell = _before_cell, _after_cell; del _before_cell, _after_cell
+builtins._experiments, builtins._storages = _experiments, _storages; del _experiments, _storages
+"""
+
+
+_FIRST = int(os.environ.get("NBGUARD_FUZZ_FROM", "0"))
+_NOTEBOOKS = range(_FIRST, _FIRST + int(os.environ.get("NBGUARD_FUZZ", "3")))
+_CASES = [case for case in (*CASES, *MORE_CASES) if not case.inputs and case.name != "c: recursion"]  # that one takes 20 s
+
+
+@pytest.mark.parametrize("case", spread([*CASES, *MORE_CASES], 8), ids=lambda case: case.name)
+def test_a_notice_is_there_exactly_if_it_is_alive(kernel: Kernel, case: Case) -> None:
+    _load(kernel)
+    for source in case.cells:
+        _run(kernel, source, case.inputs)
+    for number, name in enumerate(kernel.value("list(builtins._experiments())")):
+        _run(kernel, f"{name} = None" if number % 2 else f"del {name}")
+
+
+@pytest.mark.parametrize("seed", _NOTEBOOKS)
+def test_random_notebooks(kernel: Kernel, seed: int) -> None:
+    dice = random.Random(seed)
+    _load(kernel)
+    for case in dice.sample(_CASES, 4):
+        for source in case.cells:
+            _run(kernel, source)
+        names = kernel.value("list(builtins._experiments())")
+        for name in dice.sample(names, min(len(names), 2)):
+            _run(kernel, dice.choice(["del {0}", "{0} = None", "{0} = [{0}]", "exec('del {0}')"]).format(name))
+
+
+def _load(kernel: Kernel) -> None:
+    kernel.run(PRELUDE).ok()
+    kernel.run("get_ipython().run_line_magic('load_ext', 'nbguard'); None").ok()
+    kernel.run_silently(TRUTH)
+
+
+def _run(kernel: Kernel, source: str, inputs: tuple[str, ...] = ()) -> None:
+    """Run a cell and compare the notices after it with what is alive."""
+    kernel.run_silently("builtins._before_cell()")
+    kernel.run(source, inputs=inputs, stop_on_error=False)
+    _judge(kernel, source)
+
+
+def _judge(kernel: Kernel, source: str) -> None:
+    left = json.loads(kernel.value("__import__('json').dumps(builtins._after_cell())"))
+    for name, (is_alive, holders, is_whole) in left.items():
+        assert holders or not is_alive, f"missed: {name} is alive after {source}"
+        assert is_alive or not is_whole, f"false: {name} is gone after {source}, said to be held by {holders}"
