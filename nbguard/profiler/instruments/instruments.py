@@ -14,6 +14,7 @@ from nbguard.profiler.analysis.observations import FitObservations, SubjectFacts
 from nbguard.profiler.analysis.report import Ending
 from nbguard.profiler.analysis.time.gpu import GpuObservations
 from nbguard.profiler.analysis.time.phase_log import PhaseLog
+from nbguard.profiler.analysis.time.stacks import StackSamples
 from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.instruments.health.amp import AmpWatch
 from nbguard.profiler.instruments.health.gpu import GpuWatch
@@ -25,6 +26,7 @@ from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
+from nbguard.profiler.instruments.stack_sampler import StackSampler
 from nbguard.profiler.instruments.subject import Subject
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.record.fastai_loop import FastaiLoop
@@ -68,6 +70,7 @@ class Instruments:
         self._optimizers = OptimizerWatch()
         self._syncs = SyncWatch()
         self._switches = SwitchWatch()
+        self._stacks = StackSampler()
         self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
         self._mistakes: list[str] = []
         self._instruments: tuple[Instrument[Any], ...] = (
@@ -80,6 +83,7 @@ class Instruments:
             self._syncs,
             self._switches,
             self.ranks,
+            self._stacks,
             self._finite,  # last: at an event it may end the fit
         )
 
@@ -118,6 +122,7 @@ class Instruments:
             syncs=self._ask(self._syncs, SyncFacts()),
             switches=self._ask(self._switches, SwitchFacts()),
             finite=self._ask(self._finite, FiniteFacts()),
+            stacks=self._ask(self._stacks, StackSamples()),
             library_callbacks=self.fastai.observe(),
             has_other_threads=self.recorder.elsewhere,
             mistakes=(*self._mistakes, *self.recorder.failed),  # last: an instrument that fails here is among them
