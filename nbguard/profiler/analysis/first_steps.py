@@ -14,6 +14,8 @@ _WORTH = 0.02
 """Of a batch, or of the fit: advice that would save less is not among the first things to do."""
 _NAMED = 0.05
 """Share of the wall time from which a part of it is named where nothing stands out."""
+_CODE = ("code", "callback", "library")
+"""Kinds of findings that name code: where one explains half of what the fit waits for, the verdict says nothing more."""
 _GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": "around the batches"}
 
 
@@ -36,7 +38,10 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
-        steps.append(_Step(loader.sentence, is_problem=False, lost=(loader.gain or 0) * timing.batches))
+        lost = (loader.gain or 0) * timing.batches
+        is_named = any(2 * _lost(finding, timing) >= lost for finding in known if finding.kind in _CODE)
+        if not is_named:
+            steps.append(_Step(loader.sentence, is_problem=False, lost=lost))
     steps.sort(key=lambda step: (not step.is_problem, -step.lost))
     if steps or loader is None:
         return tuple(step.sentence for step in steps[:_MOST])

@@ -34,7 +34,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, divide
 from nbguard.profiler.analysis.time.callbacks import slow_callbacks
 from nbguard.profiler.analysis.time.gpu import GpuFacts, gpu_facts
-from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code
+from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code, library_share
 from nbguard.profiler.analysis.time.lost_time import lost_time
 from nbguard.profiler.analysis.time.timing import steady_batches, timing_of
 
@@ -88,7 +88,7 @@ class FitAnalysis:
     def loader(self) -> LoaderVerdict:
         """Return the verdict on the loader, with the trials of other numbers of workers if these were made."""
         observed = self.observations
-        sentence = verdict(self.timing, observed.loaders, observed.cores, self.has_gpu)
+        sentence = verdict(self.timing, observed.loaders, observed.cores, self.has_gpu, library_share(self.hot_code, self.timing))
         tuning = observed.tuning
         if tuning is None:
             return sentence

@@ -11,14 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nbguard.profiler.analysis.report import Group, TimeRow
+from nbguard.profiler.analysis.report import Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, Moment
 from nbguard.profiler.analysis.time.libraries import LibraryWork, library_work
-from nbguard.profiler.analysis.time.stacks import CELL, CodeLine, HookFacts, StackSamples
+from nbguard.profiler.analysis.time.stacks import CodeLine, HookFacts, StackSamples
 
-HotKind = Literal["function", "line", "hook", "loss", "library", "loop", "import"]
-"""`function`: of the user's. `line`: of a function that runs the loop. `hook`: of a module or tensor. `loss`: a loss function.
+HotKind = Literal["function", "validation", "line", "hook", "loss", "library", "loop", "import"]
+"""`function`: of the user's. `validation`: of the user's, which calls the model beside training. `line`: of a function that runs the loop. `hook`: of a module or tensor. `loss`: a loss function.
 `library`: what a library does beside training. `loop`: the rest of a library's own loop. `import`: modules that are loaded."""
 
 _MODULE = "torch/nn/modules/module.py"
@@ -43,6 +43,7 @@ class HotCode:
     work: LibraryWork | None = None  # of a library
     times: Mapping[tuple[Group, str], int]  # nanoseconds by group and phase
     batches: int  # batches in which it was seen
+    setup: int = 0  # of its nanoseconds, those before the first batch and after the last one
     inner: str = ""  # the function of the user's below it where nearly all its time goes
     hook: HookFacts | None = None  # of a hook, where it is registered
 
@@ -67,6 +68,7 @@ class _Seen:
     lines: Counter[CodeLine] = field(default_factory=Counter)
     inner: Counter[str] = field(default_factory=Counter)
     batches: set[int] = field(default_factory=set)
+    setup: int = 0  # of the weights
 
 
 _Key = tuple[HotKind, object]
@@ -79,6 +81,7 @@ class _Look:
     moment: Moment
     group: Group
     stack: tuple[CodeLine, ...]  # the outermost first
+    at: int  # nanoseconds by the clock of the log
     weight: int  # nanoseconds since the look before
 
 
@@ -97,20 +100,22 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
     trained = {batch.loop for batch in batches.batches if batch.is_training}
     stacks = [tuple(samples.lines[number] for number in stack) for stack in samples.stacks]
     looks = [
-        _Look(moment, _group(moment, trained), stacks[number], at - before)
+        _Look(moment, _group(moment, trained), stacks[number], at, at - before)
         for moment, number, at, before in zip(
             batches.moments, samples.seen, samples.moments, (batches.start, *samples.moments), strict=False
         )
         if moment.phase != phases.OWN
     ]
+    first = min((batch.start for batch in batches.batches), default=0)
+    last = max((batch.start + batch.step for batch in batches.batches), default=0)
     of_phase: Counter[tuple[Group, str]] = Counter()
     for look in looks:
         of_phase[look.group, look.moment.phase] += look.weight
-    drivers = _drivers(looks)
+    drivers, validating = _drivers(looks, "batch"), _drivers(looks, "validation")
     everything: dict[_Key, _Seen] = {}
     works: dict[_Key, LibraryWork] = {}
     for look in looks:
-        cause = _cause(look, drivers)
+        cause = _cause(look, drivers, validating)
         if cause is None:
             continue
         key: _Key = (cause.kind, cause.work.what if cause.work else _identity(cause))
@@ -118,6 +123,7 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         seen.looks += 1
         seen.weights[look.group, look.moment.phase] += look.weight
         seen.batches.add(look.moment.batch)
+        seen.setup += 0 if first <= look.at <= last else look.weight
         if cause.line is not None:
             seen.lines[cause.line] += 1
         if cause.inner:
@@ -131,7 +137,10 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
             line=max(seen.lines, key=lambda line: seen.lines[line], default=None),
             work=works.get(key),
             times={place: totals.get(place, 0) * weight // of_phase[place] for place, weight in seen.weights.items()},
-            batches=len(seen.batches),
+            batches=len(seen.batches - {0}),
+            setup=sum(totals.get(place, 0) * weight // of_phase[place] for place, weight in seen.weights.items())
+            * seen.setup
+            // max(seen.weights.total(), 1),
             inner=_inner(seen),
             hook=_hook(seen, samples.hooks),
         )
@@ -139,6 +148,12 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         if seen.looks >= _FEW or seen.weights.total() >= _LONG
     )
     return tuple(sorted(hot, key=lambda code: -code.total))
+
+
+def library_share(hot: Sequence[HotCode], timing: Timing) -> float:
+    """Return the share of the other code in training batches that is a library's own loop, 0 to 1."""
+    total = next((row.total for row in timing.rows if row.group == "batch" and row.phase == phases.OTHER), 0)
+    return sum(code.within_phase("batch", phases.OTHER) for code in hot if code.kind == "loop") / total if total else 0.0
 
 
 def _group(moment: Moment, trained: Collection[int]) -> Group:
@@ -169,11 +184,11 @@ def _function(line: CodeLine) -> _Function:
     return line.file, line.name, line.first
 
 
-def _drivers(looks: Sequence[_Look]) -> frozenset[_Function]:
+def _drivers(looks: Sequence[_Look], group: Group) -> frozenset[_Function]:
     """Return the user's functions that run the loop: the model is called or trained below them, or everything is."""
     drivers: set[_Function] = set()
     for look in looks:
-        if look.moment.phase in _CORE:
+        if look.moment.phase in _CORE and look.group == group:
             end = _model_at(look.stack)
             if end is None and look.moment.phase in (phases.BACKWARD, phases.STEP, phases.ZERO_GRAD):
                 end = next((at for at, line in enumerate(look.stack) if "torch/" in line.file), 0)
@@ -187,8 +202,11 @@ def _model_at(stack: Sequence[CodeLine]) -> int | None:
     return next((at for at, line in enumerate(stack) if line.file.endswith(_MODULE)), None)
 
 
-def _cause(look: _Look, drivers: Collection[_Function]) -> _Cause | None:
-    """Return the code that a look speaks of; None for the model's own work, and the loader's."""
+def _cause(look: _Look, drivers: Collection[_Function], validating: Collection[_Function]) -> _Cause | None:
+    """Return the code that a look speaks of; None for the model's own work, and the loader's.
+
+    `drivers`: functions that run the training loop. `validating`: those that call the model in validation.
+    """
     stack, phase = look.stack, look.moment.phase
     if any(line.file.startswith(_IMPORTS) for line in stack):
         return _Cause("import")
@@ -197,25 +215,36 @@ def _cause(look: _Look, drivers: Collection[_Function]) -> _Cause | None:
         hooked = _hooked(stack, model)
         if hooked is not None:
             return _Cause("hook", stack[hooked], None, _below(stack[hooked + 1 :]))
-        users = [line for line in stack[model:] if line.is_users]
+        users = [line for line in stack[model:] if line.is_users and not line.is_inner]
         if phase == phases.LOSS and users:
             return _Cause("loss", users[0], None, _below(users[1:]))
-        return _library(stack[:model]) if look.group == "validation" else None
+        if look.group != "validation":
+            return _library([line for line in stack[model:] if line.file.startswith("fastai/")])
+        return _library(stack[:model]) or _validates(stack[:model], drivers)
     if phase == phases.BACKWARD:
         engine = next((at for at, line in enumerate(stack) if line.file.endswith(_ENGINE)), len(stack))
         users = [line for line in stack[engine:] if line.is_users]
         return _Cause("hook", users[0], None, _below(users[1:])) if users else None
-    return _of_users(look, drivers)
+    return _of_users(look, drivers, validating)
 
 
-def _of_users(look: _Look, drivers: Collection[_Function]) -> _Cause | None:
+def _validates(stack: Sequence[CodeLine], drivers: Collection[_Function]) -> _Cause | None:
+    """Return the function of the user's that calls the model in validation."""
+    own = next((line for line in stack if line.is_users and not line.is_inner and _function(line) not in drivers), None)
+    return None if own is None else _Cause("validation", own)
+
+
+def _of_users(look: _Look, drivers: Collection[_Function], validating: Collection[_Function]) -> _Cause | None:
     """Return the code of the user's that a look outside of models speaks of, or the library's that the user has called."""
     stack, phase = look.stack, look.moment.phase
     users_at = [at for at, line in enumerate(stack) if line.is_users]
-    own = next((at for at in users_at if stack[at].name != CELL and _function(stack[at]) not in drivers), None)
+    own = next((at for at in users_at if not stack[at].is_inner and _function(stack[at]) not in drivers), None)
     if own is not None:
         if stack[own].short == "step" and phase == phases.STEP:
             return None  # an optimizer of the user's
+        if look.group == "validation" and _function(stack[own]) in validating:
+            inner = next((line for line in stack[own + 1 :] if line.is_users and not line.is_inner), None)
+            return _Cause("validation", stack[own]) if inner is None else _Cause("function", inner, None, _below(stack[own + 1 :]))
         return _Cause("loss" if phase == phases.LOSS else "function", stack[own], None, _below(stack[own + 1 :]))
     if not users_at:
         return None
@@ -231,8 +260,7 @@ def _of_users(look: _Look, drivers: Collection[_Function]) -> _Cause | None:
 
 
 def _library(stack: Sequence[CodeLine]) -> _Cause | None:
-    works = (library_work(line.file, line.name) for line in reversed(stack) if not line.is_users)
-    work = next((work for work in works if work is not None), None)
+    work = library_work([(line.file, line.name) for line in stack if not line.is_users])
     return None if work is None else _Cause("library", None, work)
 
 
@@ -246,4 +274,4 @@ def _hooked(stack: Sequence[CodeLine], model: int) -> int | None:
 
 def _below(stack: Sequence[CodeLine]) -> str:
     """Return the innermost function of the user's in a part of a stack."""
-    return next((line.called for line in reversed(stack) if line.is_users), "")
+    return next((line.called for line in reversed(stack) if line.is_users and not line.is_inner), "")

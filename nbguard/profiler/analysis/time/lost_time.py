@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
 from nbguard.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
@@ -24,6 +25,10 @@ _MUCH_VALIDATION = 0.40
 """Share of the wall time up to which validation is what one expects: it runs the model as often, or nearly."""
 _MUCH_CODE = 0.25
 """Share of the wall time up to which code around the batches is what one expects: a cell also makes models and reads files."""
+_RECORDER = "Recorder"
+"""fastai's callback that computes metrics."""
+_OFTEN = 2
+"""Passes over validation data for each one of training from which validation is often."""
 _STALL = 20
 """Times the median that a batch takes which stalls,"""
 _LONG_STALL = 50_000_000
@@ -76,14 +81,17 @@ def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evid
 
 def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield functions and lines by name."""
-    callbacks = {row.callback for row in timing.rows if row.callback}
     for code in hot:
-        if code.line is None or not _is_large(timing, code.total, _NAMED[code.kind]):
+        share = _NAMED.get(code.kind, 1.0)
+        if 2 * code.setup > code.total:
+            share = _MUCH_CODE
+        if code.line is None or not _is_large(timing, code.total, share):
             continue
+        is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
+        if is_loaders or not _is_large(timing, code.total - _usual(timing, code), share):
+            continue  # these have findings of their own
         line, where = code.line, line_words(code.line.file, code.line.line, "")
         is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
-        if line.name.rpartition(".")[0] in callbacks or is_loaders:
-            continue  # these have findings of their own
         name = f"`{line.called}` ({where})"
         if code.kind == "line":
             name = where if line.name == CELL else f"{where} in `{line.called}`,"
@@ -98,6 +106,16 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
             change = "look at this line: it runs between the calls of the model"
         evidence = ", ".join(filter(None, (_shares(code), f"nearly all of it in `{code.inner}`" if code.inner else "")))
         yield _finding("code", timing, code.total, what, change, evidence)
+
+
+def _usual(timing: Timing, code: HotCode) -> int:
+    """Return the nanoseconds of code that a callback of fastai's takes in each batch, or outside of batches."""
+    rows = [row for row in timing.rows if row.callback and row.callback != _RECORDER]
+    return sum(
+        min(code.within_phase(row.group, row.phase), (row.median or 0) * timing.batches if row.group == "batch" else row.total)
+        for row in rows
+        if row.group == "batch" or _is_large(timing, row.total)
+    )
 
 
 def _shares(code: HotCode) -> str:
@@ -129,7 +147,7 @@ def _validation(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCod
     total = sum(row.total for row in rows)
     for row in rows:
         if row.callback and _is_large(timing, row.total):
-            if row.phase in of_fastai and row.callback == "Recorder":
+            if row.phase in of_fastai and row.callback == _RECORDER:
                 if 2 * _explained([code for code in hot if code.line], "validation", row.phase) >= row.total:
                     continue  # the metric has been named
                 what = f"the metrics take {format_time(row.total)} of validation, in fastai's `Recorder`"
@@ -139,23 +157,38 @@ def _validation(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCod
                 change = f"do less in `{row.callback}` while `self.training` is False"
             yield _finding("validation", timing, row.total, what, change)
             return
-    named = sum(code.within("validation") for code in hot if code.line is not None and code.total >= LARGE * timing.wall)
-    library = max((code for code in hot if code.kind == "library"), key=lambda code: code.within("validation"), default=None)
-    if library is not None and library.work is not None and library.within("validation") * 4 >= total:
-        outside = library.total - library.within("validation")
-        if _is_large(timing, total - named + outside, _MUCH_VALIDATION):
-            what = f"{library.work.what} takes {format_time(total - named + outside)}"
-            yield _finding("validation", timing, total - named + outside, what, library.work.change)
-    elif _is_large(timing, total - named, _MUCH_VALIDATION):
-        passes = [epoch for epoch in timing.epochs if not epoch.is_training]
-        what = f"validation takes {format_time(total)}: {counted(len(passes), 'pass', 'passes')} over its data"
+    yield from _validating(timing, rows, total, hot)
+
+
+def _validating(timing: Timing, rows: Sequence[TimeRow], total: int, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
+    """Yield validation as a whole, less the functions in it that have a name of their own."""
+    passes = [epoch for epoch in timing.epochs if not epoch.is_training]
+    is_often = len(passes) > _OFTEN * (len(timing.epochs) - len(passes))
+    least = LARGE if is_often else _MUCH_VALIDATION
+    named = [code for code in hot if code.kind in ("function", "hook") and _is_large(timing, code.total)]
+    rest = total - sum(code.within("validation") for code in named)
+    by_kind = {code.kind: code for code in reversed(hot) if 4 * code.within("validation") >= total}
+    library, users = by_kind.get("library"), by_kind.get("validation")
+    if library is not None and library.work is not None:
+        rest += library.total - library.within("validation")
+        if _is_large(timing, rest, least):
+            what = f"{library.work.what} takes {format_time(rest)} in {counted(len(passes), 'pass', 'passes')}"
+            yield _finding("validation", timing, rest, what, library.work.change)
+    elif rows and _is_large(timing, rest, least):
+        what = f"validation takes {format_time(rest)}: {counted(len(passes), 'pass', 'passes')} over its data"
+        if users is not None and users.line is not None:
+            what += f" in `{users.line.called}` ({line_words(users.line.file, users.line.line, '')})"
         evidence = f"most of it {rows[0].phase} ({format_time(rows[0].total)})"
-        yield _finding("validation", timing, total, what, "validate less often, or on a part of the data", evidence)
+        yield _finding("validation", timing, rest, what, "validate less often, or on a part of the data", evidence)
 
 
 def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield callbacks, a library's work, starts of workers and other code outside of batches."""
     for code in hot:
+        if code.kind == "import" and code.total >= _NOTICED:
+            what = f"importing modules takes {format_time(code.total)}"
+            finding = _finding("imports", timing, code.total, what, "nothing: only the first fit of a process pays for it")
+            yield replace(finding, severity="note")
         if code.work is not None and 2 * code.within("validation") < code.total and _is_large(timing, code.total):
             what = f"{code.work.what} takes {format_time(code.total)}"
             yield _finding("library", timing, code.total, what, code.work.change, _shares(code))
@@ -168,7 +201,7 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
             what = f"starting workers takes {format_time(row.total)}"
             change = "fewer workers, or `persistent_workers=True`, which starts them once"
             yield _finding("workers start", timing, row.total, what, change)
-        elif row.phase == phases.OTHER and _is_large(timing, row.total - _explained(hot, "around", row.phase), _MUCH_CODE):
+        elif row.phase == phases.OTHER and not hot and _is_large(timing, row.total, _MUCH_CODE):
             what = f"code around the batches takes {format_time(row.total)}"
             change = "look at the code of the cell before, between and after the epochs; `%%prun` names its functions"
             yield _finding("other code", timing, row.total, what, change)
@@ -194,7 +227,7 @@ def _stalls(timing: Timing, batches: Batches, hot: Sequence[HotCode] = ()) -> It
             if phase != phases.OWN:
                 sums[phase] = sums.get(phase, 0) + nanoseconds
     phase = max(sums, key=lambda name: sums[name])
-    if any(code.kind != "loop" and 2 * code.within_phase("batch", phase) >= total for code in hot):
+    if any(2 * code.within_phase("batch", phase) >= total for code in hot):
         return  # it has been named
     longest = max(batch.step for _, batch in stalled)
     numbers = ", ".join(f"{number}" for number, _ in stalled[:4]) + (", …" if len(stalled) > 4 else "")

@@ -8,6 +8,7 @@ _CLASS_SPEAKS = frozenset({"encodes", "__call__", "transform"})
 """Methods with a general name: the name of their class says more."""
 CELL = "<module>"
 """The name of the code of a cell, or of a script, outside of functions."""
+_INNER = frozenset({CELL, "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,11 @@ class CodeLine:
     def short(self) -> str:
         """Return the name of the function without classes and functions around it."""
         return self.name.rpartition(".")[2]
+
+    @property
+    def is_inner(self) -> bool:
+        """Say whether it is code without a name of its own: a cell's, or that of a comprehension."""
+        return self.short in _INNER
 
     @property
     def called(self) -> str:
