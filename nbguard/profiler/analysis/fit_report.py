@@ -194,9 +194,8 @@ class FitAnalysis:
             yield from growth.graph_findings(observed.kept_graphs, timing.batches)
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from lost_time(timing, self.batches, observed.library_callbacks, self.hot_code)
-        work = sum(timing.medians.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
         yield from health(
-            observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, step=timing.step, work=work
+            observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, step=timing.step, times=timing.medians
         )
 
     def _settings(self) -> Iterator[Setting]:
