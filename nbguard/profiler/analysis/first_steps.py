@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nbguard.profiler.analysis.report import FitFinding, Group, LoaderVerdict, Timing
-from nbguard.units import format_time
+from nbguard.units import MiB, format_time
 
 _MOST = 3
 _WAITS = ("data", "transfer", "Python")
@@ -14,6 +14,18 @@ _WORTH = 0.02
 """Of a batch, or of the fit: advice that would save less is not among the first things to do."""
 _NAMED = 0.05
 """Share of the wall time from which a part of it is named where nothing stands out."""
+_NOTICED = 100_000_000
+"""Nanoseconds of the fit: waiting that takes less is not worth a word, however short the fit."""
+_GROWS = ("graph", "growth")
+"""Kinds of findings on memory that grows."""
+_MUCH_MEMORY = 64 * MiB
+"""Growth in the fit, of memory, that comes before any loss of time;"""
+_SOME_MEMORY = 8 * MiB
+"""growth that is worth a word;"""
+_AS_TIME = 0.25
+"""and share of the fit's time that less growth counts as."""
+_CODE = ("code", "callback", "library")
+"""Kinds of findings that name code: where one explains half of what the fit waits for, the verdict says nothing more."""
 _GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": "around the batches"}
 
 
@@ -36,7 +48,10 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
     known = list(findings)
     steps = [_step(finding, timing) for finding in known if finding.severity == "problem" or _is_worth_it(finding, timing)]
     if loader is not None and loader.bound in _WAITS and not any(finding in loader.advice for finding in known):
-        steps.append(_Step(loader.sentence, is_problem=False, lost=(loader.gain or 0) * timing.batches))
+        lost = (loader.gain or 0) * timing.batches
+        is_named = any(2 * _lost(finding, timing) >= lost for finding in known if finding.kind in _CODE)
+        if not is_named and lost >= _NOTICED:
+            steps.append(_Step(loader.sentence, is_problem=False, lost=lost))
     steps.sort(key=lambda step: (not step.is_problem, -step.lost))
     if steps or loader is None:
         return tuple(step.sentence for step in steps[:_MOST])
@@ -49,7 +64,9 @@ def _lost(finding: FitFinding, timing: Timing) -> int:
 
 
 def _is_worth_it(finding: FitFinding, timing: Timing) -> bool:
-    if finding.total is not None:
+    if finding.kind in _GROWS:
+        is_large = (finding.nbytes or 0) * timing.batches >= _SOME_MEMORY
+    elif finding.total is not None:
         is_large = finding.total >= _WORTH * timing.wall
     else:
         is_large = (finding.time or 0) >= _WORTH * (timing.step or 0)
@@ -63,7 +80,11 @@ def _step(finding: FitFinding, timing: Timing) -> _Step:
         gain = f" (up to {format_time(finding.time)} {per} batch, {format_time(lost)} of the fit)"
     elif finding.severity == "advice" and lost:
         gain = f" ({lost / (timing.wall or 1):.0%} of the fit)"
-    return _Step(f"{finding.what}: {finding.change}{gain}", is_problem=finding.severity == "problem", lost=lost)
+    is_problem = finding.severity == "problem"
+    if finding.kind in _GROWS:
+        is_problem &= (finding.nbytes or 0) * timing.batches >= _MUCH_MEMORY
+        lost = round(_AS_TIME * timing.wall)
+    return _Step(f"{finding.what}: {finding.change}{gain}", is_problem=is_problem, lost=lost)
 
 
 def _largest_parts(timing: Timing) -> str:

@@ -34,6 +34,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, divide
 from nbguard.profiler.analysis.time.callbacks import slow_callbacks
 from nbguard.profiler.analysis.time.gpu import GpuFacts, gpu_facts
+from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code, library_share
 from nbguard.profiler.analysis.time.lost_time import lost_time
 from nbguard.profiler.analysis.time.timing import steady_batches, timing_of
 
@@ -58,7 +59,7 @@ class FitAnalysis:
     @cached_property
     def batches(self) -> Batches:
         """Return the log divided into batches."""
-        return self._given_batches or divide(self.observations.log)
+        return self._given_batches or divide(self.observations.log, self.observations.stacks.moments)
 
     @cached_property
     def memory(self) -> MemoryReport | None:
@@ -87,7 +88,7 @@ class FitAnalysis:
     def loader(self) -> LoaderVerdict:
         """Return the verdict on the loader, with the trials of other numbers of workers if these were made."""
         observed = self.observations
-        sentence = verdict(self.timing, observed.loaders, observed.cores, self.has_gpu)
+        sentence = verdict(self.timing, observed.loaders, observed.cores, self.has_gpu, library_share(self.hot_code, self.timing))
         tuning = observed.tuning
         if tuning is None:
             return sentence
@@ -99,6 +100,11 @@ class FitAnalysis:
         if self.memory is None or self.memory.growth is None:
             return None
         return growth.growth_finding(self.memory.growth)
+
+    @cached_property
+    def hot_code(self) -> tuple[HotCode, ...]:
+        """Return the code that time goes to beside the model's own work, by name."""
+        return hot_code(self.observations.stacks, self.batches, self.timing.rows)
 
     @property
     def may_keep_graphs(self) -> bool:
@@ -191,10 +197,9 @@ class FitAnalysis:
         if self.may_keep_graphs:
             yield from growth.graph_findings(observed.kept_graphs, timing.batches)
         yield from slow_callbacks(timing, observed.library_callbacks)
-        yield from lost_time(timing, self.batches, observed.library_callbacks)
-        work = sum(timing.medians.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
+        yield from lost_time(timing, self.batches, observed.library_callbacks, self.hot_code)
         yield from health(
-            observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, step=timing.step, work=work
+            observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, step=timing.step, times=timing.medians
         )
 
     def _settings(self) -> Iterator[Setting]:

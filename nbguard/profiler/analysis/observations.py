@@ -22,6 +22,7 @@ from nbguard.profiler.analysis.report import Ending
 from nbguard.profiler.analysis.run_record import RunRecord
 from nbguard.profiler.analysis.time.gpu import GpuObservations
 from nbguard.profiler.analysis.time.phase_log import PhaseLog
+from nbguard.profiler.analysis.time.stacks import StackSamples
 
 KIND = "fit observations"
 VERSION = 1
@@ -61,6 +62,7 @@ class FitObservations:
     syncs: SyncFacts = field(default_factory=SyncFacts)  # lines that read values of tensors
     switches: SwitchFacts = field(default_factory=SwitchFacts)  # of torch and the environment
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
+    stacks: StackSamples = field(default_factory=StackSamples)  # lines that the fit was at, now and then
     library_callbacks: tuple[str, ...] = ()  # phases of callbacks without which fastai does not train
     has_other_threads: bool = False  # another thread asked a loader for batches
     mistakes: tuple[str, ...] = ()  # instruments of ours that failed, in words for the user

@@ -16,6 +16,7 @@ from nbguard.profiler.analysis.observations import FitObservations, SubjectFacts
 from nbguard.profiler.analysis.report import Ending
 from nbguard.profiler.analysis.time.gpu import GpuObservations
 from nbguard.profiler.analysis.time.phase_log import LogPosition, PhaseLog
+from nbguard.profiler.analysis.time.stacks import StackSamples
 from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.instruments.health.amp import AmpWatch
 from nbguard.profiler.instruments.health.gpu import GpuWatch
@@ -27,6 +28,7 @@ from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
+from nbguard.profiler.instruments.stack_sampler import StackSampler
 from nbguard.profiler.instruments.subject import Subject
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.record.fastai_loop import FastaiLoop
@@ -67,6 +69,7 @@ class FitInstruments:
         self._optimizers = OptimizerWatch()
         self._syncs = SyncWatch()
         self._switches = SwitchWatch()
+        self._stacks = StackSampler()
         self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
         self.mistakes: list[str] = []
         self._parts: tuple[Instrument[Any], ...] = (
@@ -78,6 +81,7 @@ class FitInstruments:
             self._optimizers,
             self._syncs,
             self._switches,
+            self._stacks,
             self._finite,  # last: at an event it may end the fit
         )
 
@@ -104,6 +108,7 @@ class FitInstruments:
             syncs=self._ask(self._syncs, SyncFacts()),
             switches=self._ask(self._switches, SwitchFacts()),
             finite=self._ask(self._finite, FiniteFacts()),
+            stacks=self._ask(self._stacks, StackSamples()),
         )
 
     def _ask(self, part: Instrument[_T], otherwise: _T) -> _T:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nbguard.profiler.analysis.health.amp import AmpFacts, amp_findings
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, nan_findings
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts, optimizer_findings
 from nbguard.profiler.analysis.health.switches import SwitchFacts, switch_findings
 from nbguard.profiler.analysis.health.syncs import SyncFacts, sync_findings
 from nbguard.profiler.analysis.report import SEVERITIES, FitFinding
+from nbguard.profiler.analysis.time import phases
 
 
 def health(
@@ -17,14 +20,16 @@ def health(
     syncs: SyncFacts,
     switches: SwitchFacts,
     step: int | None = None,
-    work: int = 0,
+    times: Mapping[str, int] | None = None,
 ) -> tuple[FitFinding, ...]:
     """Return the findings on health.
 
-    `step`: the median of a batch in nanoseconds, to judge the cost of waiting. `work`: of it, in forward and backward passes.
+    `step`: the median of a batch in nanoseconds, to judge the cost of waiting. `times`: the same of its phases, by name.
     """
+    times = times or {}
+    work = sum(times.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
     findings = [
-        *_broken(finite, amp, optimizers),
+        *_broken(finite, amp, optimizers, times),
         *amp_findings(amp),
         *switch_findings(switches, work),
         *sync_findings(syncs, step),
@@ -32,10 +37,10 @@ def health(
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def _broken(finite: FiniteFacts, amp: AmpFacts, optimizers: OptimizersFacts) -> tuple[FitFinding, ...]:
+def _broken(finite: FiniteFacts, amp: AmpFacts, optimizers: OptimizersFacts, times: Mapping[str, int]) -> tuple[FitFinding, ...]:
     """Return NaN and the mistakes with optimizers. An eps of 0 that breaks a parameter comes before the NaN that it makes."""
     nan = nan_findings(finite, scale=max((scaler.initial for scaler in amp.scalers), default=None))
-    mistakes = optimizer_findings(optimizers, is_scaled=bool(amp.scalers))
+    mistakes = optimizer_findings(optimizers, is_scaled=bool(amp.scalers), times=times)
     is_by_step = finite.first is not None and finite.first.origin.kind == "step"
     causes = tuple(finding for finding in mistakes if finding.kind == "eps" and is_by_step)
     return (*causes, *nan, *(finding for finding in mistakes if finding not in causes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,7 @@ class Origin:
     type: str = ""  # of the module, e.g. "Linear", or "parameter"
     root: str = ""  # type of the model
     note: str = ""  # the reason why an "unknown" one is not known
+    items: tuple[int, ...] = ()  # of an "input": the first places in the batch, from 0, that are not finite
 
     @property
     def layer(self) -> str:
@@ -54,6 +56,40 @@ class NotFinite:
     origin: Origin  # the code that made it
     has_stopped: bool = False  # `--stop-on-nan` ended the fit there
     is_search: bool = False  # met by fastai's learning rate finder, which goes so far on purpose
+    first_loss: float | None = None  # of the fit; None: not known, as for all of the following
+    last_loss: float | None = None  # the last one that was finite
+    largest: float | None = None  # finite magnitude of a parameter
+    rate: float | None = None  # largest learning rate
+    peak: float | None = None  # largest magnitude in the batch's inputs
+    usual_peak: float | None = None  # the same of the first batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossJump:
+    """The first loss that is many times those before it."""
+
+    place: BatchPosition  # the batch
+    loss: float  # of that batch
+    usual: float  # largest magnitude of those before it
+    peak: float | None = None  # largest magnitude in the batch's inputs; None: not known
+    usual_peak: float | None = None  # the same of the first batch
+
+    @property
+    def is_by_data(self) -> bool:
+        """Say whether the batch's own data are out of range."""
+        return _is_far(self.peak, self.usual_peak)
+
+
+_FAR = 1e3
+"""Times the first batch's largest value that data are which are out of range."""
+_EXPLODED = 1e3
+"""Magnitude of a parameter, or times the first loss, from which the steps have been too long."""
+_NEAR = 3
+"""Batches after a jump in which a loss that is not finite comes of it."""
+
+
+def _is_far(peak: float | None, usual: float | None) -> bool:
+    return peak is not None and usual is not None and peak > _FAR * max(usual, 1e-3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +99,15 @@ class FiniteFacts:
     losses: int = 0  # losses that were checked
     gradients: int = 0  # optimizer steps before which all gradients were checked
     first: NotFinite | None = None  # None: all were finite
+    jump: LossJump | None = None  # None: no loss jumped
 
 
 def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFinding, ...]:
     """Return the first NaN or infinity, if there was any. `scale`: the first one of a GradScaler; None without one."""
     first = facts.first
-    if first is None:
-        return ()
+    data = tuple(_bad_data(facts))
+    if first is None or data:
+        return data
     what = f"the {first.of} is {first.value} in {first.place.words}"
     if first.is_search:
         goes_on = "the learning rate finder raises the rate until the loss diverges"
@@ -86,14 +124,68 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFin
         return (
             FitFinding(kind="nan", severity="problem", what=f"the scaled loss{what[8:]}", evidence=evidence, change=change),
         )
+    if _has_exploded(first):
+        return (_too_long_steps(first, what),)
     return (FitFinding(kind="nan", severity="problem", what=what, evidence=evidence_of(first.origin), change=_change(first)),)
+
+
+def _bad_data(facts: FiniteFacts) -> Iterator[FitFinding]:
+    """Yield a batch whose data are finite and out of range, if it made the loss jump, or not finite."""
+    first, jump = facts.first, facts.jump
+    if first is not None and (first.is_search or first.origin.kind == "input"):
+        return
+    what = ""
+    if jump is not None and jump.is_by_data and (first is None or _follows(first.place, jump.place)):
+        place, peak, usual = jump.place, jump.peak, jump.usual_peak
+        what = f"the data of {place.words} are out of range (up to {peak:.3g}, {usual:.3g} in the first batch)"
+        what += f": the loss there is {jump.loss:.3g}" if first is None else f": the loss is {first.value} in {first.place.words}"
+        evidence = f"the loss there is {jump.loss:.3g}, and at most {jump.usual:.3g} in the batches before"
+    elif first is not None and first.of == "loss" and _is_far(first.peak, first.usual_peak):
+        place = first.place
+        what = f"the data of {place.words} are out of range (up to {first.peak:.3g}, {first.usual_peak:.3g} in the first batch)"
+        what += f": the loss is {first.value}"
+        evidence = evidence_of(first.origin)
+    if what:
+        stops = "; the fit was stopped there" if first is not None and first.has_stopped else ""
+        change = "look for such samples: `x.abs().max()` over the dataset; clip, normalise or drop them"
+        yield FitFinding(kind="data", severity="problem", what=what + stops, evidence=evidence, change=change)
+
+
+def _follows(place: BatchPosition, before: BatchPosition) -> bool:
+    return place.epoch == before.epoch and 0 <= place.batch - before.batch <= _NEAR
+
+
+def _has_exploded(first: NotFinite) -> bool:
+    """Say whether parameters or losses had grown without bounds before: no layer is to blame for that."""
+    if first.origin.kind == "input" or first.rate is None:
+        return False
+    has_grown = first.last_loss is not None and abs(first.last_loss) > _EXPLODED * max(abs(first.first_loss or 0), 1.0)
+    return has_grown or (first.largest or 0) > _EXPLODED
+
+
+def _too_long_steps(first: NotFinite, what: str) -> FitFinding:
+    grown = [f"the loss before it was {first.last_loss:.3g}, the first {first.first_loss:.3g}"] if first.last_loss is not None else []
+    grown += [f"parameters are up to {first.largest:.3g}"] if first.largest is not None else []
+    change = f"a lower learning rate (it is {first.rate:g}), or {_CLIP}"
+    return FitFinding(
+        kind="nan",
+        severity="problem",
+        what=f"{what}: the steps before it were too long",
+        evidence="; ".join((*grown, evidence_of(first.origin))),
+        change=change if first.has_stopped else f"{change}; `--stop-on-nan` stops there",
+    )
+
+
+def _places(items: tuple[int, ...]) -> str:
+    """Return the places in a batch in words."""
+    return f" (item {', '.join(map(str, items))} of the batch, from 0)" if items else ""
 
 
 def evidence_of(origin: Origin) -> str:
     """Return in words where it came from."""
     layer = origin.layer
     return {
-        "input": f"the batch itself has values that are not finite: the input of {layer}",
+        "input": f"the batch itself has values that are not finite: the input of {layer}{_places(origin.items)}",
         "layer": f"first in {layer}: what it was given was finite, what it returned was not",
         "code": f"first in the code of `forward` around {layer}: what other layers had returned was finite",
         "loss": f"the output of {layer} is finite for this batch: what makes the loss of it is to blame",
@@ -103,19 +195,22 @@ def evidence_of(origin: Origin) -> str:
     }[origin.kind]
 
 
+_CLIP = "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` before the step (fastai: `cbs=GradientClip`)"
+
+
 def _change(first: NotFinite) -> str:
-    clip = "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` before the step (fastai: `cbs=GradientClip`)"
     origin = first.origin
     remedy = {
-        "input": "look for such samples: `torch.isfinite(x).all()` over the dataset; fill or drop them",
+        "input": f"its data are not finite{_places(origin.items)}: look for such samples, `torch.isfinite(x).all()` over the "
+        "dataset; fill or drop them",
         "layer": f"look at what {origin.layer} gets, and keep it in the range of its dtype and away from what it cannot take",
         "code": "keep divisors, logarithms and roots there away from 0: `.clamp_min(1e-6)`",
         "loss": "take a loss that works on logits (`nn.CrossEntropyLoss`, `nn.BCEWithLogitsLoss`), or `.clamp_min(1e-6)` "
         "before a logarithm",
-        "step": f"a lower learning rate, or {clip}",
+        "step": f"a lower learning rate, or {_CLIP}",
         "gradient": "look at its backward pass (roots, norms and divisions at 0): clipping cannot mend a NaN"
         if first.value == "NaN"
-        else f"look at its backward pass (roots, norms and divisions at 0), or {clip}",
+        else f"look at its backward pass (roots, norms and divisions at 0), or {_CLIP}",
         "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
     }[origin.kind]
     return remedy if first.has_stopped or origin.kind in ("input", "unknown") else f"{remedy}; `--stop-on-nan` stops there"

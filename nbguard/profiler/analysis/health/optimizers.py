@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nbguard.profiler.analysis.report import FitFinding
+from nbguard.profiler.analysis.time import phases
 from nbguard.units import MiB, counted, format_bytes
 
 HALF_ROUNDS_TO_ZERO = 2.0**-25
 """The largest number that float16 rounds to 0."""
 _ENOUGH = 3
 _SHOWN = 3
+_MANY = 8
+"""Optimizers that are more than models and their parts want."""
+_MUCH = 0.1
+"""Share of gradients that is worth a word if nobody uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,8 @@ class OptimizerFacts:
     half_eps: tuple[tuple[float, int], ...] = ()  # eps of groups that are not fused, with their float16 parameters
     piled: int = 0  # looks at which gradients of the step before were still there when the next backward pass began
     replaced: int = 0  # looks at which they were not
+    thrown: int = 0  # calls that cleared the gradients of a backward pass before any step
+    parameters: int = 0  # tensors that it steps
     without_gradients: tuple[str, ...] = ()  # parameters that never had one at any look
     looks: int = 0  # at its parameters, before steps 1, 2, 4, 8, …
     is_fastai: bool = False  # fastai's own, not a wrapper of one of torch
@@ -38,15 +45,23 @@ class OptimizersFacts:
     optimizers: tuple[OptimizerFacts, ...] = ()
     backwards: int = 0  # backward passes in the batches that were looked at
     clears_model: bool = False  # a model's own `zero_grad` was called: whose gradients went is then not known
+    unused: tuple[str, ...] = ()  # parameters with gradients that no optimizer uses
+    unused_share: float = 0.0  # of all values with gradients, 0 to 1
 
 
-def optimizer_findings(facts: OptimizersFacts, *, is_scaled: bool = False) -> tuple[FitFinding, ...]:
-    """Return what stands out. `is_scaled`: a GradScaler decides which steps are taken."""
-    findings: list[FitFinding] = []
+def optimizer_findings(
+    facts: OptimizersFacts, *, is_scaled: bool = False, times: Mapping[str, int] | None = None
+) -> tuple[FitFinding, ...]:
+    """Return what stands out.
+
+    `is_scaled`: a GradScaler decides which steps are taken. `times`: nanoseconds of a batch by phase, as far as they are known.
+    """
+    times = times or {}
+    findings: list[FitFinding] = [*_many(facts, times), *_unused(facts, times)]
     for optimizer in facts.optimizers:
         findings += [*_eps(optimizer), *_piles_up(optimizer, facts), *_in_place(optimizer), *_without_gradients(optimizer)]
         if not is_scaled:
-            findings += _never_steps(optimizer, facts)
+            findings += [*_never_steps(optimizer, facts), *_thrown(optimizer, facts)]
     return tuple(findings)
 
 
@@ -75,6 +90,50 @@ def _piles_up(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[Fit
             evidence=f"{facts.steps} steps, no `zero_grad`: each step uses the sum of all gradients since the first",
             change="`optimizer.zero_grad()` before each backward pass",
             nbytes=facts.gradient_bytes,
+        )
+
+
+def _thrown(facts: OptimizerFacts, all_facts: OptimizersFacts) -> Iterator[FitFinding]:
+    if facts.steps >= _ENOUGH and facts.thrown >= 2 * facts.steps and len(all_facts.optimizers) == 1:
+        yield FitFinding(
+            kind="zero_grad",
+            severity="problem",
+            what=f"`zero_grad` throws gradients away: {_name(facts)} steps on the last of several backward passes only",
+            evidence=f"{facts.cleared} times cleared, {facts.steps} steps: {facts.thrown} times a backward pass had come since "
+            "the last step",
+            change="`optimizer.zero_grad()` after each step, and not before each backward pass",
+        )
+
+
+def _many(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFinding]:
+    """Yield many optimizers that step one after the other, each with few parameters."""
+    count = len([optimizer for optimizer in facts.optimizers if optimizer.steps])
+    if count >= _MANY:
+        time = times.get(phases.STEP, 0) + times.get(phases.ZERO_GRAD, 0)
+        yield FitFinding(
+            kind="optimizers",
+            severity="advice",
+            what=f"{count} optimizers step in each batch",
+            evidence=f"with {sum(optimizer.parameters for optimizer in facts.optimizers)} parameters in all: one optimizer "
+            "updates many parameters at once",
+            change=f"one `{facts.optimizers[0].name}(model.parameters())`, with groups where settings differ",
+            time=time * (count - 1) // count or None,
+        )
+
+
+def _unused(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFinding]:
+    """Yield gradients that are computed for nothing."""
+    if facts.unused and facts.unused_share >= _MUCH:
+        shown = ", ".join(f"`{name}`" for name in facts.unused[:_SHOWN])
+        more = f" and {len(facts.unused) - _SHOWN} more" if len(facts.unused) > _SHOWN else ""
+        part = facts.unused[0].partition(".")[0]
+        yield FitFinding(
+            kind="unused gradients",
+            severity="advice",
+            what=f"{counted(len(facts.unused), 'parameter')} get gradients that no optimizer uses: {shown}{more}",
+            evidence=f"{facts.unused_share:.0%} of all values with gradients",
+            change=f"`requires_grad_(False)` of what is frozen, e.g. `model.{part}`: its backward pass goes",
+            time=round(times.get(phases.BACKWARD, 0) * facts.unused_share / 2) or None,
         )
 
 

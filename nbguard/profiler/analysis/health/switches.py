@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nbguard.profiler.analysis.report import FitFinding, Setting
 
+_ENOUGH = 3
 _SHAPES = 3
 """Shapes of inputs, batch size apart, that cudnn may well try algorithms for."""
 
@@ -25,12 +26,15 @@ class SwitchFacts:
     batch_size: int | None = None  # of the first input of the first training batch
     convolves: bool = False  # the model has two-dimensional convolutions
     is_channels_last: bool = False  # and their weights are laid out so
+    is_double: bool = False  # its parameters are float64
+    evaluated: int = 0  # training batches looked at in which a model with dropout or batch norm was in eval mode
+    trained: int = 0  # training batches looked at
     unseeded: tuple[str, ...] = ()  # parts of the loaders that draw from global generators
 
 
 def switch_findings(facts: SwitchFacts, work: int = 0) -> tuple[FitFinding, ...]:
     """Return the switches that stand out. `work`: nanoseconds of a batch in forward and backward passes."""
-    return (*_debugging(facts, work), *_benchmark(facts), *_determinism(facts))
+    return (*_debugging(facts, work), *_modes(facts, work), *_benchmark(facts), *_determinism(facts))
 
 
 def _debugging(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
@@ -50,6 +54,27 @@ def _debugging(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
             what="CUDA_LAUNCH_BLOCKING=1: the host waits for every kernel",
             evidence="nothing is prepared while the GPU works: a switch for finding errors",
             change="`del os.environ['CUDA_LAUNCH_BLOCKING']` before CUDA is used: restart the kernel",
+        )
+
+
+def _modes(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
+    if facts.evaluated >= _ENOUGH and 2 * facts.evaluated > facts.trained:
+        yield FitFinding(
+            kind="eval",
+            severity="problem",
+            what="the model is trained in eval mode",
+            evidence=f"in {facts.evaluated} of the {facts.trained} training batches looked at: no dropout, and batch norm keeps the "
+            "statistics that it had",
+            change="`model.train()` before the training batches, also after each validation",
+        )
+    if facts.is_double:
+        yield FitFinding(
+            kind="float64",
+            severity="advice",
+            what="the model computes in float64",
+            evidence="twice the memory of float32, and at least twice the time; on most GPUs 32 times",
+            change="`model.float()`, and inputs of `torch.float32` (NumPy arrays are float64 by default)",
+            time=work // 2 or None,
         )
 
 

@@ -98,8 +98,9 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
     is_fast = fetch is not None and fetch < loader.workers * (context.step - context.wait)
     if loader.workers == 0 and context.cores > 1 and context.do_workers_pay:
         change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
+        left = max(0, context.wait // context.cores - (context.step - context.wait))  # what that many workers would not hide
         yield _finding(
-            "workers", "batches are made in the fit's own process, one after the other", evidence, change, context.wait
+            "workers", "batches are made in the fit's own process, one after the other", evidence, change, context.wait - left
         )
     elif loader.workers and fetch is not None and 2 * fetch < context.wait:
         what = f"the fit waits longer for its {_workers(loader.workers)} than a batch takes to make"

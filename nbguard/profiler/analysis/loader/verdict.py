@@ -12,10 +12,12 @@ from nbguard.units import format_time
 
 _BUSY = 0.90  # of the time: a GPU that works so much has nothing to wait for
 _STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited for, waits for Python
-_PYTHON = 0.30  # of a step in callbacks and other code, on a CPU
+_PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
 
 
-def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accelerator: bool) -> LoaderVerdict:
+def verdict(
+    timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accelerator: bool, of_library: float = 0.0
+) -> LoaderVerdict:
     """Return the verdict on the steady state of a fit, and the advice on its loaders.
 
     Args:
@@ -23,13 +25,14 @@ def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accel
         loaders: as they were used.
         cores: CPU cores that this process may use.
         on_accelerator: whether the model is on one.
+        of_library: share of the other code in training batches that is a library's own loop.
     """
     if not timing.step:
         return LoaderVerdict(
             bound="unknown", sentence="no training batch of a steady state was seen: what the fit waits for is not known"
         )
     medians = timing.medians
-    bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator)
+    bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator, of_library)
     context = LoaderContext(
         timing=timing,
         step=timing.step,
@@ -42,7 +45,9 @@ def verdict(timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accel
     return LoaderVerdict(bound=bound, sentence=sentence, gain=gain, advice=tuple(advice(context)))
 
 
-def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool) -> tuple[Bound, int | None, str]:
+def _bound(
+    timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool, of_library: float
+) -> tuple[Bound, int | None, str]:
     wait, transfer = medians.get(phases.WAIT, 0), medians.get(phases.TO_DEVICE, 0)
     busy = timing.busy if on_accelerator else None
     idle = step if busy is None else max(0, round((1 - busy) * step))
@@ -61,7 +66,8 @@ def _bound(timing: Timing, step: int, medians: dict[str, int], on_accelerator: b
     if busy is not None and busy < _STARVED:
         words = f"Python-bound: the GPU worked {busy:.0%} of the time though {_share(wait, step)} is waiting for data: it waits"
         return "Python", idle, f"{words} for the code that gives it work; {_at_most(idle, step)}"
-    if not on_accelerator and python > _PYTHON * step:
+    theirs = round(of_library * medians.get(phases.OTHER, 0))
+    if not on_accelerator and python - theirs > _PYTHON * step:
         words = f"Python-bound: {_share(python, step)} is in callbacks and other code"
         return "Python", python, f"{words}; {_at_most(python, step)}"
     if waits:

@@ -15,6 +15,10 @@ HolderPath = tuple[str, ...]
 """The way from a root to a tensor as one would write it, step by step: ("losses", "[3]", " → graph")."""
 
 _ORDER = ("name", "module", "frame")
+BASE = " → base"
+"""The step from a view to the tensor that it is of."""
+_CARRIED = 16
+"""Tensors whose graphs others go on from, of which each one's whole graph is counted."""
 _ITEM = r"\[\d+\]"
 """A step to an item of a list."""
 
@@ -71,9 +75,16 @@ def _sizes_of_graphs(graph: Graph, tensors: Iterable[int]) -> dict[int, int]:
     """
     heads = {node: [child for child, label in graph.nodes[node].references if label == GRAPH] for node in tensors}
     inner = {child for node in graph.nodes if node.kind == "graph" for child in node.children}
+    holders = [node for node in graph.nodes if node.kind not in ("graph", "tensor")]
+    held = {child for node in holders for child in node.children}
+    in_tuples = {child for node in holders for child, label in node.references if re.fullmatch(_ITEM, label)}
+    carried = sorted((node for node in heads if not inner.isdisjoint(heads[node])), key=lambda node: node not in held)
+    few = [node for node in carried if node in held][:_CARRIED]
+    few.sort(key=lambda node: _size_of_graph(graph, node, set()))  # an output has all the nodes of the state, and its own
     counted: set[int] = set()
-    carried_first = sorted(heads, key=lambda node: inner.isdisjoint(heads[node]))
-    return {node: _size_of_graph(graph, node, counted) for node in carried_first}
+    states = [node for node in heads if node in in_tuples]  # (h, c) of an LSTM, whose output has most of their nodes, too
+    order = dict.fromkeys((*few, *carried, *states, *heads))
+    return {node: _size_of_graph(graph, node, counted) for node in order}
 
 
 def _size_of_graph(graph: Graph, tensor: int, counted: set[int]) -> int:
@@ -171,12 +182,18 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
 
 def _is_state(sizes: HolderSizes, at: HolderPath) -> bool:
     """Say whether the tensor whose graph lies at a place has more than one value."""
-    return GRAPH in at and sizes.nbytes.get(at[: at.index(GRAPH)], 0) > _ONE_VALUE
+    tensor = at[: at.index(GRAPH)] if GRAPH in at else ()
+    return bool(tensor) and max(sizes.nbytes.get(tensor, 0), sizes.nbytes.get(_without_base(tensor), 0)) > _ONE_VALUE
+
+
+def _without_base(at: HolderPath) -> HolderPath:
+    """Return the place of the view of a tensor, which is what has a name."""
+    return at[:-1] if at[-1:] == (BASE,) else at
 
 
 def _written(at: HolderPath) -> str:
     """Return a place as one would write it; the step to a graph at its end is left out."""
-    return "".join(at[:-1] if at[-1:] == (GRAPH,) else at)
+    return "".join(_without_base(at[:-1] if at[-1:] == (GRAPH,) else at))
 
 
 def _of_list(at: HolderPath) -> HolderPath:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from nbguard.profiler.analysis.time import phases
@@ -37,6 +37,15 @@ class Batch:
         return sum(nanoseconds for phase, nanoseconds in self.times.items() if phase != phases.OWN)
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The phase that went on at a moment, and the pass over a loader whose batch it belongs to."""
+
+    phase: str  # in the words of `phases`
+    loop: int | None = None  # number of the pass, as of a batch; None: around the batches
+    batch: int = 0  # start of the batch, by the clock of the log; 0: around the batches
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
     """All batches in the order in which they began, and the nanoseconds by phase that belong to none."""
@@ -47,6 +56,7 @@ class Batches:
     wall: int  # nanoseconds: all of it
     fits: int = 0  # of Learners
     callbacks: Mapping[str, str] = field(default_factory=dict)  # class of the callback by its phase, as in the log
+    moments: tuple[Moment, ...] = ()  # those that were asked for
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +69,7 @@ class _Open:
     is_disturbed: bool = False  # nbguard looked closer in it
     has_loss: bool = False  # there was a loss in it
     was_left: bool = False  # a loop inside it has ended, and its own loop has not gone on yet
+    loop: int | None = None  # number of its pass, once it is kept
 
     def add(self, phase: str, nanoseconds: int) -> None:
         (self.later if self.was_left else self.times)[phase] += nanoseconds
@@ -84,8 +95,11 @@ class _Loop:
 class _Divider:
     """Goes through the log once. The innermost loop that goes on owns the time; a loop inside a batch interrupts it."""
 
-    def __init__(self, marks: PhaseLog) -> None:
+    def __init__(self, marks: PhaseLog, moments: Iterable[int] = ()) -> None:
         self.batches: list[Batch] = []
+        self._moments = iter(moments)
+        self._moment = next(self._moments, None)  # the next one that is asked for
+        self._at: list[tuple[str, _Open | None]] = []  # of each moment its phase and batch
         self.outside: Counter[str] = Counter()
         self.fits = 0
         self._open: list[_Loop] = []
@@ -104,6 +118,9 @@ class _Divider:
                 self._boundary(boundary, before)
                 boundary = next(boundaries, None)
             self._add(marks.labels[code], before, time - before)
+            while self._moment is not None and self._moment < time:
+                self._at.append((marks.labels[code], self._open[-1].batch if self._open else self._loose))
+                self._moment = next(self._moments, None)
             before = time
         for later in (boundary, *boundaries):
             if later is not None:
@@ -226,7 +243,15 @@ class _Divider:
         self.outside += loop.batch.later
         self._keep(loop.key, loop.batch, is_complete=is_complete)
 
+    @property
+    def moments(self) -> Iterator[Moment]:
+        """Yield the moments that were asked for, up to the end of the log."""
+        for phase, batch in self._at:
+            is_kept = batch is not None and batch.loop is not None
+            yield Moment(phase, batch.loop, batch.start) if batch is not None and is_kept else Moment(phase)
+
     def _keep(self, loop: int, batch: _Open, *, is_complete: bool) -> None:
+        batch.loop = loop
         self.batches.append(
             Batch(
                 loop=loop,
@@ -239,9 +264,12 @@ class _Divider:
         )
 
 
-def divide(marks: PhaseLog) -> Batches:
-    """Return the batches of a log. Their times and those outside add up to its wall time."""
-    divider = _Divider(marks)
+def divide(marks: PhaseLog, moments: Iterable[int] = ()) -> Batches:
+    """Return the batches of a log. Their times and those outside add up to its wall time.
+
+    `moments`: times of the log's clock, in order, of which the phase and the batch are asked for.
+    """
+    divider = _Divider(marks, moments)
     return Batches(
         batches=tuple(divider.batches),
         outside=dict(divider.outside),
@@ -249,6 +277,7 @@ def divide(marks: PhaseLog) -> Batches:
         wall=marks.wall,
         fits=divider.fits,
         callbacks=marks.callbacks,
+        moments=tuple(divider.moments),
     )
 
 

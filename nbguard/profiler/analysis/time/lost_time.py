@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
 from nbguard.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches
+from nbguard.profiler.analysis.time.hot_code import HotCode, HotKind
+from nbguard.profiler.analysis.time.stacks import CELL
 from nbguard.profiler.analysis.time.timing import steady_batches
+from nbguard.render.words import line_words
 from nbguard.units import counted, format_time
 
 LARGE = 0.10
 """Share of the fit's wall time from which a part of it is named."""
+_NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.30, "line": 0.25}
+"""The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
 _NOTICED = 200_000_000
 """Nanoseconds of a fit: less is not worth a word, however short the fit."""
 _MUCH_VALIDATION = 0.40
 """Share of the wall time up to which validation is what one expects: it runs the model as often, or nearly."""
 _MUCH_CODE = 0.25
 """Share of the wall time up to which code around the batches is what one expects: a cell also makes models and reads files."""
+_RECORDER = "Recorder"
+"""fastai's callback that computes metrics."""
+_OFTEN = 2
+"""Passes over validation data for each one of training from which validation is often."""
 _STALL = 20
 """Times the median that a batch takes which stalls,"""
 _LONG_STALL = 50_000_000
@@ -29,20 +39,24 @@ _FEW = 0.25
 """Share of batches that may stall: more of them are no exceptions."""
 
 
-def lost_time(timing: Timing, batches: Batches, of_fastai: Collection[str] = ()) -> Iterator[FitFinding]:
+def lost_time(
+    timing: Timing, batches: Batches, of_fastai: Collection[str] = (), hot: Sequence[HotCode] = ()
+) -> Iterator[FitFinding]:
     """Yield the parts that take much of the fit's wall time, the model's own work in training batches apart.
 
     Args:
         timing: where the time went.
         batches: of the same fit.
         of_fastai: phases of callbacks without which fastai does not train.
+        hot: code that time goes to, by name.
     """
     if not timing.batches:
         return
-    yield from _transforms(timing)
-    yield from _validation(timing, of_fastai)
-    yield from _around(timing, of_fastai)
-    yield from _stalls(timing, batches)
+    yield from _code(timing, hot)
+    yield from _transforms(timing, hot)
+    yield from _validation(timing, of_fastai, hot)
+    yield from _around(timing, of_fastai, hot)
+    yield from _stalls(timing, batches, hot)
 
 
 def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE) -> bool:
@@ -65,21 +79,77 @@ def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evid
     )
 
 
-def _transforms(timing: Timing) -> Iterator[FitFinding]:
+def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
+    """Yield functions and lines by name."""
+    for code in hot:
+        share = _NAMED.get(code.kind, 1.0)
+        if 2 * code.setup > code.total:
+            share = _MUCH_CODE
+        if code.line is None or not _is_large(timing, code.total, share):
+            continue
+        is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
+        if is_loaders or not _is_large(timing, code.total - _usual(timing, code), share):
+            continue  # these have findings of their own
+        line, where = code.line, line_words(code.line.file, code.line.line, "")
+        is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
+        name = f"`{line.called}` ({where})"
+        if code.kind == "line":
+            name = where if line.name == CELL else f"{where} in `{line.called}`,"
+        what = f"{name} takes {format_time(code.total)}"
+        change = "do less in it, or do it less often"
+        if code.kind == "hook":
+            owner = "" if code.hook is None else f" of `{code.hook.module or code.hook.type}` ({code.hook.type})"
+            what, change = f"the hook {name}{owner} takes {format_time(code.total)}", "take the hook out, or do less in it"
+        elif code.kind == "loss":
+            what, change = f"the loss function {name} takes {format_time(code.total)}", "do less in it"
+        elif code.kind == "line":
+            change = "look at this line: it runs between the calls of the model"
+        evidence = ", ".join(filter(None, (_shares(code), f"nearly all of it in `{code.inner}`" if code.inner else "")))
+        yield _finding("code", timing, code.total, what, change, evidence)
+
+
+def _usual(timing: Timing, code: HotCode) -> int:
+    """Return the nanoseconds of code that a callback of fastai's takes in each batch, or outside of batches."""
+    rows = [row for row in timing.rows if row.callback and row.callback != _RECORDER]
+    return sum(
+        min(code.within_phase(row.group, row.phase), (row.median or 0) * timing.batches if row.group == "batch" else row.total)
+        for row in rows
+        if row.group == "batch" or _is_large(timing, row.total)
+    )
+
+
+def _shares(code: HotCode) -> str:
+    words = {"batch": "in training batches", "validation": "in validation", "around": "around the batches"}
+    groups: tuple[Group, ...] = ("batch", "validation", "around")
+    parts = [f"{format_time(code.within(group))} {words[group]}" for group in groups if code.within(group)]
+    return ", ".join(parts) + f"; seen in {counted(code.batches, 'batch', 'batches')}"
+
+
+def _explained(hot: Sequence[HotCode], group: Group, phase: str = "") -> int:
+    """Return the nanoseconds of a group, or of a phase in it, that have a name, or are a library's own."""
+    return sum(
+        time for code in hot for (where, what), time in code.times.items() if where == group and phase in ("", what)
+    )
+
+
+def _transforms(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     total = sum(row.total for row in timing.rows if row.phase == phases.TRANSFORMS)
-    if _is_large(timing, total):
+    named = sum(_explained(hot, row.group, row.phase) for row in timing.rows if row.phase == phases.TRANSFORMS)
+    if _is_large(timing, total) and 2 * named < total:
         what = f"batch transforms (`after_batch` of the loaders) take {format_time(total)}"
         change = "make them cheaper, or do them per item, where workers share them"
         yield _finding("batch transforms", timing, total, what, change)
 
 
-def _validation(timing: Timing, of_fastai: Collection[str]) -> Iterator[FitFinding]:
+def _validation(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield callbacks and metrics in validation, or validation as a whole."""
     rows = _rows(timing, "validation")
     total = sum(row.total for row in rows)
     for row in rows:
         if row.callback and _is_large(timing, row.total):
-            if row.phase in of_fastai and row.callback == "Recorder":
+            if row.phase in of_fastai and row.callback == _RECORDER:
+                if 2 * _explained([code for code in hot if code.line], "validation", row.phase) >= row.total:
+                    continue  # the metric has been named
                 what = f"the metrics take {format_time(row.total)} of validation, in fastai's `Recorder`"
                 change = "compute metrics on less data, or from sums of each batch once an epoch"
             else:
@@ -87,15 +157,41 @@ def _validation(timing: Timing, of_fastai: Collection[str]) -> Iterator[FitFindi
                 change = f"do less in `{row.callback}` while `self.training` is False"
             yield _finding("validation", timing, row.total, what, change)
             return
-    if _is_large(timing, total, _MUCH_VALIDATION):
-        passes = [epoch for epoch in timing.epochs if not epoch.is_training]
-        what = f"validation takes {format_time(total)}: {counted(len(passes), 'pass', 'passes')} over its data"
+    yield from _validating(timing, rows, total, hot)
+
+
+def _validating(timing: Timing, rows: Sequence[TimeRow], total: int, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
+    """Yield validation as a whole, less the functions in it that have a name of their own."""
+    passes = [epoch for epoch in timing.epochs if not epoch.is_training]
+    is_often = len(passes) > _OFTEN * (len(timing.epochs) - len(passes))
+    least = LARGE if is_often else _MUCH_VALIDATION
+    named = [code for code in hot if code.kind in ("function", "hook") and _is_large(timing, code.total)]
+    rest = total - sum(code.within("validation") for code in named)
+    by_kind = {code.kind: code for code in reversed(hot) if 4 * code.within("validation") >= total}
+    library, users = by_kind.get("library"), by_kind.get("validation")
+    if library is not None and library.work is not None:
+        rest += library.total - library.within("validation")
+        if _is_large(timing, rest, least):
+            what = f"{library.work.what} takes {format_time(rest)} in {counted(len(passes), 'pass', 'passes')}"
+            yield _finding("validation", timing, rest, what, library.work.change)
+    elif rows and _is_large(timing, rest, least):
+        what = f"validation takes {format_time(rest)}: {counted(len(passes), 'pass', 'passes')} over its data"
+        if users is not None and users.line is not None:
+            what += f" in `{users.line.called}` ({line_words(users.line.file, users.line.line, '')})"
         evidence = f"most of it {rows[0].phase} ({format_time(rows[0].total)})"
-        yield _finding("validation", timing, total, what, "validate less often, or on a part of the data", evidence)
+        yield _finding("validation", timing, rest, what, "validate less often, or on a part of the data", evidence)
 
 
-def _around(timing: Timing, of_fastai: Collection[str]) -> Iterator[FitFinding]:
-    """Yield callbacks, starts of workers and other code outside of batches."""
+def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) -> Iterator[FitFinding]:
+    """Yield callbacks, a library's work, starts of workers and other code outside of batches."""
+    for code in hot:
+        if code.kind == "import" and code.total >= _NOTICED:
+            what = f"importing modules takes {format_time(code.total)}"
+            finding = _finding("imports", timing, code.total, what, "nothing: only the first fit of a process pays for it")
+            yield replace(finding, severity="note")
+        if code.work is not None and 2 * code.within("validation") < code.total and _is_large(timing, code.total):
+            what = f"{code.work.what} takes {format_time(code.total)}"
+            yield _finding("library", timing, code.total, what, code.work.change, _shares(code))
     for row in _rows(timing, "around"):
         if row.callback and row.phase not in of_fastai and _is_large(timing, row.total):
             what = f"the callback `{row.callback}` takes {format_time(row.total)} outside of batches"
@@ -105,13 +201,13 @@ def _around(timing: Timing, of_fastai: Collection[str]) -> Iterator[FitFinding]:
             what = f"starting workers takes {format_time(row.total)}"
             change = "fewer workers, or `persistent_workers=True`, which starts them once"
             yield _finding("workers start", timing, row.total, what, change)
-        elif row.phase == phases.OTHER and _is_large(timing, row.total, _MUCH_CODE):
+        elif row.phase == phases.OTHER and not hot and _is_large(timing, row.total, _MUCH_CODE):
             what = f"code around the batches takes {format_time(row.total)}"
             change = "look at the code of the cell before, between and after the epochs; `%%prun` names its functions"
             yield _finding("other code", timing, row.total, what, change)
 
 
-def _stalls(timing: Timing, batches: Batches) -> Iterator[FitFinding]:
+def _stalls(timing: Timing, batches: Batches, hot: Sequence[HotCode] = ()) -> Iterator[FitFinding]:
     """Yield the few batches that take many times as long as the others."""
     steady = steady_batches(batches)
     usual = round(median(batch.step for batch in steady)) if steady else 0
@@ -131,6 +227,8 @@ def _stalls(timing: Timing, batches: Batches) -> Iterator[FitFinding]:
             if phase != phases.OWN:
                 sums[phase] = sums.get(phase, 0) + nanoseconds
     phase = max(sums, key=lambda name: sums[name])
+    if any(2 * code.within_phase("batch", phase) >= total for code in hot):
+        return  # it has been named
     longest = max(batch.step for _, batch in stalled)
     numbers = ", ".join(f"{number}" for number, _ in stalled[:4]) + (", …" if len(stalled) > 4 else "")
     what = f"{counted(len(stalled), 'batch stalls', 'batches stall')} in {phase}: {format_time(total)} together"

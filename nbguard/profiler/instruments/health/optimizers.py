@@ -9,6 +9,7 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts
+from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.health.parameter_groups import Group, groups_of, torchs
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
@@ -24,7 +25,9 @@ class _Optimizer:
         self.name = name_of(type(torchs(optimizer) or optimizer))
         self.is_fastai = torchs(optimizer) is None
         self.steps = self.cleared = self.cleared_in_place = self.gradient_bytes = self.looks = 0
-        self.piled = self.replaced = 0
+        self.piled = self.replaced = self.thrown = 0
+        self.has_pending = False  # a backward pass came since its last step, and since its gradients were cleared
+        self.parameters: frozenset[int] = frozenset()  # ids of all
         self.half_eps: dict[float, int] = {}
         self.without: dict[int, weakref.ref[Any]] = {}
         self.sample: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None  # a parameter and its gradient at the last look
@@ -40,6 +43,8 @@ class _Optimizer:
             half_eps=tuple(self.half_eps.items()),
             piled=self.piled,
             replaced=self.replaced,
+            thrown=self.thrown,
+            parameters=len(self.parameters),
             without_gradients=without,
             looks=self.looks,
             is_fastai=self.is_fastai,
@@ -67,6 +72,7 @@ class OptimizerWatch:
         self._torch: Any = torch
         self._recorder = recorder
         self._arriving = AsyncScalars(torch)
+        self._stepping = recorder.code(phases.STEP)
         self._patches.put(torch.nn.Module, "zero_grad", self._clear_model)
         recorder.subscribe("model", self._model)
         recorder.subscribe("loss", self._loss)
@@ -79,10 +85,25 @@ class OptimizerWatch:
         self._arriving.poll()
         names = {id(p): name for model in self._models for name, p in model.named_parameters()}
         facts = tuple(optimizer.facts(names) for optimizer in self._optimizers)
-        self._facts = OptimizersFacts(facts, self._backwards, self._clears_model)
+        self._facts = OptimizersFacts(facts, self._backwards, self._clears_model, *self._unused_gradients())
         self._optimizers.clear()
         self._looked_at.clear()
         self._models.clear()
+
+    def _unused_gradients(self) -> tuple[tuple[str, ...], float]:
+        """Return the parameters with gradients that no optimizer uses, and their share of all values with gradients."""
+        used = frozenset(parameter for optimizer in self._optimizers for parameter in optimizer.parameters)
+        unused: list[str] = []
+        sizes = {True: 0, False: 0}
+        for model in self._models:
+            named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            if used.isdisjoint(id(p) for _, p in named):
+                continue  # another model, which is not trained here
+            for name, p in named:
+                if id(p) in used or p.grad is not None:
+                    sizes[id(p) in used] += p.numel()
+                    unused += [] if id(p) in used else [name]
+        return tuple(unused), sizes[False] / max(sum(sizes.values()), 1)
 
     def observe(self) -> OptimizersFacts:
         """Return the observations; to be called after `stop`."""
@@ -101,6 +122,7 @@ class OptimizerWatch:
     def _step(self, optimizer: Any) -> None:
         known = self._of(optimizer)
         known.steps += 1
+        known.has_pending = False
         if self._backwards and known.steps & (known.steps - 1) == 0:
             self._look(known, groups_of(optimizer))
 
@@ -108,6 +130,7 @@ class OptimizerWatch:
         known.looks += 1
         if known.looks == 1:
             known.half_eps = _half_eps(self._torch, groups)
+            known.parameters = frozenset(id(p) for group in groups for p in group.parameters)
         required = [p for group in groups for p in group.parameters if p.requires_grad]
         without = {id(p): weakref.ref(p) for p in required if p.grad is None}
         known.without = without if known.looks == 1 else {key: without[key] for key in known.without if key in without}
@@ -120,6 +143,8 @@ class OptimizerWatch:
 
     def _loss(self, _: Any) -> None:
         self._backwards += 1
+        for known in self._optimizers:
+            known.has_pending = True
         self._arriving.poll()
         while self._looked_at:
             known = self._looked_at.pop()
@@ -143,6 +168,8 @@ class OptimizerWatch:
     def _zero_grad(self, optimizer: Any, set_to_none: Any) -> None:
         known = self._of(optimizer)
         known.cleared += 1
+        known.thrown += known.has_pending and self._recorder.current != self._stepping  # a closure's come again
+        known.has_pending = False
         known.cleared_in_place += set_to_none is False
 
     def _clear_model(self, original: Callable[..., Any]) -> Callable[..., Any]:

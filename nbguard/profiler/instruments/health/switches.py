@@ -12,7 +12,7 @@ from nbguard.profiler.analysis.health.switches import SwitchFacts
 from nbguard.profiler.analysis.report import Setting
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of
-from nbguard.scan.heap.kinds import mro_of
+from nbguard.scan.heap.kinds import mro_of, name_of
 
 _LIMIT = 64
 """Shapes that are kept to tell them apart."""
@@ -70,12 +70,29 @@ def _cores() -> int:
 
 def _images(torch: Any, module: Any, args: Any) -> dict[str, Any]:
     """Return the size of the first batch and the layout of the model's weights."""
+    facts = {"is_double": _is_double(torch, module)}
     first = next((arg for arg in args if torch.Tensor in mro_of(type(arg))), None)
     if first is None or not first.dim():
-        return {}
+        return facts
     kernels = [layer.weight for layer in module.modules() if type(layer) is torch.nn.Conv2d]
     last = [kernel.is_contiguous(memory_format=torch.channels_last) and not kernel.is_contiguous() for kernel in kernels]
-    return {"batch_size": first.shape[0], "convolves": bool(kernels), "is_channels_last": any(last)}
+    return facts | {"batch_size": first.shape[0], "convolves": bool(kernels), "is_channels_last": any(last)}
+
+
+def _is_double(torch: Any, module: Any) -> bool:
+    """Say whether most parameters of a model are float64."""
+    sizes = {True: 0, False: 0}
+    for parameter in module.parameters():
+        sizes[parameter.dtype is torch.float64] += parameter.numel()
+    return sizes[True] > sizes[False]
+
+
+def _is_evaluated(module: Any) -> bool:
+    """Say whether a model that can be trained has all of dropout and batch norm in eval mode."""
+    if module.training or not any(parameter.requires_grad for parameter in module.parameters()):
+        return False
+    kinds = [layer for layer in module.modules() if name_of(type(layer)).startswith(("BatchNorm", "Dropout", "SyncBatchNorm"))]
+    return bool(kinds) and not any(layer.training for layer in kinds)
 
 
 class SwitchWatch:
@@ -87,6 +104,8 @@ class SwitchWatch:
         self._shapes: set[Any] = set()
         self._unseeded: dict[str, None] = {}
         self._detects_anomalies = False
+        self._is_evaluated = False  # the model of this batch
+        self._evaluated = self._trained = 0
         self._facts: SwitchFacts | None = None
 
     def start(self, recorder: Recorder) -> None:
@@ -111,9 +130,14 @@ class SwitchWatch:
             detects_anomalies=self._detects_anomalies or facts.detects_anomalies,
             shapes=len(self._shapes),
             unseeded=tuple(self._unseeded),
+            evaluated=self._evaluated,
+            trained=self._trained,
         )
 
     def _loss(self, _: Any) -> None:
+        self._trained += 1
+        self._evaluated += self._is_evaluated
+        self._is_evaluated = False
         self._detects_anomalies |= self._torch.is_anomaly_enabled()
 
     def _read(self) -> SwitchFacts:
@@ -129,6 +153,12 @@ class SwitchWatch:
 
     def _model(self, _module: Any, _args: Any) -> None:
         self._recorder.subscribe("forward", self._forward)
+        self._recorder.subscribe("forward", self._mode)
+
+    def _mode(self, module: Any, _: Any) -> None:
+        if module.training or not self._torch.is_grad_enabled():
+            return
+        self._is_evaluated = _is_evaluated(module)
 
     def _forward(self, module: Any, args: Any) -> None:
         torch = self._torch

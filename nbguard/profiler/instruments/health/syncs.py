@@ -74,6 +74,7 @@ class SyncWatch:
             self._patches.put(torch.Tensor, name, self._counted(name))
         for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):
             self._patches.put(owner, "synchronize", self._counted("synchronize"))
+        self._patches.put(torch.cuda, "empty_cache", self._counted("empty_cache"))
 
     def stop(self) -> None:
         """Take the patches out, and write the reads down by line."""

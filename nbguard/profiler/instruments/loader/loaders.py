@@ -79,7 +79,7 @@ class LoaderWatch:
         self._mine: tuple[int, FetchTimer] | None = None  # in a worker
         self._handed: _Watched | None = None  # is watched on by another watch
         self._awaited: tuple[_Watched, int] | None = None  # waits for its first batch
-        self._fresh: tuple[_Watched, int] | None = None  # has given one batch at most
+        self._fresh: _Watched | None = None  # whose purpose is not known yet: some loops ask for several batches before they train
 
     def start(self, recorder: Recorder) -> None:
         """Put the clocks around fetches."""
@@ -169,8 +169,8 @@ class LoaderWatch:
         if fetcher is not None:
             self._counters[fetcher] = watched.timer
             self._current = weakref.ref(fetcher), watched.timer
-        self._fresh = watched, self._recorder.batches
-        self._recorder.subscribe("batch", self._batch)
+        self._fresh = watched
+        self._recorder.subscribe("end", self._settle)
         self._recorder.subscribe("backward", self._backward)
         begun = self._begun.get(iterator)
         if begun is not None:
@@ -184,20 +184,16 @@ class LoaderWatch:
         self._awaited = None
         self._recorder.unsubscribe("waited", self._waited)
 
-    def _batch(self, number: int) -> None:
-        if self._fresh is not None and number > self._fresh[1] + 1:
-            self._settle()
-
     def _backward(self) -> None:
-        if self._fresh is not None:
-            watched = self._fresh[0]
+        watched = self._fresh
+        if watched is not None:
             watched.facts = replace(watched.facts, is_training=True)
         self._settle()
 
     def _settle(self) -> None:
         """Listen no more: the purpose of the loader is known."""
         self._fresh = None
-        self._recorder.unsubscribe("batch", self._batch)
+        self._recorder.unsubscribe("end", self._settle)
         self._recorder.unsubscribe("backward", self._backward)
 
     # --- around fetches, in the fit's process and in workers ----------------------------------------------------------------

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from nbguard.errors import StoppedAtNaN
-from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, NotFinite, Origin, evidence_of
+from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, LossJump, NotFinite, Origin, evidence_of
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
+from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, device_type
@@ -41,6 +42,8 @@ class FiniteWatch:
         self._stops = stop_on_nan
         self._losses = self._gradients = 0
         self._first: NotFinite | None = None
+        self._jump: LossJump | None = None  # the first loss that is many times those before it
+        self._rate: float | None = None  # largest learning rate at the last step that was looked at
         self._searched: NotFinite | None = None  # by fastai's learning rate finder, if that was all
         self._learner: weakref.ref[Any] | None = None
         self._is_search = False
@@ -59,6 +62,7 @@ class FiniteWatch:
         self._torch: Any = torch
         self._recorder = recorder
         self._arriving = AsyncScalars(torch, waits=self._stops)
+        self._history = LossHistory(torch)
         recorder.subscribe("learner", self._begin)
         recorder.subscribe("fit ends", self._end)
         recorder.subscribe("model", self._model)
@@ -75,7 +79,7 @@ class FiniteWatch:
 
     def observe(self) -> FiniteFacts:
         """Return how much was looked at, and the first value that was not finite."""
-        return FiniteFacts(self._losses, self._gradients, self._first or self._searched)
+        return FiniteFacts(self._losses, self._gradients, self._first or self._searched, self._jump)
 
     def _begin(self, learner: Any) -> None:
         self._learner = weakref.ref(learner)
@@ -84,7 +88,7 @@ class FiniteWatch:
 
     def _end(self, _: Any) -> None:
         if self._is_search:  # its NaN says nothing of the fits that follow
-            self._searched, self._first = self._first or self._searched, None
+            self._searched, self._first, self._jump = self._first or self._searched, None, None
             self._arriving = AsyncScalars(self._torch, waits=self._stops)
         self._learner, self._is_search = None, False
 
@@ -105,27 +109,30 @@ class FiniteWatch:
 
     def _loss(self, tensors: Any) -> None:
         self._are_used = True
-        if not self._stops and self._is_finite(tensors):  # nearly always: nothing else is made of it
+        value = self._finite_value(tensors)
+        if value is not None:  # nearly always: nothing else is made of it
             self._losses += 1
-            return
-        if self._arriving.is_waiting:
-            self._arriving.poll()
-        for tensor in tensors if type(tensors) in (tuple, list) else (tensors,):
-            if self._first is None and issubclass(type(tensor), self._torch.Tensor):
-                self._look_at_loss(tensor)
+            if self._history.note(value, self._calls) and self._jump is None:
+                self._note_jump(value)
+        else:
+            if self._arriving.is_waiting:
+                self._arriving.poll()
+            for tensor in tensors if type(tensors) in (tuple, list) else (tensors,):
+                if self._first is None and issubclass(type(tensor), self._torch.Tensor):
+                    self._look_at_loss(tensor)
         for call in self._calls if self._stops else ():
             call.release()
 
-    def _is_finite(self, tensor: Any) -> bool:
-        """Say whether a loss is one finite number in host memory."""
+    def _finite_value(self, tensor: Any) -> float | None:
+        """Return a loss that is one finite number in host memory, else None."""
         torch = self._torch
         if not issubclass(type(tensor), torch.Tensor):
-            return False
+            return None
         with torch._C.DisableTorchFunctionSubclass():
             if not tensor.is_cpu or tensor.numel() != 1 or tensor.layout is not torch.strided:
-                return False
+                return None
             value = torch._C.TensorBase.item(tensor)  # torch.Tensor's may be somebody's
-        return bool(value - value == 0)
+        return value if type(value) is float and value - value == 0 else None
 
     def _look_at_loss(self, tensor: Any) -> None:
         torch = self._torch
@@ -135,6 +142,15 @@ class FiniteWatch:
                 return
             is_late = self._arriving.is_late(number)
         self._arriving.read(number, partial(self._loss_is, len(self._recorder), is_late))
+
+    def _note_jump(self, value: float) -> None:
+        self._jump = LossJump(
+            place=position_of(self._recorder.boundaries(len(self._recorder)), self._recorder.ahead),
+            loss=value,
+            usual=self._history.usual,
+            peak=peak_of(self._torch, self._calls),
+            usual_peak=self._history.usual_peak,
+        )
 
     def _loss_is(self, turned: int, is_late: bool, values: tuple[float, ...]) -> None:
         self._losses += 1
@@ -161,7 +177,10 @@ class FiniteWatch:
         start = self._recorder.clock()
         if (start < self._next_look and not self._stops) or self._is_scaled(optimizer):
             return
-        parameters = [p for group in groups_of(optimizer) for p in group.parameters if _has_gradient(self._torch, p)]
+        groups = groups_of(optimizer)
+        rates = [group.settings.get("lr") for group in groups]
+        self._rate = max((float(rate) for rate in rates if type(rate) in (int, float)), default=None)
+        parameters = [p for group in groups for p in group.parameters if _has_gradient(self._torch, p)]
         for alike in _by_kind(parameters):
             self._look_at_gradients(alike)
         self._gradients += 1
@@ -199,9 +218,21 @@ class FiniteWatch:
             origin=origin,
             has_stopped=stops,
             is_search=self._is_search,
+            first_loss=self._history.first,
+            last_loss=self._history.last,
+            largest=None if is_late else self._largest_parameter(),
+            rate=self._rate,
+            peak=None if is_late else peak_of(self._torch, self._calls),
+            usual_peak=self._history.usual_peak,
         )
         if stops:
             raise StopFit(self._error(self._first))
+
+    def _largest_parameter(self) -> float | None:
+        """Return the largest finite magnitude of the parameters of the models that were called."""
+        models = [module for call in self._calls if (module := call.module()) is not None]
+        values = (largest_of(self._torch, parameter) for model in models for parameter in model.parameters())
+        return max((value for value in values if value is not None), default=None)
 
     def _error(self, first: NotFinite) -> Exception:
         words = f"the {first.of} is {first.value} in {first.place.words}: {evidence_of(first.origin)}"

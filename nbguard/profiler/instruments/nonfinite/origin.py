@@ -12,6 +12,8 @@ from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibl
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
 
+_ITEMS = 4
+"""Places in a batch that are named."""
 _DEEPEST = 3
 """Dataclasses in dataclasses that are looked into."""
 
@@ -76,7 +78,7 @@ class _Search:
     def run(self, call: ForwardCall, counters: ModuleCounters) -> Origin | None:
         inputs = call.inputs()
         if not self._are_finite(inputs):
-            return Origin(kind="input", root=name_of(type(self._module)))
+            return Origin(kind="input", root=name_of(type(self._module)), items=self._items(inputs))
         output = rerun(self._torch, self._module, call, inputs, self._hook, lambda: counters.put_back(self._module))
         if self._suspect is None and not self._are_finite(output):
             return self._origin("code", self._module)
@@ -108,6 +110,15 @@ class _Search:
     def _parent(self, module: Any) -> Any:
         name = self._names.get(id(module), "").rpartition(".")[0]
         return next((submodule for path, submodule in self._module.named_modules() if path == name), self._module)
+
+    def _items(self, inputs: Any) -> tuple[int, ...]:
+        """Return the first places in the batch whose values are not finite."""
+        torch = self._torch
+        for tensor in _tensors(torch, inputs):
+            if tensor.dim() and not is_finite(torch, tensor):
+                is_broken = ~torch.isfinite(tensor.detach()).reshape(tensor.shape[0], -1).all(1)
+                return tuple(is_broken.nonzero()[:_ITEMS, 0].tolist())
+        return ()
 
     def _are_finite(self, values: Any) -> bool:
         return all(is_finite(self._torch, tensor) for tensor in _tensors(self._torch, values))

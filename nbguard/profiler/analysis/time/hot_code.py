@@ -1,0 +1,277 @@
+"""Functions and lines that much of a fit's time goes to, by the stacks that were seen in its phases.
+
+The time of a phase is measured; the stacks only say how it is shared. The model's own work, the loader's and what other
+findings name have no part in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nbguard.profiler.analysis.report import Group, TimeRow, Timing
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.batches import Batches, Moment
+from nbguard.profiler.analysis.time.libraries import LibraryWork, library_work
+from nbguard.profiler.analysis.time.stacks import CodeLine, HookFacts, StackSamples
+
+HotKind = Literal["function", "validation", "line", "hook", "loss", "library", "loop", "import"]
+"""`function`: of the user's. `validation`: of the user's, which calls the model beside training. `line`: of a function that runs the loop. `hook`: of a module or tensor. `loss`: a loss function.
+`library`: what a library does beside training. `loop`: the rest of a library's own loop. `import`: modules that are loaded."""
+
+_MODULE = "torch/nn/modules/module.py"
+_ENGINE = "torch/autograd/graph.py"
+_IMPORTS = "<frozen importlib"
+_CORE = (phases.FORWARD, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
+_FEW = 5
+"""Looks at a function that it takes to name it,"""
+_LONG = 200_000_000
+"""or nanoseconds between looks: code that lets no other thread run is seen only when it ends."""
+_LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
+_MAIN_PART = 0.8
+"""Share of a function's time in one function below it from which that is named, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotCode:
+    """Code, and its time in one phase or several."""
+
+    kind: HotKind
+    line: CodeLine | None = None  # the function, at the line where most of its time goes; None: a library's work
+    work: LibraryWork | None = None  # of a library
+    times: Mapping[tuple[Group, str], int]  # nanoseconds by group and phase
+    batches: int  # batches in which it was seen
+    setup: int = 0  # of its nanoseconds, those before the first batch and after the last one
+    inner: str = ""  # the function of the user's below it where nearly all its time goes
+    hook: HookFacts | None = None  # of a hook, where it is registered
+
+    @property
+    def total(self) -> int:
+        """Return its nanoseconds in all."""
+        return sum(self.times.values())
+
+    def within(self, group: Group) -> int:
+        """Return its nanoseconds in a group."""
+        return sum(time for (where, _), time in self.times.items() if where == group)
+
+    def within_phase(self, group: Group, phase: str) -> int:
+        """Return its nanoseconds in a phase."""
+        return self.times.get((group, phase), 0)
+
+
+@dataclass(slots=True)
+class _Seen:
+    looks: int = 0
+    weights: Counter[tuple[Group, str]] = field(default_factory=Counter)  # nanoseconds since the look before, by group and phase
+    lines: Counter[CodeLine] = field(default_factory=Counter)
+    inner: Counter[str] = field(default_factory=Counter)
+    batches: set[int] = field(default_factory=set)
+    setup: int = 0  # of the weights
+
+
+_Key = tuple[HotKind, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at the stack."""
+
+    moment: Moment
+    group: Group
+    stack: tuple[CodeLine, ...]  # the outermost first
+    at: int  # nanoseconds by the clock of the log
+    weight: int  # nanoseconds since the look before
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """The code that a look speaks of."""
+
+    kind: HotKind
+    line: CodeLine | None = None
+    work: LibraryWork | None = None
+    inner: str = ""  # the innermost function of the user's below it
+
+
+def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -> tuple[HotCode, ...]:
+    """Return the code that time goes to, the most first."""
+    trained = {batch.loop for batch in batches.batches if batch.is_training}
+    stacks = [tuple(samples.lines[number] for number in stack) for stack in samples.stacks]
+    looks = [
+        _Look(moment, _group(moment, trained), stacks[number], at, at - before)
+        for moment, number, at, before in zip(
+            batches.moments, samples.seen, samples.moments, (batches.start, *samples.moments), strict=False
+        )
+        if moment.phase != phases.OWN
+    ]
+    first = min((batch.start for batch in batches.batches), default=0)
+    last = max((batch.start + batch.step for batch in batches.batches), default=0)
+    of_phase: Counter[tuple[Group, str]] = Counter()
+    for look in looks:
+        of_phase[look.group, look.moment.phase] += look.weight
+    drivers, validating = _drivers(looks, "batch"), _drivers(looks, "validation")
+    everything: dict[_Key, _Seen] = {}
+    works: dict[_Key, LibraryWork] = {}
+    for look in looks:
+        cause = _cause(look, drivers, validating)
+        if cause is None:
+            continue
+        key: _Key = (cause.kind, cause.work.what if cause.work else _identity(cause))
+        seen = everything.setdefault(key, _Seen())
+        seen.looks += 1
+        seen.weights[look.group, look.moment.phase] += look.weight
+        seen.batches.add(look.moment.batch)
+        seen.setup += 0 if first <= look.at <= last else look.weight
+        if cause.line is not None:
+            seen.lines[cause.line] += 1
+        if cause.inner:
+            seen.inner[cause.inner] += 1
+        if cause.work is not None:
+            works[key] = cause.work
+    totals = {(row.group, row.phase): row.total for row in rows}
+    hot = (
+        HotCode(
+            kind=key[0],
+            line=max(seen.lines, key=lambda line: seen.lines[line], default=None),
+            work=works.get(key),
+            times={place: totals.get(place, 0) * weight // of_phase[place] for place, weight in seen.weights.items()},
+            batches=len(seen.batches - {0}),
+            setup=sum(totals.get(place, 0) * weight // of_phase[place] for place, weight in seen.weights.items())
+            * seen.setup
+            // max(seen.weights.total(), 1),
+            inner=_inner(seen),
+            hook=_hook(seen, samples.hooks),
+        )
+        for key, seen in everything.items()
+        if seen.looks >= _FEW or seen.weights.total() >= _LONG
+    )
+    return tuple(sorted(hot, key=lambda code: -code.total))
+
+
+def library_share(hot: Sequence[HotCode], timing: Timing) -> float:
+    """Return the share of the other code in training batches that is a library's own loop, 0 to 1."""
+    total = next((row.total for row in timing.rows if row.group == "batch" and row.phase == phases.OTHER), 0)
+    return sum(code.within_phase("batch", phases.OTHER) for code in hot if code.kind == "loop") / total if total else 0.0
+
+
+def _group(moment: Moment, trained: Collection[int]) -> Group:
+    if moment.loop is None:
+        return "around"
+    return "batch" if moment.loop in trained else "validation"
+
+
+def _identity(cause: _Cause) -> object:
+    line = cause.line
+    return None if line is None else (line.file, line.first, line.name, line.line if cause.kind == "line" else 0)
+
+
+def _inner(seen: _Seen) -> str:
+    name, count = max(seen.inner.items(), key=lambda entry: entry[1], default=("", 0))
+    return name if count >= _MAIN_PART * seen.looks else ""
+
+
+def _hook(seen: _Seen, hooks: Sequence[HookFacts]) -> HookFacts | None:
+    functions = {(line.name, line.first) for line in seen.lines}
+    return next((hook for hook in hooks if (hook.function, hook.first) in functions), None)
+
+
+_Function = tuple[str, str, int]  # file, name and first line
+
+
+def _function(line: CodeLine) -> _Function:
+    return line.file, line.name, line.first
+
+
+def _drivers(looks: Sequence[_Look], group: Group) -> frozenset[_Function]:
+    """Return the user's functions that run the loop: the model is called or trained below them, or everything is."""
+    drivers: set[_Function] = set()
+    for look in looks:
+        if look.moment.phase in _CORE and look.group == group:
+            end = _model_at(look.stack)
+            if end is None and look.moment.phase in (phases.BACKWARD, phases.STEP, phases.ZERO_GRAD):
+                end = next((at for at, line in enumerate(look.stack) if "torch/" in line.file), 0)
+            drivers.update(_function(line) for line in look.stack[: end or 0] if line.is_users)
+    in_all = Counter(function for look in looks for function in {_function(line) for line in look.stack if line.is_users})
+    return frozenset(drivers | {function for function, count in in_all.items() if count == len(looks)})
+
+
+def _model_at(stack: Sequence[CodeLine]) -> int | None:
+    """Return the place in a stack from which on a module runs."""
+    return next((at for at, line in enumerate(stack) if line.file.endswith(_MODULE)), None)
+
+
+def _cause(look: _Look, drivers: Collection[_Function], validating: Collection[_Function]) -> _Cause | None:
+    """Return the code that a look speaks of; None for the model's own work, and the loader's.
+
+    `drivers`: functions that run the training loop. `validating`: those that call the model in validation.
+    """
+    stack, phase = look.stack, look.moment.phase
+    if any(line.file.startswith(_IMPORTS) for line in stack):
+        return _Cause("import")
+    model = _model_at(stack)
+    if model is not None and phase != phases.WAIT:
+        hooked = _hooked(stack, model)
+        if hooked is not None:
+            return _Cause("hook", stack[hooked], None, _below(stack[hooked + 1 :]))
+        users = [line for line in stack[model:] if line.is_users and not line.is_inner]
+        if phase == phases.LOSS and users:
+            return _Cause("loss", users[0], None, _below(users[1:]))
+        if look.group != "validation":
+            return _library([line for line in stack[model:] if line.file.startswith("fastai/")])
+        return _library(stack[:model]) or _validates(stack[:model], drivers)
+    if phase == phases.BACKWARD:
+        engine = next((at for at, line in enumerate(stack) if line.file.endswith(_ENGINE)), len(stack))
+        users = [line for line in stack[engine:] if line.is_users]
+        return _Cause("hook", users[0], None, _below(users[1:])) if users else None
+    return _of_users(look, drivers, validating)
+
+
+def _validates(stack: Sequence[CodeLine], drivers: Collection[_Function]) -> _Cause | None:
+    """Return the function of the user's that calls the model in validation."""
+    own = next((line for line in stack if line.is_users and not line.is_inner and _function(line) not in drivers), None)
+    return None if own is None else _Cause("validation", own)
+
+
+def _of_users(look: _Look, drivers: Collection[_Function], validating: Collection[_Function]) -> _Cause | None:
+    """Return the code of the user's that a look outside of models speaks of, or the library's that the user has called."""
+    stack, phase = look.stack, look.moment.phase
+    users_at = [at for at, line in enumerate(stack) if line.is_users]
+    own = next((at for at in users_at if not stack[at].is_inner and _function(stack[at]) not in drivers), None)
+    if own is not None:
+        if stack[own].short == "step" and phase == phases.STEP:
+            return None  # an optimizer of the user's
+        if look.group == "validation" and _function(stack[own]) in validating:
+            inner = next((line for line in stack[own + 1 :] if line.is_users and not line.is_inner), None)
+            return _Cause("validation", stack[own]) if inner is None else _Cause("function", inner, None, _below(stack[own + 1 :]))
+        return _Cause("loss" if phase == phases.LOSS else "function", stack[own], None, _below(stack[own + 1 :]))
+    if not users_at:
+        return None
+    below = stack[users_at[-1] + 1 :]
+    work = _library(below)
+    if work is not None:
+        return work
+    if any(line.file.startswith(_LOOPS) for line in below):
+        return _Cause("loop")
+    if phase != phases.OTHER or any("/optim/" in line.file for line in below):
+        return None
+    return _Cause("line", stack[users_at[-1]])
+
+
+def _library(stack: Sequence[CodeLine]) -> _Cause | None:
+    work = library_work([(line.file, line.name) for line in stack if not line.is_users])
+    return None if work is None else _Cause("library", None, work)
+
+
+def _hooked(stack: Sequence[CodeLine], model: int) -> int | None:
+    """Return the place of the first function of the user's that a module calls beside `forward`."""
+    for at in range(model + 1, len(stack)):
+        if stack[at].is_users and stack[at - 1].file.endswith(_MODULE) and stack[at].short not in ("forward", "__call__"):
+            return at
+    return None
+
+
+def _below(stack: Sequence[CodeLine]) -> str:
+    """Return the innermost function of the user's in a part of a stack."""
+    return next((line.called for line in reversed(stack) if line.is_users and not line.is_inner), "")

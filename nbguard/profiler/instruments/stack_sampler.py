@@ -1,0 +1,150 @@
+"""Looks at the stack of the fit's thread from time to time, for the names of what takes long and has no phase of its own.
+
+Another thread looks: at first every 8 ms, in longer fits more rarely, up to every 100 ms. A look takes some 20 µs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from nbguard.profiler.analysis.time.stacks import CodeLine, HookFacts, StackSamples
+from nbguard.profiler.record.recorder import Recorder
+from nbguard.scan.devices.allocation_sites import Sites
+from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.heap.referents import library_paths
+
+_SHORTEST, _LONGEST = 0.008, 0.1
+"""Seconds between two looks,"""
+_PART = 1 / 400
+"""and this part of the time since the beginning between these."""
+_MOST = 4096
+"""Stacks that are told apart."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_Stack = tuple[Any, ...]  # code and instruction of each frame in turn, the innermost first
+
+
+class StackSampler:
+    """Notes which lines the fit's thread is at. Keeps code objects until the fit has ended, and no frame."""
+
+    watches = "names of slow code"
+
+    def __init__(self) -> None:
+        self._numbers: dict[_Stack, int] = {}
+        self._moments: list[int] = []
+        self._seen: list[int] = []
+        self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._ended = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._samples = StackSamples()
+
+    def start(self, recorder: Recorder) -> None:
+        """Begin to look at the thread of the recording."""
+        recorder.subscribe("model", self._model)
+        self._ended.acquire()
+        run = _looking(recorder.thread, recorder.clock, self._ended, self._note)
+        self._thread = threading.Thread(target=run, name="nbguard stacks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more, and write down what was seen."""
+        if self._thread is None:
+            return
+        self._ended.release()
+        self._thread.join()
+        self._thread = None
+        self._samples = self._written()
+        self._numbers.clear()
+
+    def observe(self) -> StackSamples:
+        """Return the samples; to be called after `stop`."""
+        return self._samples
+
+    def _model(self, module: Any, _: Any) -> None:
+        self._models.add(module)
+
+    def _note(self, moment: int, frame: FrameType | None) -> None:
+        stack: list[Any] = []
+        add = stack.extend
+        while frame is not None:
+            add((frame.f_code, frame.f_lasti))
+            frame = frame.f_back
+        key = tuple(stack)
+        number = self._numbers.get(key)
+        if number is None:
+            if len(self._numbers) >= _MOST:
+                return
+            number = self._numbers[key] = len(self._numbers)
+        self._moments.append(moment)
+        self._seen.append(number)
+
+    def _written(self) -> StackSamples:
+        sites, libraries = Sites(), (*library_paths(), "<frozen")
+        numbers: dict[CodeLine, int] = {}
+        known: dict[tuple[CodeType, int], int] = {}
+        stacks = []
+        for stack in self._numbers:
+            frames = list(zip(stack[::2], stack[1::2], strict=True))[::-1]
+            for frame in frames:
+                if frame not in known:
+                    line = _line(*frame, sites, libraries)
+                    known[frame] = numbers.setdefault(line, len(numbers))
+            stacks.append(tuple(known[frame] for frame in frames))
+        hooks = tuple(hook for model in self._models for hook in _hooks_of(model))
+        return StackSamples(
+            lines=tuple(numbers), stacks=tuple(stacks), moments=tuple(self._moments), seen=tuple(self._seen), hooks=hooks
+        )
+
+
+def _looking(
+    thread: int, clock: Callable[[], int], ended: threading.Lock, note: Callable[[int, FrameType | None], None]
+) -> Callable[[], None]:
+    """Return the function of the thread that looks."""
+    frames, begin = sys._current_frames, clock()
+
+    def look() -> None:
+        pause = _SHORTEST
+        while not ended.acquire(timeout=pause):
+            moment = clock()
+            note(moment, frames().get(thread))
+            pause = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
+
+    return look
+
+
+def _line(code: CodeType, instruction: int, sites: Sites, libraries: tuple[str, ...]) -> CodeLine:
+    file = code.co_filename
+    is_users = not file.startswith(libraries)
+    place = sites.place(file) if is_users else file.rpartition("-packages/")[2]
+    return CodeLine(
+        name=getattr(code, "co_qualname", code.co_name),  # Python 3.10 does not know it
+        file=place,
+        line=_number(code, instruction),
+        first=code.co_firstlineno,
+        is_users=is_users or place.startswith("In["),
+    )
+
+
+def _number(code: CodeType, instruction: int) -> int:
+    """Return the line of an instruction."""
+    for start, end, line in code.co_lines():
+        if start <= instruction < end:
+            return line or 0
+    return 0
+
+
+def _hooks_of(model: Any) -> Iterator[HookFacts]:
+    """Yield the hooks that the modules of a model have."""
+    for name, module in model.named_modules():
+        for kind in _HOOKS:
+            for hook in (attribute_of(module, kind) or {}).values():
+                code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+                if type(code) is CodeType:
+                    function = getattr(code, "co_qualname", code.co_name)
+                    yield HookFacts(function=function, first=code.co_firstlineno, module=name, type=name_of(type(module)))

@@ -1,0 +1,71 @@
+"""The corpus: fits with one planted problem each, and healthy ones, written as the cells of a notebook.
+
+A file is for one framework: its first cell, then cases. A case begins with `#: NAME [NUMBER] | says: PATTERN & PATTERN`, or
+`| healthy`; `#-` divides its cells, of which the last is profiled. Each pattern must be in the first sentence of the report; one
+that begins with `!` must not.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+FOLDER = Path(__file__).parent
+FRAMEWORKS = ("plain", "fastai", "huggingface", "lightning", "accelerate")
+NEEDS = {"huggingface": "transformers", "lightning": "lightning", "accelerate": "accelerate", "fastai": "fastai", "plain": "torch"}
+"""The package that each framework's cases import."""
+
+Verdict = Literal["named", "phase only", "nothing stands out", "wrong", "healthy", "false alarm"]
+_NOTHING: Literal["nothing stands out"] = "nothing stands out"
+_GENERAL = re.compile(r"data-bound|Python-bound|code around the batches|\d+ batch|validation takes|batches are made in the")
+"""Sentences that tell where the time goes, and name no line and no object: these blame nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One fit. Without `says` it is healthy."""
+
+    framework: str  # the file that it is in
+    name: str  # of the case, with its number among the problems of the trial where it comes from there
+    says: tuple[str, ...] = ()  # patterns of the first sentence
+    cells: tuple[str, ...]  # the last one is profiled
+
+    @property
+    def is_healthy(self) -> bool:
+        """Say whether nothing is wrong with it."""
+        return not self.says
+
+    def verdict(self, sentence: str) -> Verdict:
+        """Return what the first sentence of its report is worth."""
+        is_nothing = sentence.startswith(_NOTHING)
+        if self.is_healthy:
+            return "healthy" if is_nothing else "false alarm"
+        if is_nothing:
+            return _NOTHING
+        if all(_holds(pattern, sentence) for pattern in self.says):
+            return "named"
+        return "phase only" if _GENERAL.match(sentence) else "wrong"
+
+
+def _holds(pattern: str, sentence: str) -> bool:
+    if pattern.startswith("!"):
+        return not re.search(pattern[1:], sentence, re.I)
+    return bool(re.search(pattern, sentence, re.I))
+
+
+def cases_of(framework: str) -> tuple[str, tuple[Case, ...]]:
+    """Return the first cell of a framework's notebook, and its cases."""
+    common, text = ((FOLDER / f"{name}.cells").read_text() for name in ("common", framework))
+    preamble, *parts = re.split(r"(?m)^#: ", text)
+    return common + preamble, tuple(_case(framework, part) for part in parts)
+
+
+def _case(framework: str, part: str) -> Case:
+    head, _, body = part.partition("\n")
+    name, *fields = (field.strip() for field in re.split(r" \| ", head))
+    named = dict(field.partition(": ")[::2] for field in fields)
+    says = tuple(pattern.strip() for pattern in named.get("says", "").split(" & ") if pattern)
+    cells = tuple(cell.strip("\n") for cell in re.split(r"(?m)^#-\n", body))
+    return Case(framework=framework, name=name, says=says, cells=cells)
