@@ -14,6 +14,7 @@ from nbguard.prediction.fastai_fit import batch_to_go_by, is_learner
 from nbguard.prediction.hardware import gpu_of
 from nbguard.prediction.largest_batch import largest_batch
 from nbguard.prediction.prediction import Prediction
+from nbguard.prediction.savings import savings as tried_savings
 from nbguard.prediction.trace import FitTracer
 
 _ASSUMPTIONS = (
@@ -45,6 +46,7 @@ def predict(
     gpu: str | None = None,
     settings: str | None = None,
     largest: bool = False,
+    savings: bool = False,
 ) -> Prediction:
     """Return the memory that the next fit of a fastai Learner will take. Nothing runs on a GPU; nothing of the user's changes.
 
@@ -58,6 +60,7 @@ def predict(
         gpu: a name ("T4", "A100", …) or a size ("16GiB"); without, nothing is said about whether it fits.
         settings: of the allocator, as `PYTORCH_ALLOC_CONF` writes them.
         largest: whether to search for the largest batch that fits on `gpu`: some ten traces more.
+        savings: whether to try what would save memory: a trace more for each change.
 
     Raises:
         UnpredictableError: the memory cannot be foreseen; the message names the operator, module or object that prevents it.
@@ -65,7 +68,8 @@ def predict(
     """
     started = time.perf_counter()
     device = gpu_of(gpu)
-    parsed = AllocatorSettings.parse(settings or "", parse_version(str(torch.__version__)))
+    version = parse_version(str(torch.__version__))
+    parsed = AllocatorSettings.parse(settings or "", version)
     if batch_size is not None and batch_size < 1:
         raise NbguardError(f"batch_size is a number of items above 0, not {batch_size}")
     if largest and device.capacity is None:
@@ -93,6 +97,7 @@ def predict(
         batch_sizes=endless.fit.sizes,
         batches=endless.fit.batches,
         largest=largest_batch(tracer, endless) if largest else None,
+        savings=tried_savings(tracer, batch_size, endless, version) if savings else (),
         convolutions=endless.convolutions,
         seconds=time.perf_counter() - started,
         unknown=endless.unknown,

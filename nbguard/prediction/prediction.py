@@ -19,6 +19,20 @@ class LargestBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """A change to a fit, tried in a trace of its own. All sizes are bytes."""
+
+    name: str  # in words
+    peak_allocated: int  # of the fit after the change
+    peak_reserved: int  # of the fit after the change
+    saved: int  # bytes fewer that are reserved at the peak; below 0: the change takes more
+    batch_size: int  # items of a batch after the change
+    code: str  # lines of Python that change the Learner `learn`; empty: a setting does it
+    settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes it; empty: lines of Python do it
+    cost: str  # what the change costs, in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction(Result):
     """The memory of a fit that has not run, from an empty device. All sizes are bytes."""
 
@@ -43,6 +57,7 @@ class Prediction(Result):
     convolutions: int  # number of calls of cuDNN's convolutions, whose workspaces are a part of the band
     seconds: float  # that the prediction took
     largest: LargestBatch | None = None  # batch with which the fit runs on this GPU; None: not asked for
+    savings: tuple[Saving, ...] = ()  # changes that were tried, the one that saves most first; empty: not asked for
     unknown: tuple[str, ...] = ()  # what was not traced and may take memory: with it nothing is said to fit
     assumptions: tuple[str, ...] = ()  # in words
 

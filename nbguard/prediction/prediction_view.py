@@ -8,6 +8,8 @@ from nbguard.prediction.prediction import LargestBatch, Prediction
 from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
 from nbguard.units import format_bytes, format_column, unit_of
 
+_WORTH = 0.01
+"""Share of the reserved peak that a change must save to be shown with its lines."""
 _ANSWERS = {True: "it fits", False: "it does not fit", None: "whether it fits is not known"}
 
 
@@ -29,12 +31,29 @@ def prediction_blocks(prediction: Prediction) -> Iterator[Block]:
         f"PyTorch {prediction.torch_version} · settings: {prediction.settings or 'defaults'} · "
         f"predicted in {prediction.seconds:.1f} s"
     )
+    yield from _savings(prediction)
     if prediction.largest is not None:
         yield Line(_largest(prediction.largest), "strong")
     if prediction.unknown:
         yield Listing(sentences=tuple(f"not counted: {text}" for text in prediction.unknown))
     if prediction.assumptions:
         yield Listing(sentences=tuple(f"assumed: {text}" for text in prediction.assumptions))
+
+
+def _savings(prediction: Prediction) -> Iterator[Block]:
+    """Yield the changes that save memory, each with the lines that do it, and the names of those that do not."""
+    helping = [saving for saving in prediction.savings if saving.saved > _WORTH * prediction.peak_reserved]
+    if helping:
+        figures = format_column([saving.saved for saving in helping], unit_of(prediction.peak_reserved))
+        rows = (TableRow(cells=(each.name, f"−{figure}", each.cost)) for each, figure in zip(helping, figures, strict=True))
+        yield Line("what would save memory, of what is reserved at the peak:", "strong")
+        yield Table(rows=tuple(rows), figures=(1,))
+        for saving in helping:
+            yield Line(f"{saving.name}:", "dim")
+            yield from map(Line, saving.code.splitlines() or [f"PYTORCH_ALLOC_CONF={saving.settings}"])
+    others = [saving.name for saving in prediction.savings if saving not in helping]
+    if others:
+        yield Line(f"would save nothing worth it here: {', '.join(others)}", "dim")
 
 
 def _largest(largest: LargestBatch) -> str:

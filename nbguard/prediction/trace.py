@@ -50,6 +50,7 @@ class FitTracer:
     batch: BatchToGoBy
     gpu: Gpu  # that is modelled
     settings: AllocatorSettings
+    code: str = ""  # lines that change the copy of the Learner, `learn`, before it is fitted
     is_last_optional: bool = False  # the smaller last batch is left out where the fit fails on it: BatchNorm refuses one item
 
     def endless(self, batch_size: int | None) -> Trace:
@@ -98,6 +99,8 @@ class FitTracer:
         return self._traced(fastai_fit(self.learn, self.batch, batch_size, full_only=True), gpu, reserve)
 
     def _traced(self, fit: FastaiFit, gpu: Gpu, reserve: int) -> Trace:
+        if self.code:
+            exec(self.code, {"learn": fit.learner})  # noqa: S102 - our own lines, the same that are shown
         failure = ""
         emulation = Emulation(gpu, self.settings, reserve)
         with same_randomness(), emulation:

@@ -16,20 +16,22 @@ from tests.render.results import EXAMPLES, RESULTS
 SCHEMA = Path(__file__).parents[1] / "golden" / "json_schema.json"
 
 
-def _schema(annotation: Any) -> Any:
+def _schema(annotation: Any, within: tuple[type, ...] = ()) -> Any:
     """Return the shape of a type in JSON: fields by name, `[item]` for sequences, the types of Python for values."""
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        if annotation in within:
+            return annotation.__name__  # one in another: its fields stand above
         hints = typing.get_type_hints(annotation)
-        return {field.name: _schema(hints[field.name]) for field in dataclasses.fields(annotation)}
+        return {field.name: _schema(hints[field.name], (*within, annotation)) for field in dataclasses.fields(annotation)}
     arguments = [a for a in typing.get_args(annotation) if a is not type(None) and a is not Ellipsis]
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:
         return sorted(map(str, arguments))
     if origin in (tuple, list, frozenset):
-        shapes = [_schema(argument) for argument in arguments]
+        shapes = [_schema(argument, within) for argument in arguments]
         return [shapes[0]] if typing.get_args(annotation)[-1] is Ellipsis or origin is not tuple else {"tuple": shapes}
     if arguments:
-        shapes = [_schema(argument) for argument in arguments]
+        shapes = [_schema(argument, within) for argument in arguments]
         return shapes[0] if len(shapes) == 1 else {"any of": shapes}
     return getattr(annotation, "__name__", str(annotation))
 

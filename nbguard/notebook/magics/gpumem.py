@@ -80,6 +80,7 @@ def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
     options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
     options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
+    options.add_argument("--savings", action="store_true", help="also what would save memory, with the lines that do it")
 
 
 def _items(text: str) -> int:
@@ -121,7 +122,7 @@ GRAMMAR = Grammar(
             add=_add_cells,
         ),
         "predict": Word(
-            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE [--largest]]",
+            usage="predict LEARNER [--bs N] [--gpu NAME|SIZE [--largest]] [--savings]",
             help="the peak memory of the next fit, before it starts, and whether it fits",
             advice="give one Learner, as in  %gpumem predict learn --gpu 16GiB",
             add=_add_predict,
@@ -193,7 +194,9 @@ class GpuMemMagics(Magics):
             case "predict":
                 names = getattr(self.shell, "user_ns", {})
                 asked = (options.learner, options.bs, options.gpu, options.settings)
-                prediction = guarded("%gpumem predict", foreseen, names, *asked, largest=options.largest)
+                prediction = guarded(
+                    "%gpumem predict", foreseen, names, *asked, largest=options.largest, savings=options.savings
+                )
                 return show(self.shell, options, prediction)
             case "simulate":
                 state = guarded("%gpumem simulate", switched, session, options.size, options.settings, options.context)

@@ -11,9 +11,17 @@ if TYPE_CHECKING:
 
 
 def foreseen(
-    namespace: dict[str, Any], name: str, size: int | None, gpu: str | None, settings: str | None, *, largest: bool = False
+    namespace: dict[str, Any], name: str, size: int | None, gpu: str | None, settings: str | None, **more: bool
 ) -> Prediction:
-    """Return the prediction for the Learner of that name; `size` is of a batch, `largest` asks for the largest that fits.
+    """Return the prediction for the Learner of that name.
+
+    Args:
+        namespace: the user's names.
+        name: of the Learner, or an expression such as `runs[0]`.
+        size: items of a batch; None: the loader's.
+        gpu: a GPU's name or size, also in quotes.
+        settings: of the allocator, also in quotes.
+        more: `largest` and `savings`, as of `predict`.
 
     Raises:
         NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
@@ -26,4 +34,4 @@ def foreseen(
 
     learn = lookup(parse_target(name), namespace)
     gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
-    return predict(learn, batch_size=size, gpu=gpu, settings=settings, largest=largest)
+    return predict(learn, batch_size=size, gpu=gpu, settings=settings, **more)

@@ -88,7 +88,9 @@ class FitAnalysis:
     def loader(self) -> LoaderVerdict:
         """Return the verdict on the loader, with the trials of other numbers of workers if these were made."""
         observed = self.observations
-        sentence = verdict(self.timing, observed.loaders, observed.cores, self.has_gpu, library_share(self.hot_code, self.timing))
+        sentence = verdict(
+            self.timing, observed.loaders, observed.cores, self.has_gpu, library_share(self.hot_code, self.timing)
+        )
         tuning = observed.tuning
         if tuning is None:
             return sentence
@@ -199,7 +201,13 @@ class FitAnalysis:
         yield from slow_callbacks(timing, observed.library_callbacks)
         yield from lost_time(timing, self.batches, observed.library_callbacks, self.hot_code)
         yield from health(
-            observed.finite, observed.amp, observed.optimizers, observed.syncs, observed.switches, step=timing.step, times=timing.medians
+            observed.finite,
+            observed.amp,
+            observed.optimizers,
+            observed.syncs,
+            observed.switches,
+            step=timing.step,
+            times=timing.medians,
         )
 
     def _settings(self) -> Iterator[Setting]:

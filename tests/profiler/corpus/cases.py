@@ -14,7 +14,13 @@ from typing import Literal
 
 FOLDER = Path(__file__).parent
 FRAMEWORKS = ("plain", "fastai", "huggingface", "lightning", "accelerate")
-NEEDS = {"huggingface": "transformers", "lightning": "lightning", "accelerate": "accelerate", "fastai": "fastai", "plain": "torch"}
+NEEDS = {
+    "huggingface": "transformers",
+    "lightning": "lightning",
+    "accelerate": "accelerate",
+    "fastai": "fastai",
+    "plain": "torch",
+}
 """The package that each framework's cases import."""
 
 Verdict = Literal["named", "phase only", "nothing stands out", "wrong", "healthy", "false alarm"]

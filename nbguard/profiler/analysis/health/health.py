@@ -37,7 +37,9 @@ def health(
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def _broken(finite: FiniteFacts, amp: AmpFacts, optimizers: OptimizersFacts, times: Mapping[str, int]) -> tuple[FitFinding, ...]:
+def _broken(
+    finite: FiniteFacts, amp: AmpFacts, optimizers: OptimizersFacts, times: Mapping[str, int]
+) -> tuple[FitFinding, ...]:
     """Return NaN and the mistakes with optimizers. An eps of 0 that breaks a parameter comes before the NaN that it makes."""
     nan = nan_findings(finite, scale=max((scaler.initial for scaler in amp.scalers), default=None))
     mistakes = optimizer_findings(optimizers, is_scaled=bool(amp.scalers), times=times)

@@ -138,7 +138,9 @@ def _bad_data(facts: FiniteFacts) -> Iterator[FitFinding]:
     if jump is not None and jump.is_by_data and (first is None or _follows(first.place, jump.place)):
         place, peak, usual = jump.place, jump.peak, jump.usual_peak
         what = f"the data of {place.words} are out of range (up to {peak:.3g}, {usual:.3g} in the first batch)"
-        what += f": the loss there is {jump.loss:.3g}" if first is None else f": the loss is {first.value} in {first.place.words}"
+        what += (
+            f": the loss there is {jump.loss:.3g}" if first is None else f": the loss is {first.value} in {first.place.words}"
+        )
         evidence = f"the loss there is {jump.loss:.3g}, and at most {jump.usual:.3g} in the batches before"
     elif first is not None and first.of == "loss" and _is_far(first.peak, first.usual_peak):
         place = first.place
@@ -164,7 +166,11 @@ def _has_exploded(first: NotFinite) -> bool:
 
 
 def _too_long_steps(first: NotFinite, what: str) -> FitFinding:
-    grown = [f"the loss before it was {first.last_loss:.3g}, the first {first.first_loss:.3g}"] if first.last_loss is not None else []
+    grown = (
+        [f"the loss before it was {first.last_loss:.3g}, the first {first.first_loss:.3g}"]
+        if first.last_loss is not None
+        else []
+    )
     grown += [f"parameters are up to {first.largest:.3g}"] if first.largest is not None else []
     change = f"a lower learning rate (it is {first.rate:g}), or {_CLIP}"
     return FitFinding(

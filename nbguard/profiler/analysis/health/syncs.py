@@ -51,7 +51,9 @@ def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
     elif set(site.methods) == {"synchronize"}:
         change = "take the call out: a fit needs none; to time something, use `torch.cuda.Event(enable_timing=True)`"
     elif set(site.methods) == {"empty_cache"}:
-        change = "take the call out: the allocator keeps the memory for the next batch, which has to ask the driver for it again"
+        change = (
+            "take the call out: the allocator keeps the memory for the next batch, which has to ask the driver for it again"
+        )
     else:
         change = "leave it on the device and read it once per epoch, or in every 50th batch; of a loss keep `loss.detach()`"
     is_worth_it = time is not None and step is not None and time >= _SHARE * step and not site.own

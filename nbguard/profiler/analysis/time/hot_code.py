@@ -64,7 +64,9 @@ class HotCode:
 @dataclass(slots=True)
 class _Seen:
     looks: int = 0
-    weights: Counter[tuple[Group, str]] = field(default_factory=Counter)  # nanoseconds since the look before, by group and phase
+    weights: Counter[tuple[Group, str]] = field(
+        default_factory=Counter
+    )  # nanoseconds since the look before, by group and phase
     lines: Counter[CodeLine] = field(default_factory=Counter)
     inner: Counter[str] = field(default_factory=Counter)
     batches: set[int] = field(default_factory=set)
@@ -244,7 +246,9 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
             return None  # an optimizer of the user's
         if look.group == "validation" and _function(stack[own]) in validating:
             inner = next((line for line in stack[own + 1 :] if line.is_users and not line.is_inner), None)
-            return _Cause("validation", stack[own]) if inner is None else _Cause("function", inner, None, _below(stack[own + 1 :]))
+            return (
+                _Cause("validation", stack[own]) if inner is None else _Cause("function", inner, None, _below(stack[own + 1 :]))
+            )
         return _Cause("loss" if phase == phases.LOSS else "function", stack[own], None, _below(stack[own + 1 :]))
     if not users_at:
         return None

@@ -21,7 +21,7 @@ LIBRARY_WORK = (
         file="transformers/trainer",
         functions=("_save_checkpoint", "save_model"),
         what="saving checkpoints (Hugging Face's `Trainer`)",
-        change="save less often: a larger `save_steps`, or `save_strategy=\"epoch\"`; `save_only_model=True` saves less",
+        change='save less often: a larger `save_steps`, or `save_strategy="epoch"`; `save_only_model=True` saves less',
     ),
     LibraryWork(
         file="lightning/pytorch/callbacks/model_checkpoint",
@@ -39,7 +39,7 @@ LIBRARY_WORK = (
         file="transformers/trainer",
         functions=("Trainer.evaluate", "_evaluate"),
         what="evaluation (Hugging Face's `Trainer`)",
-        change="evaluate less often: a larger `eval_steps`, or `eval_strategy=\"epoch\"`; or on a part of the data",
+        change='evaluate less often: a larger `eval_steps`, or `eval_strategy="epoch"`; or on a part of the data',
     ),
     LibraryWork(
         file="lightning/pytorch/loops/evaluation_loop",

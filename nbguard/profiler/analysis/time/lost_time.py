@@ -127,9 +127,7 @@ def _shares(code: HotCode) -> str:
 
 def _explained(hot: Sequence[HotCode], group: Group, phase: str = "") -> int:
     """Return the nanoseconds of a group, or of a phase in it, that have a name, or are a library's own."""
-    return sum(
-        time for code in hot for (where, what), time in code.times.items() if where == group and phase in ("", what)
-    )
+    return sum(time for code in hot for (where, what), time in code.times.items() if where == group and phase in ("", what))
 
 
 def _transforms(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:

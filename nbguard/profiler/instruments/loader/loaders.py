@@ -79,7 +79,9 @@ class LoaderWatch:
         self._mine: tuple[int, FetchTimer] | None = None  # in a worker
         self._handed: _Watched | None = None  # is watched on by another watch
         self._awaited: tuple[_Watched, int] | None = None  # waits for its first batch
-        self._fresh: _Watched | None = None  # whose purpose is not known yet: some loops ask for several batches before they train
+        self._fresh: _Watched | None = (
+            None  # whose purpose is not known yet: some loops ask for several batches before they train
+        )
 
     def start(self, recorder: Recorder) -> None:
         """Put the clocks around fetches."""
