@@ -66,9 +66,13 @@ def _changes(tracer: FitTracer, size: int, endless: Trace) -> Iterator[_Change]:
     callbacks = {type(callback).__name__ for callback in learn.cbs}
     if "MixedPrecision" not in callbacks:
         if tracer.gpu.architecture >= _FULL_PRECISION:
-            yield _Change(name="bfloat16", code="learn.to_bf16()", cost="faster; sums keep fewer digits")
+            yield _Change(
+                name="bfloat16", code="import fastai.callback.fp16\nlearn.to_bf16()", cost="faster; sums keep fewer digits"
+            )
         yield _Change(
-            name="float16", code="learn.to_fp16()", cost="faster; gradients are scaled, and a step is skipped now and then"
+            name="float16",
+            code="import fastai.callback.fp16\nlearn.to_fp16()",
+            cost="faster; gradients are scaled, and a step is skipped now and then",
         )
     if "GradientAccumulation" not in callbacks:
         norm = (

@@ -100,7 +100,7 @@ class FitTracer:
 
     def _traced(self, fit: FastaiFit, gpu: Gpu, reserve: int) -> Trace:
         if self.code:
-            exec(self.code, {"learn": fit.learner})  # noqa: S102 - our own lines, the same that are shown
+            _change(fit.learner, self.code)
         failure = ""
         emulation = Emulation(gpu, self.settings, reserve)
         with same_randomness(), emulation:
@@ -128,6 +128,18 @@ class FitTracer:
             convolutions=emulation.operators.convolutions,
             unknown=(*(f"the callback {name} is not traced" for name in fit.left_out), *_unknown(emulation)),
         )
+
+
+def _change(learn: Any, code: str) -> None:
+    """Run lines that change a copy of a Learner: our own, the same that are shown.
+
+    Raises:
+        FailedFitError: this Learner, or this version of fastai, does not take them.
+    """
+    try:
+        exec(code, {"learn": learn})  # noqa: S102 - see above
+    except Exception as error:  # noqa: BLE001 - whatever the Learner raises is the reason
+        raise FailedFitError(f"the change cannot be made ({type(error).__name__}: {error})") from None
 
 
 def _unknown(emulation: Emulation) -> list[str]:

@@ -58,6 +58,21 @@ def test_the_profile_names_what_is_slow_and_shows_what_a_change_has_brought(
     assert re.search(r"losses keeps (the|\d+) autograd graph", leaking)  # by its growth, or where that is noisy by a count
 
 
+@pytest.mark.slow
+def test_the_memory_of_a_fit_is_foreseen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo = runpy.run_path(str(_FOLDER / "run_demo.py"))
+
+    demo["run"](_FOLDER / "04_will_it_fit.ipynb", tmp_path)
+
+    text = capsys.readouterr().out
+    _, small, large, largest, savings, refused = re.split(r"In \[\d+\]: %gpumem predict", text)
+    assert "it fits: " in large
+    assert "does not fit" in small or "is not known" in small
+    assert re.search(r"largest batch: \d+ is sure to fit; up to \d+ may", largest)
+    assert "learn.to_bf16()" in savings
+    assert "model.body is a LSTM: cuDNN's recurrent layers" in refused
+
+
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.ipynb")), ids=lambda path: path.name)
 def test_notebooks_are_committed_without_outputs(path: Path) -> None:
     import nbformat  # here: see `pytest_collection_modifyitems`
