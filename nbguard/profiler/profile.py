@@ -10,7 +10,7 @@ from nbguard.errors import NbguardError, StoppedAtNaN
 from nbguard.profiler import run_history
 from nbguard.profiler.analysis.fit_report import FitAnalysis
 from nbguard.profiler.analysis.loader.tuning import WorkerTuning
-from nbguard.profiler.analysis.memory.growth import least_kept
+from nbguard.profiler.analysis.memory.growth import KeptGraphs, least_kept
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.report import Ending, FitReport, Overhead, Timing
 from nbguard.profiler.analysis.time import phases
@@ -107,7 +107,8 @@ class FitProfile:
         _running = None
         log = instruments.stop()
         error_name = "" if error is None else type(error).__name__
-        ending = self._attempt("how it ended", lambda: ending_of(error), "error")
+        unknown: Ending = "error"
+        ending = self._attempt("how it ended", lambda: ending_of(error), unknown)
         observations = instruments.observe(log, title=title, ending=ending, error=error_name)
         analysis = self._attempt(
             "what is worth a second look",
@@ -117,7 +118,8 @@ class FitProfile:
         self._observations = analysis.observations
         report = self._attempt("the report", lambda: analysis.report, None) or _bare(analysis.observations)
         self._attempt("the history of runs", lambda: _keep(analysis, key), None)
-        written = self._attempt("files", lambda: self._write(report, instruments), ())
+        none: tuple[str, ...] = ()
+        written = self._attempt("files", lambda: self._write(report, instruments), none)
         self._report = replace(report, files=written, notes=(*report.notes, *self._outputs.failed, *self._mistakes))
         return self._report
 
@@ -145,7 +147,8 @@ class FitProfile:
             observed = replace(observed, tuning=tuning)
         if analysis.may_keep_graphs:
             least = least_kept(analysis.timing.batches)
-            kept = self._attempt("names that keep graphs", lambda: kept_graphs(self._operations, least), ())
+            none: tuple[KeptGraphs, ...] = ()
+            kept = self._attempt("names that keep graphs", lambda: kept_graphs(self._operations, least), none)
             observed = replace(observed, kept_graphs=kept)
         if options.compare:
             observed = replace(observed, is_compared=True, before=run_history.last(key))

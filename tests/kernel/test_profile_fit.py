@@ -206,3 +206,26 @@ def test_a_saved_profile_is_shown_again_on_the_command_line(
     again = capsys.readouterr().out
     assert again.startswith("In[")
     assert [line for line in shown.splitlines() if "written" not in line] == again.splitlines()
+
+
+def test_what_is_warned_of_once_is_not_shown_again(notebook: Kernel) -> None:
+    notebook.run(
+        "import types, warnings\n"
+        "warnings.simplefilter('default')\n"
+        "library = types.ModuleType('library')\n"
+        "exec(\"import warnings\\ndef once(): warnings.warn('planted')\", vars(library))"
+    ).ok()
+    first = notebook.run("with learn.no_logging(): learn.fit(1)\nlibrary.once()").ok()
+    again = notebook.run("%%profile_fit\nwith learn.no_logging(): learn.fit(1)\nlibrary.once()").ok()
+    third = notebook.run("with learn.no_logging(): learn.fit(1)\nlibrary.once()").ok()
+
+    assert ["planted" in cell.stderr for cell in (first, again, third)] == [True, False, False]
+
+
+def test_two_fits_of_a_cell_are_two_reports(notebook: Kernel) -> None:
+    cell = notebook.run("%%profile_fit -o r\nwith learn.no_logging(): learn.fit(1)\nlearner().fit(2)").ok()
+
+    (text,) = [bundle["text/plain"] for bundle in cell.bundles if "where the time went" in bundle.get("text/plain", "")]
+    assert text.count("where the time went") == 2
+    assert notebook.value("([each.timing.batches for each in r.earlier], r.timing.batches)") == ([8], 16)
+    assert notebook.value(UNTOUCHED)

@@ -11,6 +11,7 @@ from fastai.basics import Callback
 
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.fit_report import build_fit_report
+from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.report import FitReport
 from tests.profiler.loops import learner, loaders, model, quiet_fit, torch_loader, train
@@ -32,8 +33,8 @@ def test_two_loops_over_two_models_are_two_reports() -> None:
     report = profile.report
     assert counts(report) == [16, 16]
     assert adds_up(report)
-    assert [each.memory.stock is not None for each in (*profile.observations.earlier, profile.observations)] == [True, True]
     first, second = (*profile.observations.earlier, profile.observations)
+    assert all(isinstance(each.memory, MemoryObservations) and each.memory.stock is not None for each in (first, second))
     assert [each.fetch.fetches for each in first.loaders] == [32]
     assert [each.fetch.fetches for each in second.loaders] == [32]
     assert second.log.start == first.log.times[-1]

@@ -51,9 +51,9 @@ class FitBounds:
         if not self._called:
             self._recorder.ahead.add(number)
 
-    def model(self, module: weakref.ref[Any]) -> None:
+    def model(self, module: Any) -> None:
         """Note a module that is about to be called."""
-        self._called[id(module())] = module
+        self._called[id(module)] = weakref.ref(module)
 
     def learner(self, learner: Any) -> None:
         """Note a Learner whose fit begins: a fit of its own, unless it goes on in another's."""

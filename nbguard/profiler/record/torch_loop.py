@@ -87,7 +87,7 @@ class TorchLoop:
         if self._model() is not module:
             self._model = _reference(module)
             if self._model is not _nothing:
-                self.fits.model(self._model)
+                self.fits.model(module)
             self._recorder.emit("model", module, args)
         self._recorder.emit("forward", module, args)
 

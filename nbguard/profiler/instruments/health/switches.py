@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from nbguard.profiler.analysis.health.switches import SwitchFacts
 from nbguard.profiler.analysis.report import Setting
 from nbguard.profiler.record.recorder import Recorder
+from nbguard.profiler.unwarned import unwarned
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import mro_of, name_of
 
@@ -57,8 +57,7 @@ def _on(read: Callable[[], object]) -> str:
 
 def _text(read: Callable[[], object]) -> str:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that its name is an older one
+        with unwarned():  # that its name is an older one
             return f"{read()}"
     except RuntimeError:  # set through the newer `fp32_precision`, which this one does not show
         return "set by `fp32_precision`"

@@ -12,7 +12,6 @@ import shutil
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -21,6 +20,7 @@ from nbguard.profiler.analysis.loader.tuning import WorkerTuning, candidates, ch
 from nbguard.profiler.analysis.report import WorkerTrial
 from nbguard.profiler.instruments.loader.loader_facts import usable_cores
 from nbguard.profiler.instruments.loader.trial import reason_against, serve
+from nbguard.profiler.unwarned import unwarned
 from nbguard.scan.objects.loaders import worker_count
 from nbguard.units import format_bytes
 
@@ -92,8 +92,7 @@ class _Process:
         self._end = clock() + _ALL
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, loader, seconds), name="nbguard tuning")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork beside threads, as torch's own workers
+        with unwarned(DeprecationWarning):  # of Python 3.12: a fork beside threads, as torch's own workers
             self._process.start()
         theirs.close()
 
