@@ -42,7 +42,9 @@ def test_a_batch_transform_of_fastais_loaders() -> None:  # foreign.md 05
     dls = DataLoaders.from_dsets(data, data[:32], bs=BATCH, device="cpu", after_batch=[Slow()], num_workers=0)
     report = profiled(quiet_fit, Learner(dls, model(), loss_func=CrossEntropyLossFlat()), 1)
 
-    assert report.first[0].startswith("the batch transform `Slow.encodes` (") or report.first[0].startswith("the batch transform `Slow`")
+    assert report.first[0].startswith("the batch transform `Slow.encodes` (") or report.first[0].startswith(
+        "the batch transform `Slow`"
+    )
     assert seconds_of(report, "code") >= 11 * LONG
 
 

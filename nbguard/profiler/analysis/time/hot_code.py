@@ -18,8 +18,9 @@ from nbguard.profiler.analysis.time.libraries import LibraryWork, library_work
 from nbguard.profiler.analysis.time.stacks import CodeLine, HookFacts, StackSamples
 
 HotKind = Literal["function", "validation", "line", "hook", "loss", "library", "loop", "import"]
-"""`function`: of the user's. `validation`: of the user's, which calls the model beside training. `line`: of a function that runs the loop. `hook`: of a module or tensor. `loss`: a loss function.
-`library`: what a library does beside training. `loop`: the rest of a library's own loop. `import`: modules that are loaded."""
+"""Kinds of code that time goes to: `function` of the user's, `validation`: a function of the user's that calls the model beside
+training, `line` of a function that runs the loop, `hook` of a module or tensor, `loss` function, `library`: work of a library
+beside training, `loop`: the rest of a library's own loop, `import` of modules."""
 
 _MODULE = "torch/nn/modules/module.py"
 _ENGINE = "torch/autograd/graph.py"

@@ -117,7 +117,9 @@ def _name(code: HotCode, line: CodeLine) -> str:
     if code.kind == "line":
         return where if line.name == CELL else f"{where} in `{line.called}`,"
     if code.kind == "hook":
-        return f"the hook {name}" + ("" if code.hook is None else f" of `{code.hook.module or code.hook.type}` ({code.hook.type})")
+        return f"the hook {name}" + (
+            "" if code.hook is None else f" of `{code.hook.module or code.hook.type}` ({code.hook.type})"
+        )
     if code.kind == "loss":
         return f"the loss function {name}"
     return f"{_ROLES[role]} {name}" if role in _ROLES else name

@@ -178,8 +178,8 @@ class FiniteWatch:
         if (start < self._next_look and not self._stops) or self._is_scaled(optimizer):
             return
         groups = groups_of(optimizer)
-        rates = [group.settings.get("lr") for group in groups]
-        self._rate = max((float(rate) for rate in rates if type(rate) in (int, float)), default=None)
+        rates = [float(rate) for group in groups if type(rate := group.settings.get("lr")) in (int, float) and rate is not None]
+        self._rate = max(rates, default=None)
         parameters = [p for group in groups for p in group.parameters if _has_gradient(self._torch, p)]
         for alike in _by_kind(parameters):
             self._look_at_gradients(alike)
