@@ -10,7 +10,7 @@ from nbguard.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches
 from nbguard.profiler.analysis.time.hot_code import HotCode, HotKind
-from nbguard.profiler.analysis.time.stacks import CELL, CodeLine
+from nbguard.profiler.analysis.time.stacks import CELL, StackLine
 from nbguard.profiler.analysis.time.timing import steady_batches
 from nbguard.render.words import line_words
 from nbguard.units import counted, format_time
@@ -109,7 +109,7 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
         yield _finding("code", timing, code.total, what, change, evidence)
 
 
-def _name(code: HotCode, line: CodeLine) -> str:
+def _name(code: HotCode, line: StackLine) -> str:
     """Return code as the subject of a sentence."""
     where = line_words(line.file, line.line, "")
     name = f"`{line.called}` ({where})"
@@ -183,7 +183,7 @@ def _validating(timing: Timing, rows: Sequence[TimeRow], total: int, hot: Sequen
     least = LARGE if is_often else _MUCH_VALIDATION
     named = [code for code in hot if code.kind in ("function", "hook") and _is_large(timing, code.total)]
     rest = total - sum(code.within("validation") for code in named)
-    by_kind = {code.kind: code for code in reversed(hot) if 4 * code.within("validation") >= total}
+    by_kind = {code.kind: code for code in reversed(hot) if 10 * code.within("validation") >= total}
     library, users = by_kind.get("library"), by_kind.get("validation")
     if library is not None and library.work is not None:
         rest += library.total - library.within("validation")
