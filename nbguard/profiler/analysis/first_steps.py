@@ -14,7 +14,7 @@ _WORTH = 0.02
 """Of a batch, or of the fit: advice that would save less is not among the first things to do."""
 _NAMED = 0.05
 """Share of the wall time from which a part of it is named where nothing stands out."""
-_NOTICED = 100_000_000
+_NOTICED = 50_000_000
 """Nanoseconds of the fit: waiting that takes less is not worth a word, however short the fit."""
 _GROWS = ("graph", "growth")
 """Kinds of findings on memory that grows."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
-from nbguard.profiler.analysis.time.stacks import CodeLine, HookFacts, StackSamples
+from nbguard.profiler.analysis.time.stacks import HookFacts, StackLine, StackSamples
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.attributes import attribute_of
@@ -86,7 +86,7 @@ class StackSampler:
 
     def _written(self) -> StackSamples:
         sites, libraries = Sites(), (*library_paths(), "<frozen")
-        numbers: dict[CodeLine, int] = {}
+        numbers: dict[StackLine, int] = {}
         known: dict[tuple[CodeType, int], int] = {}
         stacks = []
         for stack in self._numbers:
@@ -118,11 +118,11 @@ def _looking(
     return look
 
 
-def _line(code: CodeType, instruction: int, sites: Sites, libraries: tuple[str, ...]) -> CodeLine:
+def _line(code: CodeType, instruction: int, sites: Sites, libraries: tuple[str, ...]) -> StackLine:
     file = code.co_filename
     is_users = not file.startswith(libraries)
     place = sites.place(file) if is_users else file.rpartition("-packages/")[2]
-    return CodeLine(
+    return StackLine(
         name=getattr(code, "co_qualname", code.co_name),  # Python 3.10 does not know it
         file=place,
         line=_number(code, instruction),

@@ -16,7 +16,9 @@ from nbguard.scan.heap.kinds import name_of
 
 Function = Callable[..., Any]
 
-_OF_FASTAI = ("fastai.learner", *(f"fastai.callback.{name}" for name in ("core", "fp16", "progress", "schedule")))
+_CALLBACKS = ("core", "fp16", "progress", "schedule", "training", "mixup", "rnn", "channelslast")
+"""Modules of fastai's callbacks that are part of the training: to do less in them would change it."""
+_OF_FASTAI = ("fastai.learner", *(f"fastai.callback.{name}" for name in _CALLBACKS))
 
 
 class CallbackTimes:

@@ -99,10 +99,12 @@ def test_copies_to_the_device_bind_only_where_there_is_one() -> None:
 
 
 def test_python_binds_by_its_own_time_on_a_cpu_and_by_the_idle_gpu_on_a_gpu() -> None:
-    found = verdict(timing(10, callback=3, other=0.5, wait=0.1), (), 2, on_accelerator=False)
-    assert (found.bound, found.gain) == ("Python", round(3.5 * MS))
+    found = verdict(timing(10, callback=5, other=0.5, wait=0.1), (), 2, on_accelerator=False)
+    assert (found.bound, found.gain) == ("Python", round(5.5 * MS))
     assert "in callbacks and other code" in found.sentence
-    assert verdict(timing(10, callback=2.5, other=0.4), (), 2, on_accelerator=False).bound == "compute"
+    assert verdict(timing(10, callback=4.5, other=0.4), (), 2, on_accelerator=False).bound == "compute"
+    of_library = verdict(timing(10, callback=1, other=5), (), 2, on_accelerator=False, of_library=0.8)
+    assert of_library.bound == "compute"
     found = verdict(timing(10, busy=0.3, wait=0.1), (), 2, on_accelerator=True)
     assert (found.bound, found.gain) == ("Python", 7 * MS)
     found = verdict(timing(10, callback=9), (), 2, on_accelerator=True)  # it may wait for the GPU there

@@ -1,8 +1,9 @@
 """The corpus: fits with one planted problem each, and healthy ones, written as the cells of a notebook.
 
 A file is for one framework: its first cell, then cases. A case begins with `#: NAME [NUMBER] | says: PATTERN & PATTERN`, or
-`| healthy`; `#-` divides its cells, of which the last is profiled. Each pattern must be in the first sentence of the report; one
-that begins with `!` must not.
+`| healthy`; `#-` divides its cells, of which the last is profiled. The number is that of a trial of foreign problems. Each
+pattern must be in the first sentence of the report; one that begins with `!` must not. `| misses: WHY` is for those that are
+known not to be named.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Case:
     name: str  # of the case, with its number among the problems of the trial where it comes from there
     says: tuple[str, ...] = ()  # patterns of the first sentence
     cells: tuple[str, ...]  # the last one is profiled
+    misses: str = ""  # why its cause is not named; "": it is
 
     @property
     def is_healthy(self) -> bool:
@@ -74,4 +76,4 @@ def _case(framework: str, part: str) -> Case:
     named = dict(field.partition(": ")[::2] for field in fields)
     says = tuple(pattern.strip() for pattern in named.get("says", "").split(" & ") if pattern)
     cells = tuple(cell.strip("\n") for cell in re.split(r"(?m)^#-\n", body))
-    return Case(framework=framework, name=name, says=says, cells=cells)
+    return Case(framework=framework, name=name, says=says, cells=cells, misses=named.get("misses", ""))

@@ -1,6 +1,7 @@
 """Runs the corpus in notebooks of this process and prints what each report says first.
 
-`python -m tests.profiler.corpus.run [--json] [--all] FRAMEWORK[:WORDS] …`: cases whose names contain the words; all without any.
+`python -m tests.profiler.corpus.run [-v] [--json] [FRAMEWORK[:WORDS] | FRAMEWORK:=NAME] …`: cases whose names contain the
+words, or are just that; all without any. `-v` prints the whole reports.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def run(framework: str, names: list[str]) -> Iterator[Said]:
     shell.run_line_magic("load_ext", "nbguard")
     preamble, cases = cases_of(framework)
     for case in cases:
-        if names and not any(name in case.name for name in names):
+        if names and not any(name == f"={case.name}" or name in case.name for name in names):
             continue
         begun = time.perf_counter()
         first = _first(shell, preamble, case)
@@ -61,7 +62,7 @@ def _first(shell: Any, preamble: str, case: Case) -> tuple[str, ...]:
         return reports[-1]
 
     shell.reset()
-    FitProfile.finish = finished  # type: ignore[method-assign]
+    FitProfile.finish = finished  # type: ignore[method-assign,assignment]
     try:
         for cell in (preamble, *case.cells[:-1], "%%profile_fit\n" + case.cells[-1]):
             with contextlib.redirect_stdout(io.StringIO()) as said:

@@ -84,12 +84,23 @@ _FAR = 1e3
 """Times the first batch's largest value that data are which are out of range."""
 _EXPLODED = 1e3
 """Magnitude of a parameter, or times the first loss, from which the steps have been too long."""
+_DIVERGED = 100
+"""Times the first loss, and at least this, that the last ones are of a fit that diverges."""
 _NEAR = 3
 """Batches after a jump in which a loss that is not finite comes of it."""
 
 
 def _is_far(peak: float | None, usual: float | None) -> bool:
     return peak is not None and usual is not None and peak > _FAR * max(usual, 1e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class LossGrowth:
+    """The loss at both ends of a fit."""
+
+    first: float  # loss
+    last: float  # median of the latest losses
+    rate: float | None = None  # largest learning rate; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +111,7 @@ class FiniteFacts:
     gradients: int = 0  # optimizer steps before which all gradients were checked
     first: NotFinite | None = None  # None: all were finite
     jump: LossJump | None = None  # None: no loss jumped
+    growth: LossGrowth | None = None  # None: not known
 
 
 def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFinding, ...]:
@@ -107,7 +119,7 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFin
     first = facts.first
     data = tuple(_bad_data(facts))
     if first is None or data:
-        return data
+        return data or tuple(_divergence(facts.growth))
     what = f"the {first.of} is {first.value} in {first.place.words}"
     if first.is_search:
         goes_on = "the learning rate finder raises the rate until the loss diverges"
@@ -151,6 +163,19 @@ def _bad_data(facts: FiniteFacts) -> Iterator[FitFinding]:
         stops = "; the fit was stopped there" if first is not None and first.has_stopped else ""
         change = "look for such samples: `x.abs().max()` over the dataset; clip, normalise or drop them"
         yield FitFinding(kind="data", severity="problem", what=what + stops, evidence=evidence, change=change)
+
+
+def _divergence(growth: LossGrowth | None) -> Iterator[FitFinding]:
+    """Yield a loss that has grown without bounds, and is finite all the same."""
+    if growth is not None and abs(growth.last) > _DIVERGED * max(abs(growth.first), 1.0):
+        rate = "" if growth.rate is None else f" (it is {growth.rate:g})"
+        yield FitFinding(
+            kind="divergence",
+            severity="problem",
+            what=f"the loss grows: {growth.first:.3g} at first, {growth.last:.3g} in the last batches",
+            evidence=f"more than {_DIVERGED:g} times the first: the steps are too long",
+            change=f"a lower learning rate{rate}, or {_CLIP}",
+        )
 
 
 def _follows(place: BatchPosition, before: BatchPosition) -> bool:

@@ -39,14 +39,21 @@ class OptimizerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class UnusedGradients:
+    """Gradients that are computed and that no optimizer uses."""
+
+    parameters: tuple[str, ...]  # names in the model
+    share: float  # of all values with gradients, 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
 class OptimizersFacts:
     """All optimizers of a recording."""
 
     optimizers: tuple[OptimizerFacts, ...] = ()
     backwards: int = 0  # backward passes in the batches that were looked at
     clears_model: bool = False  # a model's own `zero_grad` was called: whose gradients went is then not known
-    unused: tuple[str, ...] = ()  # parameters with gradients that no optimizer uses
-    unused_share: float = 0.0  # of all values with gradients, 0 to 1
+    unused: UnusedGradients | None = None  # None: there are none
 
 
 def optimizer_findings(
@@ -123,17 +130,18 @@ def _many(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFindi
 
 def _unused(facts: OptimizersFacts, times: Mapping[str, int]) -> Iterator[FitFinding]:
     """Yield gradients that are computed for nothing."""
-    if facts.unused and facts.unused_share >= _MUCH:
-        shown = ", ".join(f"`{name}`" for name in facts.unused[:_SHOWN])
-        more = f" and {len(facts.unused) - _SHOWN} more" if len(facts.unused) > _SHOWN else ""
-        part = facts.unused[0].partition(".")[0]
+    unused = facts.unused
+    if unused is not None and unused.share >= _MUCH:
+        names = unused.parameters
+        shown = ", ".join(f"`{name}`" for name in names[:_SHOWN])
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         yield FitFinding(
             kind="unused gradients",
             severity="advice",
-            what=f"{counted(len(facts.unused), 'parameter')} get gradients that no optimizer uses: {shown}{more}",
-            evidence=f"{facts.unused_share:.0%} of all values with gradients",
-            change=f"`requires_grad_(False)` of what is frozen, e.g. `model.{part}`: its backward pass goes",
-            time=round(times.get(phases.BACKWARD, 0) * facts.unused_share / 2) or None,
+            what=f"{counted(len(names), 'parameter')} get gradients that no optimizer uses: {shown}{more}",
+            evidence=f"{unused.share:.0%} of all values with gradients",
+            change=f"`requires_grad_(False)` of what is frozen, e.g. `model.{names[0].partition('.')[0]}`",
+            time=round(times.get(phases.BACKWARD, 0) * unused.share / 2) or None,
         )
 
 

@@ -63,8 +63,8 @@ def _modes(facts: SwitchFacts, work: int) -> Iterator[FitFinding]:
             kind="eval",
             severity="problem",
             what="the model is trained in eval mode",
-            evidence=f"in {facts.evaluated} of the {facts.trained} training batches looked at: no dropout, and batch norm keeps the "
-            "statistics that it had",
+            evidence=f"in {facts.evaluated} of the {facts.trained} training batches seen: no dropout, and batch norm keeps "
+            "the statistics that it had",
             change="`model.train()` before the training batches, also after each validation",
         )
     if facts.is_double:

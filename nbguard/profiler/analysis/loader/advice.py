@@ -53,11 +53,10 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
     """Yield what to change, the most rewarding first as far as it is measured."""
     findings = [*_crowded(context), *_restarted(context), *_first(context)]
     if context.loader is not None:
-        findings += [
-            *_transform(context, context.loader),
-            *_more_workers(context, context.loader),
-            *_copying(context, context.loader),
-        ]
+        slow, workers = [*_transform(context, context.loader)], [*_more_workers(context, context.loader)]
+        if any(2 * (finding.time or 0) >= context.wait for finding in slow):  # the cause; workers only share it
+            workers = [replace(finding, severity="note") for finding in workers]
+        findings += [*slow, *workers, *_copying(context, context.loader)]
     batches = context.timing.batches
     yield from sorted(findings, key=lambda finding: -(finding.total or (finding.time or 0) * batches))
 

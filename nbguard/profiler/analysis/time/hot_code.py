@@ -15,16 +15,17 @@ from nbguard.profiler.analysis.report import Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, Moment
 from nbguard.profiler.analysis.time.libraries import LibraryWork, library_work
-from nbguard.profiler.analysis.time.stacks import CodeLine, HookFacts, StackSamples
+from nbguard.profiler.analysis.time.stacks import HookFacts, StackLine, StackSamples
 
 HotKind = Literal["function", "validation", "line", "hook", "loss", "library", "loop", "import"]
-"""`function`: of the user's. `validation`: of the user's, which calls the model beside training. `line`: of a function that runs the loop. `hook`: of a module or tensor. `loss`: a loss function.
-`library`: what a library does beside training. `loop`: the rest of a library's own loop. `import`: modules that are loaded."""
+"""Kinds of code that time goes to: `function` of the user's, `validation`: a function of the user's that calls the model beside
+training, `line` of a function that runs the loop, `hook` of a module or tensor, `loss` function, `library`: work of a library
+beside training, `loop`: the rest of a library's own loop, `import` of modules."""
 
 _MODULE = "torch/nn/modules/module.py"
 _ENGINE = "torch/autograd/graph.py"
 _IMPORTS = "<frozen importlib"
-_CORE = (phases.FORWARD, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
+_CORE = (phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
 _FEW = 5
 """Looks at a function that it takes to name it,"""
 _LONG = 200_000_000
@@ -39,7 +40,7 @@ class HotCode:
     """Code, and its time in one phase or several."""
 
     kind: HotKind
-    line: CodeLine | None = None  # the function, at the line where most of its time goes; None: a library's work
+    line: StackLine | None = None  # the function, at the line where most of its time goes; None: a library's work
     work: LibraryWork | None = None  # of a library
     times: Mapping[tuple[Group, str], int]  # nanoseconds by group and phase
     batches: int  # batches in which it was seen
@@ -67,7 +68,7 @@ class _Seen:
     weights: Counter[tuple[Group, str]] = field(
         default_factory=Counter
     )  # nanoseconds since the look before, by group and phase
-    lines: Counter[CodeLine] = field(default_factory=Counter)
+    lines: Counter[StackLine] = field(default_factory=Counter)
     inner: Counter[str] = field(default_factory=Counter)
     batches: set[int] = field(default_factory=set)
     setup: int = 0  # of the weights
@@ -76,13 +77,13 @@ class _Seen:
 _Key = tuple[HotKind, object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
     """One look at the stack."""
 
     moment: Moment
     group: Group
-    stack: tuple[CodeLine, ...]  # the outermost first
+    stack: tuple[StackLine, ...]  # the outermost first
     at: int  # nanoseconds by the clock of the log
     weight: int  # nanoseconds since the look before
 
@@ -92,7 +93,7 @@ class _Cause:
     """The code that a look speaks of."""
 
     kind: HotKind
-    line: CodeLine | None = None
+    line: StackLine | None = None
     work: LibraryWork | None = None
     inner: str = ""  # the innermost function of the user's below it
 
@@ -102,7 +103,7 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
     trained = {batch.loop for batch in batches.batches if batch.is_training}
     stacks = [tuple(samples.lines[number] for number in stack) for stack in samples.stacks]
     looks = [
-        _Look(moment, _group(moment, trained), stacks[number], at, at - before)
+        _Look(moment=moment, group=_group(moment, trained), stack=stacks[number], at=at, weight=at - before)
         for moment, number, at, before in zip(
             batches.moments, samples.seen, samples.moments, (batches.start, *samples.moments), strict=False
         )
@@ -182,7 +183,7 @@ def _hook(seen: _Seen, hooks: Sequence[HookFacts]) -> HookFacts | None:
 _Function = tuple[str, str, int]  # file, name and first line
 
 
-def _function(line: CodeLine) -> _Function:
+def _function(line: StackLine) -> _Function:
     return line.file, line.name, line.first
 
 
@@ -190,16 +191,17 @@ def _drivers(looks: Sequence[_Look], group: Group) -> frozenset[_Function]:
     """Return the user's functions that run the loop: the model is called or trained below them, or everything is."""
     drivers: set[_Function] = set()
     for look in looks:
-        if look.moment.phase in _CORE and look.group == group:
-            end = _model_at(look.stack)
-            if end is None and look.moment.phase in (phases.BACKWARD, phases.STEP, phases.ZERO_GRAD):
-                end = next((at for at, line in enumerate(look.stack) if "torch/" in line.file), 0)
-            drivers.update(_function(line) for line in look.stack[: end or 0] if line.is_users)
+        if look.group != group or look.moment.phase == phases.WAIT:
+            continue
+        end = _model_at(look.stack)
+        if end is None and look.moment.phase in _CORE:
+            end = next((at for at, line in enumerate(look.stack) if "torch/" in line.file), 0)
+        drivers.update(_function(line) for line in look.stack[: end or 0] if line.is_users)
     in_all = Counter(function for look in looks for function in {_function(line) for line in look.stack if line.is_users})
     return frozenset(drivers | {function for function, count in in_all.items() if count == len(looks)})
 
 
-def _model_at(stack: Sequence[CodeLine]) -> int | None:
+def _model_at(stack: Sequence[StackLine]) -> int | None:
     """Return the place in a stack from which on a module runs."""
     return next((at for at, line in enumerate(stack) if line.file.endswith(_MODULE)), None)
 
@@ -230,7 +232,7 @@ def _cause(look: _Look, drivers: Collection[_Function], validating: Collection[_
     return _of_users(look, drivers, validating)
 
 
-def _validates(stack: Sequence[CodeLine], drivers: Collection[_Function]) -> _Cause | None:
+def _validates(stack: Sequence[StackLine], drivers: Collection[_Function]) -> _Cause | None:
     """Return the function of the user's that calls the model in validation."""
     own = next((line for line in stack if line.is_users and not line.is_inner and _function(line) not in drivers), None)
     return None if own is None else _Cause("validation", own)
@@ -258,17 +260,17 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
         return work
     if any(line.file.startswith(_LOOPS) for line in below):
         return _Cause("loop")
-    if phase != phases.OTHER or any("/optim/" in line.file for line in below):
+    if phase != phases.OTHER or any("/optim/" in line.file or line.file.startswith("IPython/") for line in below):
         return None
     return _Cause("line", stack[users_at[-1]])
 
 
-def _library(stack: Sequence[CodeLine]) -> _Cause | None:
+def _library(stack: Sequence[StackLine]) -> _Cause | None:
     work = library_work([(line.file, line.name) for line in stack if not line.is_users])
     return None if work is None else _Cause("library", None, work)
 
 
-def _hooked(stack: Sequence[CodeLine], model: int) -> int | None:
+def _hooked(stack: Sequence[StackLine], model: int) -> int | None:
     """Return the place of the first function of the user's that a module calls beside `forward`."""
     for at in range(model + 1, len(stack)):
         if stack[at].is_users and stack[at - 1].file.endswith(_MODULE) and stack[at].short not in ("forward", "__call__"):
@@ -276,6 +278,6 @@ def _hooked(stack: Sequence[CodeLine], model: int) -> int | None:
     return None
 
 
-def _below(stack: Sequence[CodeLine]) -> str:
+def _below(stack: Sequence[StackLine]) -> str:
     """Return the innermost function of the user's in a part of a stack."""
     return next((line.called for line in reversed(stack) if line.is_users and not line.is_inner), "")

@@ -10,13 +10,21 @@ from nbguard.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches
 from nbguard.profiler.analysis.time.hot_code import HotCode, HotKind
-from nbguard.profiler.analysis.time.stacks import CELL
+from nbguard.profiler.analysis.time.stacks import CELL, StackLine
 from nbguard.profiler.analysis.time.timing import steady_batches
 from nbguard.render.words import line_words
 from nbguard.units import counted, format_time
 
 LARGE = 0.10
 """Share of the fit's wall time from which a part of it is named."""
+_LESS: dict[HotKind, str] = {
+    "hook": "take the hook out, or do less in it",
+    "loss": "do less in it",
+    "line": "look at this line: it runs between the calls of the model",
+}
+"""Remedies by the kind of code."""
+_ROLES = {phases.TRANSFORMS: "the batch transform", phases.callback("Recorder"): "the metric"}
+"""Parts of the user's code by the phase that it runs in."""
 _NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.30, "line": 0.25}
 """The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
 _NOTICED = 200_000_000
@@ -35,6 +43,9 @@ _LONG_STALL = 50_000_000
 """and nanoseconds beyond the median."""
 _SLOWED = 5
 """Times as long it must be in a batch that nbguard itself has slowed down by looking closer."""
+_RARE = {phases.WAIT: "items that take long to read", phases.OTHER: "lines of the loop that run only now and then"}
+_COMPUTING = (phases.LOSS, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
+"""Phases that do the same in each batch."""
 _FEW = 0.25
 """Share of batches that may stall: more of them are no exceptions."""
 
@@ -52,11 +63,13 @@ def lost_time(
     """
     if not timing.batches:
         return
-    yield from _code(timing, hot)
+    stall, code = _stalls(timing, batches, hot)
+    if stall is not None:
+        yield stall
+    yield from _code(timing, [other for other in hot if other is not code])
     yield from _transforms(timing, hot)
     yield from _validation(timing, of_fastai, hot)
     yield from _around(timing, of_fastai, hot)
-    yield from _stalls(timing, batches, hot)
 
 
 def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE) -> bool:
@@ -90,22 +103,26 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
         is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
         if is_loaders or not _is_large(timing, code.total - _usual(timing, code), share):
             continue  # these have findings of their own
-        line, where = code.line, line_words(code.line.file, code.line.line, "")
-        is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
-        name = f"`{line.called}` ({where})"
-        if code.kind == "line":
-            name = where if line.name == CELL else f"{where} in `{line.called}`,"
-        what = f"{name} takes {format_time(code.total)}"
-        change = "do less in it, or do it less often"
-        if code.kind == "hook":
-            owner = "" if code.hook is None else f" of `{code.hook.module or code.hook.type}` ({code.hook.type})"
-            what, change = f"the hook {name}{owner} takes {format_time(code.total)}", "take the hook out, or do less in it"
-        elif code.kind == "loss":
-            what, change = f"the loss function {name} takes {format_time(code.total)}", "do less in it"
-        elif code.kind == "line":
-            change = "look at this line: it runs between the calls of the model"
+        name = _name(code, code.line)
+        what, change = f"{name} takes {format_time(code.total)}", _LESS.get(code.kind, "do less in it, or do it less often")
         evidence = ", ".join(filter(None, (_shares(code), f"nearly all of it in `{code.inner}`" if code.inner else "")))
         yield _finding("code", timing, code.total, what, change, evidence)
+
+
+def _name(code: HotCode, line: StackLine) -> str:
+    """Return code as the subject of a sentence."""
+    where = line_words(line.file, line.line, "")
+    name = f"`{line.called}` ({where})"
+    role = max(code.times, key=lambda place: code.times[place])[1]
+    if code.kind == "line":
+        return where if line.name == CELL else f"{where} in `{line.called}`,"
+    if code.kind == "hook":
+        return f"the hook {name}" + (
+            "" if code.hook is None else f" of `{code.hook.module or code.hook.type}` ({code.hook.type})"
+        )
+    if code.kind == "loss":
+        return f"the loss function {name}"
+    return f"{_ROLES[role]} {name}" if role in _ROLES else name
 
 
 def _usual(timing: Timing, code: HotCode) -> int:
@@ -161,11 +178,12 @@ def _validation(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCod
 def _validating(timing: Timing, rows: Sequence[TimeRow], total: int, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield validation as a whole, less the functions in it that have a name of their own."""
     passes = [epoch for epoch in timing.epochs if not epoch.is_training]
-    is_often = len(passes) > _OFTEN * (len(timing.epochs) - len(passes))
+    training = len(timing.epochs) - len(passes)
+    is_often = 0 < _OFTEN * training < len(passes)
     least = LARGE if is_often else _MUCH_VALIDATION
     named = [code for code in hot if code.kind in ("function", "hook") and _is_large(timing, code.total)]
     rest = total - sum(code.within("validation") for code in named)
-    by_kind = {code.kind: code for code in reversed(hot) if 4 * code.within("validation") >= total}
+    by_kind = {code.kind: code for code in reversed(hot) if 10 * code.within("validation") >= total}
     library, users = by_kind.get("library"), by_kind.get("validation")
     if library is not None and library.work is not None:
         rest += library.total - library.within("validation")
@@ -205,8 +223,8 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
             yield _finding("other code", timing, row.total, what, change)
 
 
-def _stalls(timing: Timing, batches: Batches, hot: Sequence[HotCode] = ()) -> Iterator[FitFinding]:
-    """Yield the few batches that take many times as long as the others."""
+def _stalls(timing: Timing, batches: Batches, hot: Sequence[HotCode]) -> tuple[FitFinding | None, HotCode | None]:
+    """Return the few batches that take many times as long as the others, and the code that does, where it has a name."""
     steady = steady_batches(batches)
     usual = round(median(batch.step for batch in steady)) if steady else 0
     least = max(_STALL * usual, usual + _LONG_STALL)
@@ -218,18 +236,21 @@ def _stalls(timing: Timing, batches: Batches, hot: Sequence[HotCode] = ()) -> It
     ]
     total = sum(batch.step - usual for _, batch in stalled)
     if not stalled or len(stalled) > _FEW * len(complete) or not _is_large(timing, total):
-        return
+        return None, None
     sums: dict[str, int] = {}
     for _, batch in stalled:
         for phase, nanoseconds in batch.times.items():
             if phase != phases.OWN:
                 sums[phase] = sums.get(phase, 0) + nanoseconds
     phase = max(sums, key=lambda name: sums[name])
-    if any(2 * code.within_phase("batch", phase) >= total for code in hot):
-        return  # it has been named
+    code = next((code for code in hot if 2 * code.within_phase("batch", phase) >= total), None)
+    if phase in _COMPUTING or (code is not None and code.line is None):
+        return None, None  # no rare work of the fit's: the machine did something else, or a library
     longest = max(batch.step for _, batch in stalled)
     numbers = ", ".join(f"{number}" for number, _ in stalled[:4]) + (", …" if len(stalled) > 4 else "")
-    what = f"{counted(len(stalled), 'batch stalls', 'batches stall')} in {phase}: {format_time(total)} together"
     evidence = f"the longest takes {format_time(longest)}, a usual one {format_time(usual)}; training batch {numbers}"
-    where = {phases.WAIT: "items that take long to read", phases.OTHER: "lines of the loop that run only now and then"}
-    yield _finding("stall", timing, total, what, f"look for {where.get(phase, f'rare work in {phase}')}", evidence)
+    place, where = phase, f"look for {_RARE.get(phase, f'rare work in {phase}')}"
+    if code is not None and code.line is not None:
+        place, where = _name(code, code.line), "do less in it, or do it outside of the loop"
+    what = f"{counted(len(stalled), 'batch stalls', 'batches stall')} in {place}: {format_time(total)} together"
+    return _finding("stall", timing, total, what, where, evidence), code

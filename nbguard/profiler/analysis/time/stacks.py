@@ -12,7 +12,7 @@ _INNER = frozenset({CELL, "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodeLine:
+class StackLine:
     """A line of a function that was running."""
 
     name: str  # of the function, qualified with its class, from Python 3.11 on
@@ -43,7 +43,7 @@ class CodeLine:
 class HookFacts:
     """A hook of a module that was trained."""
 
-    function: str  # name of the hook function, as in `CodeLine`
+    function: str  # name of the hook function, as in `StackLine`
     first: int  # line at which it begins
     module: str  # name of the module in its model; "": the model itself
     type: str  # of the module, e.g. "Linear"
@@ -53,7 +53,7 @@ class HookFacts:
 class StackSamples:
     """The stacks of the fit's thread at some moments."""
 
-    lines: tuple[CodeLine, ...] = ()  # by number
+    lines: tuple[StackLine, ...] = ()  # by number
     stacks: tuple[tuple[int, ...], ...] = ()  # numbers of lines, the outermost first
     moments: tuple[int, ...] = ()  # nanoseconds of the log's clock, in order
     seen: tuple[int, ...] = ()  # number of the stack at each moment

@@ -8,7 +8,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
-from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts
+from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts, UnusedGradients
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.health.parameter_groups import Group, groups_of, torchs
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
@@ -85,12 +85,12 @@ class OptimizerWatch:
         self._arriving.poll()
         names = {id(p): name for model in self._models for name, p in model.named_parameters()}
         facts = tuple(optimizer.facts(names) for optimizer in self._optimizers)
-        self._facts = OptimizersFacts(facts, self._backwards, self._clears_model, *self._unused_gradients())
+        self._facts = OptimizersFacts(facts, self._backwards, self._clears_model, self._unused_gradients())
         self._optimizers.clear()
         self._looked_at.clear()
         self._models.clear()
 
-    def _unused_gradients(self) -> tuple[tuple[str, ...], float]:
+    def _unused_gradients(self) -> UnusedGradients | None:
         """Return the parameters with gradients that no optimizer uses, and their share of all values with gradients."""
         used = frozenset(parameter for optimizer in self._optimizers for parameter in optimizer.parameters)
         unused: list[str] = []
@@ -103,7 +103,7 @@ class OptimizerWatch:
                 if id(p) in used or p.grad is not None:
                     sizes[id(p) in used] += p.numel()
                     unused += [] if id(p) in used else [name]
-        return tuple(unused), sizes[False] / max(sum(sizes.values()), 1)
+        return UnusedGradients(tuple(unused), sizes[False] / sum(sizes.values())) if unused else None
 
     def observe(self) -> OptimizersFacts:
         """Return the observations; to be called after `stop`."""

@@ -14,6 +14,8 @@ from nbguard.profiler.unwarned import unwarned
 from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import mro_of, name_of
 
+_BATCHES = 16
+"""Training batches in which it is seen whether the model is in eval mode."""
 _LIMIT = 64
 """Shapes that are kept to tell them apart."""
 
@@ -134,8 +136,9 @@ class SwitchWatch:
         )
 
     def _loss(self, _: Any) -> None:
-        self._trained += 1
-        self._evaluated += self._is_evaluated
+        if self._trained < _BATCHES:
+            self._trained += 1
+            self._evaluated += self._is_evaluated
         self._is_evaluated = False
         self._detects_anomalies |= self._torch.is_anomaly_enabled()
 
@@ -152,22 +155,19 @@ class SwitchWatch:
 
     def _model(self, _module: Any, _args: Any) -> None:
         self._recorder.subscribe("forward", self._forward)
-        self._recorder.subscribe("forward", self._mode)
-
-    def _mode(self, module: Any, _: Any) -> None:
-        if module.training or not self._torch.is_grad_enabled():
-            return
-        self._is_evaluated = _is_evaluated(module)
 
     def _forward(self, module: Any, args: Any) -> None:
         torch = self._torch
         if not torch.is_grad_enabled():
             return
+        if not module.training:
+            self._is_evaluated = _is_evaluated(module)
         if self._facts is None:
             self._facts = replace(self._read(), **_images(torch, module, args))
-        if not torch._C._get_cudnn_benchmark() or len(self._shapes) >= _LIMIT:
+        watches_shapes = torch._C._get_cudnn_benchmark() and len(self._shapes) < _LIMIT
+        if not watches_shapes and self._trained >= _BATCHES:
             self._recorder.unsubscribe("forward", self._forward)
-        else:
+        elif watches_shapes:
             self._shapes.add(tuple(arg.shape[1:] for arg in args if torch.Tensor in mro_of(type(arg))))
 
     def _loader(self, iterator: Any) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from statistics import median
 from typing import Any
 
+from nbguard.profiler.analysis.health.nonfinite import LossGrowth
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError
 from nbguard.scan.heap.kinds import mro_of
 
@@ -34,6 +36,12 @@ class LossHistory:
     def usual(self) -> float:
         """Return the largest of the latest losses but the last, by magnitude."""
         return max(map(abs, list(self._latest)[:-1]), default=0.0)
+
+    def growth(self, rate: float | None) -> LossGrowth | None:
+        """Return the losses at both ends, if there were enough."""
+        if self.first is None or len(self._latest) < _STABLE:
+            return None
+        return LossGrowth(self.first, median(self._latest), rate)
 
     def note(self, value: float, calls: Iterable[ForwardCall]) -> bool:
         """Note a finite loss, and say whether it jumps."""

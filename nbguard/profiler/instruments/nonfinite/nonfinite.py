@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from nbguard.errors import StoppedAtNaN
-from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, LossJump, NotFinite, Origin, evidence_of
+from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, LossGrowth, LossJump, NotFinite, Origin, evidence_of
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
@@ -42,6 +42,7 @@ class FiniteWatch:
         self._stops = stop_on_nan
         self._losses = self._gradients = 0
         self._first: NotFinite | None = None
+        self._growth: LossGrowth | None = None
         self._jump: LossJump | None = None  # the first loss that is many times those before it
         self._rate: float | None = None  # largest learning rate at the last step that was looked at
         self._searched: NotFinite | None = None  # by fastai's learning rate finder, if that was all
@@ -73,13 +74,14 @@ class FiniteWatch:
     def stop(self) -> None:
         """Hold nothing of the user's any more. Values that have not arrived by now stay unknown."""
         self._arriving.poll()
+        self._growth = self._history.growth(self._rate)
         self._calls.clear()
         self._counters = ModuleCounters()
         self._learner = None
 
     def observe(self) -> FiniteFacts:
         """Return how much was looked at, and the first value that was not finite."""
-        return FiniteFacts(self._losses, self._gradients, self._first or self._searched, self._jump)
+        return FiniteFacts(self._losses, self._gradients, self._first or self._searched, self._jump, self._growth)
 
     def _begin(self, learner: Any) -> None:
         self._learner = weakref.ref(learner)
@@ -89,6 +91,7 @@ class FiniteWatch:
     def _end(self, _: Any) -> None:
         if self._is_search:  # its NaN says nothing of the fits that follow
             self._searched, self._first, self._jump = self._first or self._searched, None, None
+            self._history = LossHistory(self._torch)
             self._arriving = AsyncScalars(self._torch, waits=self._stops)
         self._learner, self._is_search = None, False
 
@@ -178,8 +181,8 @@ class FiniteWatch:
         if (start < self._next_look and not self._stops) or self._is_scaled(optimizer):
             return
         groups = groups_of(optimizer)
-        rates = [group.settings.get("lr") for group in groups]
-        self._rate = max((float(rate) for rate in rates if type(rate) in (int, float)), default=None)
+        rates = [float(rate) for group in groups if type(rate := group.settings.get("lr")) in (int, float) and rate is not None]
+        self._rate = max(rates, default=None)
         parameters = [p for group in groups for p in group.parameters if _has_gradient(self._torch, p)]
         for alike in _by_kind(parameters):
             self._look_at_gradients(alike)

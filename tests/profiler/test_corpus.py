@@ -1,0 +1,66 @@
+"""The corpus of planted problems and healthy fits: the first sentence names the cause, and nothing where there is none.
+
+Fits run in notebooks of other processes, one for each framework. `python -m tests.profiler.corpus.run` shows all that is said.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.profiler.corpus.cases import FRAMEWORKS, NEEDS, Case, cases_of
+from tests.thorough import THOROUGH, spread
+
+REPOSITORY = Path(__file__).parents[2]
+TRIES = 3
+"""A busy machine may hold a fit up, which is said then."""
+CASES = [case for framework in FRAMEWORKS for case in spread(cases_of(framework)[1], 5)]
+
+
+@functools.cache
+def said_of(framework: str, names: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """Run cases in one process; return the verdict and the first sentence of each."""
+    arguments = [f"{framework}:={name}" for name in names]
+    command = [sys.executable, "-m", "tests.profiler.corpus.run", "--json", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "IPYTHONDIR": os.devnull}
+    ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"framework"')]
+    assert len(lines) == len(names), ran.stdout + ran.stderr
+    return {line["name"]: (line["verdict"], line["first"][0]) for line in lines}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.framework}: {case.name}")
+def test_the_first_sentence(case: Case) -> None:
+    if importlib.util.find_spec(NEEDS[case.framework]) is None:
+        pytest.skip(f"{NEEDS[case.framework]} is not installed here")
+    if case.misses and not THOROUGH:
+        pytest.skip(f"known not to be named: {case.misses}")
+
+    verdict, sentence = said_of(case.framework, tuple(each.name for each in CASES if each.framework == case.framework))[
+        case.name
+    ]
+    for _ in range(TRIES - 1):
+        if verdict in ("named", "healthy") or case.misses:
+            break
+        said_of.cache_clear()
+        verdict, sentence = said_of(case.framework, (case.name,))[case.name]
+
+    if case.misses:
+        pytest.xfail(f"{case.misses}: {sentence}")
+    assert verdict in ("named", "healthy"), sentence
+
+
+def test_each_case_has_a_name_of_its_own_and_the_corpus_is_large_enough() -> None:
+    cases = [case for framework in FRAMEWORKS for case in cases_of(framework)[1]]
+
+    assert len({(case.framework, case.name) for case in cases}) == len(cases)
+    assert sum(not case.is_healthy for case in cases) >= 100
+    assert sum(case.is_healthy for case in cases) >= 40
+    assert sum(bool(case.misses) for case in cases) <= 15
