@@ -250,7 +250,7 @@ describe('the chart', () => {
   it('goes to a cell by its mark; where the host has no cells, a mark is no button', () => {
     filled();
     control(root, 'Go to In[15]').click();
-    expect(goToCell).toHaveBeenLastCalledWith(15);
+    expect(goToCell).toHaveBeenLastCalledWith(15, 'cell-15');
     control(root, 'Go to In[12]').click();
     expect(spoken()).toBe('In[12] is no longer in the notebook.');
     close();
