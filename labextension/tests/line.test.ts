@@ -210,6 +210,17 @@ describe('the chart', () => {
     expect(model.all('history')).toHaveLength(3);
   });
 
+  it('asks again when a device is used for the first time: the cell that did began before the first reading', () => {
+    const { tick, history } = scene('training');
+    const unused = tick.devices.map(each => ({ ...each, line: null }));
+    model = new FakeModel({ tick: { ...tick, devices: unused }, heap: {} });
+    ({ root, close } = open(model, { goToCell }));
+    model.say('history', { op: 'history', history: { ...history, lines: [] } });
+    expect(model.all('history')).toHaveLength(1);
+    model.set({ tick: { ...tick, n: tick.n + 1 } });
+    expect(model.all('history')).toHaveLength(2);
+  });
+
   it('shows another span on request', () => {
     filled();
     const choice = root.querySelector<HTMLSelectElement>('select[aria-label="Time shown"]');
