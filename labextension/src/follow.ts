@@ -68,11 +68,16 @@ export class FrontKernel {
     return null;
   }
 
-  /** Show the cell with this number in the notebook in front; false: it is no longer there. */
-  goToCell(number: number): boolean {
+  /**
+   * Show a cell in the notebook in front: the one with this id, which it keeps when it is run again, else the one with this
+   * number. False: it is no longer there.
+   */
+  goToCell(number: number, id = ''): boolean {
     const notebook = this.#tracker.currentWidget?.content;
     const cells = notebook?.widgets ?? [];
-    const index = cells.findIndex(({ model }) => 'executionCount' in model && model.executionCount === number);
+    const byId = cells.findIndex(({ model }) => model.id === id);
+    const byNumber = cells.findIndex(({ model }) => 'executionCount' in model && model.executionCount === number);
+    const index = byId < 0 ? byNumber : byId;
     if (notebook === undefined || index < 0) {
       return false;
     }

@@ -109,7 +109,7 @@ export class MemoryPanel extends Widget {
 
   #host(link: Model): Host {
     const trans = this.#trans;
-    const goToCell = (cell: number): boolean => this.#front.goToCell(cell);
+    const goToCell = (cell: number, id?: string): boolean => this.#front.goToCell(cell, id);
     const nameOf = (kernel: string): string | null => this.#front.nameOf(kernel);
     return link instanceof KernelLink ? { trans, goToCell, nameOf, load: () => void link.load() } : { trans };
   }

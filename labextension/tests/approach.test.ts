@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 
 import { Approach } from '../src/view/approach';
-import type { Tick } from '../src/view/protocol';
+import type { Tick, TimeMark } from '../src/view/protocol';
 import { english } from '../src/view/words';
 import { scene } from './model';
 
@@ -69,5 +69,28 @@ describe('a device that gets full', () => {
       }))
     }));
     expect(cached.map(each => approach.follow(each)).filter(text => text !== '')).toEqual([]);
+  });
+
+  it('is spoken of at once when the same cell reached more in its last run than can be had now, once', () => {
+    const run = (cell: number, end: number | null, peak: number): TimeMark => ({
+      kind: 'cell', label: `In[${String(cell)}]`, t: cell, end, cell, epoch: null, cell_id: 'fit', peaks: [['cuda:0', peak, true]],
+      device: '', nbytes: 0
+    });
+    const marks = [run(5, 6, 6 * GIB), run(7, null, 1 * GIB)];
+    const others = (t: number, more: Partial<Tick> = {}): Tick => {
+      const one = tick(t, 4 * GIB, { marks, ...more });
+      const parts = [{ name: 'allocated', nbytes: 1 * GIB, note: '' }, { name: 'others', nbytes: 3 * GIB, note: '' }, { name: 'free', nbytes: 4 * GIB, note: '' }];
+      return { ...one, devices: one.devices.map(device => ({ ...device, parts: parts })) };
+    };
+    const approach = new Approach(english);
+    const words = 'cuda:0 may not have room for this cell: it reached 6.00 GiB when it ran last, and 5.00 GiB can be had.';
+    expect(approach.follow(others(0))).toBe(words);
+    expect(approach.follow(others(1))).toBe(words);
+    expect(approach.follow(others(2, { busy: false, cell: null }))).toBe('');
+
+    const roomy = new Approach(english);
+    expect(roomy.follow(tick(0, 7 * GIB, { marks }))).toBe('');
+    const another = new Approach(english);
+    expect(another.follow(others(0, { marks: marks.map(mark => ({ ...mark, cell_id: String(mark.cell) })) }))).toBe('');
   });
 });

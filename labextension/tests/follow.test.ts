@@ -134,6 +134,21 @@ it('tells of the first tick of any kernel', async () => {
   expect(started).toHaveBeenCalledTimes(1);
 });
 
+it('goes to a cell by its id, which it keeps when it is run again, and else by its number', () => {
+  const cells = [['a', 7], ['b', 3], ['c', null]].map(([id, executionCount]) => ({ model: { id, executionCount } }));
+  const content = { widgets: cells, activeCellIndex: -1, deselectAll: vi.fn(), scrollToItem: vi.fn(), activate: vi.fn() };
+  const notebook = Object.assign(new Notebook('a.ipynb', a.connect('a')), { content });
+  tracker.show(notebook);
+
+  expect(front.goToCell(1, 'a')).toBe(true);
+  expect(content.activeCellIndex).toBe(0);
+  expect(front.goToCell(3, 'not there')).toBe(true);
+  expect(content.activeCellIndex).toBe(1);
+  expect(front.goToCell(7)).toBe(true);
+  expect(content.activeCellIndex).toBe(0);
+  expect(front.goToCell(1, '')).toBe(false);
+});
+
 describe('a notebook that the page is opening', () => {
   const own = (kernel: FakeKernel, id: string): KernelLink =>
     new KernelLink(kernel.connect(id), () => 'control', 'a.ipynb');

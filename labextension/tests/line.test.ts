@@ -210,6 +210,17 @@ describe('the chart', () => {
     expect(model.all('history')).toHaveLength(3);
   });
 
+  it('asks again when a device is used for the first time: the cell that did began before the first reading', () => {
+    const { tick, history } = scene('training');
+    const unused = tick.devices.map(each => ({ ...each, line: null }));
+    model = new FakeModel({ tick: { ...tick, devices: unused }, heap: {} });
+    ({ root, close } = open(model, { goToCell }));
+    model.say('history', { op: 'history', history: { ...history, lines: [] } });
+    expect(model.all('history')).toHaveLength(1);
+    model.set({ tick: { ...tick, n: tick.n + 1 } });
+    expect(model.all('history')).toHaveLength(2);
+  });
+
   it('shows another span on request', () => {
     filled();
     const choice = root.querySelector<HTMLSelectElement>('select[aria-label="Time shown"]');
@@ -250,7 +261,7 @@ describe('the chart', () => {
   it('goes to a cell by its mark; where the host has no cells, a mark is no button', () => {
     filled();
     control(root, 'Go to In[15]').click();
-    expect(goToCell).toHaveBeenLastCalledWith(15);
+    expect(goToCell).toHaveBeenLastCalledWith(15, 'cell-15');
     control(root, 'Go to In[12]').click();
     expect(spoken()).toBe('In[12] is no longer in the notebook.');
     close();

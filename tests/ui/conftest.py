@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
+from tests.fake_cuda.launch import environment
 from tests.fake_cuda.plugin import fake_settings
 from tests.kernels import FASTAI, Zygote
 from tests.ui.cells import STOP_FILE
@@ -48,6 +49,29 @@ def fake_cuda_server(
     env = fake_settings(bytes=8 << 30, context=448 << 20)
     forks = Forks(fake_cuda_zygote(FASTAI), tmp_path_factory.mktemp("fake-cuda"), env)
     server.add_kernelspec("fake-cuda", forks)
+    yield server
+    forks.stop()
+
+
+_PROCESS = """
+import os, sys
+os.execve(sys.executable, [sys.executable, "-m", "ipykernel_launcher", "-f", sys.argv[1]], ENV)
+"""
+
+
+@pytest.fixture
+def shared_cuda_server(
+    server: Server, fake_cuda_zygote: Callable[[str], Zygote], fake_cuda_library: Path, tmp_path: Path
+) -> Iterator[Server]:
+    """The server, with kernels besides that are all on one device of 8 GiB that is not there.
+
+    `shared-cuda` are forked; `shared-cuda-process` are started as Jupyter does, so that their command line names them.
+    """
+    env = fake_settings(bytes=8 << 30, context=448 << 20, state=tmp_path / "state")
+    forks = Forks(fake_cuda_zygote(FASTAI), tmp_path, env)
+    server.add_kernelspec("shared-cuda", forks)
+    whole = {**environment(env, fake_cuda_library), "PYTHONPATH": str(ROOT), "IPYTHONDIR": str(tmp_path / "ipython")}
+    server.add_program("shared-cuda-process", _PROCESS.replace("ENV", repr(whole)))
     yield server
     forks.stop()
 

@@ -20,6 +20,8 @@ DRAWN_MS = 100
 MESSAGE_BYTES = 64_000
 TEN_MINUTES = 2_400
 """Ticks, four per second."""
+FULL = 700
+"""Ticks, a second apart, after which the line has as many points as its span of ten minutes can have."""
 GROWTH = 0.25
 """How much larger, as a share, the page's heap may be afterwards: what is compiled and cached meanwhile is in it."""
 
@@ -128,7 +130,7 @@ def test_a_thousand_holders_and_two_thousand_segments(page: Page) -> None:
 
 def test_ten_minutes_of_ticks(page: Page) -> None:
     state = fixture("many")
-    page.evaluate("([state, ticks]) => host.run(state, ticks)", [state, 200])
+    page.evaluate("([state, ticks]) => host.run(state, ticks)", [state, FULL])
     cdp = page.context.new_cdp_session(page)
     before = in_use(cdp)
     page.evaluate("([state, ticks]) => host.run(state, ticks)", [state, TEN_MINUTES])

@@ -1,7 +1,10 @@
-/** A warning before a device is full: by the trend of the cell that runs, and by its largest step so far. Once per approach. */
+/**
+ * A warning before a device is full: by the peak of the same cell when it ran last, by the largest step of the cell that runs,
+ * and by its trend. Once per approach.
+ */
 
 import { formatBytes } from './bytes';
-import type { DeviceTick, Tick } from './protocol';
+import type { DeviceTick, Tick, TimeMark } from './protocol';
 import { duration, type Trans } from './words';
 
 /** Seconds of the trend, and those from which on it is one. */
@@ -18,8 +21,11 @@ type Sample = readonly [t: number, available: number];
 /** Parts of a device that a request can have. */
 const AVAILABLE: ReadonlySet<string> = new Set(['free', 'releasable', 'cached']);
 
+/** Parts that this kernel has for tensors at most, together with what can be had. */
+const REACHABLE: ReadonlySet<string> = new Set([...AVAILABLE, 'allocated', 'stranded']);
+
 /** Bytes that can be had of a device without letting anything go; null: not known. */
-export function availableOf(device: DeviceTick): number | null {
+export function availableOf(device: Pick<DeviceTick, 'total' | 'parts'>): number | null {
   const parts = device.parts.filter(part => AVAILABLE.has(part.name));
   return device.total === null || !parts.some(part => part.name === 'free')
     ? null
@@ -29,6 +35,8 @@ export function availableOf(device: DeviceTick): number | null {
 export class Approach {
   readonly #samples = new Map<string, Sample[]>();
   readonly #words = new Map<string, string>();
+  /** Devices on which the last run of this cell has been spoken of. */
+  readonly #spoken = new Set<string>();
   #boot = '';
   #cell: number | null = null;
 
@@ -38,36 +46,60 @@ export class Approach {
     this.#trans = trans;
   }
 
-  /** Take a tick. Returns the warning that holds now; empty: nothing is near. It does not change while it holds. */
-  follow(tick: Tick): string {
+  /**
+   * Take a tick. Returns the warning that holds now; empty: nothing is near. It does not change while it holds. `marks`: of
+   * the cells that have run, as far as they are known.
+   */
+  follow(tick: Tick, marks: readonly TimeMark[] = tick.marks): string {
     if (tick.boot !== this.#boot || tick.cell !== this.#cell) {
       this.#samples.clear();
+      this.#spoken.clear();
+      this.#words.clear();
       this.#boot = tick.boot;
       this.#cell = tick.cell;
     }
     for (const device of tick.devices) {
-      this.#look(device, tick);
+      this.#look(device, tick, marks);
     }
     return [...this.#words.values()].join(' ');
   }
 
-  #look(device: DeviceTick, tick: Tick): void {
-    const available = availableOf(device);
-    const share = available === null ? 1 : available / Math.max(1, device.total ?? 0);
-    if (available === null || share > FAR || !tick.busy) {
-      this.#words.delete(device.device);
-    }
+  #look({ device, total, parts }: DeviceTick, tick: Tick, marks: readonly TimeMark[]): void {
+    const available = availableOf({ total, parts });
     if (available === null || !tick.busy) {
+      this.#words.delete(device);
       return;
     }
-    const samples = [...(this.#samples.get(device.device) ?? []), [tick.t, available] as const];
-    this.#samples.set(device.device, samples.filter(([t]) => t >= tick.t - TREND));
-    if (share <= NEAR && !this.#words.has(device.device)) {
-      const words = this.#bySteps(device.device, samples, available) || this.#byTrend(device.device, samples, available);
-      if (words !== '') {
-        this.#words.set(device.device, words);
-      }
+    const share = available / Math.max(1, total ?? 0);
+    const samples = [...(this.#samples.get(device) ?? []), [tick.t, available] as const];
+    this.#samples.set(device, samples.filter(([t]) => t >= tick.t - TREND));
+    if (share > FAR && !this.#spoken.has(device)) {
+      this.#words.delete(device);
     }
+    if (this.#words.has(device)) {
+      return;
+    }
+    const again = this.#spoken.has(device) ? '' : this.#byLastRun(device, parts, tick, marks);
+    if (again !== '') {
+      this.#spoken.add(device);
+    }
+    const near = share <= NEAR ? () => this.#bySteps(device, samples, available) || this.#byTrend(device, samples, available) : () => '';
+    const words = again || near();
+    if (words !== '') {
+      this.#words.set(device, words);
+    }
+  }
+
+  /** The same cell reached more when it ran last than this kernel can have of the device now. */
+  #byLastRun(device: string, parts: DeviceTick['parts'], { cell }: Tick, marks: readonly TimeMark[]): string {
+    const cells = marks.filter(mark => mark.kind === 'cell');
+    const id = cells.find(mark => mark.cell === cell && mark.end === null)?.cell_id ?? '';
+    const last = cells.filter(mark => mark.end !== null && mark.cell_id === id).pop();
+    const peak = id === '' ? undefined : last?.peaks.find(([name]) => name === device)?.[1];
+    const reachable = parts.reduce((sum, part) => sum + (REACHABLE.has(part.name) ? part.nbytes : 0), 0);
+    return peak !== undefined && peak > reachable
+      ? this.#trans.__('%1 may not have room for this cell: it reached %2 when it ran last, and %3 can be had.', device, ...sizes(peak, reachable))
+      : '';
   }
 
   /** The largest step of this cell so far would not fit once more. */

@@ -41,8 +41,8 @@ export interface Model {
 export interface Host {
   /** Run `%load_ext nbguard` in the notebook's kernel. */
   load?: () => void;
-  /** Show the cell with this number in the notebook of the kernel; false: it is no longer there. */
-  goToCell?: (cell: number) => boolean;
+  /** Show a cell in the notebook of the kernel: the one with this `id`, else the one with this number; false: it is gone. */
+  goToCell?: (cell: number, id?: string) => boolean;
   /** Name of the notebook of the kernel with this id; null: it has none that is known here. */
   nameOf?: (kernel: string) => string | null;
   /** Translate an English sentence; `%1`, `%2` … stand for `args`. */

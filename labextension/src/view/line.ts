@@ -209,7 +209,7 @@ export class LineChart {
 
   #goTo(mark: TimeMark | null): void {
     const { goToCell, trans } = this.#context;
-    if (mark !== null && mark.cell !== null && goToCell?.(mark.cell) === false) {
+    if (mark !== null && mark.cell !== null && goToCell?.(mark.cell, mark.cell_id) === false) {
       setText(this.#spoken, trans.__('%1 is no longer in the notebook.', mark.label));
     }
   }

@@ -67,7 +67,9 @@ export class LineSource {
     this.#added += 1;
     for (const { device, line } of tick.devices) {
       if (line !== null) {
-        const points = this.#lines.get(device) ?? [];
+        const known = this.#lines.get(device);
+        this.#isWanted ||= known === undefined; // its history begins before this reading, with nothing in use
+        const points = known ?? [];
         append(points, line);
         this.#lines.set(device, points);
       }

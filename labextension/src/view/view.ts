@@ -169,11 +169,11 @@ export class View {
     const words = caveat(tick, silent, this.#trans);
     setText(this.#caveat, words);
     show(this.#caveat, words !== '');
-    const warning = silent ? '' : this.#approach.follow(tick);
+    this.#line.follow(tick);
+    const warning = silent ? '' : this.#approach.follow(tick, this.#line.marks);
     setText(this.#warning, warning);
     show(this.#warning, warning !== '');
     this.#operations.reconcile(tick.jobs);
-    this.#line.follow(tick);
     this.#drawDevices();
     this.#fragmentation.follow(tick);
     this.#asOf.update(this.#connection.heap, tick);
