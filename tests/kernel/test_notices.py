@@ -64,7 +64,7 @@ def test_what_is_no_notice(notebook: Kernel) -> None:
     for code in ("del net", "del xs", "x = x * 2", "x = nn.Parameter(x)", "x = [x]", "best = x[0].view(4, -1)", "del x"):
         assert _line(notebook.run(code)) == ""
     notebook.run("runs = [best]").ok()
-    assert "deleted" not in _line(notebook.run("%reset_gpu best"))
+    assert "`best` is deleted" not in _line(notebook.run("%reset_gpu best"))
     assert notebook.value(_NEW) == ()
 
 
