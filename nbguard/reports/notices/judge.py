@@ -92,6 +92,13 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
     )
 
 
+def telling_path(analysis: Analysis, label: str, keys: Collection[StorageKey]) -> Path:
+    """Return the way from the root with a label to the largest of these storages that it leads to."""
+    graph = analysis.facts.graph
+    roots = [n for n, root in enumerate(graph.roots) if root.label == label]
+    return _paths(analysis.facts, None, _numbers(graph, keys), roots)[0][0]
+
+
 def _by_label(held: HeldStorages) -> Counter[str]:
     nbytes = Counter[str]()
     for size, labels in held.values():
