@@ -1,7 +1,7 @@
 """nbguard keeps GPU memory healthy between the experiments of a notebook.
 
 `%load_ext nbguard` gives `%gpumem` (who holds the memory, and why) and `%reset_gpu` (say what a cleanup would give back,
-then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `notices`,
+then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `notices`, `watch`,
 `memory_map`; of recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`,
 `snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
 before it starts: `predict`. `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nbguard.allocator.replay.whatif import what_if
     from nbguard.allocator.snapshot.read import load_snapshot
     from nbguard.api import end_zombies, memory_map, oom, park, plan, release, report, unpark, why, zombies
+    from nbguard.cells.rounds import watch
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
     from nbguard.notebook.monitor import FitMonitor as FitMonitor
     from nbguard.notebook.profile import profile_fit
@@ -51,6 +52,7 @@ _HOMES = {
     "snapshot_map": "nbguard.snapshots.report",
     "snapshot_report": "nbguard.snapshots.report",
     "simulate": "nbguard.simulation.simulation",
+    "watch": "nbguard.cells.rounds",
     "what_if": "nbguard.allocator.replay.whatif",
     "whatif_report": "nbguard.snapshots.whatif",
     **dict.fromkeys(_API, "nbguard.api"),
@@ -85,6 +87,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "snapshot_map",
     "snapshot_report",
     "unpark",
+    "watch",
     "what_if",
     "whatif_report",
     "why",

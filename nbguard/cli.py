@@ -1,4 +1,4 @@
-"""The command line of recorded memory snapshots and saved profiles: `python -m nbguard replay|whatif|profile FILE…`."""
+"""The command line: `nbguard enable|disable|status`, and `nbguard replay|whatif|profile FILE…` of what was recorded."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ _LARGE = 32 * 1024**2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return 0 for success, 1 if a replay is not exact, 2 if a file or an option cannot be used."""
     options = _parser().parse_args(arguments)
+    if "change" in options:
+        return _startup(options)
     status = 0
     for name in options.files:
         try:
@@ -32,6 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             return 2
     return status
+
+
+def _startup(options: argparse.Namespace) -> int:
+    """Have nbguard loaded in every notebook, or no longer, and say how it is."""
+    from nbguard.notebook import startup
+
+    try:
+        print(getattr(startup, options.change)(options.profile).sentence)
+    except NbguardError as error:
+        print(f"nbguard: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _replay(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
@@ -103,9 +117,17 @@ class _Progress:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m nbguard", description="Reports on recorded memory snapshots and on saved profiles of fits."
+        prog="nbguard", description="Loads nbguard in every notebook; reports on recorded snapshots and saved profiles."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, change, help_text in (
+        ("enable", "enable", "load nbguard in every notebook: one file in IPython's startup folder"),
+        ("disable", "disable", "remove that file"),
+        ("status", "startup", "say whether it is there, and where"),
+    ):
+        command = commands.add_parser(name, help=help_text)
+        command.add_argument("--profile", default="default", metavar="NAME", help="the IPython profile (default)")
+        command.set_defaults(change=change)
     replay = commands.add_parser("replay", help="replay the recorded trace and say how much of it is reproduced")
     replay.set_defaults(run=_replay, load=_load_snapshot)
     whatif = commands.add_parser("whatif", help="replay it under other settings of the allocator")

@@ -24,7 +24,11 @@ def shown_columns(table: Table) -> Columns:
     last = max((len(row.cells) for row in table.rows), default=len(table.names)) - 1
     kept = [place for place in range(last + 1) if any(row.cells[place] for row in table.rows)]
     kept = kept or [0]
-    rows = [tuple(clean(row.cells[place], SENTENCE if place == last else table.widest) for place in kept) for row in table.rows]
+    widths = [SENTENCE if place == last else table.widest for place in kept]
+    rows = [
+        tuple(clean(row.cells[place], width, is_name=place in table.code) for place, width in zip(kept, widths, strict=True))
+        for row in table.rows
+    ]
     figures, code, chips = (
         frozenset(number for number, place in enumerate(kept) if place in places)
         for places in (table.figures, table.code, table.chips)

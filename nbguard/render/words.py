@@ -13,9 +13,16 @@ def clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def clean(text: str, limit: int = SENTENCE) -> str:
+def clip_middle(text: str, limit: int) -> str:
+    """Return a name of at most `limit` characters, with an ellipsis in its middle: its end says which one it is."""
+    end = limit * 2 // 3
+    return text if len(text) <= limit else f"{text[: limit - end - 1]}…{text[-end:]}"
+
+
+def clean(text: str, limit: int = SENTENCE, *, is_name: bool = False) -> str:
     """Return text as it can be shown anywhere: clipped, one line, nothing that steers a terminal or the reading direction."""
-    return "".join(character if character.isprintable() else " " for character in clip(text, limit))
+    clipped = clip_middle(text, limit) if is_name else clip(text, limit)
+    return "".join(character if character.isprintable() else " " for character in clipped)
 
 
 def line_words(place: str, line: int, function: str) -> str:

@@ -12,10 +12,11 @@ from nbguard.cleanup.plan.parking import parked_findings
 from nbguard.cleanup.plan.plan import Plan
 from nbguard.cleanup.plan.workers import idle_workers
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import Facts, Root
+from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.finding import Finding
+from nbguard.memory.references.advice import NONE, Advice, promised, release_names, release_of_way
 from nbguard.memory.references.gradients import idle_gradients, zero_grad
-from nbguard.memory.references.graph import reach
+from nbguard.memory.references.graph import reach, shortest_path
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
 from nbguard.memory.segments.pinning import HolderPins
@@ -139,13 +140,21 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
     owners = owners_of_nodes(graph, [graph.roots[n].nodes for n in handles])
     unnamed = (n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named)
     of_unnamed = reduce(or_, (owners[n] for n in unnamed), 0)
+    unnamed_nodes = {n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named}
     for root, nbytes in ((graph.roots[handles[number]], held[handles[number]]) for number in bits_of(of_unnamed)):
-        yield Finding(
-            "handle",
-            f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive: "
-            f"`%reset_gpu {root.label}` releases it",
-            f"%reset_gpu {root.label}",
-        )
+        advice = _release_of(graph, root, unnamed_nodes)
+        keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive"
+        freed = promised(graph, advice)
+        how = "releases it" if freed in (None, nbytes) else f"frees {format_bytes(freed)} of it"
+        yield Finding("handle", f"{keeps}: `{advice.command}` {how}" if advice.command else keeps, advice.command)
+
+
+def _release_of(graph: Graph, root: Root, experiments: Set[int]) -> Advice:
+    """Return the line that lets go of the experiments behind a root; none that does not run as it stands."""
+    cleared = release_of_way(graph, root, shortest_path(graph, root, experiments))
+    if cleared.cut or root.kind not in ("name", "out"):
+        return cleared if cleared.is_code else NONE
+    return release_names((root.label,))
 
 
 def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Finding]:
@@ -160,7 +169,8 @@ def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Findi
 def _is_handle(facts: Facts, root: Root) -> bool:
     """Say whether a name stands for one object that is no experiment itself, and no container of the user's."""
     nodes = [facts.graph.nodes[node] for node in root.nodes]
-    return all(node.kind in ("object", "code", "cell") and node.type_name not in _CONTAINERS for node in nodes)
+    may_contain = root.kind == "library"
+    return all(node.kind in ("object", "code", "cell") and (may_contain or node.type_name not in _CONTAINERS) for node in nodes)
 
 
 def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator[Finding]:

@@ -54,6 +54,22 @@ def test_data_that_is_part_of_the_experiment_is_no_reason_to_keep_it() -> None:
     assert _plan(make_facts(graph)).promised == 13
 
 
+@pytest.mark.parametrize(
+    ("table", "owner", "freed"),
+    [(10, "scheduler", 9010), (91, "scheduler", 0), (10, "pipe", 0)],  # few bytes in a part; too many; the object's own
+)
+def test_small_tensors_in_the_parts_of_a_displayed_pipeline_are_part_of_it(table: int, owner: str, freed: int) -> None:
+    edges = {
+        "pipe": {"": "attributes"},
+        "attributes": {".unet": "unet", ".scheduler": "scheduler", **({".betas": "t"} if owner == "pipe" else {})},
+        "scheduler": {".betas": "t"} if owner == "scheduler" else {},
+    }
+    kinds = {"unet": "model", "t": "tensor"}
+    graph = make_graph({"Out[1]": ["pipe"]}, edges, {"unet": 9000, "t": table}, kinds, types={"attributes": "dict"})
+
+    assert _plan(make_facts(graph)).promised == freed
+
+
 def test_what_a_name_needs_is_not_promised() -> None:
     graph = make_graph(
         {"dls": ["d"], "Out[1]": ["l"]}, {"l": {".dls": "d"}}, {"l": 9, "d": 50}, {"l": "learner", "d": "loader"}

@@ -64,7 +64,7 @@ def test_what_is_no_notice(notebook: Kernel) -> None:
     for code in ("del net", "del xs", "x = x * 2", "x = nn.Parameter(x)", "x = [x]", "best = x[0].view(4, -1)", "del x"):
         assert _line(notebook.run(code)) == ""
     notebook.run("runs = [best]").ok()
-    assert "deleted" not in _line(notebook.run("%reset_gpu best"))
+    assert "`best` is deleted" not in _line(notebook.run("%reset_gpu best"))
     assert notebook.value(_NEW) == ()
 
 
@@ -104,3 +104,21 @@ def test_no_reference_is_kept_and_nothing_grows(notebook: Kernel) -> None:
     notebook.run("cells(5000, 'y{0} = torch.ones(3); del y{0}'); cells(5000, 'z = torch.ones(3)'); second = own()").ok()
 
     assert notebook.value("second < first * 1.3 + 4000"), notebook.value("(first, second)")
+
+
+def test_what_each_run_of_something_leaves(notebook: Kernel) -> None:
+    notebook.run(
+        "hist, w = [], torch.ones(1 << 20, requires_grad=True)\ndef step(keep): hist.append((w * 2).pow(2).sum() if keep else 0)"
+    ).ok()
+
+    leaking = notebook.run("%gpumem leak 3 step(True)").ok().text
+    assert leaking.splitlines()[0].strip() == "3 runs of step(True) left 4.00 MiB, 4.00 MiB, 4.00 MiB: each leaves more"
+    assert "4.00 MiB a run" in leaking
+    assert "hist[" in leaking
+    assert "keeps its graph" in leaking
+    assert "left nothing" in notebook.run("%gpumem leak 3 step(False)").ok().text
+    assert notebook.run("%gpumem leak 3 step(").error is None
+    assert notebook.run("%gpumem leak 2 1/0").error == ("ZeroDivisionError", "division by zero")
+    notebook.run("import nbguard").ok()
+    notebook.run("for _ in range(3):\n    with nbguard.watch('step') as rounds: step(True)").ok()
+    assert notebook.value("rounds.report.leaks and rounds.report.rounds[1:] == (1 << 22, 1 << 22)")

@@ -17,6 +17,7 @@ from nbguard.memory.simulated import SimulationState
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import build_map
 from nbguard.reports.notices.notice import Notice, Notices
+from nbguard.reports.notices.rounds import LeftByRounds, RoundsReport
 from nbguard.reports.report import build_report
 from nbguard.reports.switches import Switches
 from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
@@ -63,6 +64,11 @@ EXAMPLES: tuple[Result, ...] = (
             ),
         ),
         on=True,
+    ),
+    RoundsReport(
+        action="predict(x)",
+        rounds=(MiB, MiB),
+        left=(LeftByRounds(holder="hist[2]", nbytes=MiB, keeps_graph=True, cell=3),),
     ),
     _RECORDING,
     SnapshotFiles(

@@ -265,3 +265,18 @@ def test_json_is_plain_data_with_a_schema() -> None:
     data = json.loads(bundle["text/plain"])
     assert data == json.loads(json.dumps(bundle["application/json"]))
     assert (data["schema"], data["kind"]) == (1, "report")
+
+
+def test_crumbs_are_added_up() -> None:
+    graph = make_graph({"x": ["x"], "a": ["a"], "b": ["b"]}, {}, {"x": 4 * MiB, "a": 8, "b": 16})
+    text = build_report(Analysis(make_facts(graph))).mimebundle()["text/plain"]
+
+    assert "2 more" in text
+    assert "b, a: less than 1 KiB each" in text
+
+
+def test_a_long_name_keeps_its_end() -> None:
+    name = "transformers.models.xcodec.modeling_xcodec.XcodecPreTrainedModel._get_conv1d_layers"
+    graph = make_graph({name: ["x"]}, {}, {"x": 4 * MiB})
+
+    assert "PreTrainedModel._get_conv1d_layers" in build_report(Analysis(make_facts(graph))).mimebundle()["text/plain"]

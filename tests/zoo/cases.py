@@ -133,6 +133,17 @@ CASES = (
         holder=r"Out\[3\]",
         check="assert Out[3]['preds'].sum() == 300",
     ),
+    Case(
+        "a displayed pipeline with small tables in its scheduler",
+        (
+            "class Scheduler:\n    def __init__(self): self.betas = torch.linspace(0, 1, 31); self.steps = [self.betas[:4].clone()]\n"
+            "class Pipeline:\n    def __init__(self): self.unet, self.vae, self.scheduler = nn.Linear(300, 100), Net(), Scheduler()\n"
+            "pipe = Pipeline(); track('unet', pipe.unet); track('vae', pipe.vae); track('betas', pipe.scheduler.betas)",
+            "pipe",
+            "del pipe",
+        ),
+        {"unet": "freed", "vae": "freed", "betas": "freed"},
+    ),
     Case("a result named as target", ("t = torch.ones(500); track('t', t); t", "del t"), {"t": "freed"}, "Out[2]"),
     Case(
         "an underscore of the user's",

@@ -1,7 +1,7 @@
 """Notices in every case of the zoo: there exactly if what a cell has deleted or bound anew is alive, by weak references.
 
-All cases in a thorough run (`tests/thorough.py`), else some of them. And in random notebooks, cells of the zoo one after another:
-by hand, many of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_notices.py -k random; NBGUARD_FUZZ_FROM=300: from there.
+All cases in a thorough run (`tests/thorough.py`), else some of them. And in random notebooks, cells of the zoo one after
+another: by hand, many of them: NBGUARD_FUZZ=300 pytest tests/zoo/test_notices.py -k random; NBGUARD_FUZZ_FROM=300: from there.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def _after_cell():
     gc.collect()
     for name, (ref, storages) in gone.items():
         is_alive = ref() is not None and not all(s.expired() for s in storages)
-        is_wanted = now.get(name) is not None or type(get_ipython().user_ns.get(name)) is list  # it may lead to the earlier one
-        found[name] = (is_alive and not (is_wanted and not told[name][0]), *told[name])
+        new = get_ipython().user_ns.get(name)
+        is_wanted = type(new) is list and any(item is ref() for item in new)  # the new object leads to the earlier one
+        found[name] = (is_alive and not is_wanted, *told[name])
     return found
 import nbguard, builtins
 from nbguard.notebook.session import session_of

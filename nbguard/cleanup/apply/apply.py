@@ -175,7 +175,7 @@ def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> 
 
 
 def _left(after: Analysis) -> tuple[tuple[str, int, str], ...]:
-    rows = [(holder.label, holder.retained, holder.what) for holder, _ in after.holdings if not holder.is_shared]
+    rows = [(holder.label, holder.retained, "shared" if holder.is_shared else holder.what) for holder, _ in after.holdings]
     gradients = [
         (f"gradients of {label}, part of it", nbytes, zero_grad(label)) for label, nbytes in idle_gradients(after.facts)
     ]

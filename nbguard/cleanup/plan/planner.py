@@ -22,10 +22,16 @@ from nbguard.cleanup.plan.optional_steps import (
 )
 from nbguard.cleanup.plan.plan import Action, ActionKind, Plan, Request
 from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
-from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots
+from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.memory.segments.pools import given_back, pools_in_use
 from nbguard.memory.target import Target
-from nbguard.units import counted
+from nbguard.units import MiB, counted
+
+_CONTAINERS = frozenset({"dict", "list", "tuple", "set", "frozenset", "OrderedDict", "defaultdict", "deque", "mappingproxy"})
+_HANDLES = frozenset({"method", "partial", "cell", "function"})
+"""Objects that stand for another one: what that one has itself is not in a part of it."""
+_PARTS = 100
+"""Tensors in parts of an object that has an experiment are few if the experiment has so many times their bytes."""
 
 
 def plan_cleanup(facts: Facts, request: Request) -> Plan:
@@ -152,7 +158,8 @@ def _may_drop(builder: PlanBuilder, entries: tuple[int, ...], live: set[int], gi
     """Say whether a displayed result may be forgotten.
 
     By what it reaches, not by its type: it must lead to an experiment (or to what was given up) that no name needs, and to
-    no loose data (a tensor, an array) besides, which could be the user's only copy.
+    no loose data (a tensor, an array) besides, which could be the user's only copy. A few tensors of a part of an object that
+    has the experiment are part of it: the tables in the scheduler of a pipeline.
     """
     if live.issuperset(entries):
         return False
@@ -169,7 +176,31 @@ def _may_drop(builder: PlanBuilder, entries: tuple[int, ...], live: set[int], gi
             on_the_way.add(node)
             todo += [child for child in graph.nodes[node].children if child not in live and (node, child) not in builder.cut]
     loose = {node for node in on_the_way if graph.nodes[node].kind in ("tensor", "data")}
-    return bool(experiments) and (not loose or loose <= builder.below(experiments, blocked=live))
+    if not experiments:
+        return False
+    below = builder.below(experiments, blocked=live)
+    return loose <= below or _is_part_of_it(graph, entries, loose - below, below)
+
+
+def _is_part_of_it(graph: Graph, entries: tuple[int, ...], loose: set[int], below: set[int]) -> bool:
+    """Say whether loose tensors are few bytes beside the experiment's, and all in parts of an object that was displayed.
+
+    What a displayed container or object has itself is the user's: `{'model': model, 'preds': preds}`.
+    """
+    if any(graph.nodes[node].type_name in _CONTAINERS for node in entries):
+        return False
+    own = set(entries)
+    todo = list(entries)
+    while todo:
+        for child in graph.nodes[todo.pop()].children:
+            if child not in own and child not in below and graph.nodes[child].type_name in (*_CONTAINERS, *_HANDLES):
+                own.add(child)
+                todo.append(child)
+    if loose & own.union(*(graph.nodes[node].children for node in own)):
+        return False
+    of_experiment = storages_of(graph, below)
+    nbytes = nbytes_of(graph, storages_of(graph, loose) - of_experiment)
+    return nbytes <= min(MiB, nbytes_of(graph, of_experiment) // _PARTS)
 
 
 def _drop_out(builder: PlanBuilder, live: set[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import reduce
@@ -10,8 +9,9 @@ from itertools import pairwise
 from operator import or_
 from typing import ClassVar
 
-from nbguard.memory.facts import EXPERIMENT_KINDS, Facts, Graph, Root
-from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, path_text, reach, shortest_path, shortest_paths, storages_of
+from nbguard.memory.facts import Facts, Graph, Root
+from nbguard.memory.references.advice import release_of_way
+from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, reach, shortest_path, shortest_paths, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
 from nbguard.render.result import Result
 
@@ -19,7 +19,6 @@ _PER_ROOT = 4
 """Most ways shown of one root: one exception can hold a Learner by dozens of variables."""
 _CARRIERS = 8
 """Most of the largest tensors behind a root that are named where the root itself is explained."""
-_FIXED = ("tuple", "frozenset", "mappingproxy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,45 +99,12 @@ def path_to(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool 
     """Return a way, the nodes from `root` on, as a path with the line that cuts it."""
     labels = [dict(graph.nodes[parent].references).get(child, "") for parent, child in pairwise(way)]
     steps = (root.label, *(label for label in labels if label))
-    release, effect = _release(graph, root, way)
+    advice = release_of_way(graph, root, way)
     return Path(
         steps=steps,
         cell=root.cell,
         stale=root.kind in STALE_KINDS,
-        release=release,
+        release=advice.command,
         storages_only=storages_only,
-        effect=effect,
+        effect=advice.effect,
     )
-
-
-def _release(graph: Graph, root: Root, way: tuple[int, ...]) -> tuple[str, str]:
-    """Return the line that cuts this way where least is lost, before the experiment or the thing itself, and its effect."""
-    if root.kind == "out":
-        return f"%reset_gpu {root.label}", "forgets the displayed result and frees its memory"
-    if root.kind in STALE_KINDS:
-        return "%reset_gpu", "frees all that is stale"
-    if root.ended_by:
-        return root.ended_by, "ends the library's hold on it"
-    for place, number in enumerate(way):
-        text = path_text(graph, root, way[: place + 1])
-        if graph.nodes[number].type_name == "_lru_cache_wrapper" and root.kind in ("name", "module"):
-            return f"{text}.cache_clear()", "empties the function's cache"
-    if root.kind in ("name", "module"):
-        entry = next((place for place, n in enumerate(way) if graph.nodes[n].kind in EXPERIMENT_KINDS), len(way) - 1)
-        while entry and not _can_delete(graph, root, way[: entry + 1]):
-            entry -= 1
-        text = path_text(graph, root, way[: entry + 1])
-        if root.kind == "name":
-            return f"%reset_gpu {text}", f"deletes {text} and frees its memory"
-        return f"{text} = None", "frees its memory"
-    return ("wait until it ends", "") if root.kind == "frame" else ("", "")
-
-
-def _can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
-    """Say whether the last step of a way is one that `del` takes: not out of a tuple, nor through a closure."""
-    try:
-        ast.parse(f"del {path_text(graph, root, way)}")
-    except SyntaxError:
-        return False
-    label = dict(graph.nodes[way[-2]].references).get(way[-1], "")
-    return label not in ("", ".__self__") and graph.nodes[way[-2]].type_name not in _FIXED

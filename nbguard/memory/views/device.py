@@ -8,7 +8,7 @@ from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.pools import Pool
 from nbguard.render.blocks import Bar, Slice, Table, TableRow
-from nbguard.units import format_column, unit_of
+from nbguard.units import KiB, format_column, unit_of
 
 _COLOURS: dict[str, tuple[str, str]] = {
     DevicePart.CONTEXT: ("ctx", "█"),
@@ -24,6 +24,8 @@ _COLOURS: dict[str, tuple[str, str]] = {
 _OTHER = ("other", "░")
 _HOLDER_NAMES = ("held by", "frees now", "reaches", "since", "", "what")
 _POOLS_SHOWN = 8
+_CRUMBS = 1000
+"""Holders of less than 1 KiB, and of so small a part of all, are added up where there is more than one."""
 
 
 def parts_bar(parts: Sequence[Part], whole: int | None = None, label: str = "") -> Bar:
@@ -44,6 +46,9 @@ def part_figures(parts: Sequence[Part]) -> list[str]:
 def holder_rows(holders: Sequence[Holder], allocated: int, limit: int) -> list[TableRow]:
     """Return at most `limit` rows, the rest in one, and the total: the figures shown re-add to the total shown."""
     alone = [holder for holder in holders if holder.retained]
+    crumbs = [holder for holder in alone if holder.retained < min(KiB, allocated // _CRUMBS)]
+    if len(crumbs) > 1:
+        alone = [holder for holder in alone if holder not in crumbs]
     shown = alone[:limit] if alone else list(holders[:limit])
     rest = [holder for holder in holders if holder not in shown]
     rest_bytes = sum(holder.retained for holder in rest)
@@ -52,7 +57,10 @@ def holder_rows(holders: Sequence[Holder], allocated: int, limit: int) -> list[T
     rows = [holder_row(holder, figure, unit) for holder, figure in zip(shown, figures, strict=False)]
     if rest:
         names = ", ".join(holder.label for holder in rest[:4]) + (", …" if len(rest) > 4 else "")
-        what = f"{names} (-n shows more)" if rest_bytes else f"{names}: reach only memory that others hold, too"
+        if len(alone) > limit:
+            what = f"{names} (-n shows more)"
+        else:
+            what = f"{names}: less than 1 KiB each" if rest_bytes else f"{names}: reach only memory that others hold, too"
         rows.append(TableRow(cells=(f"{len(rest)} more", figures[-1], "", "", "", what)))
     return [*rows, total_row(allocated)]
 

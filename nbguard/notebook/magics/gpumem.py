@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from nbguard.reports.cell_ledger import History
     from nbguard.reports.memory_map import MemoryMap
+    from nbguard.reports.notices.rounds import RoundsReport
     from nbguard.reports.report import Report
 
 Shown = TypeVar("Shown", "Report", "History", "MemoryMap")
@@ -57,6 +58,17 @@ def _add_map(options: MagicArgumentParser) -> None:
     source.add_argument("--file", metavar="FILE", help="of this snapshot instead of this kernel")
     _add_device(options)
     _add_rows(options, "segments per pool")
+
+
+def _add_leak(options: MagicArgumentParser) -> None:
+    options.add_argument("rounds", type=_runs, metavar="N", help="how often it is run: three or more tell most")
+    options.add_argument("code", nargs="+", metavar="CODE", help="what is run: predict(x)")
+
+
+def _runs(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"invalid number: {text!r}: it takes how often to run it, as in  leak 3 predict(x)")
+    return int(text)
 
 
 def _add_history(options: MagicArgumentParser) -> None:
@@ -120,6 +132,12 @@ GRAMMAR = Grammar(
             help="a line after each cell that changed memory",
             advice="say on or off, as in  %gpumem cells on",
             add=_add_cells,
+        ),
+        "leak": Word(
+            usage="leak N CODE",
+            help="what each of N runs of CODE leaves in memory, and who holds it",
+            advice="give a number of runs and what to run, as in  %gpumem leak 3 predict(x)",
+            add=_add_leak,
         ),
         "predict": Word(
             usage="predict LEARNER [--bs N] [--gpu NAME|SIZE [--largest]] [--savings]",
@@ -191,6 +209,8 @@ class GpuMemMagics(Magics):
                 if card is None:
                     raise UsageError("%gpumem oom: the last error did not run out of memory (%gpumem shows who holds what)")
                 return show(self.shell, options, card)
+            case "leak":
+                return show(self.shell, options, _leak(self.shell, " ".join(options.code), options.rounds))
             case "predict":
                 names = getattr(self.shell, "user_ns", {})
                 asked = (options.learner, options.bs, options.gpu, options.settings)
@@ -203,6 +223,18 @@ class GpuMemMagics(Magics):
                 return show(self.shell, options, state)
             case _:
                 return snapshots.run(self.shell, options, GRAMMAR)
+
+
+def _leak(shell: Any, code: str, rounds: int) -> RoundsReport:
+    """Run code in the notebook so many times and return what each run leaves. What it raises is the user's."""
+    from nbguard.cells.rounds import leak
+
+    try:
+        compiled = compile(code, "<leak>", "exec")
+    except SyntaxError as error:
+        raise UsageError(f"%gpumem leak: {code} is no Python: {error.msg}") from None
+    guarded("%gpumem leak", session_of(shell).report)  # the same mistakes in the same words: no PyTorch
+    return leak(lambda: exec(compiled, shell.user_ns), code, rounds)  # noqa: S102 - the user's line in the user's names
 
 
 def _known(result: Shown, device: str, have: Iterable[str]) -> Shown:

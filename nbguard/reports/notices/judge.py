@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
+from nbguard.memory.references.advice import Advice, release_names
 from nbguard.memory.references.explain import Path, explain, path_to
 from nbguard.memory.references.graph import GRAPH, nbytes_of, reach, shortest_path, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
@@ -90,6 +90,13 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
         holder_cell=paths[0].cell,
         keeps_graph=any(GRAPH in step for step in paths[0].steps),
     )
+
+
+def telling_path(analysis: Analysis, label: str, keys: Collection[StorageKey]) -> Path:
+    """Return the way from the root with a label to the largest of these storages that it leads to."""
+    graph = analysis.facts.graph
+    roots = [n for n, root in enumerate(graph.roots) if root.label == label]
+    return _paths(analysis.facts, None, _numbers(graph, keys), roots)[0][0]
 
 
 def _by_label(held: HeldStorages) -> Counter[str]:
@@ -242,20 +249,12 @@ def _command(paths: list[Path], roots: Mapping[str, Root], is_complete: bool) ->
     for path in paths:
         root = roots[path.steps[0]]
         is_one_of_many = (not is_complete or len(paths) > _WAYS) and root.kind == "name"
-        line = f"%reset_gpu {root.label}" if is_one_of_many else path.release
-        if root.kind == "frame" or not _is_code(line):
+        advice = release_names((root.label,)) if is_one_of_many else Advice(command=path.release)
+        line = advice.command
+        if root.kind == "frame" or not advice.is_code:
             return ""
         if line.startswith("%reset_gpu "):
             targets[line.removeprefix("%reset_gpu ")] = None
         else:
             lines[line] = None
-    return "\n".join([f"%reset_gpu {' '.join(targets)}"] * bool(targets) + list(lines))
-
-
-def _is_code(line: str) -> bool:
-    if line.startswith("%"):
-        return True
-    try:
-        return bool(ast.parse(line).body)
-    except SyntaxError:
-        return False
+    return "\n".join([release_names(tuple(targets)).command] * bool(targets) + list(lines))

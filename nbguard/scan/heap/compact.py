@@ -29,7 +29,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
         if walk.kind[old] == "frame" and (view := walk.number.get(attached_locals(walk.objects[old]) or 0)) is not None:
             walk.kind[view] = "locals"
     labelled = None if len(relevant) <= _LABEL_ALL else _on_shortest_paths(walk, new, roots)
-    labels = Labels(walk.referents.autograd)
+    labels = Labels(walk.referents.autograd, walk.class_spaces)
     nodes = []
     for old in relevant:
         obj, kind = walk.objects[old], walk.kind[old]
@@ -62,6 +62,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                     cell=root.cell,
                     what=root.what,
                     ended_by=root.ended_by,
+                    module=root.module,
                     thread=root.thread,
                     cache=root.cache,
                 )

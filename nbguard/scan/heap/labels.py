@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import types
+from collections.abc import Iterable
 from typing import Any
 
 from nbguard.memory.references.graph import DEFAULT, FUNCTION, GRAPH, KEY
@@ -53,8 +54,8 @@ def _frame_labels(frame: types.FrameType) -> dict[int, str]:
 class Labels:
     """Labels of the steps from objects to their referents. Remembers which dicts are attributes of something."""
 
-    def __init__(self, autograd: Autograd | None) -> None:
-        self._writers: dict[int, Writer] = {}
+    def __init__(self, autograd: Autograd | None, class_spaces: Iterable[int] = ()) -> None:
+        self._writers: dict[int, Writer] = {space: Writer("__dict__") for space in class_spaces}
         self._autograd = autograd
         self._slots: dict[type, list[tuple[str, Any]]] = {}
         self._hiding: dict[type, frozenset[str]] = {}

@@ -42,10 +42,11 @@ def name_by_referrers(walk: Walk, first: int, held: list[int]) -> tuple[list[tup
             if id(holder) in walk.places:
                 held_by_it = [n for n in held_by_it if n not in walk.entries]
             if held_by_it:  # another thread may have let go of it since
-                label, what = _name_of_root(walk, first, holder, held_by_it, modules)
+                label, what, module = _name_of_root(walk, first, holder, held_by_it, modules)
                 is_in_class = walk.kinds.of(type(holder)) == "class"
                 if label:
-                    roots.append((LiveRoot(kind="library", label=label, objects=(), what=what), held_by_it, is_in_class))
+                    root = LiveRoot(kind="library", label=label, objects=(), what=what, module=module)
+                    roots.append((root, held_by_it, is_in_class))
                 elif id(holder) not in walk.number:
                     walk.add_unwalked(holder)
             del holder
@@ -101,20 +102,29 @@ def _foreign(walk: Walk, root: LiveRoot, entries: list[int], is_in_class: bool) 
     return not (type(home) is str and root.label.startswith(f"{home}.")), is_private, root.label
 
 
-def _name_of_root(walk: Walk, first: int, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> tuple[str, str]:
-    """Return (label, explanation) if `holder` is where the search ends: a module's globals, or what a root leads to already."""
+def _name_of_root(walk: Walk, first: int, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> tuple[str, str, str]:
+    """Return (label, explanation, module) if `holder` is where the search ends: a module's globals, or below a root.
+
+    The label is an expression once that module is imported; without a module it is none.
+    """
     module = modules.get(id(holder))
     if module is not None:
         label = _global_name(module, holder, walk.objects[held_by_it[0]])
         if id(holder) in walk.shell:
-            return label, "attribute of IPython"
-        return (label, "global of a library") if module != "__main__" else (label.removeprefix("__main__."), _NOT_FOLLOWED)
+            return label, "attribute of IPython", ""
+        if module == "__main__":
+            return label.removeprefix("__main__."), _NOT_FOLLOWED, ""
+        return label, "global of a library", module if label != module else ""
     if walk.kinds.of(type(holder)) == "class":
-        cls = f"{namespace_of(holder).get('__module__')}.{name_of(holder)}"
-        return _global_name(cls, namespace_of(holder), walk.objects[held_by_it[0]]), "class of a library"
+        module = str(namespace_of(holder).get("__module__"))
+        space = {id(ref) for ref in gc.get_referents(namespace_of(holder))}
+        walk.class_spaces.update(space)
+        is_global = vars(sys.modules.get(module, types)).get(name_of(holder)) is holder
+        label = _global_name(f"{module}.{name_of(holder)}", namespace_of(holder), walk.objects[held_by_it[0]])
+        return label, "class of a library", module if is_global else ""
     if walk.number.get(id(holder), first) < first:
-        return f"a {name_of(type(holder))} that you hold", _NOT_FOLLOWED
-    return "", ""
+        return f"a {name_of(type(holder))} that you hold", _NOT_FOLLOWED, ""
+    return "", "", ""
 
 
 def _referrers(walk: Walk, ids: set[int]) -> list[Any]:

@@ -71,7 +71,13 @@ def module_roots(referents: Referents, namespace: dict[str, Any]) -> list[LiveRo
         if referents.is_users_module(sys.modules.get(module_name)) and module_globals is not namespace:
             kind: RootKind = "module"
             roots += [
-                LiveRoot(kind=kind, label=f"{module_name}.{name}", objects=(value,), what="global of your module")
+                LiveRoot(
+                    kind=kind,
+                    label=f"{module_name}.{name}",
+                    objects=(value,),
+                    what="global of your module",
+                    module=module_name,
+                )
                 for name, value in list(module_globals.items())
                 if type(value) is not types.ModuleType and not name.startswith("__")
             ]

@@ -18,5 +18,6 @@ class LiveRoot:
     cell: int | None = None  # number of the cell that bound it last, where that is known
     what: str = ""  # a few words on it
     ended_by: str = ""  # the line that ends it, where the root knows one
+    module: str = ""  # module whose import makes the label an expression
     thread: str = ""  # name of the thread in which a frame runs, unless it is the one that scans
     cache: CacheKind = ""  # the cache that it stands for

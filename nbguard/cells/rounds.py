@@ -1,0 +1,71 @@
+"""Rounds of an action, each followed by a scan: what every one of them leaves in memory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from nbguard.memory.analysis import Analysis
+from nbguard.reports.notices.judge import HeldStorages, held_storages
+from nbguard.reports.notices.rounds import RoundsReport, compare_rounds
+from nbguard.scan.scan import Notebook, scan
+
+
+class Watch:
+    """The rounds of one action so far. It refers to nothing of the user's."""
+
+    def __init__(self, action: str) -> None:
+        self.action = action
+        self._held: list[HeldStorages] = []
+        self._last: Analysis | None = None
+
+    def look(self) -> None:
+        """Collect garbage, as whoever asks for leaks would, and note what is held now."""
+        gc.collect()
+        self._last = scan(Notebook.current()).analysis
+        self._held.append(held_storages(self._last))
+
+    @contextmanager
+    def round(self) -> Iterator[Watch]:
+        """Note what is held before the first round, and after this one."""
+        if not self._held:
+            self.look()
+        yield self
+        self.look()
+
+    @property
+    def report(self) -> RoundsReport | None:
+        """Return what the rounds have left; None before the first has ended."""
+        return None if self._last is None or len(self._held) < 2 else compare_rounds(self.action, self._held, self._last)
+
+
+_watches: dict[str, Watch] = {}
+_MOST = 20
+
+
+@contextmanager
+def watch(action: str) -> Iterator[Watch]:
+    """Watch a block that is run again and again under one name: `with nbguard.watch("predict") as rounds: …`.
+
+    `rounds.report` says after each of them what the rounds so far have left in memory, and who holds it.
+
+    Raises:
+        NoTorchError: PyTorch is not imported yet.
+    """
+    watched = _watches.setdefault(action, Watch(action))
+    while len(_watches) > _MOST:
+        del _watches[next(iter(_watches))]
+    with watched.round():
+        yield watched
+
+
+def leak(act: Callable[[], object], action: str, rounds: int) -> RoundsReport:
+    """Call `act` so many times and return what each round has left. Raises NoTorchError, and whatever `act` raises."""
+    watched = Watch(action)
+    for _ in range(rounds):
+        with watched.round():
+            act()
+    report = watched.report
+    assert report is not None  # noqa: S101 - there was a round
+    return report

@@ -1,0 +1,102 @@
+"""Loading nbguard in every notebook: one file in the startup folder of an IPython profile, written and removed by a command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbguard.errors import NbguardError
+
+FILE = "50-nbguard.py"
+_MARK = "# Written by `nbguard enable`; `nbguard disable` removes it."
+_SOURCE = f'''{_MARK}
+def _load_nbguard():
+    """Load nbguard into this session, where its environment has it."""
+    from importlib.util import find_spec
+
+    shell = get_ipython()
+    if shell is not None and find_spec("nbguard") is not None:
+        try:
+            shell.extension_manager.load_extension("nbguard")
+        except Exception as error:
+            print(f"nbguard could not be loaded ({{type(error).__name__}}): `nbguard disable` ends the attempt")
+
+
+_load_nbguard()
+del _load_nbguard
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """The file that loads nbguard with each session of a profile."""
+
+    profile: str  # name of the IPython profile
+    path: Path  # of the file, whether it is there or not
+    state: str  # `on`, `off`, or `other`: there is a file of that name that nbguard has not written
+
+    @property
+    def sentence(self) -> str:
+        """Return the state in words."""
+        if self.state == "on":
+            return f"nbguard is loaded in every notebook of the profile {self.profile}: {self.path}"
+        if self.state == "other":
+            return f"nbguard has not written {self.path}: it is left as it is"
+        return f"nbguard is not loaded by itself in the profile {self.profile} (nbguard enable writes {self.path})"
+
+
+def startup(profile: str = "default") -> Startup:
+    """Return whether nbguard is loaded with each session of a profile."""
+    path = _folder(profile) / FILE
+    if not path.exists():
+        return Startup(profile, path, "off")
+    return Startup(profile, path, "on" if _is_ours(path) else "other")
+
+
+def enable(profile: str = "default") -> Startup:
+    """Load nbguard with each session of a profile from now on, in all environments that have nbguard.
+
+    Raises:
+        NbguardError: the file cannot be written, or there is one of that name that nbguard has not written.
+    """
+    found = startup(profile)
+    if found.state == "other":
+        raise NbguardError(f"{found.sentence}; move it away first")
+    try:
+        found.path.parent.mkdir(parents=True, exist_ok=True)
+        found.path.write_text(_SOURCE, encoding="utf-8")
+    except OSError as error:
+        raise NbguardError(f"{found.path} cannot be written: {error.strerror}") from None
+    return startup(profile)
+
+
+def disable(profile: str = "default") -> Startup:
+    """Remove what `enable` has written, and nothing else.
+
+    Raises:
+        NbguardError: the file cannot be removed, or nbguard has not written it.
+    """
+    found = startup(profile)
+    if found.state == "other":
+        raise NbguardError(found.sentence)
+    try:
+        found.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise NbguardError(f"{found.path} cannot be removed: {error.strerror}") from None
+    return startup(profile)
+
+
+def _folder(profile: str) -> Path:
+    """Return the startup folder of a profile, in the folder that IPython itself uses (`IPYTHONDIR`, or in the home folder)."""
+    from IPython.paths import get_ipython_dir
+
+    if not profile.replace("-", "").replace("_", "").isalnum():
+        raise NbguardError(f"{profile!r} is no name of an IPython profile")
+    return Path(get_ipython_dir()) / f"profile_{profile}" / "startup"
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.read_text(encoding="utf-8").startswith(_MARK)
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,92 @@
+"""Rounds of one action compared: what each has left in memory, and where it piles up. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from nbguard.memory.analysis import Analysis
+from nbguard.memory.references.graph import GRAPH
+from nbguard.render.blocks import Block, Line, Table, TableRow
+from nbguard.render.result import Result
+from nbguard.reports.notices.judge import HeldStorages, telling_path
+from nbguard.reports.notices.notice import StorageKey
+from nbguard.units import counted, format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftByRounds:
+    """Memory that one holder has more of after each round."""
+
+    holder: str  # where it piles up, as one would write it
+    nbytes: int  # bytes per round, on average, without the first
+    keeps_graph: bool  # autograd graphs keep it
+    cell: int | None = None  # number of the cell that the holder stems from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsReport(Result):
+    """The answer of `%gpumem leak` and of `nbguard.watch`: what each round has left, and who holds it."""
+
+    kind: ClassVar[str] = "rounds"
+    view: ClassVar[str] = "nbguard.reports.notices.rounds:rounds_blocks"
+
+    action: str  # the expression, or the name of the watch
+    rounds: tuple[int, ...]  # bytes that each round has left and that are still held after the last one
+    left: tuple[LeftByRounds, ...]  # by holder, the most first; the first round, which may fill caches, does not count
+
+    @property
+    def leaks(self) -> bool:
+        """Return whether every round but the first has left something."""
+        return len(self.rounds) > 1 and all(self.rounds[1:])
+
+
+def compare_rounds(action: str, held: Sequence[HeldStorages], last: Analysis) -> RoundsReport:
+    """Return the report on rounds: `held` is what was held before the first and after each of them, `last` the last scan."""
+    came = [{key for key in after if key not in before and key in held[-1]} for before, after in pairwise(held)]
+    counting = came[1:] or came
+    rounds = tuple(sum(held[-1][key][0] for key in keys) for keys in came)
+    piled_up: dict[str, set[StorageKey]] = {}
+    for key in set().union(*counting):
+        for label in held[-1][key][1]:
+            piled_up.setdefault(label, set()).add(key)
+    left = []
+    for label, keys in piled_up.items():
+        path = telling_path(last, label, keys)
+        nbytes = sum(held[-1][key][0] for key in keys) // len(counting)
+        text = path.text.partition(GRAPH)[0]
+        left.append(
+            LeftByRounds(holder=text, nbytes=nbytes, keeps_graph=any(GRAPH in step for step in path.steps), cell=path.cell)
+        )
+    return RoundsReport(action=action, rounds=rounds, left=tuple(sorted(left, key=lambda one: -one.nbytes)))
+
+
+def rounds_blocks(report: RoundsReport) -> Iterator[Block]:
+    """Yield a sentence on the rounds, and a row for each holder that has more after each of them."""
+    amounts = ", ".join(map(format_bytes, report.rounds))
+    if not any(report.rounds):
+        yield Line(f"{counted(len(report.rounds), 'run')} of {report.action} left nothing in memory", "strong")
+        return
+    how = (
+        "each leaves more"
+        if report.leaks
+        else "the first alone leaves something"
+        if report.rounds[0]
+        else "not each leaves more"
+    )
+    yield Line(f"{counted(len(report.rounds), 'run')} of {report.action} left {amounts}: {how}", "strong")
+    rows = (
+        TableRow(
+            cells=(
+                one.holder,
+                f"{format_bytes(one.nbytes)} a run",
+                "" if one.cell is None else f"In[{one.cell}]",
+                "keeps its graph: append loss.item() or t.detach()" if one.keeps_graph else "keeps it",
+            )
+        )
+        for one in report.left
+    )
+    if report.left:
+        yield Table(rows=tuple(rows), figures=(1,), code=(0,), widest=120)

@@ -1,0 +1,69 @@
+"""`nbguard enable` and `disable`: the file that they write loads nbguard in a kernel, silently, and nothing else is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nbguard.cli import main
+from tests.kernels import Kernel, Zygote
+
+
+@pytest.fixture
+def ipython_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_kernel_loads_what_enable_has_written(
+    ipython_folder: Path, plain_zygote: Zygote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["enable"]) == 0
+    file = ipython_folder / "profile_default" / "startup" / "50-nbguard.py"
+    assert str(file) in capsys.readouterr().out
+    kernel = Kernel(plain_zygote, profile={"startup/50-nbguard.py": file.read_text()})
+    try:
+        names = kernel.value("[name for name in get_ipython().user_ns if 'nbguard' in name]")
+        assert names == []
+        assert kernel.value("'torch' in __import__('sys').modules") is False
+        cell = kernel.run("%nbguard").ok()
+        assert "notices" in cell.text
+        assert kernel.run("1").ok().text == "1"
+    finally:
+        kernel.stop()
+
+
+def test_enable_disable_and_status(ipython_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = ipython_folder / "profile_lab" / "startup" / "00-mine.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("x = 1")
+    file = other.parent / "50-nbguard.py"
+
+    for command, is_there in (("status", False), ("enable", True), ("enable", True), ("status", True), ("disable", False)):
+        assert main([command, "--profile", "lab"]) == 0
+        assert file.exists() is is_there
+        assert ("is not loaded" not in capsys.readouterr().out) is is_there
+    assert other.read_text() == "x = 1"
+    assert main(["disable", "--profile", "lab"]) == 0
+
+
+def test_a_file_of_somebody_elses_stays(ipython_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = ipython_folder / "profile_default" / "startup" / "50-nbguard.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("mine = 1")
+
+    assert [main([command]) for command in ("enable", "disable")] == [2, 2]
+    assert file.read_text() == "mine = 1"
+    assert "left as it is" in capsys.readouterr().err
+    assert main(["enable", "--profile", "../x"]) == 2
+
+
+def test_without_nbguard_in_the_environment_nothing_happens(ipython_folder: Path) -> None:
+    main(["enable"])
+    source = (ipython_folder / "profile_default" / "startup" / "50-nbguard.py").read_text()
+    space: dict[str, object] = {"get_ipython": lambda: object()}
+
+    exec(source.replace('find_spec("nbguard")', 'find_spec("nbguard_that_is_not_there")'), space)
+
+    assert "_load_nbguard" not in space
