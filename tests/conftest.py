@@ -46,6 +46,11 @@ def temporary_folder() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def torch_process() -> None:
+    """Mark tests that start processes of their own in which PyTorch is imported, for `make unit` to leave out."""
+
+
+@pytest.fixture(scope="session")
 def fastai_zygote(temporary_folder: None) -> Iterator[Zygote]:
     zygote = Zygote(FASTAI)
     yield zygote

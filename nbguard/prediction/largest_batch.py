@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nbguard.prediction.prediction import LargestBatch
-from nbguard.prediction.trace import FitTracer, Trace
+from nbguard.prediction.trace import FitTrace, FitTracer
 
 _GROWTH = 8
 """Factor by which the batch grows from one trace to the next until a peak exceeds the GPU."""
@@ -16,7 +16,7 @@ _STEP = 0.04
 """Share of the estimate by which the search goes on from it: predicted peaks grow by steps, and nearly in a line."""
 
 
-def largest_batch(tracer: FitTracer, endless: Trace) -> LargestBatch:
+def largest_batch(tracer: FitTracer, endless: FitTrace) -> LargestBatch:
     """Return the largest batches with which the fit runs, and is sure to run, on the tracer's GPU.
 
     Each answer is verified by a trace of its own, and so is the next larger batch.
@@ -43,7 +43,7 @@ def largest_batch(tracer: FitTracer, endless: Trace) -> LargestBatch:
     return LargestBatch(sure=sure, limit=limit, is_whole_set=limit == most, traces=len(tried))
 
 
-def _estimate(tracer: FitTracer, endless: Trace, size: int, most: int) -> int:
+def _estimate(tracer: FitTracer, endless: FitTrace, size: int, most: int) -> int:
     """Return the size at which the allocated peak fills the GPU, by a line between two traces without a limit around it.
 
     Small batches change no peak: the optimizer's step or a workspace makes it. So sizes grow until the room is exceeded.

@@ -11,7 +11,7 @@ from typing import Any
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.prediction import Saving
-from nbguard.prediction.trace import FitTracer, Trace
+from nbguard.prediction.trace import FitTrace, FitTracer
 
 _FULL_PRECISION = (8, 0)
 """The architecture from which on GPUs multiply bfloat16 at full speed."""
@@ -27,7 +27,7 @@ class _Change:
     conf: str = ""  # setting of the allocator
 
 
-def savings(tracer: FitTracer, batch_size: int | None, endless: Trace, version: tuple[int, int]) -> tuple[Saving, ...]:
+def savings(tracer: FitTracer, batch_size: int | None, endless: FitTrace, version: tuple[int, int]) -> tuple[Saving, ...]:
     """Return the changes that could be tried, with the peaks of the fit after each; the one that saves most comes first.
 
     Args:
@@ -60,7 +60,7 @@ def savings(tracer: FitTracer, batch_size: int | None, endless: Trace, version: 
     return tuple(sorted(tried, key=lambda saving: -saving.saved))
 
 
-def _changes(tracer: FitTracer, size: int, endless: Trace) -> Iterator[_Change]:
+def _changes(tracer: FitTracer, size: int, endless: FitTrace) -> Iterator[_Change]:
     """Yield the changes that this fit leaves room for."""
     learn = tracer.learn
     callbacks = {type(callback).__name__ for callback in learn.cbs}

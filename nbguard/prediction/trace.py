@@ -24,7 +24,7 @@ class FailedFitError(UnpredictableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class FitTrace:
     """The figures of one trace. All sizes are bytes."""
 
     fit: FastaiFit
@@ -53,7 +53,7 @@ class FitTracer:
     code: str = ""  # lines that change the copy of the Learner, `learn`, before it is fitted
     is_last_optional: bool = False  # the smaller last batch is left out where the fit fails on it: BatchNorm refuses one item
 
-    def endless(self, batch_size: int | None) -> Trace:
+    def endless(self, batch_size: int | None) -> FitTrace:
         """Return the figures of the fit on such a GPU without a limit to its memory.
 
         Raises:
@@ -69,7 +69,7 @@ class FitTracer:
             return False
         return True
 
-    def answer(self, batch_size: int | None, endless: Trace) -> tuple[bool | None, str]:
+    def answer(self, batch_size: int | None, endless: FitTrace) -> tuple[bool | None, str]:
         """Return whether the fit of which `endless` is the trace runs on the GPU, and why: yes only with the band kept free."""
         if self.gpu.capacity is None:
             return None, "no GPU was named: predict(learn, gpu='16GiB') says whether it fits there"
@@ -84,7 +84,7 @@ class FitTracer:
             return None, f"{needed} would be reserved, and not all could be traced: {endless.unknown[0]}"
         return True, f"{needed} is reserved at most, of {format_bytes(room)} beside CUDA's context"
 
-    def _trace(self, batch_size: int | None, gpu: Gpu, reserve: int) -> Trace:
+    def _trace(self, batch_size: int | None, gpu: Gpu, reserve: int) -> FitTrace:
         """Fit a copy without data on a modelled GPU of which `reserve` bytes stay free.
 
         Raises:
@@ -98,7 +98,7 @@ class FitTracer:
                 raise
         return self._traced(fastai_fit(self.learn, self.batch, batch_size, full_only=True), gpu, reserve)
 
-    def _traced(self, fit: FastaiFit, gpu: Gpu, reserve: int) -> Trace:
+    def _traced(self, fit: FastaiFit, gpu: Gpu, reserve: int) -> FitTrace:
         if self.code:
             _change(fit.learner, self.code)
         failure = ""
@@ -118,7 +118,7 @@ class FitTracer:
         emulation.settle()
         if emulation.device.broken:
             raise UnpredictableError(emulation.device.broken)
-        return Trace(
+        return FitTrace(
             fit=fit,
             peak_allocated=emulation.device.model.peak_allocated,
             peak_reserved=emulation.device.model.peak_reserved,

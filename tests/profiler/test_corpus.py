@@ -18,6 +18,8 @@ import pytest
 from tests.profiler.corpus.cases import FRAMEWORKS, NEEDS, Case, cases_of
 from tests.thorough import THOROUGH, spread
 
+pytestmark = pytest.mark.usefixtures("torch_process")
+
 REPOSITORY = Path(__file__).parents[2]
 TRIES = 3
 """A busy machine may hold a fit up, which is said then."""

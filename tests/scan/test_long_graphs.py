@@ -11,6 +11,8 @@ import pytest
 
 from tests.thorough import spread
 
+pytestmark = pytest.mark.usefixtures("torch_process")
+
 _PRELUDE = """
 import gc, json, resource, sys, threading, time
 import torch
@@ -66,11 +68,6 @@ _WAYS = {
     "exit": "pass",
     "backward": "x.sum().backward()\ndel x",
 }
-
-
-@pytest.fixture(autouse=True)
-def torch_process() -> None:
-    """Mark the tests of this file, which start processes that import PyTorch, for `make unit` to leave out."""
 
 
 def _child(code: str, stack_kib: int = 8192, timeout: int = 250) -> subprocess.CompletedProcess[str]:
