@@ -87,7 +87,8 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
             return Advice(command=f"{_imported(root)}{text}.cache_clear()", effect="empties the function's cache", cut=cut)
         is_of_class = any(graph.nodes[n].type_name == "type" for n in way[:place])
         is_written = place == 0 or bool(dict(graph.nodes[way[place - 1]].references).get(number))
-        if node.type_name in _EMPTIED and is_written and cut and (is_of_class or root.kind == "library"):
+        is_private = root.kind == "library" and "._" in text  # a registry that its library needs
+        if node.type_name in _EMPTIED and is_written and cut and (is_of_class or root.kind == "library") and not is_private:
             if place == 0 and root.what == "class of a library":  # the attributes of the class itself
                 continue
             return Advice(command=f"{_imported(root)}{text}.clear()", effect=f"empties {text}", cut=cut)

@@ -69,13 +69,8 @@ def rounds_blocks(report: RoundsReport) -> Iterator[Block]:
     if not any(report.rounds):
         yield Line(f"{counted(len(report.rounds), 'run')} of {report.action} left nothing in memory", "strong")
         return
-    how = (
-        "each leaves more"
-        if report.leaks
-        else "the first alone leaves something"
-        if report.rounds[0]
-        else "not each leaves more"
-    )
+    is_first_alone = not any(report.rounds[1:])
+    how = "each leaves more" if report.leaks else "the first alone does" if is_first_alone else "not each of them does"
     yield Line(f"{counted(len(report.rounds), 'run')} of {report.action} left {amounts}: {how}", "strong")
     rows = (
         TableRow(

@@ -1,0 +1,60 @@
+"""Lines that let memory go: what each cuts, and where there is none that is safe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nbguard.memory.facts import Graph
+from nbguard.memory.references.advice import Advice, promised, release_of_way
+from nbguard.memory.references.graph import shortest_path
+from nbguard.testing import make_graph
+
+
+def _advice(graph: Graph) -> Advice:
+    root = graph.roots[0]
+    return release_of_way(graph, root, shortest_path(graph, root, {len(graph.nodes) - 1}))
+
+
+def _library(attribute: str, type_name: str) -> Graph:
+    graph = make_graph(
+        {"lib.Reg": ["space"]},
+        {"space": {attribute: "box"}, "box": {"[0]": "net"}},
+        {"net": 40},
+        types={"space": "dict", "box": type_name},
+    )
+    root = replace(graph.roots[0], kind="library", what="class of a library", module="lib")
+    return replace(graph, roots=(root,))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "type_name", "command"),
+    [
+        (".items", "list", "import lib; lib.Reg.items.clear()"),
+        (".enc", "_lru_cache_wrapper", "import lib; lib.Reg.enc.cache_clear()"),
+        ("._enc", "_lru_cache_wrapper", "import lib; lib.Reg._enc.cache_clear()"),
+        ("._registry", "dict", ""),  # `weakref.finalize._registry`: others need it
+        (".queue", "Queue", ""),
+    ],
+)
+def test_what_a_class_of_a_library_keeps(attribute: str, type_name: str, command: str) -> None:
+    graph = _library(attribute, type_name)
+    advice = _advice(graph)
+
+    assert advice.command == command
+    assert promised(graph, advice) == (40 if command else None)
+
+
+def test_a_class_attribute_of_the_users_is_emptied_not_the_class_deleted() -> None:
+    edges = {"Api": {".registry": "box"}, "box": {"[0]": "net"}}
+    graph = make_graph({"Api": ["Api"]}, edges, {"net": 40}, types={"Api": "type", "box": "list"})
+
+    assert _advice(graph).command == "Api.registry.clear()"
+
+
+def test_a_root_whose_label_is_no_expression_has_no_command() -> None:
+    graph = make_graph({"libraries (method)": ["m"]}, {"m": {".__self__": "net"}}, {"net": 40})
+    root = replace(graph.roots[0], kind="library")
+
+    assert _advice(replace(graph, roots=(root,))).command == ""
