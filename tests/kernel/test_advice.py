@@ -62,3 +62,19 @@ def test_a_notice_on_what_a_library_holds(kernel: Kernel) -> None:
     assert cell.text.startswith("`model` is deleted, its 3.82 MiB are not: `enginelib.Registry.encode")
     assert cell.text.endswith(f"`{command}`")
     assert follow(kernel, command) == (1000 * 1000 + 1000) * 4
+
+
+def test_notices_whose_lines_end_a_registration(kernel: Kernel) -> None:
+    """The line stands as the last of a cell: what it returns must not stay in `Out`."""
+    kernel.run("import gc, torch; from functools import partial; from torch import nn\n%load_ext nbguard").ok()
+    kernel.run("import signal as s\nmodel = nn.Linear(1000, 1000)\ndef on(number, frame, m=model): ...").ok()
+    kernel.run("s.signal(s.SIGUSR1, on)\ndel on, s\nNone").ok()
+    cell = kernel.run("del model").ok()
+    command = "import signal; signal.signal(signal.SIGUSR1, signal.SIG_DFL);"
+    assert cell.text.endswith(f"`{command}`")
+    assert follow(kernel, command) == (1000 * 1000 + 1000) * 4
+
+    kernel.run("model = nn.Linear(1000, 1000); run = partial(model.forward, 3)").ok()
+    cell = kernel.run("del model").ok()
+    assert cell.text.endswith("`%reset_gpu run`")
+    assert follow(kernel, "%reset_gpu run") == (1000 * 1000 + 1000) * 4

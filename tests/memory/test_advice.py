@@ -58,3 +58,13 @@ def test_a_root_whose_label_is_no_expression_has_no_command() -> None:
     root = replace(graph.roots[0], kind="library")
 
     assert _advice(replace(graph, roots=(root,))).command == ""
+
+
+@pytest.mark.parametrize(
+    ("type_name", "label", "command"),
+    [("partial", ".func", "%reset_gpu x"), ("ContextVar", " → net", ""), ("Run", ".func", "%reset_gpu x.func")],
+)
+def test_what_cannot_be_deleted_is_not_advised(type_name: str, label: str, command: str) -> None:
+    graph = make_graph({"x": ["x"]}, {"x": {label: "net"}}, {"net": 40}, {"net": "model"}, types={"x": type_name})
+
+    assert _advice(graph).command == command

@@ -16,7 +16,9 @@ from nbguard.memory.references.graph import (
     storages_of,
 )
 
-_FIXED = ("tuple", "frozenset", "mappingproxy")
+_FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator")
+_CONTEXTS = frozenset({"ContextVar", "Context", "Token"})
+"""What keeps a value of a context: deleting a name of the variable lets nothing go."""
 _EMPTIED = frozenset({"dict", "list", "set", "OrderedDict", "defaultdict", "deque"})
 """Containers of a library or a class that are emptied by `clear()`."""
 _LRU_CACHE = "_lru_cache_wrapper"
@@ -70,6 +72,8 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     if root.kind == "frame":
         return Advice(command="wait until it ends")
     if root.kind not in ("name", "module") and not root.module:
+        return NONE
+    if any(graph.nodes[node].type_name in _CONTEXTS for node in way):
         return NONE
     if cleared := _cleared(graph, root, way):
         return cleared

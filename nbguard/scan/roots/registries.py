@@ -49,16 +49,17 @@ def _interpreter() -> Iterator[LiveRoot]:
         if callable(handler):
             name = signal.Signals(number).name
             ended_by = f"signal.signal(signal.{name}, signal.SIG_DFL)"
-            yield _hook(f"signal handler {name}", handler, ended_by)
+            yield _hook(f"signal handler {name}", handler, ended_by, f"import signal; {ended_by};")  # `;`: else Out has it
     for name, hook in (("profile", sys.getprofile()), ("trace", sys.gettrace())):
         if hook is not None:
-            yield _hook(f"sys.set{name} function", hook, f"sys.set{name}(None)")
+            yield _hook(f"sys.set{name} function", hook, f"sys.set{name}(None)", f"import sys; sys.set{name}(None)")
     for callback in gc.callbacks:
         yield _hook(f"gc callback {_name(callback)}", callback, "removing it from gc.callbacks")
 
 
-def _hook(label: str, hook: Any, ended_by: str) -> LiveRoot:
-    return LiveRoot(kind="library", label=label, objects=(hook,), what=f"ended by {ended_by}", ended_by=ended_by)
+def _hook(label: str, hook: Any, ended_by: str, line: str = "") -> LiveRoot:
+    """Return the root of something registered; `line` ends it as it stands, `ended_by` says so in short."""
+    return LiveRoot(kind="library", label=label, objects=(hook,), what=f"ended by {ended_by}", ended_by=line or ended_by)
 
 
 def _torch() -> Iterator[LiveRoot]:
