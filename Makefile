@@ -95,7 +95,7 @@ protocol: $(STAMPS)/extra-lint ## write the sidebar's messages for TypeScript an
 
 bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in one run (installs them beside, not into .venv)
 	@$(call say,peers for the benchmark)
-	@$(PIP) --quiet --upgrade --target build/peers --no-deps pytorch_memlab calmsize objgraph rustworkx fastxtend jupyterlab-nvdashboard || $(call stop,$(REGISTRIES))
+	@$(PIP) --quiet --upgrade --target build/peers --no-deps pytorch_memlab calmsize objgraph rustworkx fastxtend pyinstrument jupyterlab-nvdashboard || $(call stop,$(REGISTRIES))
 	@$(call say,benchmarks)
 	@PYTHONPATH=build/peers $(VENV)/bin/python -W ignore tests/benchmarks/census.py
 	@PYTHONPATH=build/peers $(VENV)/bin/python tests/benchmarks/ownership.py

@@ -1,15 +1,16 @@
-"""What profiling costs a fit: nbguard beside no profiler, fastxtend's simple profiler and torch.profiler, in one run.
+"""What profiling costs a fit: nbguard beside no profiler, torch.profiler, pyinstrument and fastxtend's, in one run.
 
-    python tests/benchmarks/profile_overhead.py [--rounds 15] [--batches 160]
+    python tests/benchmarks/profile_overhead.py [--rounds 40] [--batches 160]
 
-A fastai fit of a new Learner on random data, once with a step of about 1 ms and once of about 10 ms (on an idle core). In each
-round every way profiles the same fit, in an order that rotates, and is divided by the round's fit without a profiler; medians
-of these ratios with their quartiles: of a batch of the steady state, and of the whole fit with all that is done once. Processor
-time, so that others on the machine disturb little. Where they do, the quickest of all rounds says more: of each batch by its
-number the least time, and the mean of these over the batches (without what a profiler does now and then in any batch).
+Epochs of a plain loop and fastai fits of a new Learner, on random data, with a step of about 1 ms and one of about 10 ms (on an
+idle core). In each round every way profiles the same epoch, in an order that rotates, and is compared with the round's epoch
+without a profiler: medians with their quartiles, of a batch of the steady state, of the whole epoch, and of what is done once
+before and after it. Processor time, so that others on the machine disturb little. Where they do, the quickest of all rounds
+says more: of each batch by its number the least time, and the mean of these over the batches (without what a profiler does now
+and then in any batch). What nbguard's reports say of its own cost stands beside what this clock says.
 
-fastxtend is looked for in build/peers (`make bench` puts it there). It comes last, with a fit of its own to be divided by: to
-import it changes fastai's loop. A way that cannot be measured says why. Prints; it never fails by time.
+fastxtend and pyinstrument are looked for in build/peers (`make bench` puts them there). fastxtend comes last, with a fit of its
+own to be compared with: to import it changes fastai's loop. A way that cannot be measured says why. It never fails by time.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from fastai.basics import CrossEntropyLossFlat, DataLoaders, Learner, nn
 
 import nbguard
+from nbguard.profiler.profile import FitProfile
 
 BATCH = 32
 WARM_UP = 40
@@ -60,6 +63,8 @@ class Took:
 
     whole: float
     batches: list[float]
+    around: float  # before and after the epoch
+    own: float | None = None  # of it, by the profiler's own account
 
     @property
     def batch(self) -> float:
@@ -76,12 +81,49 @@ def quickest(times: list[Took]) -> float:
 Data = list[tuple[torch.Tensor, torch.Tensor]]
 
 
+class Loop:
+    """A plain loop over torch's loader, with the interface of `FastaiFit`."""
+
+    def __init__(self, data: Data, width: int) -> None:
+        torch.manual_seed(1)
+        self.net, self.measure = net(width), Stamped()
+        self.at = self.measure.at
+        self.loader = torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), 1e-4)
+        self.learner = None
+
+    def epoch(self) -> None:
+        for x, y in self.loader:
+            self.measure(self.net(x), y).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+class FastaiFit:
+    """A fit of a new Learner."""
+
+    def __init__(self, data: Data, width: int) -> None:
+        self.learner = learner(data, width)
+        self.at = self.learner.loss_func.at
+
+    def epoch(self) -> None:
+        with self.learner.no_logging():
+            self.learner.fit(1, 1e-4)
+
+
+Fit = Loop | FastaiFit
+FITS: dict[str, type[Loop] | type[FastaiFit]] = {"a plain loop": Loop, "a fastai fit": FastaiFit}
+
+
+def net(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+
+
 def learner(data: Data, width: int) -> Any:
     """Return a Learner that nothing has looked at: CPython 3.11 and 3.12 read the attributes of one that was asked slower."""
     torch.manual_seed(1)
     dls = DataLoaders.from_dsets(data, data[: VALIDATION * BATCH], bs=BATCH, num_workers=0, device="cpu")
-    net = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
-    found = Learner(dls, net, loss_func=Stamped())
+    found = Learner(dls, net(width), loss_func=Stamped())
     found.remove_cbs([each for each in found.cbs if each.name == "progress"])
     return found
 
@@ -102,32 +144,48 @@ def torch_profiler(learn: Any) -> AbstractContextManager[Any]:
     return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
 
 
+def pyinstrument(learn: Any) -> AbstractContextManager[Any]:
+    profiler: AbstractContextManager[Any] = importlib.import_module("pyinstrument").Profiler()
+    return profiler
+
+
 def with_nbguard(learn: Any) -> AbstractContextManager[Any]:
     return nbguard.profile_fit(show=False)
 
 
 BASE = "no profiler"
-WAYS: dict[str, Way] = {BASE: lambda learn: nullcontext(), "nbguard": with_nbguard, "torch.profiler": torch_profiler}
+WAYS: dict[str, Way] = {
+    BASE: lambda learn: nullcontext(),
+    "nbguard": with_nbguard,
+    "torch.profiler": torch_profiler,
+    "pyinstrument": pyinstrument,
+}
 WAYS_ON_FASTXTEND: dict[str, Way] = {BASE: WAYS[BASE], "fastxtend": fastxtend}
 
 
-def took(learn: Any, way: Way) -> Took:
-    """Return what the fit itself took: what is made of it afterwards costs the fit nothing."""
+def took(fit: Fit, way: Way) -> Took:
+    """Return what an epoch took, and what is done once around it; nothing is shown."""
     gc.collect()
-    learn.loss_func.at.clear()
-    with contextlib.redirect_stdout(io.StringIO()), way(learn), learn.no_logging():
-        start = time.process_time()
-        learn.fit(1, 1e-4)
-        whole = time.process_time() - start
-    at = learn.loss_func.at[WARM_UP:-VALIDATION]
-    return Took(whole, [after - before for before, after in itertools.pairwise(at)])
+    fit.at.clear()
+    clock = time.process_time
+    with contextlib.redirect_stdout(io.StringIO()):
+        begun = clock()
+        with way(fit.learner) as profiler:
+            start = clock()
+            fit.epoch()
+            end = clock()
+        ended = clock()
+    at = fit.at[WARM_UP : -VALIDATION if fit.learner else None]
+    batches = [after - before for before, after in itertools.pairwise(at)]
+    own = profiler.report.overhead.total / 1e9 if isinstance(profiler, FitProfile) else None
+    return Took(end - start, batches, (start - begun) + (ended - end), own)
 
 
-def measured(ways: dict[str, Way], data: Data, width: int, rounds: int) -> dict[str, list[Took] | str]:
+def measured(ways: dict[str, Way], make: Callable[[], Fit], rounds: int) -> dict[str, list[Took] | str]:
     found: dict[str, list[Took] | str] = {}
     for name, way in ways.items():  # once unmeasured: what it imports, and whether it runs at all
         try:
-            took(learner(data, width), way)
+            took(make(), way)
             found[name] = []
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}".splitlines()[-1].strip()[:120]
@@ -137,7 +195,7 @@ def measured(ways: dict[str, Way], data: Data, width: int, rounds: int) -> dict[
         for name in names[at:] + names[:at]:
             times = found[name]
             assert isinstance(times, list)
-            times.append(took(learner(data, width), ways[name]))
+            times.append(took(make(), ways[name]))
     return found
 
 
@@ -148,38 +206,43 @@ def spread(ratios: list[float]) -> str:
 
 
 def say(found: dict[str, list[Took] | str]) -> None:
-    """Print what the ways took, divided by the fit without a profiler."""
+    """Print what the ways took beside the epoch without a profiler."""
     plain = found[BASE]
     assert isinstance(plain, list)
     step = statistics.median(each.batch for each in plain)
-    print(f"\nstep without a profiler: {step * 1000:.2f} ms")
+    print(f"  step without a profiler: {step * 1000:.2f} ms")
     for name, times in found.items():
         if isinstance(times, str):
-            print(f"  {name:16} not measured: {times}")
+            print(f"    {name:15} not measured: {times}")
         elif name != BASE:
-            batch = [each.batch / base.batch for each, base in zip(times, plain, strict=True)]
-            whole = [each.whole / base.whole for each, base in zip(times, plain, strict=True)]
-            extra = statistics.median(each.batch - base.batch for each, base in zip(times, plain, strict=True)) * 1e6
+            pairs = list(zip(times, plain, strict=True))
+            batch = [each.batch / base.batch for each, base in pairs]
+            whole = [each.whole / base.whole for each, base in pairs]
+            extra = statistics.median(each.batch - base.batch for each, base in pairs) * 1e6
+            around = statistics.median(each.around - base.around for each, base in pairs) * 1e3
             least, base = quickest(times), quickest(plain)
-            print(f"  {name:16} {spread(batch)}  {extra:+7.0f} µs a batch; the whole fit {spread(whole)}")
-            print(f"  {'':16} of the quickest × {least / base:.3f}  {(least - base) * 1e6:+7.0f} µs on {base * 1000:.2f} ms")
+            print(f"    {name:15} {spread(batch)}  {extra:+7.0f} µs a batch; the epoch {spread(whole)}")
+            print(f"    {'':15} before and after the epoch {around:+.0f} ms")
+            print(f"    {'':15} of the quickest × {least / base:.3f}  {(least - base) * 1e6:+7.0f} µs on {base * 1000:.2f} ms")
+            own = [each.own for each in times if each.own is not None]
+            if own:
+                outside = statistics.median(each.whole - before.whole for each, before in pairs)
+                says = statistics.median(own)
+                print(f"    {'':15} by its report {says * 1e3:.1f} ms of the epoch, by this clock {outside * 1e3:.1f} ms")
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--rounds", type=int, default=40)
     options.add_argument("--batches", type=int, default=160)
     chosen = options.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {chosen.rounds} rounds of {chosen.batches} batches, one thread, processor time")
     data = [(torch.randn(64), torch.tensor(at % 2)) for at in range(BATCH * chosen.batches)]
-    for width in WIDTHS:
-        say(measured(WAYS, data, width, chosen.rounds))
-        with nbguard.profile_fit(show=False) as profile:
-            took(learner(data, width), WAYS[BASE])
-        own = profile.report.overhead
-        each = own.total / chosen.batches / 1000
-        print(f"  nbguard's own measurement of itself: {own.share:.2%} of the wall time, {each:.0f} µs a batch")
+    for name, kind in FITS.items():
+        for width in WIDTHS:
+            print(f"\n{name}:")
+            say(measured(WAYS, partial(kind, data, width), chosen.rounds))
     try:
         importlib.import_module("fastxtend.callback.profiler")  # before any Learner is made: it adds to the default callbacks
     except Exception as error:
@@ -187,7 +250,7 @@ def main() -> None:
         return
     print("\nThe same with fastxtend imported, whose event for each batch the fit without a profiler has, too:")
     for width in WIDTHS:
-        say(measured(WAYS_ON_FASTXTEND, data, width, chosen.rounds))
+        say(measured(WAYS_ON_FASTXTEND, partial(FastaiFit, data, width), chosen.rounds))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -185,3 +186,18 @@ def test_many_fits_are_told_apart_up_to_the_eighth() -> None:
 
     assert counts(profile.report) == [8, 8, 8, 8, 8, 8, 8, 24]
     assert profile.report.notes == ()
+
+
+def test_the_later_of_two_fits_is_looked_at_by_all_instruments() -> None:
+    def slow(loss: Any) -> None:
+        until = time.perf_counter() + 0.01
+        while time.perf_counter() < until:
+            pass
+
+    with profile_fit(show=False) as profile:
+        train(1)
+        train(3, each=slow)
+
+    assert counts(profile.report) == [8, 24]
+    assert profile.observations.stacks.moments
+    assert "slow" in profile.report.first[0]

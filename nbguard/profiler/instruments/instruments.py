@@ -33,6 +33,7 @@ from nbguard.profiler.instruments.subject import Subject
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.overhead import cost_of_a_mark
+from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
@@ -94,6 +95,7 @@ class FitInstruments:
         """Take them down."""
         for part in reversed(self._parts):
             self.attempt("stop", part)
+            self.attempt("restore", getattr(part, "_patches", _NO_PATCHES))  # also where it could not stop
 
     def observe(self) -> FitObservations:
         """Return the observations of the instruments, after `stop`; what they do not see is still missing in it."""
@@ -142,6 +144,7 @@ def _known(ask: Callable[[], int], otherwise: int) -> int:
         return otherwise
 
 
+_NO_PATCHES = Patches()
 _NO_LOG = PhaseLog(start=0, codes=(), times=(), labels=())
 
 
@@ -177,6 +180,7 @@ class Instruments:
         self._fit.stop()
         for part in (self.fastai, self.loop, self.ranks):
             self._fit.attempt("stop", part)
+            self._fit.attempt("restore", getattr(part, "_patches", _NO_PATCHES))
         return log
 
     def _begin_fit(self, at: LogPosition, iterator: Any) -> None:

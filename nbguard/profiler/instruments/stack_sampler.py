@@ -48,7 +48,7 @@ class StackSampler:
         """Begin to look at the thread of the recording."""
         recorder.subscribe("model", self._model)
         self._ended.acquire()
-        run = _looking(recorder.thread, recorder.clock, self._ended, self._note)
+        run = _looking(recorder.thread_of_fit, recorder.clock, self._ended, self._note)
         self._thread = threading.Thread(target=run, name="nbguard stacks", daemon=True)
         self._thread.start()
 

@@ -10,9 +10,9 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
-_FILL = 1 << 22
+_FILL = 1 << 20
 """Bytes that are read to fill the caches, as a batch of the user's does between two marks."""
-_ROUNDS = 12
+_ROUNDS = 16
 
 
 def cost_of_a_mark() -> int:
@@ -46,7 +46,7 @@ def cost_of_a_mark() -> int:
 
 def _cold(act: Callable[[], None], memory: bytearray) -> int:
     """Return the nanoseconds that a call takes after something else has filled the caches."""
-    memory.find(1)
+    memory.count(1)
     start = perf_counter_ns()
     act()
     return perf_counter_ns() - start

@@ -91,7 +91,7 @@ class Recorder:
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
-        self.thread = threading.get_ident()
+        self.thread = self.thread_of_fit = threading.get_ident()  # the first: none while nbguard itself looks
         self.batches = 0
         self.trained = 0  # batches of loaders in which there was a loss to train on
         self.elsewhere = False  # whether another thread asked a loader for a batch

@@ -17,8 +17,8 @@ WARM_UP = 3
 """Training batches that are left out: allocators and libraries fill their caches in them."""
 NOTICED = 4 * KiB
 """Bytes per batch below which growth is no finding: a list of numbers grows, too (fastai's Recorder keeps some)."""
-KEPT = 1 * KiB
-"""Bytes per batch below which nobody keeps graphs: a small model's takes some more, a number and its tensor half of it."""
+KEPT = 2 * KiB
+"""Bytes per batch below which nobody keeps graphs: a model's takes more, what fastai's Recorder keeps of a batch 1.5 KiB."""
 LIVING = 2
 """Losses that may live on after a healthy fit: the last one by its name, and by the name of the epoch before."""
 _MOST = 36
