@@ -25,7 +25,7 @@ _LESS: dict[HotKind, str] = {
 """Remedies by the kind of code."""
 _ROLES = {phases.TRANSFORMS: "the batch transform", phases.callback("Recorder"): "the metric"}
 """Parts of the user's code by the phase that it runs in."""
-_NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.30, "line": 0.25}
+_NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.15, "line": 0.20}
 """The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
 _NOTICED = 200_000_000
 """Nanoseconds of a fit: less is not worth a word, however short the fit."""
@@ -104,9 +104,12 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
         if is_loaders or not _is_large(timing, code.total - _usual(timing, code), share):
             continue  # these have findings of their own
         name = _name(code, code.line)
-        what, change = f"{name} takes {format_time(code.total)}", _LESS.get(code.kind, "do less in it, or do it less often")
-        evidence = ", ".join(filter(None, (_shares(code), f"nearly all of it in `{code.inner}`" if code.inner else "")))
-        yield _finding("code", timing, code.total, what, change, evidence)
+        inner = f", nearly all of it in `{code.inner}`" if code.inner not in ("", code.line.called) else ""
+        what, change = (
+            f"{name} takes {format_time(code.total)}{inner}",
+            _LESS.get(code.kind, "do less in it, or do it less often"),
+        )
+        yield _finding("code", timing, code.total, what, change, _shares(code))
 
 
 def _name(code: HotCode, line: StackLine) -> str:
