@@ -13,6 +13,7 @@ from nbguard.profiler.analysis.health.nonfinite import (
     BatchPosition,
     FiniteFacts,
     Kind,
+    LossCourse,
     LossGrowth,
     LossJump,
     NotFinite,
@@ -223,20 +224,20 @@ def test_steps_that_were_too_long_are_told_from_a_faulty_layer() -> None:
 def test_a_batch_of_data_out_of_range_is_named_before_the_nan_that_it_makes() -> None:
     jump = LossJump(place=BatchPosition(31, 1), loss=1e29, usual=0.7, peak=3e30, usual_peak=4.0)
     for first, after in ((nan(largest=1e20), "the loss is NaN in batch 32"), (None, "the loss there is 1e+29")):
-        (finding,) = nan_findings(FiniteFacts(9, 1, first, jump))
+        (finding,) = nan_findings(FiniteFacts(9, 1, first, LossCourse(jump)))
         assert finding.kind == "data"
         assert finding.what.startswith("the data of batch 31 of epoch 1 are out of range (up to 3e+30, 4 in the first batch)")
         assert after in finding.what
 
     own_range = LossJump(place=BatchPosition(31, 1), loss=1e29, usual=0.7, peak=5.0, usual_peak=4.0)
-    assert nan_findings(FiniteFacts(9, 1, None, own_range)) == ()
+    assert nan_findings(FiniteFacts(9, 1, None, LossCourse(own_range))) == ()
 
 
 def test_a_loss_that_grows_without_bounds_is_the_learning_rate() -> None:
-    (finding,) = nan_findings(FiniteFacts(9, 1, None, None, LossGrowth(0.7, 1e5, 10.0)))
+    (finding,) = nan_findings(FiniteFacts(9, 1, None, LossCourse(None, LossGrowth(0.7, 1e5, 10.0))))
 
     assert finding.change.startswith("a lower learning rate (it is 10)")
-    assert nan_findings(FiniteFacts(9, 1, None, None, LossGrowth(0.7, 50.0))) == ()
+    assert nan_findings(FiniteFacts(9, 1, None, LossCourse(None, LossGrowth(0.7, 50.0)))) == ()
 
 
 def test_places_of_values_that_are_not_finite_in_a_batch() -> None:
