@@ -94,10 +94,10 @@ def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evid
 
 def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield functions and lines by name."""
+    imports = sum(code.total for code in hot if code.kind == "import")  # once in a process: no part of what is usual
     for code in hot:
-        share = _NAMED.get(code.kind, 1.0)
-        if 2 * code.setup > code.total:
-            share = _MUCH_CODE
+        share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)
+        share *= 1 - imports / max(timing.wall, 1)
         if code.line is None or not _is_large(timing, code.total, share):
             continue
         is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
@@ -166,7 +166,8 @@ def _validation(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCod
     for row in rows:
         if row.callback and _is_large(timing, row.total):
             if row.phase in of_fastai and row.callback == _RECORDER:
-                if 2 * _explained([code for code in hot if code.line], "validation", row.phase) >= row.total:
+                named = [code for code in hot if code.line is not None or code.kind == "import"]
+                if 2 * _explained(named, "validation", row.phase) >= row.total:
                     continue  # the metric has been named
                 what = f"the metrics take {format_time(row.total)} of validation, in fastai's `Recorder`"
                 change = "compute metrics on less data, or from sums of each batch once an epoch"
