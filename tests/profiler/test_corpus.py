@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("torch_process")
 REPOSITORY = Path(__file__).parents[2]
 TRIES = 3
 """A busy machine may hold a fit up, which is said then."""
-CASES = [case for framework in FRAMEWORKS for case in spread(cases_of(framework)[1], 5)]
+CASES = [case for framework in FRAMEWORKS for case in spread(cases_of(framework)[1], 8)]
 
 
 @functools.cache
@@ -31,8 +32,15 @@ def said_of(framework: str, names: tuple[str, ...]) -> dict[str, tuple[str, str]
     """Run cases in one process; return the verdict and the first sentence of each."""
     arguments = [f"{framework}:={name}" for name in names]
     command = [sys.executable, "-m", "tests.profiler.corpus.run", "--json", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "IPYTHONDIR": os.devnull}
-    ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": folder,
+            "IPYTHONDIR": folder,
+        }
+        ran = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600, check=False)
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"framework"')]
     assert len(lines) == len(names), ran.stdout + ran.stderr
     return {line["name"]: (line["verdict"], line["first"][0]) for line in lines}

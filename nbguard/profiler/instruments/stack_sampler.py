@@ -112,7 +112,10 @@ def _looking(
         pause = _SHORTEST
         while not ended.acquire(timeout=pause):
             moment = clock()
-            note(moment, frames().get(thread))
+            try:
+                note(moment, frames().get(thread))
+            except Exception:  # noqa: BLE001 - out of memory: what was seen so far is worth something, and nobody hears of it here
+                return
             pause = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
 
     return look

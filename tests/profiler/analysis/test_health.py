@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from nbguard.profiler.analysis.health.amp import AmpFacts, ScalerFacts, amp_findings
 from nbguard.profiler.analysis.health.health import health
-from nbguard.profiler.analysis.health.nonfinite import BatchPosition, FiniteFacts, Kind, NotFinite, Origin, nan_findings
-from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts, optimizer_findings
+from nbguard.profiler.analysis.health.nonfinite import (
+    BatchPosition,
+    FiniteFacts,
+    Kind,
+    LossCourse,
+    LossGrowth,
+    LossJump,
+    NotFinite,
+    Origin,
+    nan_findings,
+)
+from nbguard.profiler.analysis.health.optimizers import OptimizerFacts, OptimizersFacts, UnusedGradients, optimizer_findings
 from nbguard.profiler.analysis.health.switches import SwitchFacts, switch_findings
 from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.profiler.analysis.remedies import RemedyContext, remedies, remedy_context
 from nbguard.profiler.analysis.report import Category, FitFinding, MemoryReport
+from nbguard.profiler.analysis.time import phases
 from nbguard.units import GiB, MiB
 
 MS = 1_000_000
@@ -194,3 +205,67 @@ def test_anomaly_detection_has_a_cost_by_which_it_is_ranked() -> None:  # foreig
 
     assert (finding.severity, finding.time) == ("advice", 4_000_000)
     assert switch_findings(SwitchFacts(detects_anomalies=True))[0].time is None
+
+
+def nan(**facts: Any) -> NotFinite:
+    origin = Origin(kind="layer", name="4", type="Linear", root="Net")
+    return NotFinite(of="loss", value="NaN", place=BatchPosition(32, 1), origin=origin, rate=0.01, **facts)
+
+
+def test_steps_that_were_too_long_are_told_from_a_faulty_layer() -> None:
+    (layer,) = nan_findings(FiniteFacts(9, 1, nan(first_loss=0.7, last_loss=0.6, largest=3.0)))
+    (steps,) = nan_findings(FiniteFacts(9, 1, nan(first_loss=0.7, last_loss=1e19, largest=1e12)))
+
+    assert "look at what `4` (Linear)" in layer.change
+    assert steps.change.startswith("a lower learning rate (it is 0.01)")
+    assert "the loss before it was 1e+19" in steps.evidence
+
+
+def test_a_batch_of_data_out_of_range_is_named_before_the_nan_that_it_makes() -> None:
+    jump = LossJump(place=BatchPosition(31, 1), loss=1e29, usual=0.7, peak=3e30, usual_peak=4.0)
+    for first, after in ((nan(largest=1e20), "the loss is NaN in batch 32"), (None, "the loss there is 1e+29")):
+        (finding,) = nan_findings(FiniteFacts(9, 1, first, LossCourse(jump)))
+        assert finding.kind == "data"
+        assert finding.what.startswith("the data of batch 31 of epoch 1 are out of range (up to 3e+30, 4 in the first batch)")
+        assert after in finding.what
+
+    own_range = LossJump(place=BatchPosition(31, 1), loss=1e29, usual=0.7, peak=5.0, usual_peak=4.0)
+    assert nan_findings(FiniteFacts(9, 1, None, LossCourse(own_range))) == ()
+
+
+def test_a_loss_that_grows_without_bounds_is_the_learning_rate() -> None:
+    (finding,) = nan_findings(FiniteFacts(9, 1, None, LossCourse(None, LossGrowth(0.7, 1e5, 10.0))))
+
+    assert finding.change.startswith("a lower learning rate (it is 10)")
+    assert nan_findings(FiniteFacts(9, 1, None, LossCourse(None, LossGrowth(0.7, 50.0)))) == ()
+
+
+def test_places_of_values_that_are_not_finite_in_a_batch() -> None:
+    first = NotFinite(of="loss", value="NaN", place=BatchPosition(3, 1), origin=Origin(kind="input", root="Net", items=(4, 5)))
+
+    assert "its data are not finite (item 4, 5 of the batch, from 0)" in nan_findings(FiniteFacts(9, 1, first))[0].change
+
+
+def test_gradients_thrown_away_for_nothing_and_many_optimizers() -> None:
+    thrown = OptimizersFacts((OptimizerFacts(name="SGD", steps=10, cleared=40, thrown=30),), backwards=40)
+    (finding,) = optimizer_findings(thrown)
+    assert finding.what.startswith("`zero_grad` throws gradients away: SGD")
+    assert optimizer_findings(replace(thrown, optimizers=(*thrown.optimizers, OptimizerFacts(name="SGD", steps=10)))) == ()
+
+    unused = OptimizersFacts((), 9, unused=UnusedGradients(("body.0.weight",), 0.5))
+    (finding,) = optimizer_findings(unused, times={phases.BACKWARD: 8 * MS})
+    assert (finding.time, "`model.body`" in finding.change) == (2 * MS, True)
+
+    many = OptimizersFacts(tuple(OptimizerFacts(name="Adam", steps=9, parameters=1) for _ in range(20)))
+    (finding,) = optimizer_findings(many, times={phases.STEP: 20 * MS})
+    assert finding.what == "20 optimizers step in each batch"
+    assert finding.time == 19 * MS
+
+
+def test_eval_mode_and_float64() -> None:
+    (finding,) = switch_findings(SwitchFacts(evaluated=9, trained=10))
+    assert (finding.kind, finding.severity) == ("eval", "problem")
+    assert switch_findings(SwitchFacts(evaluated=4, trained=10)) == ()
+
+    (finding,) = switch_findings(SwitchFacts(is_double=True), work=6 * MS)
+    assert (finding.kind, finding.time) == ("float64", 3 * MS)

@@ -104,14 +104,21 @@ class LossGrowth:
 
 
 @dataclass(frozen=True, slots=True)
+class LossCourse:
+    """The course of the losses that were finite."""
+
+    jump: LossJump | None = None  # None: no loss jumped
+    growth: LossGrowth | None = None  # None: not known
+
+
+@dataclass(frozen=True, slots=True)
 class FiniteFacts:
     """The values that were checked, and the first one that was NaN or infinite."""
 
     losses: int = 0  # losses that were checked
     gradients: int = 0  # optimizer steps before which all gradients were checked
     first: NotFinite | None = None  # None: all were finite
-    jump: LossJump | None = None  # None: no loss jumped
-    growth: LossGrowth | None = None  # None: not known
+    course: LossCourse = LossCourse()  # of the losses
 
 
 def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFinding, ...]:
@@ -119,7 +126,7 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFin
     first = facts.first
     data = tuple(_bad_data(facts))
     if first is None or data:
-        return data or tuple(_divergence(facts.growth))
+        return data or tuple(_divergence(facts.course.growth))
     what = f"the {first.of} is {first.value} in {first.place.words}"
     if first.is_search:
         goes_on = "the learning rate finder raises the rate until the loss diverges"
@@ -143,7 +150,7 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFin
 
 def _bad_data(facts: FiniteFacts) -> Iterator[FitFinding]:
     """Yield a batch whose data are finite and out of range, if it made the loss jump, or not finite."""
-    first, jump = facts.first, facts.jump
+    first, jump = facts.first, facts.course.jump
     if first is not None and (first.is_search or first.origin.kind == "input"):
         return
     what = ""

@@ -109,7 +109,7 @@ def _more_workers(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFi
     elif 0 < loader.workers < context.cores and not is_fast:
         change = f"`num_workers={context.cores}`; `--tune-workers` measures which number is best"
         yield _finding("workers", f"{_workers(loader.workers)} cannot keep up with the fit", evidence, change, context.wait)
-    elif fetch is not None and is_fast:
+    elif fetch is not None and is_fast and context.wait > _LARGE * context.step:
         ahead = loader.prefetch or 2
         rate = f"a batch takes a worker {format_time(fetch)}, so {loader.workers} of them could keep up"
         change = f"`prefetch_factor={2 * ahead}` (it is {ahead}) evens out batches that take longer"

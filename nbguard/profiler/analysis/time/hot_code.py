@@ -62,7 +62,7 @@ class HotCode:
         return self.times.get((group, phase), 0)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Seen:
     looks: int = 0
     weights: Counter[tuple[Group, str]] = field(

@@ -25,7 +25,7 @@ _LESS: dict[HotKind, str] = {
 """Remedies by the kind of code."""
 _ROLES = {phases.TRANSFORMS: "the batch transform", phases.callback("Recorder"): "the metric"}
 """Parts of the user's code by the phase that it runs in."""
-_NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.30, "line": 0.25}
+_NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.15, "line": 0.20}
 """The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
 _NOTICED = 200_000_000
 """Nanoseconds of a fit: less is not worth a word, however short the fit."""
@@ -94,19 +94,22 @@ def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evid
 
 def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield functions and lines by name."""
+    imports = sum(code.total for code in hot if code.kind == "import")  # once in a process: no part of what is usual
     for code in hot:
-        share = _NAMED.get(code.kind, 1.0)
-        if 2 * code.setup > code.total:
-            share = _MUCH_CODE
+        share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)
+        share *= 1 - imports / max(timing.wall, 1)
         if code.line is None or not _is_large(timing, code.total, share):
             continue
         is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
         if is_loaders or not _is_large(timing, code.total - _usual(timing, code), share):
             continue  # these have findings of their own
         name = _name(code, code.line)
-        what, change = f"{name} takes {format_time(code.total)}", _LESS.get(code.kind, "do less in it, or do it less often")
-        evidence = ", ".join(filter(None, (_shares(code), f"nearly all of it in `{code.inner}`" if code.inner else "")))
-        yield _finding("code", timing, code.total, what, change, evidence)
+        inner = f", nearly all of it in `{code.inner}`" if code.inner not in ("", code.line.called) else ""
+        what, change = (
+            f"{name} takes {format_time(code.total)}{inner}",
+            _LESS.get(code.kind, "do less in it, or do it less often"),
+        )
+        yield _finding("code", timing, code.total, what, change, _shares(code))
 
 
 def _name(code: HotCode, line: StackLine) -> str:
@@ -163,7 +166,8 @@ def _validation(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCod
     for row in rows:
         if row.callback and _is_large(timing, row.total):
             if row.phase in of_fastai and row.callback == _RECORDER:
-                if 2 * _explained([code for code in hot if code.line], "validation", row.phase) >= row.total:
+                named = [code for code in hot if code.line is not None or code.kind == "import"]
+                if 2 * _explained(named, "validation", row.phase) >= row.total:
                     continue  # the metric has been named
                 what = f"the metrics take {format_time(row.total)} of validation, in fastai's `Recorder`"
                 change = "compute metrics on less data, or from sums of each batch once an epoch"

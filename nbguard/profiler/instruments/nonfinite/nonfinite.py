@@ -10,7 +10,15 @@ from functools import partial
 from typing import Any
 
 from nbguard.errors import StoppedAtNaN
-from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, LossGrowth, LossJump, NotFinite, Origin, evidence_of
+from nbguard.profiler.analysis.health.nonfinite import (
+    FiniteFacts,
+    LossCourse,
+    LossGrowth,
+    LossJump,
+    NotFinite,
+    Origin,
+    evidence_of,
+)
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
@@ -81,7 +89,7 @@ class FiniteWatch:
 
     def observe(self) -> FiniteFacts:
         """Return how much was looked at, and the first value that was not finite."""
-        return FiniteFacts(self._losses, self._gradients, self._first or self._searched, self._jump, self._growth)
+        return FiniteFacts(self._losses, self._gradients, self._first or self._searched, LossCourse(self._jump, self._growth))
 
     def _begin(self, learner: Any) -> None:
         self._learner = weakref.ref(learner)

@@ -1,0 +1,121 @@
+"""Code that time goes to, from stacks made by hand."""
+
+from __future__ import annotations
+
+from nbguard.profiler.analysis.report import Group, TimeRow
+from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.analysis.time.batches import Batch, Batches, Moment
+from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code
+from nbguard.profiler.analysis.time.libraries import LIBRARY_WORK, library_work
+from nbguard.profiler.analysis.time.stacks import HookFacts, StackLine, StackSamples
+from tests.profiler.analysis.timings import MS
+
+CELL = StackLine(name="<module>", file="In[3]", line=2, first=1, is_users=True)
+LOOP = StackLine(name="train", file="In[1]", line=9, first=4, is_users=True)
+MODULE = StackLine(name="Module._call_impl", file="torch/nn/modules/module.py", line=1789)
+ENGINE = StackLine(name="_engine_run_backward", file="torch/autograd/graph.py", line=979)
+
+
+def users(name: str, line: int = 5, file: str = "In[2]") -> StackLine:
+    return StackLine(name=name, file=file, line=line, first=3, is_users=True)
+
+
+def library(file: str, name: str) -> StackLine:
+    return StackLine(name=name, file=file, line=1)
+
+
+def hot(*looks: tuple[Group, str, tuple[StackLine, ...]], hooks: tuple[HookFacts, ...] = ()) -> tuple[HotCode, ...]:
+    """Return the code of ten looks at each of these stacks, a millisecond apart; the loop is seen by its backward pass."""
+    all_looks = [*looks, ("batch", phases.BACKWARD, (CELL, LOOP, ENGINE))]
+    lines = tuple(dict.fromkeys(line for _, _, stack in all_looks for line in stack))
+    times, at, moments, totals = [], 0, [], {}
+    for group, phase, _ in all_looks:
+        loop, batch = {"batch": (1, 1), "validation": (2, 50), "around": (None, 0)}[group]
+        totals[group, phase] = totals.get((group, phase), 0) + 10 * MS
+        for _ in range(10):
+            at += MS
+            times.append(at)
+            moments.append(Moment(phase, loop, batch))
+    samples = StackSamples(
+        lines=lines,
+        stacks=tuple(tuple(map(lines.index, stack)) for _, _, stack in all_looks),
+        moments=tuple(times),
+        seen=tuple(number for number in range(len(all_looks)) for _ in range(10)),
+        hooks=hooks,
+    )
+    trained = Batch(loop=1, start=1, times={phases.BACKWARD: at}, has_loss=True)
+    batches = Batches(batches=(trained,), outside={}, start=0, wall=at, moments=tuple(moments))
+    rows = [TimeRow(phase=phase, group=group, total=total) for (group, phase), total in totals.items()]  # type: ignore[arg-type]
+    return hot_code(samples, batches, rows)
+
+
+def test_a_function_that_the_loop_calls_is_named_and_the_loop_is_not() -> None:
+    (code,) = hot(("batch", phases.OTHER, (CELL, LOOP, users("plot"), users("draw", file="plots.py"))))
+
+    assert code.kind == "function"
+    assert code.line is not None
+    assert (code.line.called, code.line.file, code.inner) == ("plot", "In[2]", "draw")
+    assert code.times == {("batch", phases.OTHER): 10 * MS}
+
+
+def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:
+    (code,) = hot(("batch", phases.OTHER, (CELL, LOOP)))
+
+    assert (code.kind, code.line) == ("line", LOOP)
+
+
+def test_the_models_own_work_has_no_name_and_a_hook_has_that_of_its_module() -> None:
+    forward, hook = users("Net.forward"), users("watch")
+    facts = HookFacts(function="watch", first=3, module="body.0", type="Linear")
+    found = hot(
+        ("batch", phases.FORWARD, (CELL, LOOP, MODULE, forward, MODULE)),
+        ("batch", phases.FORWARD, (CELL, LOOP, MODULE, forward, MODULE, hook)),
+        hooks=(facts,),
+    )
+
+    assert [(code.kind, code.hook) for code in found] == [("hook", facts)]
+
+
+def test_a_hook_of_the_backward_pass() -> None:
+    (code,) = hot(("batch", phases.BACKWARD, (CELL, LOOP, ENGINE, users("clip"))))
+
+    assert code.kind == "hook"
+    assert code.total == 10 * MS
+
+
+def test_a_library_s_work_has_its_setting_and_the_rest_of_its_loop_has_no_blame() -> None:
+    trainer = library("transformers/trainer.py", "Trainer._inner_training_loop")
+    saves = library("transformers/trainer.py", "Trainer._save_checkpoint")
+    found = {
+        code.kind: code
+        for code in hot(("batch", phases.OTHER, (CELL, trainer, saves)), ("around", phases.OTHER, (CELL, trainer)))
+    }
+
+    assert set(found) == {"library", "loop"}
+    assert found["library"].work is not None
+    assert "save_steps" in found["library"].work.change
+
+
+def test_validation_is_named_by_the_function_that_calls_the_model() -> None:
+    (code,) = hot(("validation", phases.FORWARD, (CELL, users("evaluate"), MODULE)))
+
+    assert code.kind == "validation"
+    assert code.line is not None
+    assert code.line.called == "evaluate"
+
+
+def test_an_evaluation_that_saves_is_saving() -> None:
+    names = [("transformers/trainer.py", "Trainer.evaluate"), ("transformers/trainer.py", "Trainer._save_checkpoint")]
+
+    assert library_work(names) == LIBRARY_WORK[0]
+    assert library_work([("numpy/random.py", "evaluate")]) is None
+
+
+def test_imports_are_neither_the_users_nor_the_librarys() -> None:
+    (code,) = hot(("around", phases.OTHER, (CELL, users("build"), library("<frozen importlib._bootstrap>", "_load"))))
+
+    assert code.kind == "import"
+
+
+def test_a_function_seen_once_or_twice_is_not_named() -> None:
+    assert hot_code(StackSamples(), Batches(batches=(), outside={}, start=0, wall=0), ()) == ()

@@ -1,0 +1,67 @@
+"""The sampler of stacks in real fits: what it names, what it holds, and that it ends with the profile."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from typing import Any
+
+import torch
+
+from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.instruments.stack_sampler import StackSampler
+from tests.profiler.loops import model, torch_loader
+from tests.profiler.recording import recording
+
+
+def busy_until(count: int, sampler: StackSampler) -> None:
+    while len(sampler._moments) < count:
+        time.sleep(0.001)
+
+
+def test_a_function_is_seen_with_its_line_and_the_thread_ends() -> None:
+    sampler = StackSampler()
+    with recording(sampler):
+        busy_until(5, sampler)
+
+    samples = sampler.observe()
+    seen = [samples.lines[number] for number in samples.stacks[samples.seen[2]]]
+    (line,) = (line for line in seen if line.name == "busy_until")
+    assert line.is_users
+    assert line.file == "test_stack_sampler.py"
+    assert line.first < line.line <= line.first + 2
+    assert list(samples.moments) == sorted(samples.moments)
+    assert "nbguard stacks" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_hooks_are_noted_with_their_module_and_nothing_of_the_fit_is_held() -> None:
+    net = model()
+    held = weakref.ref(net)
+
+    def watch(*_: Any) -> None:
+        pass
+
+    net[0].register_forward_hook(watch)
+    sampler = StackSampler()
+    with recording(sampler):
+        net(torch.zeros(2, 6))
+    (hook,) = sampler.observe().hooks
+    del net
+    gc.collect()
+
+    assert hook.function.endswith("watch")
+    assert (hook.module, hook.type) == ("0", "Linear")
+    assert held() is None
+
+
+def test_a_profile_that_ends_by_an_error_leaves_no_thread() -> None:
+    try:
+        with profile_fit(show=False):
+            next(iter(torch_loader()))
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+
+    assert "nbguard stacks" not in {thread.name for thread in threading.enumerate()}
