@@ -63,9 +63,8 @@ def main() -> None:
             values = [each[place] * 1000 for each in times[name]]
             print(f"  {what:<16} {name:<18} {statistics.median(values):8.2f} ms ({min(values):.2f} … {max(values):.2f})")
         pairs = [(a[place] - b[place]) * 1000 for a, b in zip(times[names[0]], times[names[1]], strict=True)]
-        print(
-            f"  {what:<16} {'difference':<18} {statistics.median(pairs):8.2f} ms ({min(pairs):.2f} … {max(pairs):.2f}) goal: < 20 ms"
-        )
+        spread = f"({min(pairs):.2f} … {max(pairs):.2f})"
+        print(f"  {what:<16} {'difference':<18} {statistics.median(pairs):8.2f} ms {spread} goal: < 20 ms")
     print(f"  modules          nbguard            {times['nbguard'][0][2]:8}")
 
 
