@@ -101,6 +101,7 @@ bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in
 	@PYTHONPATH=build/peers $(VENV)/bin/python tests/benchmarks/ownership.py
 	@$(VENV)/bin/python tests/benchmarks/long_graphs.py
 	@$(VENV)/bin/python tests/benchmarks/startup.py
+	@$(VENV)/bin/python tests/benchmarks/load_ext.py
 	@$(VENV)/bin/python -W ignore tests/benchmarks/cells.py
 	@$(VENV)/bin/python tests/benchmarks/replay.py
 	@$(VENV)/bin/python tests/benchmarks/recording.py

@@ -10,7 +10,8 @@
   a tick          processor time of the sampler's thread
   panel open      the same steps of a training loop with the panel open and closed, in turns, in one kernel: each pair's
                   ratio of the time that passed (which other work on the machine moves) and of processor time (all threads)
-  bundle          JavaScript and CSS that a page loads at once, and all that it ever loads; beside it jupyterlab-nvdashboard's, where --peers has it
+  bundle          JavaScript and CSS that a page loads at once, and all that it ever loads; beside it that of
+                  jupyterlab-nvdashboard, where --peers has it
 Prints medians and extremes; it never fails by time.
 """
 

@@ -24,11 +24,27 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+_OUTSIDE = """view => [view, ...view.querySelectorAll('.nbguard-body, .nbguard-dock')]
+  .filter(one => one.scrollWidth > one.clientWidth).map(one => one.className)"""
+"""Classes of the parts of the view in which something reaches beyond the edge."""
+_MENU_IS_IN_LINE = """view => {
+  const [span, menu] = ['.nbguard-chart-span', '.nbguard-chart-words .nbguard-menu'].map(name => view.querySelector(name));
+  const [a, b] = [span, menu].map(one => one.getBoundingClientRect());
+  return a.top < b.bottom && b.top < a.bottom;
+}"""
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
 def test_axe(desk: Desk, server: Server, theme: str) -> None:
     tab = after_the_accidents(desk, server)
     tab.set_theme(theme)
-    assert serious_findings(tab.page) == [], "holders"
+    tab.wait_for_ticks(2)
+    for width in (245, 700):
+        tab.set_width(width)
+        view = tab.panel.element_handle()
+        assert tab.page.evaluate(_OUTSIDE, view) == [], width
+        assert tab.page.evaluate(_MENU_IS_IN_LINE, view), width
+        assert serious_findings(tab.page) == [], f"holders, {width} px"
     tab.button("why losses").click()
     expect(tab.panel).to_contain_text("%reset_gpu losses", use_inner_text=True)
     assert serious_findings(tab.page) == [], "why"

@@ -40,12 +40,7 @@ def on_the_device(desk: Desk, server: Server, cells: list[str]) -> Tab:
     tab = desk.open(notebook)
     tab.set_theme("JupyterLab Light")
     tab.wait_for_ticks()
-    box = tab.panel.bounding_box()
-    assert box
-    tab.page.mouse.move(box["x"] - 2, 400)
-    tab.page.mouse.down()
-    tab.page.mouse.move(box["x"] + box["width"] - WIDTH, 400)
-    tab.page.mouse.up()
+    tab.set_width(WIDTH)
     tab.wait_for_ticks(8)
     return tab
 
