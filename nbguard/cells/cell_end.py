@@ -10,7 +10,8 @@ from typing import Any
 class CellEnd:
     """Calls `act(result)` once, with IPython's result, when the cell that runs now has ended.
 
-    Cells inside this one and cells of other threads (subshells) are not taken for it.
+    It is called before what others do at the end of each cell: their time, a look at the heap, is not the cell's. Cells inside
+    this one and cells of other threads (subshells) are not taken for it.
     """
 
     def __init__(self, shell: Any, act: Callable[[Any], None]) -> None:
@@ -20,6 +21,8 @@ class CellEnd:
         self._thread = threading.get_ident()
         self._events.register("pre_run_cell", self._begins)
         self._events.register("post_run_cell", self._ended)
+        callbacks = self._events.callbacks["post_run_cell"]
+        callbacks.insert(0, callbacks.pop())
 
     def cancel(self) -> None:
         """Call nobody."""

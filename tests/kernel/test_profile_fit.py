@@ -229,3 +229,10 @@ def test_two_fits_of_a_cell_are_two_reports(notebook: Kernel) -> None:
     assert text.count("where the time went") == 2
     assert notebook.value("([each.timing.batches for each in r.earlier], r.timing.batches)") == ([8], 16)
     assert notebook.value(UNTOUCHED)
+
+
+def test_what_others_do_at_the_end_of_a_cell_is_no_part_of_it(notebook: Kernel) -> None:
+    notebook.run("get_ipython().events.register('post_run_cell', lambda _: time.sleep(1.5))").ok()
+    notebook.run("%%profile_fit -o r\nwith learn.no_logging(): learn.fit(1)").ok()
+
+    assert notebook.value("r.timing.wall") < 1_400_000_000

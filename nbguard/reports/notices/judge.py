@@ -27,8 +27,8 @@ HeldStorages = Mapping[StorageKey, tuple[int, frozenset[str]]]
 def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
     """Return the notice on a name that has gone; None if nothing is left but what the next collection frees, or is wanted.
 
-    Wanted is what has a name of its own, or what the name's new object leads to. `least` are the bytes that are worth a notice,
-    `views` the bytes of tensors by their names.
+    Wanted is what has a name of its own, or what the name's new object leads to; not what the graph of a tensor with a name
+    keeps. `least` are the bytes that are worth a notice, `views` the bytes of tensors by their names.
     """
     graph = analysis.facts.graph
     alive = _numbers(graph, gone.storages)
@@ -36,8 +36,10 @@ def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapp
     node = _node_of(analysis, gone.ref, alive)
     if notice := _of_view(analysis, gone, held_by, views, least):
         return notice
-    wanted = {n for n, root in enumerate(graph.roots) if root.kind == "name" and _is_wanted(graph, root, gone, node, views)}
-    left = {storage for storage, roots in held_by.items() if roots and not roots & wanted}
+    names = [(n, root) for n, root in enumerate(graph.roots) if root.kind == "name"]
+    wanted = {n for n, root in names if _is_wanted(graph, root, gone, node)}
+    own = set[int]() if node is not None else _storages_of_tensors(graph, views)
+    left = {storage for storage, roots in held_by.items() if roots and not roots & wanted and storage not in own}
     hidden = gone.nbytes - nbytes_of(graph, alive) if graph.rest is None else 0
     nbytes = nbytes_of(graph, left)
     if nbytes < least:
@@ -138,11 +140,15 @@ def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
     return node if alive & storages_of(graph, reach(graph, (node,))) else None
 
 
-def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None, tensors: Collection[str]) -> bool:
-    """Say whether a name stands for what the user has of the object now: its new value, a part or a tensor with this name."""
-    if root.label == gone.name:
-        return True
-    return node is None and (root.label in tensors or any(graph.nodes[n].ref in gone.named for n in root.nodes))
+def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> bool:
+    """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own."""
+    return root.label == gone.name or (node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes))
+
+
+def _storages_of_tensors(graph: Graph, names: Collection[str]) -> set[int]:
+    """Return the storages of the tensors with these names themselves."""
+    roots = (root for root in graph.roots if root.kind == "name" and root.label in names)
+    return {storage for root in roots for node in root.nodes for storage in graph.nodes[node].storages}
 
 
 def _of_view(
