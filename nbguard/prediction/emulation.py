@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -78,6 +78,7 @@ class Emulation(AbstractContextManager["Emulation"]):
     def __enter__(self) -> Emulation:
         self._thread = threading.get_ident()
         with ExitStack() as stack:
+            stack.enter_context(_same_autocast())
             self._register(stack)
             for owner, name, value in self._replacements():
                 stack.callback(setattr, owner, name, getattr(owner, name))
@@ -146,6 +147,27 @@ class Emulation(AbstractContextManager["Emulation"]):
         if context.device == "cuda":
             self._autocast.leave()
         return former(context, *error)
+
+
+@contextmanager
+def _same_autocast() -> Iterator[None]:
+    """Leave autocast in this thread as it was: a fit that ends in the middle of a batch does not leave it by itself."""
+    kinds = ("cpu", "cuda")
+    nesting, caches = torch.autocast_increment_nesting() - 1, torch.is_autocast_cache_enabled()
+    torch.autocast_decrement_nesting()
+    states = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    try:
+        yield
+    finally:
+        now = torch.autocast_increment_nesting()
+        while now > nesting:
+            now = torch.autocast_decrement_nesting()
+        for kind, is_enabled, dtype in states:
+            torch.set_autocast_enabled(kind, is_enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(caches)
+        if not nesting:
+            torch.clear_autocast_cache()
 
 
 def _init_autocast(

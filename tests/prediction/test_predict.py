@@ -107,6 +107,25 @@ def test_autocast_and_dropout_are_torchs_own_again() -> None:
     assert (out.shape, product.dtype) == ((5,), torch.float32)
 
 
+def _autocast() -> tuple[object, ...]:
+    """Return the state of autocast in this thread."""
+    nesting = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return nesting, *((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_trace_that_ends_early_leaves_no_autocast_behind(precision: str) -> None:
+    """Whether memory runs out in it or the fit fails, which ends in the middle of a batch."""
+    before = _autocast()
+    predict(make(f"mlp {precision}", "cpu", 4096), gpu="640MiB")
+    with pytest.raises(NbguardError, match="the fit itself fails"):
+        predict(make(f"mlp {precision}", "cpu", 8, items=(17, 8)))
+
+    assert _autocast() == before
+    predict(make("gpt checkpoint", "cpu", 4))
+
+
 def test_a_larger_batch_needs_more_and_a_given_one_counts() -> None:
     learn = make("mlp", "cpu", 64)
     small, large = predict(learn), predict(learn, batch_size=512)
