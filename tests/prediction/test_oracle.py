@@ -174,7 +174,9 @@ def test_the_largest_batch_fits_and_the_next_does_not(case: str, gib: int, fake_
     few = [measure(fake_cuda_run, case, size, (min(items[0], 4 * size), 16), **device).failed for size in (limit, limit + 1)]
     assert few == ["", "out of memory"]
     assert sure is not None
-    assert 0.7 * limit < sure <= limit
+    assert sure <= limit
+    if not found.convolutions:  # their workspaces take more of these small devices than the tensors
+        assert sure > 0.7 * limit
 
 
 _ON_THE_DEVICE = """

@@ -136,7 +136,7 @@ CASES = (
     Case(
         "a displayed pipeline with small tables in its scheduler",
         (
-            "class Scheduler:\n    def __init__(self): self.betas = torch.linspace(0, 1, 31); self.steps = [self.betas[:4].clone()]\n"
+            "class Scheduler:\n    def __init__(self): self.betas = torch.arange(31.0); self.steps = [self.betas[:4].clone()]\n"
             "class Pipeline:\n    def __init__(self): self.unet, self.vae, self.scheduler = nn.Linear(300, 100), Net(), Scheduler()\n"
             "pipe = Pipeline(); track('unet', pipe.unet); track('vae', pipe.vae); track('betas', pipe.scheduler.betas)",
             "pipe",

@@ -58,6 +58,20 @@ def test_a_function_that_the_loop_calls_is_named_and_the_loop_is_not() -> None:
     assert code.times == {("batch", phases.OTHER): 10 * MS}
 
 
+def test_a_function_that_is_at_work_in_every_look_is_named() -> None:
+    """Code that lets no other thread run is seen at its end, and all else hardly ever."""
+    stack = (CELL, LOOP, users("slow"))
+    lines, times = (CELL, LOOP, users("slow")), tuple(range(10 * MS, 110 * MS, 10 * MS))
+    moments = tuple(Moment(phases.OTHER, 1, 1) for _ in times)
+    samples = StackSamples(lines=lines, stacks=(tuple(map(lines.index, stack)),), moments=times, seen=(0,) * 10)
+    trained = Batch(loop=1, start=1, times={phases.OTHER: 110 * MS}, has_loss=True)
+    batches = Batches(batches=(trained,), outside={}, start=0, wall=110 * MS, moments=moments)
+    (code,) = hot_code(samples, batches, [TimeRow(phase=phases.OTHER, group="batch", total=110 * MS)])
+
+    assert code.line is not None
+    assert (code.kind, code.line.called) == ("function", "slow")
+
+
 def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:
     (code,) = hot(("batch", phases.OTHER, (CELL, LOOP)))
 

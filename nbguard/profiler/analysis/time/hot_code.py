@@ -188,7 +188,10 @@ def _function(line: StackLine) -> _Function:
 
 
 def _drivers(looks: Sequence[_Look], group: Group) -> frozenset[_Function]:
-    """Return the user's functions that run the loop: the model is called or trained below them, or everything is."""
+    """Return the user's functions that run the loop: the model is called or trained below them, or everything is.
+
+    A function that is at work in every look, below another one that is in every look, is not one of them: it is what is slow.
+    """
     drivers: set[_Function] = set()
     for look in looks:
         if look.group != group or look.moment.phase == phases.WAIT:
@@ -198,7 +201,11 @@ def _drivers(looks: Sequence[_Look], group: Group) -> frozenset[_Function]:
             end = next((at for at, line in enumerate(look.stack) if "torch/" in line.file), 0)
         drivers.update(_function(line) for line in look.stack[: end or 0] if line.is_users)
     in_all = Counter(function for look in looks for function in {_function(line) for line in look.stack if line.is_users})
-    return frozenset(drivers | {function for function, count in in_all.items() if count == len(looks)})
+    above = {function for function, count in in_all.items() if count == len(looks)}
+    at_work = {next((_function(line) for line in reversed(look.stack) if line.is_users), None) for look in looks}
+    if len(above) > 1 and len(at_work) == 1:
+        above -= at_work
+    return frozenset(drivers | above)
 
 
 def _model_at(stack: Sequence[StackLine]) -> int | None:
