@@ -205,7 +205,7 @@ describe('a notebook that the page is opening', () => {
 
   it('is the one that the address names, of those with a kernel', async () => {
     const session = (path: string, id: string | null): object => ({ path, kernel: id && { id, name: 'python3' } });
-    const running = [session('c.ipynb', 'c'), session('work/ä b.ipynb', 'a'), session('d.ipynb', null)];
+    const running = [session('c.ipynb', 'c'), session('plans/ä b.ipynb', 'a'), session('d.ipynb', null)];
     const services = {
       sessions: { ready: Promise.resolve(), running: () => running },
       kernels: { connectTo: ({ model }: { model: { id: string } }) => a.connect(model.id) }
@@ -213,8 +213,8 @@ describe('a notebook that the page is opening', () => {
     const of = async (address: string): Promise<string | undefined> =>
       (await openingOf(services, address, () => 'control'))?.link.kernel;
 
-    expect(await of('/user/ana/lab/tree/work/%C3%A4%20b.ipynb')).toBe('a');
-    expect(await of('/notebooks/work/%C3%A4%20b.ipynb')).toBe('a');
+    expect(await of('/hub/ana/lab/tree/plans/%C3%A4%20b.ipynb')).toBe('a');
+    expect(await of('/notebooks/plans/%C3%A4%20b.ipynb')).toBe('a');
     expect(await of('/lab/workspaces/auto-1/tree/c.ipynb')).toBe('c');
     expect(await of('/lab/tree/b.ipynb')).toBeUndefined();
     expect(await of('/lab/tree/d.ipynb')).toBeUndefined();

@@ -20,7 +20,7 @@ from nbguard.memory.facts import StorageFact
 from nbguard.reports.notices.notice import Departure
 from nbguard.scan.heap.kinds import name_of
 from nbguard.scan.scan import Notebook
-from nbguard.scan.weak_holdings import WeakHoldings, weak_holdings
+from nbguard.scan.weak_holdings import WeakHoldings, WeakLook
 
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, range, types.ModuleType, types.BuiltinFunctionType})
 """Types whose instances lead to no memory of a device."""
@@ -61,10 +61,10 @@ class NameWatch:
         suspects = self._suspects(source)
         if not suspects:
             return
-        names = {bound.ref for bound in self._names.values()}
+        names, look = {bound.ref for bound in self._names.values()}, WeakLook(self._notebook)
         for name in suspects:
             if id(namespace.get(name)) == self._names[name].ref:
-                self._holdings[name] = weak_holdings(self._notebook, namespace[name], names)
+                self._holdings[name] = look.holdings(namespace[name], names)
 
     def _suspects(self, source: str) -> set[str]:
         if len(source) > _LONGEST:
@@ -87,18 +87,19 @@ class NameWatch:
         """
         namespace = self._notebook.namespace
         gone = [(name, bound) for name, bound in self._names.items() if _has_gone(bound, namespace.get(name, _MISSING))]
+        look = WeakLook(self._notebook)
         for name, bound in gone:
             del self._names[name]
-            holdings = self._holdings.get(name) or self._afterwards(bound)
+            holdings = self._holdings.get(name) or self._afterwards(bound, look)
             alive = () if holdings is None else holdings.alive()
             if holdings is not None and sum(fact.nbytes for fact in alive) >= least:
                 yield _departure(name, bound, alive, holdings, cell, is_rebound=name in namespace), holdings
         self._holdings.clear()
 
-    def _afterwards(self, bound: _Bound) -> WeakHoldings | None:
+    def _afterwards(self, bound: _Bound, look: WeakLook) -> WeakHoldings | None:
         """Return what an object leads to now that its name has gone, if it is alive; nobody saw that coming."""
         obj = None if bound.weak is None else bound.weak()
-        return None if obj is None else weak_holdings(self._notebook, obj, {other.ref for other in self._names.values()})
+        return None if obj is None else look.holdings(obj, {other.ref for other in self._names.values()})
 
 
 def _departure(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nbguard.memory.analysis import Analysis
@@ -58,14 +58,3 @@ def watch(action: str) -> Iterator[Watch]:
         del _watches[next(iter(_watches))]
     with watched.round():
         yield watched
-
-
-def leak(act: Callable[[], object], action: str, rounds: int) -> RoundsReport:
-    """Call `act` so many times and return what each round has left. Raises NoTorchError, and whatever `act` raises."""
-    watched = Watch(action)
-    for _ in range(rounds):
-        with watched.round():
-            act()
-    report = watched.report
-    assert report is not None  # noqa: S101 - there was a round
-    return report

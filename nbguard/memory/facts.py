@@ -168,6 +168,7 @@ class Root:
     what: str = ""  # the object in a few words
     ended_by: str = ""  # line of code that ends a library's hold on it; empty where there is none
     module: str = ""  # module whose import makes the label an expression; empty: none is needed, or none does
+    is_class: bool = False  # it is the attributes of a library's class
     thread: str = ""  # of a running function: the thread that runs it, if another than the one that scanned
     cache: CacheKind = ""  # of a cache: which one
     source: HolderSource = "python"  # who holds its bytes: another source only in a graph drawn from a snapshot file

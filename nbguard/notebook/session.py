@@ -92,18 +92,17 @@ class Session:
 
     def speak_up(self, *, on: bool = True) -> Notices:
         """Show a line after each cell that leaves something in memory, or no longer; return what has been noticed so far."""
-        if on and self._notices is None:
-            from nbguard.cells.notices import NoticeWatch
+        if on:
+            if self._notices is None:
+                from nbguard.cells.notices import NoticeWatch
 
-            self._notices = NoticeWatch(self._shell, _show_notice, lambda: self._hooks.source)
-        if on and self._notices is not None:
+                self._notices = NoticeWatch(self._shell, _show_notice, lambda: self._hooks.source)
             self._notices.speak()
-            if self._notices not in self._hooks.listeners:
+            if not self._speaks:
                 self._hooks.add(self._notices)
-        elif not on:
+        elif self._notices is not None:
             self._remove(self._notices)
-            if self._notices is not None:
-                self._notices.forget_names()
+            self._notices.forget_names()
         return self.notices
 
     @property
@@ -309,7 +308,7 @@ def history() -> History:
 
 
 def notices() -> tuple[Notice, ...]:
-    """Return what nbguard has noticed in this session, a record for each cause: plain frozen data.
+    """Return what nbguard has noticed in this kernel, a record for each cause: plain frozen data.
 
     Raises:
         NbguardError: this is no IPython session.

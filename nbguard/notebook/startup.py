@@ -11,7 +11,7 @@ FILE = "50-nbguard.py"
 _MARK = "# Written by `nbguard enable`; `nbguard disable` removes it."
 _SOURCE = f'''{_MARK}
 def _load_nbguard():
-    """Load nbguard into this session, where its environment has it."""
+    """Load nbguard into this kernel, where its environment has it."""
     from importlib.util import find_spec
 
     shell = get_ipython()
@@ -59,14 +59,14 @@ def enable(profile: str = "default") -> Startup:
     Raises:
         NbguardError: the file cannot be written, or there is one of that name that nbguard has not written.
     """
-    found = startup(profile)
-    if found.state == "other":
-        raise NbguardError(f"{found.sentence}; move it away first")
+    now = startup(profile)
+    if now.state == "other":
+        raise NbguardError(f"{now.sentence}; move it away first")
     try:
-        found.path.parent.mkdir(parents=True, exist_ok=True)
-        found.path.write_text(_SOURCE, encoding="utf-8")
+        now.path.parent.mkdir(parents=True, exist_ok=True)
+        now.path.write_text(_SOURCE, encoding="utf-8")
     except OSError as error:
-        raise NbguardError(f"{found.path} cannot be written: {error.strerror}") from None
+        raise NbguardError(f"{now.path} cannot be written: {error.strerror}") from None
     return startup(profile)
 
 
@@ -76,13 +76,13 @@ def disable(profile: str = "default") -> Startup:
     Raises:
         NbguardError: the file cannot be removed, or nbguard has not written it.
     """
-    found = startup(profile)
-    if found.state == "other":
-        raise NbguardError(found.sentence)
+    now = startup(profile)
+    if now.state == "other":
+        raise NbguardError(now.sentence)
     try:
-        found.path.unlink(missing_ok=True)
+        now.path.unlink(missing_ok=True)
     except OSError as error:
-        raise NbguardError(f"{found.path} cannot be removed: {error.strerror}") from None
+        raise NbguardError(f"{now.path} cannot be removed: {error.strerror}") from None
     return startup(profile)
 
 

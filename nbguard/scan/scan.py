@@ -20,7 +20,7 @@ from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on,
 from nbguard.scan.heap.compact import compact
 from nbguard.scan.heap.kinds import Kinds
 from nbguard.scan.heap.unreached import orphan_roots
-from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker
+from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.scan.objects.compiled import has_compiled
 from nbguard.scan.objects.learners import learner_facts
 from nbguard.scan.objects.parked import parked_addresses, parked_facts
@@ -167,7 +167,7 @@ def _scan_once(notebook: Notebook, tensors: bool) -> Scan:
     before = allocations(tracked)
     devices, missing = device_facts(tracked)
     kinds = Kinds()
-    walk = Walk(tracked, notebook.internals(), kinds)
+    walk = Walk(tracked, notebook.internals() | never_walked(), kinds)
     walk.tracker.tensors = {} if tensors else None
     walk.parked = parked_addresses() if tracked == "cpu" else ()
     roots = _walk_from(_roots(notebook, walk, kinds), walk)

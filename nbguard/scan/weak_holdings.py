@@ -6,12 +6,13 @@ import gc
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from nbguard.memory.facts import StorageFact
 from nbguard.scan.devices.cuda import tracked_device
 from nbguard.scan.heap.kinds import Kinds
-from nbguard.scan.heap.walk import Walk
+from nbguard.scan.heap.walk import Walk, never_walked
 from nbguard.scan.objects.parked import parked_addresses
 from nbguard.scan.scan import Notebook
 
@@ -33,31 +34,50 @@ class WeakHoldings:
         return tuple(fact for fact, weak in self.storages if not weak.expired())
 
 
-def weak_holdings(notebook: Notebook, obj: object, names: Collection[int] = ()) -> WeakHoldings:
-    """Return the storages of the tracked device that `obj` leads to, without those that only its autograd graph keeps.
+class WeakLook:
+    """A look at what one object after another leads to. Runs no code of the user's, starts no collection. Needs PyTorch.
 
-    `names` are the ids of the objects that have names: those that `obj` leads to are noted. Runs no code of the user's, starts
-    no collection and keeps no object alive. Needs PyTorch.
+    Modules and classes are gone through once, for the first object that is no plain tensor: throw the look away after a cell.
     """
-    torch: Any = sys.modules["torch"]
-    tracked = tracked_device()
-    if type(obj) is torch.Tensor and all(ref is torch.Tensor for ref in gc.get_referents(obj)):
-        return WeakHoldings(_of_tensor(torch, obj, tracked), frozenset())
-    walk = Walk(tracked, notebook.internals(), Kinds())
-    walk.follows_graphs = False  # a look leaves something behind for each node of a graph
-    walk.parked = parked_addresses() if tracked == "cpu" else ()
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            walk.add(obj)
-            walk.run()
-    finally:
-        if collects:
-            gc.enable()
-    storages = zip(walk.storages, walk.tracker.storages, strict=True)
-    named = frozenset(ref for ref in names if ref in walk.number and ref != id(obj))
-    return WeakHoldings(tuple((fact, weak) for fact, weak in storages if weak is not None), named)
+
+    def __init__(self, notebook: Notebook) -> None:
+        self._notebook = notebook
+
+    @cached_property
+    def _tracked(self) -> str:
+        return tracked_device()
+
+    @cached_property
+    def _stop(self) -> set[int]:
+        return self._notebook.internals() | never_walked()
+
+    @cached_property
+    def _kinds(self) -> Kinds:
+        return Kinds()
+
+    def holdings(self, obj: object, names: Collection[int] = ()) -> WeakHoldings:
+        """Return the storages of the tracked device that `obj` leads to, without those that only its autograd graph keeps.
+
+        `names` are the ids of the objects that have names: those that `obj` leads to are noted. No object is kept alive.
+        """
+        torch: Any = sys.modules["torch"]
+        if type(obj) is torch.Tensor and all(ref is torch.Tensor for ref in gc.get_referents(obj)):
+            return WeakHoldings(_of_tensor(torch, obj, self._tracked), frozenset())
+        walk = Walk(self._tracked, self._stop, self._kinds)
+        walk.follows_graphs = False  # a look leaves something behind for each node of a graph
+        walk.parked = parked_addresses() if self._tracked == "cpu" else ()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                walk.add(obj)
+                walk.run()
+        finally:
+            if collects:
+                gc.enable()
+        storages = zip(walk.storages, walk.tracker.storages, strict=True)
+        named = frozenset(ref for ref in names if ref in walk.number and ref != id(obj))
+        return WeakHoldings(tuple((fact, weak) for fact, weak in storages if weak is not None), named)
 
 
 def _of_tensor(torch: Any, tensor: Any, tracked: str) -> tuple[tuple[StorageFact, Any], ...]:

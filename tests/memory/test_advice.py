@@ -24,7 +24,7 @@ def _library(attribute: str, type_name: str) -> Graph:
         {"net": 40},
         types={"space": "dict", "box": type_name},
     )
-    root = replace(graph.roots[0], kind="library", what="class of a library", module="lib")
+    root = replace(graph.roots[0], kind="library", what="class of a library", is_class=True, module="lib")
     return replace(graph, roots=(root,))
 
 

@@ -63,6 +63,7 @@ def test_the_first_sentence(case: Case) -> None:
         verdict, sentence = said_of(case.framework, (case.name,))[case.name]
 
     if case.misses:
+        assert verdict not in ("named", "healthy"), "it is named now: take `misses` off the case"
         pytest.xfail(f"{case.misses}: {sentence}")
     assert verdict in ("named", "healthy"), sentence
 

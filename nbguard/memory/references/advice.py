@@ -93,7 +93,7 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
         is_written = place == 0 or bool(dict(graph.nodes[way[place - 1]].references).get(number))
         is_private = root.kind == "library" and "._" in text  # a registry that its library needs
         if node.type_name in _EMPTIED and is_written and cut and (is_of_class or root.kind == "library") and not is_private:
-            if place == 0 and root.what == "class of a library":  # the attributes of the class itself
+            if place == 0 and root.is_class:  # the attributes of the class itself
                 continue
             return Advice(command=f"{_imported(root)}{text}.clear()", effect=f"empties {text}", cut=cut)
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core.error import UsageError
@@ -61,14 +61,20 @@ def _add_map(options: MagicArgumentParser) -> None:
 
 
 def _add_leak(options: MagicArgumentParser) -> None:
-    options.add_argument("rounds", type=_runs, metavar="N", help="how often it is run: three or more tell most")
+    rounds = _number("how often to run it", "leak 3 predict(x)")
+    options.add_argument("rounds", type=rounds, metavar="N", help="how often it is run: three or more tell most")
     options.add_argument("code", nargs="+", metavar="CODE", help="what is run: predict(x)")
 
 
-def _runs(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"invalid number: {text!r}: it takes how often to run it, as in  leak 3 predict(x)")
-    return int(text)
+def _number(of: str, example: str) -> Callable[[str], int]:
+    """Return what reads a number above 0; a mistake is told with what it is a number of, and an example."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text)):
+            raise argparse.ArgumentTypeError(f"invalid number: {text!r}: it takes {of}, as in  {example}")
+        return int(text)
+
+    return read
 
 
 def _add_history(options: MagicArgumentParser) -> None:
@@ -88,17 +94,12 @@ def _add_simulate(options: MagicArgumentParser) -> None:
 
 def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
-    options.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
+    items = _number("the items of a batch", "--bs 32")
+    options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
     options.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
     options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
     options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
     options.add_argument("--savings", action="store_true", help="also what would save memory, with the lines that do it")
-
-
-def _items(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"invalid number: {text!r}: it takes the items of a batch, as in  --bs 32")
-    return int(text)
 
 
 GRAMMAR = Grammar(
@@ -225,16 +226,20 @@ class GpuMemMagics(Magics):
                 return snapshots.run(self.shell, options, GRAMMAR)
 
 
-def _leak(shell: Any, code: str, rounds: int) -> RoundsReport:
+def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
     """Run code in the notebook so many times and return what each run leaves. What it raises is the user's."""
-    from nbguard.cells.rounds import leak
+    from nbguard.cells.rounds import Watch
 
     try:
         compiled = compile(code, "<leak>", "exec")
     except SyntaxError as error:
         raise UsageError(f"%gpumem leak: {code} is no Python: {error.msg}") from None
-    guarded("%gpumem leak", session_of(shell).report)  # the same mistakes in the same words: no PyTorch
-    return leak(lambda: exec(compiled, shell.user_ns), code, rounds)  # noqa: S102 - the user's line in the user's names
+    watched = Watch(code)
+    guarded("%gpumem leak", watched.look)
+    for _ in range(rounds):
+        with watched.round():
+            exec(compiled, shell.user_ns)  # noqa: S102 - the user's line in the user's names
+    return watched.report
 
 
 def _known(result: Shown, device: str, have: Iterable[str]) -> Shown:

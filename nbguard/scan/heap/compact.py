@@ -63,6 +63,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                     what=root.what,
                     ended_by=root.ended_by,
                     module=root.module,
+                    is_class=root.is_class,
                     thread=root.thread,
                     cache=root.cache,
                 )

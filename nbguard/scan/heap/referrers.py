@@ -35,7 +35,7 @@ def name_by_referrers(walk: Walk, first: int, held: list[int]) -> tuple[list[tup
         if not asking:
             break
         asked.update(asking.values())
-        roots: list[tuple[LiveRoot, list[int], bool]] = []  # root, its nodes, whether it is an attribute of a class
+        roots: list[tuple[LiveRoot, list[int]]] = []
         new = len(walk.objects)
         for holder in _referrers(walk, set(asking)):
             held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
@@ -43,17 +43,17 @@ def name_by_referrers(walk: Walk, first: int, held: list[int]) -> tuple[list[tup
                 held_by_it = [n for n in held_by_it if n not in walk.entries]
             if held_by_it:  # another thread may have let go of it since
                 label, what, module = _name_of_root(walk, first, holder, held_by_it, modules)
-                is_in_class = walk.kinds.of(type(holder)) == "class"
                 if label:
-                    root = LiveRoot(kind="library", label=label, objects=(), what=what, module=module)
-                    roots.append((root, held_by_it, is_in_class))
+                    is_class = walk.kinds.of(type(holder)) == "class"
+                    root = LiveRoot(kind="library", label=label, objects=(), what=what, module=module, is_class=is_class)
+                    roots.append((root, held_by_it))
                 elif id(holder) not in walk.number:
                     walk.add_unwalked(holder)
             del holder
         for frame in _callers(walk, new):
             walk.add_unwalked(frame)
             del frame
-        for root, entries, _ in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
+        for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
             if points := points_below(walk, first, entries) - explained:
                 named.append((root, entries))
                 explained |= points
@@ -90,13 +90,13 @@ def _callers(walk: Walk, new: int) -> list[Any]:
     return list(callers.values())
 
 
-def _foreign(walk: Walk, root: LiveRoot, entries: list[int], is_in_class: bool) -> tuple[bool, bool, str]:
+def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, bool, str]:
     """Order names of one and the same thing: its class, or the module that defines its class, knows it best.
 
     A private module (a debugger's list of threads) comes last.
     """
     is_private = root.label.startswith("_")
-    if is_in_class:
+    if root.is_class:
         return False, is_private, root.label
     home = namespace_of(type(walk.objects[entries[0]])).get("__module__")
     return not (type(home) is str and root.label.startswith(f"{home}.")), is_private, root.label

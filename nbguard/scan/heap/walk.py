@@ -56,9 +56,9 @@ class Walk:
     """One walk. Objects are numbered in the order in which they are met."""
 
     def __init__(self, tracked: str, stop: Iterable[int], kinds: Kinds) -> None:
+        """`stop`: ids of objects that the walk does not look into, such as those of `never_walked`."""
         self.tracked = tracked
-        self.stop = {id(namespace) for namespace in module_namespaces().values()}
-        self.stop.update(stop, [id(never_asked())])
+        self.stop = set(stop)
         self.kinds = kinds
         self.kinds.known[Unwalked] = "graph"
         self.referents = Referents(kinds, "torch" in sys.modules)
@@ -251,6 +251,11 @@ class Walk:
         of_graphs = compress(everything, map({cls for cls in kinds if kinds[cls] == "graph"}.__contains__, types))
         nodes = [obj for obj in of_graphs if id(obj) not in self.number]
         return candidates, nodes  # no function inside may refer to `everything`: its cell is one of them, and keeps them all
+
+
+def never_walked() -> set[int]:
+    """Return the ids of what no walk looks into: the globals of all modules, which lead to everything, and asyncio's own."""
+    return {id(never_asked()), *(id(namespace) for namespace in module_namespaces().values())}
 
 
 def references_by_asking() -> int:

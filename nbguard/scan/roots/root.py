@@ -19,5 +19,6 @@ class LiveRoot:
     what: str = ""  # a few words on it
     ended_by: str = ""  # the line that ends it, where the root knows one
     module: str = ""  # module whose import makes the label an expression
+    is_class: bool = False  # it is the attributes of a library's class
     thread: str = ""  # name of the thread in which a frame runs, unless it is the one that scans
     cache: CacheKind = ""  # the cache that it stands for

@@ -260,11 +260,11 @@ class Hub:
         """Return what does the work; it is made when it is first needed, never in a thread of the kernel's channels."""
         with self._made:
             if self._handler is None:
+                from nbguard.sidebar.hub.memory_states import MemoryStates
                 from nbguard.sidebar.hub.requests import RequestHandler
 
-                self._handler = RequestHandler(
-                    self._notebook, self._boot, lambda: (self._busy.ended, self._busy.cell), self._notices
-                )
+                states = MemoryStates(self._notebook, self._boot, lambda: (self._busy.ended, self._busy.cell), self._notices)
+                self._handler = RequestHandler(self._notebook, states)
             return self._handler
 
     def _tick(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from nbguard.api import why_in
 from nbguard.errors import NbguardError, OldHeapError
 from nbguard.memory.references.explain import Why, explain_root
-from nbguard.reports.notices.notice import Notice
 from nbguard.scan.scan import Notebook, scan
 from nbguard.sidebar.hub.memory_states import MemoryStates
 from nbguard.sidebar.hub.plans import OperationRequest, Plans
@@ -27,15 +26,9 @@ _CANNOT = {
 class RequestHandler:
     """Answers requests from the last memory state and the plans that were shown."""
 
-    def __init__(
-        self,
-        notebook: Callable[[], Notebook],
-        boot: str,
-        cells: Callable[[], tuple[int | None, int | None]],
-        notices: Callable[[], tuple[Notice, ...]] = tuple,
-    ) -> None:
+    def __init__(self, notebook: Callable[[], Notebook], states: MemoryStates) -> None:
         self._notebook = notebook
-        self.states = MemoryStates(notebook, boot, cells, notices)
+        self.states = states
         self.plans = Plans(notebook)
 
     def answer(self, asked: Ask | PlanRequest | Apply) -> tuple[Answer, bool]:

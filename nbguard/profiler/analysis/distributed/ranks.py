@@ -126,14 +126,11 @@ def _mismatches(messages: Sequence[RankMessage]) -> Iterator[FitFinding]:
             ranks.setdefault(settings.get(name, "not set"), []).append(rank)
         if len(ranks) > 1:
             evidence = "; ".join(f"rank {', '.join(map(str, numbers))}: {value}" for value, numbers in ranks.items())
-            change = (
-                f"install the same {name} everywhere"
-                if name in versions
-                else f"set `{name}` alike where the ranks are launched"
-            )
-            yield _finding(
-                "problem" if name in versions else "advice", f"{name} is not the same on all ranks", evidence, change
-            )
+            what = f"{name} is not the same on all ranks"
+            if name in versions:
+                yield _finding("problem", what, evidence, f"install the same {name} everywhere")
+            else:
+                yield _finding("advice", what, evidence, f"set `{name}` alike where the ranks are launched")
 
 
 def _finding(severity: str, what: str, evidence: str, change: str) -> FitFinding:

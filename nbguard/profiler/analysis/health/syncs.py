@@ -41,6 +41,7 @@ def sync_findings(facts: SyncFacts, step: int | None = None) -> tuple[FitFinding
 
 def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
     time = None if site.waited is None else site.waited // batches
+    is_emptying = set(site.methods) == {"empty_cache"}
     who = f"`{site.own}`" if site.own else site.where
     how_often = "every batch" if site.batches == batches else f"{site.batches} of {batches} batches"
     reads = ", ".join(_READS.get(method, f"`.{method}()`") for method in site.methods)
@@ -50,7 +51,7 @@ def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
         change = f"nothing: `{site.own}` works that way"
     elif set(site.methods) == {"synchronize"}:
         change = "take the call out: a fit needs none; to time something, use `torch.cuda.Event(enable_timing=True)`"
-    elif set(site.methods) == {"empty_cache"}:
+    elif is_emptying:
         change = (
             "take the call out: the allocator keeps the memory for the next batch, which has to ask the driver for it again"
         )
@@ -58,7 +59,7 @@ def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
         change = "leave it on the device and read it once per epoch, or in every 50th batch; of a loss keep `loss.detach()`"
     is_worth_it = time is not None and step is not None and time >= _SHARE * step and not site.own
     what = f"{who} waits for the GPU in {how_often}" if time is not None else f"{who} reads a value of a tensor in {how_often}"
-    if set(site.methods) == {"empty_cache"}:
+    if is_emptying:
         what = f"{who} empties the allocator's cache in {how_often}"
     return FitFinding(
         kind="sync", severity="advice" if is_worth_it else "note", what=what, evidence=evidence, change=change, time=time
