@@ -34,7 +34,8 @@ const head: JupyterFrontEndPlugin<Head> = {
       void loadView(); // so that it is there when the panel opens
     }
     const stored = (await registry?.load(PLUGIN).catch(() => null)) ?? null;
-    return { stored, opening: openingOf(app.serviceManager, location.pathname, () => read(stored).channel) };
+    const opening = openingOf(app.serviceManager, location.pathname, () => read(stored).channel);
+    return { stored, opening: opening.catch(() => null) }; // a page that cannot be told waits for the notebook, as ever
   }
 };
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from nbguard.profiler.analysis.function_names import COMPREHENSIONS, GENERAL, called_name, short_name
+
 StepKind = Literal["transform", "collate", "dataset"]
 """`dataset`: the lines of `__getitem__` or `__iter__` themselves, and the C code they call."""
 
@@ -24,10 +26,9 @@ _PASSAGES = (
 """Code of libraries that only leads to transforms, datasets and collate functions."""
 
 _ACCESS = frozenset({"__getitem__", "__getitems__", "__iter__", "__next__"})
-_INNER = frozenset({"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 _NEARLY_ALL = 0.8
-_CLASS_SPEAKS = frozenset({"encodes", "forward", "__call__", "transform"})
-"""Methods with a general name: the name of their class says more."""
+_GENERAL = GENERAL | {"forward"}
+"""Methods with a general name: those of transforms, which may be modules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +44,21 @@ class FetchFunction:
     @property
     def called(self) -> str:
         """Return its name for the user: a transform goes by its class."""
-        qualified = self.name.rpartition("<locals>.")[2]
-        owner, _, method = qualified.rpartition(".")
-        return owner if owner and method in _CLASS_SPEAKS else qualified
+        return called_name(self.name, _GENERAL)
 
     @property
     def short(self) -> str:
         """Return the name without classes and functions around it."""
-        return self.name.rpartition(".")[2]
+        return short_name(self.name)
 
     @property
     def is_passage(self) -> bool:
         """Say whether it only leads to the function that does the work."""
         if self.is_users or not self.file:
-            return not self.file or self.short in _ACCESS or self.short in _INNER
+            return not self.file or self.short in _ACCESS or self.short in COMPREHENSIONS
         if "collate" in self.short:
             return False
-        names = self.short in _ACCESS or self.short in _INNER or self.short in ("__call__", "<lambda>")
+        names = self.short in _ACCESS or self.short in COMPREHENSIONS or self.short in ("__call__", "<lambda>")
         return names or any(part in self.file for part in _PASSAGES)
 
 

@@ -65,9 +65,7 @@ class HotCode:
 @dataclass(slots=True, kw_only=True)
 class _Seen:
     looks: int = 0
-    weights: Counter[tuple[Group, str]] = field(
-        default_factory=Counter
-    )  # nanoseconds since the look before, by group and phase
+    weights: Counter[tuple[Group, str]] = field(default_factory=Counter)  # nanoseconds before each look, by group and phase
     lines: Counter[StackLine] = field(default_factory=Counter)
     inner: Counter[str] = field(default_factory=Counter)
     batches: set[int] = field(default_factory=set)
@@ -134,22 +132,24 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         if cause.work is not None:
             works[key] = cause.work
     totals = {(row.group, row.phase): row.total for row in rows}
-    hot = (
-        HotCode(
-            kind=key[0],
-            line=max(seen.lines, key=lambda line: seen.lines[line], default=None),
-            work=works.get(key),
-            times={place: totals.get(place, 0) * weight // of_phase[place] for place, weight in seen.weights.items()},
-            batches=len(seen.batches - {0}),
-            setup=sum(totals.get(place, 0) * weight // of_phase[place] for place, weight in seen.weights.items())
-            * seen.setup
-            // max(seen.weights.total(), 1),
-            inner=_inner(seen),
-            hook=_hook(seen, samples.hooks),
+    hot = []
+    for key, seen in everything.items():
+        weight = seen.weights.total()
+        if seen.looks < _FEW and weight < _LONG:
+            continue
+        times = {place: totals.get(place, 0) * part // of_phase[place] for place, part in seen.weights.items()}
+        hot.append(
+            HotCode(
+                kind=key[0],
+                line=max(seen.lines, key=seen.lines.__getitem__, default=None),
+                work=works.get(key),
+                times=times,
+                batches=len(seen.batches - {0}),
+                setup=sum(times.values()) * seen.setup // max(weight, 1),
+                inner=_inner(seen),
+                hook=_hook(seen, samples.hooks),
+            )
         )
-        for key, seen in everything.items()
-        if seen.looks >= _FEW or seen.weights.total() >= _LONG
-    )
     return tuple(sorted(hot, key=lambda code: -code.total))
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_CLASS_SPEAKS = frozenset({"encodes", "__call__", "transform"})
-"""Methods with a general name: the name of their class says more."""
+from nbguard.profiler.analysis.function_names import COMPREHENSIONS, called_name, short_name
+
 CELL = "<module>"
 """The name of the code of a cell, or of a script, outside of functions."""
-_INNER = frozenset({CELL, "<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,19 +23,17 @@ class StackLine:
     @property
     def short(self) -> str:
         """Return the name of the function without classes and functions around it."""
-        return self.name.rpartition(".")[2]
+        return short_name(self.name)
 
     @property
     def is_inner(self) -> bool:
         """Say whether it is code without a name of its own: a cell's, or that of a comprehension."""
-        return self.short in _INNER
+        return self.short == CELL or self.short in COMPREHENSIONS
 
     @property
     def called(self) -> str:
         """Return its name for the user: a transform goes by its class, a method by class and name."""
-        qualified = self.name.rpartition("<locals>.")[2]
-        owner, _, method = qualified.rpartition(".")
-        return owner if owner and method in _CLASS_SPEAKS else qualified
+        return called_name(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
