@@ -91,7 +91,7 @@ class Ledger:
     def _changes(self, reading: Reading) -> tuple[DeviceChange, ...]:
         if reading.devices:
             return tuple(changes(self._before or Reading(), reading, self._last))
-        held = self._known.total("cpu")
+        held = self._known.on_cpu
         return () if self._slow else (DeviceChange(device="cpu", before=held, after=held),)
 
     def _looks(self, reading: Reading) -> bool:
@@ -105,9 +105,7 @@ class Ledger:
         holdings, seconds = self._look(cell.scan.get())
         came, went, stale = compare(self._known, holdings)
         if not reading.devices:
-            record = replace(
-                record, devices=(DeviceChange(device="cpu", before=self._known.total("cpu"), after=holdings.total("cpu")),)
-            )
+            record = replace(record, devices=(DeviceChange(device="cpu", before=self._known.on_cpu, after=holdings.on_cpu),))
             self._seen = reading = self._counters.read() or reading  # what looking itself has left on the heap is no change
         self._known = holdings
         return replace(record, came=came, went=went, stale=stale, seconds=seconds), reading

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 from nbguard.cleanup.plan.default import default_plan
@@ -23,7 +24,7 @@ Key = tuple[str, int, int]
 """(device, address, bytes) of a storage."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CellHoldings:
     """The holders at one scan: the holder of each storage, and the bytes that no Python object holds, by device and kind.
 
@@ -39,9 +40,10 @@ class CellHoldings:
         """Return all that held something."""
         return frozenset({label for label, _ in self.storages.values()} | {label for _, label in self.rest})
 
-    def total(self, device: str) -> int:
-        """Return the bytes of the storages on a device."""
-        return sum(nbytes for where, _, nbytes in self.storages if where == device)
+    @cached_property
+    def on_cpu(self) -> int:
+        """Bytes of the storages on the CPU, which are asked for after every cell."""
+        return sum(nbytes for device, _, nbytes in self.storages if device == "cpu")
 
 
 NOTHING = CellHoldings({}, {}, {})
