@@ -91,7 +91,7 @@ def test_what_came_went_and_became_stale_re_adds() -> None:
     assert went == (Share("cpu", "old", 20),)
     assert stale == (Share("cpu", "Out[3]", 10), Share("cpu", "last error", 3))
     grown = 40 + 7 + 3 - 20
-    assert after.total("cpu") - before.total("cpu") == grown
+    assert after.on_cpu - before.on_cpu == grown
 
 
 def test_another_holder_of_the_same_memory_is_no_change() -> None:
@@ -126,7 +126,7 @@ def test_stale_is_what_a_cleanup_would_free() -> None:
 
     assert sorted(found.storages.values()) == [("Out[3]", True), ("Out[4]", False), ("x", False)]
     assert found.names == {"x": graph.nodes[0].ref}
-    assert found.total("cpu") == 321
+    assert found.on_cpu == 321
 
 
 def test_a_line_is_for_what_changed() -> None:
