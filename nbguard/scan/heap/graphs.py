@@ -12,12 +12,11 @@ node that died takes its record with it.
 
 from __future__ import annotations
 
-import gc
 import heapq
 import sys
 import threading
 from collections.abc import Callable
-from itertools import compress, count
+from itertools import count
 from typing import Any
 
 from nbguard.scan.heap.autograd import Autograd
@@ -34,6 +33,10 @@ _STACK_PER_NODE = 340
 _MARGIN = 4
 
 
+_Visited = tuple[int, int, list[tuple[int, int]]]
+"""A node that a walk went into: its id, its sequence number, and the same of those before it."""
+
+
 class _Record:
     """The nodes that looks of this process have gone into and that still live, by id and sequence number.
 
@@ -45,10 +48,14 @@ class _Record:
         self.whole: dict[int, tuple[int, int]] = {}
         self.cut: list[tuple[dict[int, int], int]] = []
         self.ends: dict[int, int] = {}
-        self.keys: set[int] = set()
+        self.keys: dict[int, int] = {}
         self._highest = 0
         self.longest = 0
         """Nodes with wrappers that can lie on one path at most."""
+
+    def has(self, node: Any, sequence: int) -> bool:
+        """Return whether a look has gone into this node, and not into one that died and had the same id."""
+        return self.keys.get(id(node)) == sequence
 
     def forget_the_dead(self, alive: dict[int, int]) -> None:
         """Keep the records of the nodes in `alive` (sequence numbers by id)."""
@@ -56,24 +63,33 @@ class _Record:
         self.ends = {key: known for key, known in self.ends.items() if alive.get(key) == known}
         left = (({key: known for key, known in nodes.items() if alive.get(key) == known}, depth) for nodes, depth in self.cut)
         self.cut = [(nodes, depth) for nodes, depth in left if nodes]
-        self.keys = set(self.whole).union(*(nodes for nodes, _ in self.cut))
+        self.keys = {key: sequence for key, (sequence, _) in self.whole.items()}
+        for nodes, _ in self.cut:
+            self.keys.update(nodes)
         self._highest = max((height for _, height in self.whole.values()), default=0)
         self._sum_up()
 
-    def note(self, new: list[tuple[int, int, list[int]]], depths: dict[int, int]) -> None:
-        """Note the nodes of one walk: (id, sequence number, ids of those before it) of each, and how deep each was."""
+    def note(self, new: list[_Visited], depths: dict[int, int]) -> None:
+        """Note the nodes of one walk, and how deep each was, by its id."""
         cut: dict[int, int] = {}
         for key, sequence, before in sorted(new, key=lambda node: (bool(node[2]), node[1])):
-            if all(earlier in self.whole for earlier in before):
-                height = 1 + max((self.whole[earlier][1] for earlier in before), default=0)
+            heights = [self._height(*earlier) for earlier in before]
+            if all(heights):
+                height = 1 + max(heights, default=0)
                 self.whole[key] = (sequence, height)
                 self._highest = max(self._highest, height)
             else:
+                self.whole.pop(key, None)  # one that died and had the same id
                 cut[key] = sequence
         if cut:
             self.cut.append((cut, 1 + max(depths[key] for key in cut)))
-        self.keys.update(key for key, _, _ in new)
+        self.keys.update((key, sequence) for key, sequence, _ in new)
         self._sum_up()
+
+    def _height(self, key: int, sequence: int) -> int:
+        """Return the height of a node below which everything is known, 0 of any other."""
+        known, height = self.whole.get(key, (None, 0))
+        return height if known == sequence else 0
 
     def _sum_up(self) -> None:
         self.longest = self._highest + sum(depth for _, depth in self.cut)
@@ -110,6 +126,7 @@ class Graphs:
         self._autograd = autograd
         self._kinds = kinds
         self._limit = 0
+        self._is_pruned = False  # the record is of nodes that live: what a pass over the heap tells
         self._stays = True  # a wrapper, once made: not so up to torch 2.8
         self._done: set[int] = set()
         self.nodes = 0
@@ -131,15 +148,16 @@ class Graphs:
     def _depth_left(self) -> int:
         if not self._limit:
             self._limit = longest_path()
-            if _record.keys:
-                everything = gc.get_objects()
-                types = list(map(type, everything))
-                nodes = {cls for cls in set(types) if self._kinds.of(cls) == "graph"}
-                alive = compress(everything, map(nodes.__contains__, types))
-                _record.forget_the_dead({id(node): sequence_of(node) for node in alive})
+        if not self._is_pruned and self._is_scarce():
+            self._is_pruned = True
+            _record.forget_the_dead({id(node): sequence_of(node) for node in self._kinds.tracked({"graph"})})
         if self.nodes >= MOST_NODES or len(_record.keys) >= _MOST_ALIVE:
             return 0
         return min(self._limit // _WALKS, self._limit - _record.longest) if self._stays else MOST_NODES
+
+    def _is_scarce(self) -> bool:
+        """Return whether what earlier looks went into would keep this one from going as far as it may."""
+        return self._limit - _record.longest < self._limit // _WALKS or len(_record.keys) > _MOST_ALIVE - MOST_NODES
 
     def walk(self, top: Any, link: Callable[[Any, Any], None], cut: Callable[[Any], None]) -> None:
         """Go down from the node `top`: `link` each node to those before it, `cut` at those that are not gone into.
@@ -151,15 +169,15 @@ class Graphs:
             return
         order = count()
         todo = [(-sequence_of(top), next(order), top)]
-        depths = {id(top): int(id(top) not in _record.keys)}
-        new: list[tuple[int, int, list[int]]] = []
+        depths = {id(top): int(not _record.has(top, sequence_of(top)))}
+        new: list[_Visited] = []
         while todo:
             negative, _, node = heapq.heappop(todo)
             key = id(node)
             if key in self._done:
                 continue
-            known, depth = key in _record.keys, depths[key]
-            if key in _record.ends or (not known and depth > deepest):
+            known, depth = _record.has(node, -negative), depths[key]
+            if _record.ends.get(key) == -negative or (not known and depth > deepest):
                 if self._stays:
                     _record.ends[key] = -negative
                 self._leave_out(node, cut)
@@ -170,15 +188,18 @@ class Graphs:
                 continue
             self._done.add(key)
             self.nodes += 1
-            before = [earlier for earlier, _ in node.next_functions if earlier is not None]
-            for earlier in before:
+            before: list[tuple[int, int]] = []
+            for earlier, _ in node.next_functions:
+                if earlier is None:
+                    continue
                 link(node, earlier)
-                below, known_depth = depth + (id(earlier) not in _record.keys), depths.get(id(earlier))
-                depths[id(earlier)] = max(below, known_depth or 0)
+                sequence, known_depth = sequence_of(earlier), depths.get(id(earlier))
+                depths[id(earlier)] = max(depth + (not _record.has(earlier, sequence)), known_depth or 0)
+                before.append((id(earlier), sequence))
                 if known_depth is None:
-                    heapq.heappush(todo, (-sequence_of(earlier), next(order), earlier))
+                    heapq.heappush(todo, (-sequence, next(order), earlier))
             if not known:
-                new.append((key, -negative, list(map(id, before))))
+                new.append((key, -negative, before))
         if self._stays:
             _record.note(new, depths)
 

@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import contextvars
+import gc
 import sys
 import types
+from collections.abc import Container
+from itertools import compress
 from typing import Any, Final
 
 LEAF: Final = "leaf"
@@ -126,6 +129,12 @@ class Kinds:
             kind = self.known[cls] = self._judge(cls)
         return kind
 
+    def tracked(self, wanted: Container[str]) -> list[Any]:
+        """Return the objects of these kinds that the garbage collector tracks, by one pass over all that it does."""
+        is_wanted = _IsWanted(self, wanted)
+        objects = gc.get_objects()
+        return list(compress(objects, map(is_wanted.__getitem__, map(type, objects))))
+
     def _judge(self, cls: type) -> str:
         bases = mro_of(cls)
         for base in bases:
@@ -134,3 +143,14 @@ class Kinds:
         if is_graph_node(cls):
             return "graph"
         return "object" if _flags(cls) & _HAVE_GC else LEAF
+
+
+class _IsWanted(dict[type, bool]):
+    """Whether instances of a class are of the wanted kinds: each class is judged once, and looked up in C from then on."""
+
+    def __init__(self, kinds: Kinds, wanted: Container[str]) -> None:
+        self._kinds, self._wanted = kinds, wanted
+
+    def __missing__(self, cls: type) -> bool:
+        self[cls] = self._kinds.of(cls) in self._wanted
+        return self[cls]

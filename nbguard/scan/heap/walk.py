@@ -7,12 +7,10 @@ weak references to storages and experiments for checking later what is really go
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import weakref
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Any
 
 from nbguard.memory.facts import KEPT_KINDS, StorageFact
@@ -123,6 +121,7 @@ class Walk:
         objects, kinds, number, stop = self.objects, self.kind, self.number, self.stop
         kind_of, known = self.kinds.of, self.kinds.known
         has_graph = self.referents.autograd.has_graph if self.referents.autograd is not None else bool
+        library_classes: set[int] = set()  # by id: nearly every object refers to its class
         skipped = len(self.skipped)
         at = len(self.children)
         while at < len(objects) or self._walk_graphs():
@@ -138,7 +137,10 @@ class Walk:
                 key = id(child)
                 known_number = number.get(key)
                 if known_number is None:
-                    if key in stop or (child_kind == "class" and not self.referents.is_users_class(child)):
+                    if key in stop or key in library_classes:
+                        continue
+                    if child_kind == "class" and not self.referents.is_users_class(child):
+                        library_classes.add(key)
                         continue
                     if child_kind == "tensor":
                         if self.tensors >= self.most_tensors:
@@ -242,15 +244,10 @@ class Walk:
 
         Where tensors were left out, no root leads to them either: then it is experiments alone.
         """
-        everything = gc.get_objects()
-        types = list(map(type, everything))
-        kinds = {cls: self.kinds.of(cls) for cls in set(types)}
         wanted = _CANDIDATES if not self.skipped else KEPT_KINDS
-        of_kinds = compress(everything, map({cls for cls in kinds if kinds[cls] in wanted}.__contains__, types))
-        candidates = [obj for obj in of_kinds if id(obj) not in self.number]
-        of_graphs = compress(everything, map({cls for cls in kinds if kinds[cls] == "graph"}.__contains__, types))
-        nodes = [obj for obj in of_graphs if id(obj) not in self.number]
-        return candidates, nodes  # no function inside may refer to `everything`: its cell is one of them, and keeps them all
+        unreached = [obj for obj in self.kinds.tracked({*wanted, "graph"}) if id(obj) not in self.number]
+        nodes = [obj for obj in unreached if self.kinds.of(type(obj)) == "graph"]
+        return [obj for obj in unreached if self.kinds.of(type(obj)) in wanted], nodes
 
 
 def never_walked() -> set[int]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Any
 
 from nbguard.memory.facts import ParkedFact
@@ -117,7 +115,4 @@ def sharing(addresses: Collection[int]) -> dict[int, list[Any]]:
 
 def _tensors() -> list[Any]:
     """Return all tensors of Python's. No generator: on Python 3.10 its frame would be among the objects, and keep them all."""
-    kinds, everything = Kinds(), gc.get_objects()
-    types = list(map(type, everything))
-    wanted = {cls for cls in set(types) if kinds.of(cls) == "tensor"}
-    return list(compress(everything, map(wanted.__contains__, types)))
+    return Kinds().tracked({"tensor"})
