@@ -11,7 +11,8 @@ from typing import Any
 
 from nbguard.allocator.snapshot.read import load_snapshot
 from nbguard.allocator.snapshot.sidecar import sidecar_path
-from nbguard.allocator.snapshot.snapshot import Frame, Snapshot, SnapshotSegment
+from nbguard.allocator.snapshot.snapshot import Snapshot, SnapshotSegment
+from nbguard.allocator.snapshot.stacks import Frame
 from nbguard.errors import SnapshotError
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Segment
 from nbguard.render.words import line_words
@@ -51,8 +52,7 @@ def load_named(path: str | Path, progress: Progress | None = None) -> tuple[Snap
 
 def with_cell_names(snapshot: Snapshot, cells: Mapping[str, int]) -> Snapshot:
     """Return a snapshot in whose stacks the files that IPython compiled cells as are called by the cells: `In[7]`."""
-    stacks = tuple(tuple(_with_cell_name(frame, cells) for frame in stack) for stack in snapshot.stacks)
-    return replace(snapshot, stacks=stacks)
+    return replace(snapshot, stacks=snapshot.stacks.with_frames(lambda frame: _with_cell_name(frame, cells)))
 
 
 def _with_cell_name(frame: Frame, cells: Mapping[str, int]) -> Frame:

@@ -22,7 +22,9 @@ from nbguard.allocator.snapshot.unpickle import _CALLS, _OPCODES, unpickle
 from nbguard.errors import NbguardError, SnapshotError
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
-from tests.allocator.test_snapshot import FRAME, Json, loads, small
+from tests.allocator.test_snapshot import FRAME, Json, loads, reader, small
+
+__all__ = ["reader"]  # the fixture
 
 
 class Bomb:

@@ -12,12 +12,13 @@ import argparse
 import os
 import pickle
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,10 @@ def memory(events: int) -> tuple[int, int]:
 
 
 def write_large(path: Path, megabytes: int) -> None:
-    """Write a snapshot of about so many MB as PyTorch pickles them, stacks and all."""
+    """Write a snapshot of about so many MB as PyTorch pickles them: each event has a list of frames of its own."""
     rng = random.Random(0)
     frames = [{"filename": f"/site-packages/torch/nn/module_{i}.py", "line": i, "name": f"forward_{i}"} for i in range(3000)]
+    stacks = [rng.choices(frames, k=20) for _ in range(3000)]
     rest = {"time_us": 1_700_000_000_000_000, "compile_context": "N/A", "user_metadata": ""}
     model = CachingAllocator(torch_version="2.13")
     for _ in training(model, megabytes * 6500):
@@ -101,32 +103,48 @@ def write_large(path: Path, megabytes: int) -> None:
     trace: list[dict[str, Any]] = []
     for action, address, size, stream in model.events:
         event = {"action": action, "addr": address, "size": size, "stream": stream} | rest
-        trace.append(event | {"time_us": rest["time_us"] + len(trace), "frames": rng.choices(frames, k=20)})
+        trace.append(event | {"time_us": rest["time_us"] + len(trace), "frames": [*rng.choice(stacks)]})
     with path.open("wb") as file:
         pickle.dump({"segments": model.segments(), "device_traces": [trace]}, file)
 
 
-def loading(megabytes: int) -> str:
-    """Return what loading a large snapshot takes, in a process of its own."""
+def loading(megabytes: int, rounds: int) -> Iterator[str]:
+    """Yield lines on loading a large snapshot, and on `pickle.load` of it, in turns and each in a fresh process."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.pickle"
         subprocess.run([sys.executable, __file__, "--write", str(path), "--megabytes", str(megabytes)], check=True)
         size = path.stat().st_size
-        done = subprocess.run([sys.executable, __file__, "--load", str(path)], capture_output=True, text=True, check=True)
-    return f"  loading {size / 1e6:.0f} MB: {done.stdout.strip()}"
+        figures: dict[str, list[tuple[float, ...]]] = {"--load": [], "--pickle": []}
+        for _ in range(rounds):
+            for way, seen in figures.items():
+                done = subprocess.run([sys.executable, __file__, way, str(path)], capture_output=True, text=True, check=True)
+                seen.append(tuple(map(float, done.stdout.split())))
+    yield f"  loading {size / 1e6:.0f} MB"
+    for way, seen in figures.items():
+        seconds, wall, own, largest = (statistics.median(column) for column in zip(*seen, strict=True))
+        name = "nbguard" if way == "--load" else "pickle.load"
+        peaks = f"peak of this process {own:.0f} MiB, of the largest {largest:.0f} MiB"
+        yield f"    {name:<12} {seconds:.1f} s of processor time, {wall:.1f} s in all, {peaks}"
+    ratios = [ours[0] / theirs[0] for ours, theirs in zip(figures["--load"], figures["--pickle"], strict=True)]
+    yield f"    ratio of processor time: {statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
 
 
-def load(path: Path) -> None:
-    """Load a snapshot and print what it took."""
+def load(read: Callable[[], object]) -> None:
+    """Load a snapshot; print seconds of processor time and in all, MiB of this process and of the largest that it started."""
     import resource
 
-    steps: list[int] = []
-    begun = time.process_time()
-    found = load_snapshot(path, lambda done, _total: steps.append(done))
-    spent = time.process_time() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    events = len(found.traces[0].events)
-    print(f"{events} events, {spent:.1f} s, peak of the process {peak:.0f} MiB, progress told {len(steps)} times")
+    before, start = sum(os.times()[:4]), time.perf_counter()
+    loaded = read()
+    spent, wall = sum(os.times()[:4]) - before, time.perf_counter() - start
+    del loaded
+    own, others = (resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print(spent, wall, own, max(own, others))
+
+
+def unpickle(path: Path) -> object:
+    """Return what Python's own unpickler makes of a file, trusting it."""
+    with path.open("rb") as file:
+        return pickle.load(file)
 
 
 def main() -> None:
@@ -136,11 +154,14 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--pickle", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write:
         return write_large(options.write, options.megabytes)
     if options.load:
-        return load(options.load)
+        return load(lambda: load_snapshot(options.load, lambda _done, _total: None))
+    if options.pickle:
+        return load(lambda: unpickle(options.pickle))
     folder = os.environ.get("NBGUARD_RECORDED_DATA")
     if folder:
         snapshot = load_snapshot(Path(folder) / "classic_from_start.json.gz")
@@ -153,7 +174,7 @@ def main() -> None:
             f"  training loop, {events:>9,} events: {events / seconds / 1000:6.0f} k events/s, exact: {exact}, "
             f"{blocks} blocks at the end, model's peak {peak / 1024:.0f} KiB"
         )
-    return print(loading(options.megabytes))
+    return print(*loading(options.megabytes, min(options.rounds, 3)), sep="\n")
 
 
 if __name__ == "__main__":

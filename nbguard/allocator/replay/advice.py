@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, parse_version, round_size
 from nbguard.allocator.replay.whatif import Refusal, WhatIf, WhatIfRow
-from nbguard.allocator.snapshot.snapshot import Frame
+from nbguard.allocator.snapshot.stacks import Frame
 from nbguard.units import counted, format_bytes
 
 _WORTHWHILE = 0.02

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import tempfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
+from nbguard.allocator.snapshot import reader_process
 from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.sidecar import read_sidecar
-from nbguard.allocator.snapshot.snapshot import Snapshot
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 from nbguard.allocator.snapshot.unpickle import Progress, unpickle
 from nbguard.errors import SnapshotError
 from nbguard.units import format_bytes
 
 MAX_BYTES = 4 * 1024**3
 """A larger file, or one that unpacks to more, is refused."""
+
+LARGE = 1 << 20
+"""Bytes from which on a pickle is worth a process of its own, which starts in some 0.1 s."""
 
 _CHUNK = 1 << 24
 """Bytes that are read at once."""
@@ -49,19 +56,19 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
         SnapshotError: the file cannot be read, is damaged, or is no snapshot.
     """
     path = Path(path)
-    data = _content(path, max_bytes)
     try:
-        raw = _decode(data, progress)
-        size = len(data)
-        del data
-        return parse_snapshot(raw, size, read_sidecar(path))
+        with _content(path, max_bytes) as content:
+            size = content.seek(0, os.SEEK_END)
+            content.seek(0)
+            return _read(content, size, read_sidecar(path), progress)
     except SnapshotError as error:
         raise SnapshotError(f"{path.name}: {error}") from None
     except MemoryError:
         raise SnapshotError(f"{path.name}: there is not enough memory to read it.") from None
 
 
-def _content(path: Path, max_bytes: int) -> bytes:
+def _content(path: Path, max_bytes: int) -> BinaryIO:
+    """Return a file with the content, unpacked if it is packed."""
     try:
         if not path.is_file():
             raise SnapshotError(f"{path}: there is no such file." if not path.exists() else f"{path}: this is not a file.")
@@ -69,22 +76,40 @@ def _content(path: Path, max_bytes: int) -> bytes:
         if size > max_bytes:
             raise SnapshotError(f"{path.name}: more than {format_bytes(max_bytes)} are not read.")
         with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if is_packed else path.open("rb") as content:
-            parts, total = [], 0
-            while part := content.read(_CHUNK):
-                parts.append(part)
-                total += len(part)
-                if total > max(_PLAIN, _DENSEST * size):
-                    raise SnapshotError(f"{path.name}: it unpacks to more than {_DENSEST} times its size, as no snapshot does.")
-                if total > max_bytes:
-                    raise SnapshotError(f"{path.name}: it unpacks to more than {format_bytes(max_bytes)}, which are not read.")
+            if file.read(2) != b"\x1f\x8b":
+                return path.open("rb")
+        return _unpacked(path, max(_PLAIN, _DENSEST * size), max_bytes)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         if isinstance(error, SnapshotError):
             raise
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is packed by gzip, and damaged"
         raise SnapshotError(f"{path.name}: {why}.") from None
-    return b"".join(parts)
+
+
+def _unpacked(path: Path, densest: int, max_bytes: int) -> BinaryIO:
+    """Return a temporary file with what a gzip'd file unpacks to, at most so many bytes."""
+    content = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    try:
+        with gzip.open(path) as packed:
+            while part := packed.read(_CHUNK):
+                if content.tell() + len(part) > densest:
+                    raise SnapshotError(f"{path.name}: it unpacks to more than {_DENSEST} times its size, as no snapshot does.")
+                if content.tell() + len(part) > max_bytes:
+                    raise SnapshotError(f"{path.name}: it unpacks to more than {format_bytes(max_bytes)}, which are not read.")
+                content.write(part)
+        content.flush()
+    except BaseException:
+        content.close()
+        raise
+    return content
+
+
+def _read(content: BinaryIO, size: int, sidecar: Sidecar, progress: Progress | None) -> Snapshot:
+    if size >= LARGE and reader_process.is_available() and content.read(1) == b"\x80":
+        with suppress(OSError):  # no process can be started: it is read here, if slowly
+            return reader_process.read_pickle(content, size, sidecar, progress)
+    content.seek(0)
+    return parse_snapshot(_decode(content.read(), progress), size, sidecar)
 
 
 def _decode(data: bytes, progress: Progress | None) -> Any:

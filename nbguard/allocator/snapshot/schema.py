@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from array import array
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain, pairwise
 from typing import Any, NoReturn
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, DIVISION_ENTRIES, PoolId
 from nbguard.allocator.snapshot.snapshot import (
     ACTIONS,
     Event,
-    Frame,
     Sidecar,
     Snapshot,
     SnapshotBlock,
     SnapshotSegment,
     Trace,
 )
+from nbguard.allocator.snapshot.stacks import Frame, Stacks
 from nbguard.errors import SnapshotError
 
 _STATES = {
@@ -36,41 +37,59 @@ _MOST_DEVICES = 4096
 _MOST_STREAMS = 1024
 """Streams, and pools, in a trace: a program has some dozens, and the model goes through all of them now and then."""
 
+_LONG = 256
+"""Frames from which on a stack is known by its list."""
+
 _HINTS = ("time_us", "compile_context", "user_metadata", "pool_id", "internal_metadata", "forward_frames")
 """Fields of an entry that tell the version of torch."""
 
 
-class _Stacks:
-    """The stacks of a file, by number. Equal stacks have one number; a list that the file shares is read once."""
+class _StackNumbers:
+    """The stacks of a file, by number: equal stacks have one number."""
 
-    def __init__(self) -> None:
-        self.all: list[tuple[Frame, ...]] = []
-        self._by_list: dict[int, int] = {}
-        self._by_frames: dict[tuple[Frame, ...], int] = {}
-        self._frames: dict[int, Frame] = {}
+    def __init__(self, budget: _Budget) -> None:
+        self._budget = budget
+        self._frames: dict[Frame, int] = {}
+        self._by_frames: dict[tuple[int, ...], int] = {}  # number of a stack by the numbers of its frames
+        self._by_ids: dict[tuple[int, ...], int] = {}  # number of a stack by the ids of the file's dicts, which it shares
+        self._long: dict[int, int] = {}  # number of a long stack by the id of its list: it may stand in a million places
 
-    def number(self, raw: object, budget: _Budget) -> int:
-        """Return the number of a list of frames; -1 for none."""
-        if type(raw) is not list or not raw:
-            return -1
-        number = self._by_list.get(id(raw))
-        if number is None:
-            budget.spend(1)
-            stack = tuple([self._frames.get(id(frame)) or self._frame(frame) for frame in raw])
-            number = self._by_frames.setdefault(stack, len(self.all))
-            if number == len(self.all):
-                self.all.append(stack)
-            self._by_list[id(raw)] = number
-        return number
+    def of(self, column: Iterable[object]) -> list[int]:
+        """Return the numbers of lists of frames; -1 for none."""
+        numbers, by_ids = [], self._by_ids
+        for raw in column:
+            if type(raw) is not list or not raw:
+                numbers.append(-1)
+                continue
+            if len(raw) > _LONG:
+                number = self._long.get(id(raw))
+                if number is None:
+                    number = self._long[id(raw)] = self._number(raw)
+            else:
+                ids = tuple(map(id, raw))
+                number = by_ids.get(ids)
+                if number is None:
+                    number = by_ids[ids] = self._number(raw)
+            numbers.append(number)
+        return numbers
 
-    def _frame(self, raw: object) -> Frame:
+    def _number(self, raw: list[object]) -> int:
+        self._budget.spend(1)
+        return self._by_frames.setdefault(tuple(map(self._frame, raw)), len(self._by_frames))
+
+    def stacks(self) -> Stacks:
+        """Return all stacks so far."""
+        numbers = array("I", chain.from_iterable(self._by_frames))
+        ends = array("Q", accumulate(map(len, self._by_frames)))
+        return Stacks(tuple(self._frames), numbers, ends)
+
+    def _frame(self, raw: object) -> int:
         if type(raw) is not dict:
             _reject("a frame is no dict")
         file, line, name = raw.get("filename", ""), raw.get("line", 0), raw.get("name", "")
         if type(file) is not str or type(name) is not str or type(line) is not int:
             _reject("a frame has no file, line and name")
-        frame = self._frames[id(raw)] = (file, line, name)
-        return frame
+        return self._frames.setdefault((file, line, name), len(self._frames))
 
 
 class _Budget:
@@ -99,7 +118,8 @@ def parse_snapshot(raw: object, size: int, sidecar: Sidecar | None = None) -> Sn
     whole = {"segments": raw} if type(raw) is list else raw
     if type(whole) is not dict or type(whole.get("segments")) is not list:
         _reject("it has no list of segments; torch.cuda.memory._dump_snapshot(FILE) writes one that has")
-    budget, stacks = _Budget(size), _Stacks()
+    budget = _Budget(size)
+    stacks = _StackNumbers(budget)
     segments = tuple(sorted((_segment(entry, stacks, budget) for entry in whole["segments"]), key=_place))
     for before, after in pairwise(segments):
         if before.device == after.device and before.address + before.total_size > after.address:
@@ -118,7 +138,7 @@ def parse_snapshot(raw: object, size: int, sidecar: Sidecar | None = None) -> Sn
         traces=parsed,
         settings=settings,
         divisions=divisions,
-        stacks=tuple(stacks.all),
+        stacks=stacks.stacks(),
         hints=frozenset(hints),
         sidecar=sidecar or Sidecar(),
     )
@@ -133,7 +153,7 @@ def _place(segment: SnapshotSegment) -> tuple[int, int]:
     return segment.device, segment.address
 
 
-def _segment(raw: object, stacks: _Stacks, budget: _Budget) -> SnapshotSegment:
+def _segment(raw: object, stacks: _StackNumbers, budget: _Budget) -> SnapshotSegment:
     budget.spend(1)
     if type(raw) is not dict or type(raw.get("blocks")) is not list or raw.get("segment_type", "") not in ("small", "large"):
         _reject("a segment is none")
@@ -153,7 +173,7 @@ def _segment(raw: object, stacks: _Stacks, budget: _Budget) -> SnapshotSegment:
     )
 
 
-def _blocks(raw: list[object], address: int, stacks: _Stacks, budget: _Budget) -> Iterator[SnapshotBlock]:
+def _blocks(raw: list[object], address: int, stacks: _StackNumbers, budget: _Budget) -> Iterator[SnapshotBlock]:
     """Yield blocks from `address` on. Torch 2.0 has neither their addresses nor frames, but a `history` of requests."""
     budget.spend(len(raw))
     for entry in raw:
@@ -168,46 +188,57 @@ def _blocks(raw: list[object], address: int, stacks: _Stacks, budget: _Budget) -
         frames, requested = entry.get("frames"), _number(entry, "requested_size", size)
         if type(history) is list and history and type(history[-1]) is dict:
             frames = history[-1].get("frames")
-        yield SnapshotBlock(
-            address=address, size=size, requested=requested, state=_STATES[state], stack=stacks.number(frames, budget)
-        )
+        yield SnapshotBlock(address=address, size=size, requested=requested, state=_STATES[state], stack=stacks.of([frames])[0])
         address += size
 
 
-def _trace(raw: object, stacks: _Stacks, budget: _Budget, hints: set[str]) -> Trace:
+def _trace(raw: object, stacks: _StackNumbers, budget: _Budget, hints: set[str]) -> Trace:
+    """Return the trace in a list of entries. It has hundreds of thousands, so they are read and checked by columns."""
     if type(raw) is not list:
         _reject("a trace is no list")
     budget.spend(len(raw))
-    events: list[Event] = []
-    numbers: list[int] = []
-    pools: list[PoolId] = []
-    left_out = 0
-    for entry in raw:
-        if type(entry) is not dict or type(entry.get("action")) is not str:
-            _reject("an entry of the trace has no action")
-        action = _ACTIONS.get(entry["action"])
-        if action is None:
-            left_out += 1
-            hints.add(f"action {entry['action'][:20]}")
-            continue
-        events.append(_event(action, entry))
-        numbers.append(stacks.number(entry.get("frames"), budget))
-        if "pool_id" in entry:
-            pools.append(_pool(entry["pool_id"]))
+    if {*map(type, raw)} - {dict} or {type(entry.get("action")) for entry in raw} - {str}:
+        _reject("an entry of the trace has no action")
+    others = {entry["action"] for entry in raw} - _ACTIONS.keys()
+    hints |= {f"action {action[:20]}" for action in others}
+    entries = [entry for entry in raw if entry["action"] not in others] if others else raw
+    pools = [_pool(entry["pool_id"]) for entry in entries if "pool_id" in entry]
     if raw:
         hints |= {key for key in _HINTS if key in raw[-1]}
-    return Trace(tuple(events), tuple(pools) if pools and len(pools) == len(events) else None, tuple(numbers), left_out)
+    return Trace(
+        events=_events(entries),
+        pools=tuple(pools) if pools and len(pools) == len(entries) else None,
+        stacks=tuple(stacks.of([entry.get("frames") for entry in entries])),
+        left_out=len(raw) - len(entries),
+    )
 
 
-def _event(action: str, entry: dict[str, Any]) -> Event:
-    address = entry.get("device_free", -1) if action == "oom" and "addr" not in entry else entry.get("addr")
-    size, stream = entry.get("size"), entry.get("stream", 0)
-    if type(address) is not int or type(size) is not int or type(stream) is not int:
+def _events(entries: list[dict[str, Any]]) -> tuple[Event, ...]:
+    actions = [_ACTIONS[entry["action"]] for entry in entries]
+    addresses: list[Any] = [entry.get("addr") for entry in entries]
+    for at, action in enumerate(actions):
+        if action == "oom" and "addr" not in entries[at]:
+            addresses[at] = entries[at].get("device_free", -1)
+    sizes: list[Any] = [entry.get("size") for entry in entries]
+    streams = [entry.get("stream", 0) for entry in entries]
+    _check(actions, addresses, -1, _LARGEST)
+    _check(actions, sizes, 0, _LARGEST)
+    _check(actions, streams, 0, 1 << 64)
+    if 0 in sizes:  # no bytes never reach the allocator
+        empty = {action for action, size in zip(actions, sizes, strict=True) if not size} & {"alloc", "oom"}
+        if empty:
+            _reject(f"an entry {min(empty)} of the trace has a number beyond all measure")
+    return tuple(zip(actions, addresses, sizes, streams, strict=True))
+
+
+def _check(actions: list[str], column: list[Any], least: int, most: int) -> None:
+    """Refuse a column that has anything but whole numbers from `least` up to, but not including, `most`."""
+    if {*map(type, column)} - {int}:
+        action = next(action for action, value in zip(actions, column, strict=True) if type(value) is not int)
         _reject(f"an entry {action} of the trace has no address, size and stream")
-    least = 1 if action in ("alloc", "oom") else 0  # no bytes never reach the allocator
-    if not (-1 <= address < _LARGEST and least <= size < _LARGEST and 0 <= stream < 1 << 64):
+    if column and not least <= min(column) <= max(column) < most:
+        action = next(action for action, number in zip(actions, column, strict=True) if not least <= number < most)
         _reject(f"an entry {action} of the trace has a number beyond all measure")
-    return action, address, size, stream
 
 
 def _settings(raw: object) -> tuple[str | None, tuple[int, ...] | None]:

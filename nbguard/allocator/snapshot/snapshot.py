@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nbguard.allocator.model.policy import PoolId
+from nbguard.allocator.snapshot.stacks import Stacks
 
 Event = tuple[str, int, int, int]
 """(action, address, bytes, stream) of an entry; the second of an `oom` is the device's free bytes, -1 if not recorded."""
-
-Frame = tuple[str, int, str]
-"""(file, line, function)."""
 
 ACTIONS = (
     *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"),
@@ -74,7 +72,7 @@ class Snapshot:
     traces: tuple[Trace, ...] = ()  # "device_traces", by device number
     settings: str | None = None  # from "allocator_settings", as in `PYTORCH_ALLOC_CONF`; None: the file has none
     divisions: tuple[int, ...] | None = None  # "allocator_settings" → "roundup_power2_divisions", as a table of 16 entries
-    stacks: tuple[tuple[Frame, ...], ...] = ()  # "frames" of blocks and events, each different stack once
+    stacks: Stacks = field(default_factory=Stacks)  # "frames" of blocks and events, each different stack once
     hints: frozenset[str] = frozenset()  # names of fields that only some versions of torch write
     sidecar: Sidecar = field(default_factory=Sidecar)  # facts from the sidecar file; empty without one
 
