@@ -375,7 +375,7 @@ export interface Tick {
   fit: FitTick | null;
   /** The one that runs first. */
   jobs: JobStatus[];
-  /** The newest, oldest of them first. */
+  /** The newest, and the last run of the cell that runs; oldest first. */
   marks: TimeMark[];
   /** The largest first, at most 8. */
   neighbours: Neighbour[];
