@@ -70,7 +70,7 @@ export class LineChart {
   constructor(context: LineContext) {
     this.#context = context;
     const { trans } = context;
-    this.#svg.setAttribute('viewBox', `0 0 ${String(WIDTH)} ${String(HEIGHT)}`);
+    this.#svg.setAttribute('viewBox', `0 0 ${WIDTH} ${HEIGHT}`);
     this.#svg.setAttribute('preserveAspectRatio', 'none');
     this.#svg.setAttribute('role', 'img');
     this.#label = slowLabel(this.#svg);
@@ -378,5 +378,5 @@ function place(node: HTMLElement, { left, width }: PlacedMark): void {
 }
 
 function key(mark: TimeMark): string {
-  return `${mark.label} ${String(mark.t)}`;
+  return `${mark.label} ${mark.t}`;
 }
