@@ -62,7 +62,11 @@ async function buildExtension() {
     metafile: true,
     outdir: `${EXTENSION}/static`,
     entryNames: '[name]-[hash]',
-    define: { PLUGINS: JSON.stringify(`./${entryOf(metafile)}`), PACKAGES: JSON.stringify([...names].sort().join(' ')) }
+    define: {
+      PLUGINS: JSON.stringify(`./${entryOf(metafile)}`),
+      IMPORTED: JSON.stringify(importsOf(metafile).join(' ')),
+      PACKAGES: JSON.stringify([...names].sort().join(' '))
+    }
   });
   await describe(`static/${entryOf(container.metafile)}`);
 }
@@ -70,6 +74,12 @@ async function buildExtension() {
 /** The file that was made of the entry point. */
 function entryOf({ outputs }) {
   return basename(Object.entries(outputs).find(([, { entryPoint }]) => /\/(index|container)\.ts$/.test(entryPoint ?? ''))[0]);
+}
+
+/** The files that the entry point's file imports at once. */
+function importsOf({ outputs }) {
+  const entry = Object.values(outputs).find(({ entryPoint }) => entryPoint?.endsWith('/index.ts'));
+  return entry.imports.filter(({ kind }) => kind === 'import-statement').map(({ path }) => basename(path));
 }
 
 /** Write what a Jupyter server reads of an extension: the file to load, the settings, whose licences it carries (nobody's). */

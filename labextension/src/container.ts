@@ -5,6 +5,8 @@
 
 /** The file with the plugins, beside this one. */
 declare const PLUGINS: string;
+/** The other files that it imports, with spaces between. */
+declare const IMPORTED: string;
 /** The packages that the plugins import, with spaces between. */
 declare const PACKAGES: string;
 
@@ -13,6 +15,14 @@ declare const PACKAGES: string;
   type ShareScope = Record<string, Record<string, { get: () => Promise<() => unknown> }>>;
 
   let scope: ShareScope = {};
+
+  // All files are fetched while JupyterLab starts, and not one after another when it asks for the plugins.
+  for (const file of [PLUGINS, ...IMPORTED.split(' ')]) {
+    const link = document.createElement('link');
+    link.rel = 'modulepreload';
+    link.href = new URL(file, (document.currentScript as HTMLScriptElement).src).href;
+    document.head.append(link);
+  }
 
   const container = {
     /** What the plugins import, by name. */
