@@ -16,15 +16,15 @@ SHELL := /bin/bash
 VENV := .venv
 STAMPS := $(VENV)/.stamps
 NOTEBOOK := notebooks/01_between_experiments.ipynb
-JS_SOURCES := $(shell find labextension -type f -not -path 'labextension/lib/*' -not -path 'labextension/tests/*') package.json
+JS_SOURCES := $(shell find labextension -type f -not -path 'labextension/tests/*') package.json
 JS_PACKAGES := node_modules/.package-lock.json
-LABEXTENSION := nbguard/labextension/static/style.js
+LABEXTENSION := nbguard/labextension/package.json
 PROTOCOL := labextension/src/view/protocol.ts
 
 # Tests start hundreds of processes: each would compile nbguard anew where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Runs a command with the programs of .venv in front: jupyter-builder, and node where the system's is missing or too old.
+# Runs a command with the programs of .venv in front: node, where the system's is missing or too old.
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VENV)/bin/python -m pip install --constraint constraints.txt
 APT := $$([ "$$(id -u)" = 0 ] || echo sudo) env DEBIAN_FRONTEND=noninteractive apt-get
@@ -121,7 +121,7 @@ build: $(LABEXTENSION) ## wheel and sdist into dist/
 	  || $(call stop,The build failed. To start afresh: make distclean build)
 
 clean: ## remove what was built; keep .venv and node_modules
-	rm -rf build dist labextension/lib nbguard/labextension nbguard/notebook/static .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf build dist nbguard/labextension nbguard/notebook/static .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find nbguard tests notebooks -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv and node_modules too
@@ -147,10 +147,10 @@ debian-packages:
 
 $(STAMPS)/tools: constraints.txt | $(STAMPS)/venv
 	@$(call say,build tools)
-	@$(PIP) build hatchling hatch-jupyter-builder jupyter-builder || $(call stop,$(REGISTRIES))
+	@$(PIP) build hatchling hatch-jupyter-builder || $(call stop,$(REGISTRIES))
 	@touch $@
 
-# node as labextension's builder and eslint want it ("engines" in package.json), else the one that PyPI has.
+# node as esbuild and eslint want it ("engines" in package.json), else the one that PyPI has.
 NODE_FITS := const [a, b] = process.versions.node.split('.').map(Number); \
   process.exit(a >= 24 || (a === 22 && b >= 13) || (a === 20 && b >= 19) ? 0 : 1)
 NODE = $(IN_VENV) node -e "$(NODE_FITS)" >/dev/null 2>&1 && $(IN_VENV) npm --version >/dev/null 2>&1 \
@@ -159,7 +159,7 @@ NODE = $(IN_VENV) node -e "$(NODE_FITS)" >/dev/null 2>&1 && $(IN_VENV) npm --ver
 
 $(JS_PACKAGES): package.json package-lock.json | $(STAMPS)/venv
 	@$(NODE)
-	@$(call say,npm packages (about 500: a minute))
+	@$(call say,npm packages (a minute))
 	@$(IN_VENV) npm ci || $(call stop,$(REGISTRIES) After a change of package.json: npm install)
 	@touch $@
 

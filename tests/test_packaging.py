@@ -63,19 +63,35 @@ def test_the_wheel_carries_the_prebuilt_extension_where_jupyter_looks(wheel: zip
 
 
 def test_the_browser_gets_no_more_than_it_must(wheel: zipfile.ZipFile) -> None:
-    """Every page of JupyterLab loads the entry, the style and the plugins; the view comes when the panel is opened.
+    """Every page of JupyterLab loads the container and the plugins; the view comes with its style when the panel is opened.
 
     The widget has the view, too. The extension brings nothing of JupyterLab.
     """
-    sizes = {info.filename: info.file_size for info in wheel.infolist()}
-    extension = {name: size for name, size in sizes.items() if "labextensions/nbguard/static" in name and name.endswith(".js")}
-    later = {name for name in extension if name.rpartition("/")[2].startswith(("view.", "export."))}
-    widget = [sizes[f"nbguard/notebook/static/widget.{kind}"] for kind in ("js", "css")]
+    static = f"nbguard-{nbguard.__version__}.data/data/share/jupyter/labextensions/nbguard/static"
+    scripts = {
+        name.rpartition("/")[2]: wheel.read(name).decode()
+        for name in wheel.namelist()
+        if name.startswith(static) and name.endswith(".js")
+    }
+    widget = [wheel.getinfo(f"nbguard/notebook/static/widget.{kind}").file_size for kind in ("js", "css")]
+    at_once = loaded_at_once(scripts)
 
-    assert len(later) == 2
-    assert 30_000 < sum(extension[name] for name in extension.keys() - later) < 60_000
-    assert sum(extension.values()) < 112_000
+    assert any(name.startswith("styled_view") for name in scripts.keys() - at_once)
+    assert 10_000 < sum(len(scripts[name].encode()) for name in at_once) < 29_000
+    assert 60_000 < sum(len(text.encode()) for text in scripts.values()) < 100_000
     assert 20_000 < sum(widget) < 80_000
+
+
+def loaded_at_once(scripts: dict[str, str]) -> set[str]:
+    """Return the names of the scripts that a page loads at once: the container, the plugins, and what these import."""
+    (container,) = [name for name in scripts if name.startswith("container-")]
+    loaded = {container}
+    awaited = set(re.findall(r'import\("\./([^"]+)"\)', scripts[container]))
+    while awaited:
+        loaded |= awaited
+        found = {name for script in awaited for name in re.findall(r'(?:from|import)"\./([^"]+)"', scripts[script])}
+        awaited = found - loaded
+    return loaded
 
 
 def test_the_widget_fetches_nothing(wheel: zipfile.ZipFile) -> None:

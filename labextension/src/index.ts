@@ -5,6 +5,7 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
+import panelStyle from '../style/panel.css';
 import { addMagicCommands, addPanelCommands, addToPalette } from './commands';
 import { FrontKernel } from './follow';
 import { KernelLink } from './link';
@@ -13,6 +14,7 @@ import { loadView, MemoryPanel } from './panel';
 import { SavedSidebars } from './saved_sidebar';
 import { read } from './settings';
 import { StatusItem } from './status';
+import { addStyle } from './style';
 
 const PLUGIN = 'nbguard:plugin';
 
@@ -118,5 +120,7 @@ const savedSidebars: JupyterFrontEndPlugin<void> = {
     app.docRegistry.addWidgetExtension('Notebook', new SavedSidebars());
   }
 };
+
+addStyle(panelStyle);
 
 export default [head, plugin, savedSidebars];

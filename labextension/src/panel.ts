@@ -7,10 +7,10 @@ import { KernelLink } from './link';
 import type { Host, Model } from './view/host';
 import type { View } from './view/view';
 
-type ViewModule = typeof import('./view/view');
+type ViewModule = typeof import('./styled_view');
 
 /** The view's code is a file of its own: a page whose panel is closed does not load it. The same promise each time. */
-export const loadView = (): Promise<ViewModule> => import(/* webpackChunkName: "view" */ './view/view');
+export const loadView = (): Promise<ViewModule> => import('./styled_view');
 
 /**
  * The sidebar. It draws the kernel in front while it can be seen; hidden, it asks nothing of any kernel.

@@ -2,17 +2,10 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { Kernel } from '@jupyterlab/services';
 import { Panel } from '@lumino/widgets';
 
-import { isObject } from './view/check';
-import { KernelSender } from './kernel_sender';
+import { SavedPictures } from './saved_pictures';
+import { HTML, type MimeModel, SIDEBAR, sidebarOf, widgetsOf } from './sidebar_output';
 
-type Renderer = ReturnType<NotebookPanel['content']['rendermime']['createRenderer']>;
-type MimeModel = Parameters<Renderer['renderModel']>[0];
-
-/** The output of `nbguard.Sidebar()`: `{ model_id }` of the widget, beside its view and its picture in HTML. */
-const SIDEBAR = 'application/vnd.nbguard.sidebar+json';
 const WIDGET = 'application/vnd.jupyter.widget-view+json';
-const HTML = 'text/html';
-const WIDGETS = 'jupyter.widget';
 
 /** Before ipywidgets' own renderer, which has nothing to show for a widget that is no more. */
 const RANK = -20;
@@ -22,11 +15,18 @@ export class SavedSidebars {
   /** Have a new notebook's outputs shown so: what a document registry calls an extension of a widget. */
   createNew(notebook: NotebookPanel): { isDisposed: boolean; dispose(): void } {
     const { rendermime } = notebook.content;
+    const pictures = new SavedPictures(notebook);
     rendermime.addFactory(
       { safe: false, mimeTypes: [SIDEBAR], createRenderer: () => new SidebarOutput(notebook) },
       RANK
     );
-    return { isDisposed: false, dispose: () => { rendermime.removeMimeType(SIDEBAR); } };
+    return {
+      isDisposed: false,
+      dispose: () => {
+        pictures.dispose();
+        rendermime.removeMimeType(SIDEBAR);
+      }
+    };
   }
 }
 
@@ -38,10 +38,14 @@ class SidebarOutput extends Panel {
     notebook.sessionContext.connectionStatusChanged.connect(this.#onKernel, this);
   }
 
+  /** Show an output, or note what is another picture of the one that is live. */
   async renderModel(model: MimeModel): Promise<void> {
+    const former = this.#model;
     this.#model = model;
-    this.#shown = '';
-    await this.#choose();
+    if (former === null || this.#shown !== WIDGET || sidebarOf(former.data) !== sidebarOf(model.data)) {
+      this.#shown = '';
+      await this.#choose();
+    }
   }
 
   /** Show what there is now. A view that is live stays: it says itself when its kernel is gone. */
@@ -60,15 +64,9 @@ class SidebarOutput extends Panel {
     await renderer.renderModel(this.#model);
   }
 
-  /** Whether a kernel has the widget. Asked on the control channel, as the cell that shows it may still run. */
   async #isIn(kernel: Kernel.IKernelConnection): Promise<boolean> {
-    const data = this.#model?.data[SIDEBAR];
-    try {
-      const comms = await new KernelSender(kernel, () => 'control').comms(WIDGETS);
-      return isObject(data) && typeof data.model_id === 'string' && data.model_id in comms;
-    } catch {
-      return false;
-    }
+    const id = this.#model && sidebarOf(this.#model.data);
+    return id !== null && id in (await widgetsOf(kernel));
   }
 
   readonly #onKernel = (): void => {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from IPython import get_ipython
 from nbguard.errors import NbguardError, line_of
 from nbguard.memory.breakdown import DevicePart
 from nbguard.notebook.session import hub_of, session_of
-from nbguard.render.html import blocks_html
 from nbguard.render.markup import Html, tag
 from nbguard.sidebar.hub.channels.comms import ThreadSafeComm
+from nbguard.sidebar.hub.picture import picture, report_picture
 
 _STATIC = Path(__file__).parent / "static"
 _ALLOCATED = (DevicePart.ALLOCATED, DevicePart.PROCESS)
@@ -27,7 +27,6 @@ _FREE = (DevicePart.FREE,)
 _PROTOCOL = "2.1.0"
 _SIDEBAR = "application/vnd.nbguard.sidebar+json"
 """Type of the output that the extension of JupyterLab shows: live or as a picture."""
-_MOMENT = "font-size:12px;color:var(--jp-ui-font-color2,#767676)"
 _NO_KERNEL = "this is no ipykernel: there is no page to show a sidebar in (%gpumem reports in a terminal)"
 _NOT_BUILT = "this install has no built view: `make build` makes it in the sources, a wheel has it (pip install nbguard)"
 _OFF = "nbguard is off in this kernel: run `%load_ext nbguard`, or `%nbguard on`"
@@ -71,7 +70,8 @@ class Sidebar(AnyWidget):
     def _repr_mimebundle_(self, **keys: Any) -> Any:
         """Return the widget's view, and its picture in HTML for where there is no kernel: an export, a notebook opened again.
 
-        The extension of JupyterLab goes by the type of its own, and shows the one or the other.
+        The extension of JupyterLab goes by the type of its own, and shows the one or the other. While the notebook is open
+        there, it asks for the picture anew when cells have ended, so that a saved notebook has that of their end.
         """
         shown: Any = super()._repr_mimebundle_(**keys)
         data, metadata = shown
@@ -132,18 +132,16 @@ class Sidebar(AnyWidget):
 
 
 def _picture() -> Html:
-    """Return the report on the memory as it is now, with the cell and the hour: HTML that no script changes any more."""
+    """Return the report on the memory as it is now, with the cell and the hour."""
     shell: Any = get_ipython()
     cell = len(shell.history_manager.input_hist_parsed) - 1  # IPython counts a cell now before, now after it has run
-    moment = f"The sidebar as of In[{cell}], {datetime.now():%Y-%m-%d %H:%M}. For a live one run the cell."
     try:
-        report = session_of(shell).report()
-        body = blocks_html(report.blocks(), report.label)
+        return report_picture(session_of(shell).report(), cell, time.time())
     except NbguardError as error:  # no PyTorch yet
         body = tag("p", str(error))
     except Exception as error:  # noqa: BLE001 - a picture that fails must not cost the sidebar
         body = tag("p", f"There is no picture: {type(error).__name__} at {line_of(error)}.")
-    return tag("div", tag("p", moment, style=_MOMENT), body)
+    return picture(body, cell, time.time())
 
 
 def _built(name: str) -> str:

@@ -295,6 +295,32 @@ def test_the_heap_is_sent_only_to_who_has_not_got_it(kernel: Kernel, panel: Pane
     assert sent(boot="earlier", heap=heap["heap"]) == 1
 
 
+def test_the_picture_is_of_the_end_of_the_cell_and_looks_no_second_time(kernel: Kernel, panel: Panel) -> None:
+    panel.heap(lambda heap: heap["heap"] > 0)
+    with running(
+        kernel,
+        "import pathlib\nkept = {'<img src=x>': torch.ones(2**20)}\nwhile not pathlib.Path('gate').exists(): time.sleep(0.01)",
+    ) as ended:
+        panel.until(lambda tick: tick["busy"])
+        rid = panel.ask("picture")
+        panel.wait("queued", rid=rid)
+        (kernel.cwd / "gate").touch()
+        ended().ok()
+    picture = panel.wait("picture", rid=rid)["html"]
+    number = kernel.value("len(In) - 1")
+    assert f"The sidebar as of In[{number}]" in picture
+    assert "kept" in picture
+    assert "4.00 MiB" in picture
+    assert "<img" not in picture
+
+    looks = "nbguard.scan.scan._scan_without_collecting"
+    kernel.run_silently(f"import nbguard.scan.scan; counted = []; real = {looks}")
+    kernel.run_silently(f"{looks} = lambda *args: counted.append(1) or real(*args)")
+    again = panel.wait("picture", rid=panel.ask("picture"))["html"]
+    assert again == picture
+    assert kernel.value("counted") == []
+
+
 @pytest.mark.parametrize("kept", ["a plan", "a queued job", "a heap"])
 def test_nothing_of_the_users_is_held(kernel: Kernel, panel: Panel, kept: str) -> None:
     kernel.run("learn = learner(); ref = weakref.ref(learn)").ok()

@@ -9,17 +9,20 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, expect
 
 from tests.kernels import wait_until
 from tests.thorough import left_out_by_ci
 from tests.ui.cells import ACCIDENTS, FIT, LOAD, STOP_FILE, prelude
 from tests.ui.conftest import Desk
 from tests.ui.pages import Tab
-from tests.ui.servers import Server
+from tests.ui.servers import ROOT, Server
 
 BYTES = 150_000
 WIDTH = 340
+DEMO = ROOT / "notebooks" / "01_between_experiments.ipynb"
+REPORTED = 12
+"""Number of the demo's cell whose report the README shows."""
 OOM = "bigger = torch.empty(3 << 28, device='cuda'); batch = torch.empty(5 << 28, device='cuda')"
 
 
@@ -46,11 +49,33 @@ def on_the_device(desk: Desk, server: Server, cells: list[str]) -> Tab:
 
 
 def picture(tab: Tab, folder: Path, name: str) -> None:
-    """Write the panel as it is drawn, in 256 colours."""
-    file = folder / f"sidebar-{name}.png"
+    """Write the panel as it is drawn."""
     tab.page.mouse.move(10, 10)
-    Image.open(BytesIO(tab.panel.screenshot())).quantize(256).save(file, optimize=True)
-    assert file.stat().st_size < BYTES, name
+    write(tab.panel, folder / f"sidebar-{name}.png")
+
+
+def write(what: Locator, file: Path) -> None:
+    """Write what is drawn, in 256 colours."""
+    Image.open(BytesIO(what.screenshot())).quantize(256).save(file, optimize=True)
+    assert file.stat().st_size < BYTES, file.name
+
+
+@left_out_by_ci
+def test_report(sharp_desk: Desk, server: Server, pictures: Path) -> None:
+    import nbformat  # here: see `pytest_collection_modifyitems`
+
+    server.set_options(openOnData=False)
+    code = [cell.source for cell in nbformat.read(DEMO, as_version=4).cells if cell.cell_type == "code"][:REPORTED]
+    tab = sharp_desk.open(sharp_desk.notebook(server, code))
+    for number in range(len(code)):
+        tab.run(number)
+    report = tab.cell(REPORTED - 1).locator(".nbguard")
+    expect(report).to_contain_text("losses")
+    expect(report.locator("code").first).to_have_css("background-color", "rgba(0, 0, 0, 0)")  # ours, not the page's
+    report.evaluate("node => { node.style.padding = '14px'; }")
+    for theme in ("Light", "Dark"):
+        tab.set_theme(f"JupyterLab {theme}")
+        write(report, pictures / f"report-{theme.lower()}.png")
 
 
 @left_out_by_ci

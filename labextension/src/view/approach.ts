@@ -4,7 +4,7 @@
  */
 
 import { formatBytes } from './bytes';
-import type { DeviceTick, Tick, TimeMark } from './protocol';
+import type { DeviceTick, Tick } from './protocol';
 import { duration, type Trans } from './words';
 
 /** Seconds of the trend, and those from which on it is one. */
@@ -46,11 +46,8 @@ export class Approach {
     this.#trans = trans;
   }
 
-  /**
-   * Take a tick. Returns the warning that holds now; empty: nothing is near. It does not change while it holds. `marks`: of
-   * the cells that have run, as far as they are known.
-   */
-  follow(tick: Tick, marks: readonly TimeMark[] = tick.marks): string {
+  /** Take a tick. Returns the warning that holds now; empty: nothing is near. It does not change while it holds. */
+  follow(tick: Tick): string {
     if (tick.boot !== this.#boot || tick.cell !== this.#cell) {
       this.#samples.clear();
       this.#spoken.clear();
@@ -59,12 +56,12 @@ export class Approach {
       this.#cell = tick.cell;
     }
     for (const device of tick.devices) {
-      this.#look(device, tick, marks);
+      this.#look(device, tick);
     }
     return [...this.#words.values()].join(' ');
   }
 
-  #look({ device, total, parts }: DeviceTick, tick: Tick, marks: readonly TimeMark[]): void {
+  #look({ device, total, parts }: DeviceTick, tick: Tick): void {
     const available = availableOf({ total, parts });
     if (available === null || !tick.busy) {
       this.#words.delete(device);
@@ -79,7 +76,7 @@ export class Approach {
     if (this.#words.has(device)) {
       return;
     }
-    const again = this.#spoken.has(device) ? '' : this.#byLastRun(device, parts, tick, marks);
+    const again = this.#spoken.has(device) ? '' : this.#byLastRun(device, parts, tick);
     if (again !== '') {
       this.#spoken.add(device);
     }
@@ -91,7 +88,7 @@ export class Approach {
   }
 
   /** The same cell reached more when it ran last than this kernel can have of the device now. */
-  #byLastRun(device: string, parts: DeviceTick['parts'], { cell }: Tick, marks: readonly TimeMark[]): string {
+  #byLastRun(device: string, parts: DeviceTick['parts'], { cell, marks }: Tick): string {
     const cells = marks.filter(mark => mark.kind === 'cell');
     const id = cells.find(mark => mark.cell === cell && mark.end === null)?.cell_id ?? '';
     const last = cells.filter(mark => mark.end !== null && mark.cell_id === id).pop();

@@ -27,7 +27,7 @@ export function formatBytes(nbytes: number | null): string {
 export function formatColumn(values: readonly number[], unit: Unit = unitOf(Math.max(0, ...values))): string[] {
   const [size, name] = unit;
   if (size === 1) {
-    return values.map(value => `${String(value)} ${name}`);
+    return values.map(value => `${value} ${name}`);
   }
   return reAdding(values, size).map(hundredths => `${(hundredths / 100).toFixed(2)} ${name}`);
 }

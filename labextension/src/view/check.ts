@@ -8,10 +8,6 @@ export const text: Check<string> = value => typeof value === 'string';
 export const number: Check<number> = (value): value is number => Number.isFinite(value);
 export const boolean: Check<boolean> = value => typeof value === 'boolean';
 
-export function literal<const T extends string>(expected: T): Check<T> {
-  return (value): value is T => value === expected;
-}
-
 export function oneOf<const T extends string>(...expected: T[]): Check<T> {
   return (value): value is T => expected.includes(value as T);
 }
@@ -36,10 +32,12 @@ export function object<T>(checks: { [K in keyof T]: Check<T[K]> }): Check<T> {
   return (value): value is T => isObject(value) && fields.every(([name, check]) => check(value[name]));
 }
 
-/** An object whose `op` says which check it must pass. */
-export function variants<C extends Record<string, Check<unknown>>>(checks: C): Check<Checked<C[keyof C]>> {
-  const byOp = new Map<unknown, Check<unknown>>(Object.entries(checks));
-  return (value): value is Checked<C[keyof C]> => isObject(value) && byOp.get(value.op)?.(value) === true;
+/** An object whose `op` says which check the rest of it must pass. */
+export function variants<T extends { op: string }>(checks: {
+  [K in T['op']]: Check<Omit<Extract<T, { op: K }>, 'op'>>;
+}): Check<T> {
+  const byOp = new Map<unknown, Check<unknown>>(Object.entries<Check<unknown>>(checks));
+  return (value): value is T => isObject(value) && byOp.get(value.op)?.(value) === true;
 }
 
 export function isObject(value: unknown): value is Record<string, unknown> {

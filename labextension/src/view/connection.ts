@@ -76,7 +76,7 @@ export class Connection {
 
   /** Send a question; `heard` gets everything that becomes of it. Returns its `rid`. */
   ask(question: Question, heard: (progress: Progress) => void): string {
-    const rid = `${this.#client}-${String(++this.#requests)}`;
+    const rid = `${this.#client}-${++this.#requests}`;
     const timer = setTimeout(() => {
       heard({ op: 'late' });
     }, ACK_WITHIN);

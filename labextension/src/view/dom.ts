@@ -64,7 +64,7 @@ function setEnds(node: HTMLElement, text: string): void {
   const isLatin = text.length > LAST_LETTERS + 4 && /^[ -~→…·]*$/.test(text);
   const last = isLatin ? (/[ -~]*$/.exec(text.slice(-LAST_LETTERS))?.[0].length ?? 0) : 0; // no arrow: fonts differ in its width
   const at = text.length - last;
-  node.style.setProperty('--nbguard-tail', `${String(last)}ch`);
+  node.style.setProperty('--tail', `${last}ch`);
   const parts = [text.slice(0, at), text.slice(at)].filter(part => part !== '');
   node.replaceChildren(...parts.map(part => element('span', '', part)));
 }
@@ -177,7 +177,7 @@ export class KeyedList<T> {
 function unused(taken: ReadonlyMap<string, unknown>, key: string): string {
   let free = key;
   for (let i = 2; taken.has(free); i++) {
-    free = `${key}\n${String(i)}`;
+    free = `${key}\n${i}`;
   }
   return free;
 }

@@ -27,7 +27,7 @@ import { deviceName, duration, join, type Trans } from './words';
 const SVG = 'http://www.w3.org/2000/svg';
 
 /** A file of its own in JupyterLab: few save a line. */
-const exporters = (): Promise<typeof import('./line_export')> => import(/* webpackChunkName: "export" */ './line_export');
+const exporters = (): Promise<typeof import('./line_export')> => import('./line_export');
 
 export interface LineContext {
   readonly trans: Trans;
@@ -70,7 +70,7 @@ export class LineChart {
   constructor(context: LineContext) {
     this.#context = context;
     const { trans } = context;
-    this.#svg.setAttribute('viewBox', `0 0 ${String(WIDTH)} ${String(HEIGHT)}`);
+    this.#svg.setAttribute('viewBox', `0 0 ${WIDTH} ${HEIGHT}`);
     this.#svg.setAttribute('preserveAspectRatio', 'none');
     this.#svg.setAttribute('role', 'img');
     this.#label = slowLabel(this.#svg);
@@ -352,7 +352,7 @@ export class LineChart {
     const style = getComputedStyle(this.node);
     const named = (name: string, other: string): string => style.getPropertyValue(name).trim() || other;
     return {
-      line: getComputedStyle(this.#path).stroke || named('--nbguard-used', '#1976d2'),
+      line: getComputedStyle(this.#path).stroke || named('--used', '#1976d2'),
       text: style.color || '#333',
       background: named('--jp-layout-color1', '#fff')
     };
@@ -378,5 +378,5 @@ function place(node: HTMLElement, { left, width }: PlacedMark): void {
 }
 
 function key(mark: TimeMark): string {
-  return `${mark.label} ${String(mark.t)}`;
+  return `${mark.label} ${mark.t}`;
 }

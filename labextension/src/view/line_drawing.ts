@@ -57,7 +57,7 @@ export function stepPath(points: readonly LinePoint[], frame: Frame): { line: st
   const finish = (): void => {
     if (last !== null) {
       lines.push(path);
-      areas.push(`${path}V${String(HEIGHT)}H${begin}Z`);
+      areas.push(`${path}V${HEIGHT}H${begin}Z`);
     }
   };
   for (const point of points) {

@@ -48,10 +48,10 @@ export function svgOf(
   const write = (at: number, from: number, words: string, anchor = 'start'): string =>
     `<text x="${at.toFixed(1)}" y="${from.toFixed(1)}" text-anchor="${anchor}">${escape(words)}</text>`;
   const rule = (nbytes: number): string =>
-    `<path d="M${String(MARGIN.left)},${y(nbytes).toFixed(1)}h${String(WIDTH)}" stroke="${text}" stroke-opacity="0.2"/>` +
+    `<path d="M${MARGIN.left},${y(nbytes).toFixed(1)}h${WIDTH}" stroke="${text}" stroke-opacity="0.2"/>` +
     write(MARGIN.left - 8, y(nbytes) + 4, axisBytes(nbytes), 'end');
   const path = stepPath(points, frame);
-  const place = `translate(${String(MARGIN.left)},${String(MARGIN.top)}) scale(1,${String(height / HEIGHT)})`;
+  const place = `translate(${MARGIN.left},${MARGIN.top}) scale(1,${height / HEIGHT})`;
   const withSeconds = frame.end - frame.start < 600;
   const times = [0, 0.25, 0.5, 0.75, 1].map(part => {
     const t = frame.start + part * (frame.end - frame.start);
@@ -60,13 +60,13 @@ export function svgOf(
   const cells = placedCells(marks, frame).map(({ mark, left, width }) => {
     const at = MARGIN.left + left * WIDTH;
     const label = mark.label.length * 8 < width * WIDTH ? write(at + 3, PICTURE.height - 30, mark.label) : '';
-    return `<path d="M${at.toFixed(1)},${String(MARGIN.top)}v${String(height + 20)}" stroke="${text}" stroke-opacity="0.35"/>${label}`;
+    return `<path d="M${at.toFixed(1)},${MARGIN.top}v${height + 20}" stroke="${text}" stroke-opacity="0.35"/>${label}`;
   });
   const requests = placedRequests(marks, device, frame).map(({ mark }) =>
     write(x(mark.t) + 3, MARGIN.top + 12, `✕ ${formatBytes(mark.nbytes)}`)
   );
   return [
-    `<svg xmlns="http://www.w3.org/2000/svg" width="${String(PICTURE.width)}" height="${String(PICTURE.height)}"`,
+    `<svg xmlns="http://www.w3.org/2000/svg" width="${PICTURE.width}" height="${PICTURE.height}"`,
     ` font-family="sans-serif" font-size="13" fill="${text}">`,
     `<rect width="100%" height="100%" fill="${background}"/>`,
     write(MARGIN.left, 15, title),

@@ -136,5 +136,5 @@ export class LineSource {
 }
 
 function key(mark: TimeMark): string {
-  return `${mark.kind} ${String(mark.cell ?? mark.epoch)} ${String(mark.t)}`;
+  return `${mark.kind} ${mark.cell ?? mark.epoch} ${mark.t}`;
 }

@@ -48,7 +48,7 @@ export class PlanPanel {
       row => row.key || row.label,
       () => this.#step()
     );
-    this.#title.id = `nbguard-plan-${String(++panels)}`;
+    this.#title.id = `nbguard-plan-${++panels}`;
     this.node.setAttribute('role', 'group');
     this.node.setAttribute('aria-labelledby', this.#title.id);
     this.node.tabIndex = -1;

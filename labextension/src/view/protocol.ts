@@ -5,7 +5,7 @@
  * which message is sent when. Beside each type that a kernel sends stands its check: a value that fails it is dropped.
  */
 
-import { boolean, list, literal, nullable, number, object, oneOf, text, tuple, variants, type Check } from './check';
+import { boolean, list, nullable, number, object, oneOf, text, tuple, variants, type Check } from './check';
 
 export const PROTOCOL = 2;
 
@@ -375,7 +375,7 @@ export interface Tick {
   fit: FitTick | null;
   /** The one that runs first. */
   jobs: JobStatus[];
-  /** The newest, oldest of them first. */
+  /** The newest, and the last run of the cell that runs; oldest first. */
   marks: TimeMark[];
   /** The largest first, at most 8. */
   neighbours: Neighbour[];
@@ -636,6 +636,8 @@ export type Answer =
   | { op: 'queued'; rid: string; why: string }
   /** The answer to `history`. */
   | { op: 'history'; rid: string; history: LineHistory }
+  /** The answer to `picture`. `html`: the report after the last cell that has ended, dated; every name is escaped. */
+  | { op: 'picture'; rid: string; html: string }
   /** The answer to `why`. */
   | { op: 'why'; rid: string; why: WhyView }
   /** The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to. */
@@ -646,13 +648,14 @@ export type Answer =
   | { op: 'refused'; rid: string; why: string };
 
 export const isAnswer: Check<Answer> = variants({
-  ack: object({ op: literal('ack'), rid: text }),
-  queued: object({ op: literal('queued'), rid: text, why: text }),
-  history: object({ op: literal('history'), rid: text, history: isLineHistory }),
-  why: object({ op: literal('why'), rid: text, why: isWhyView }),
-  plan: object({ op: literal('plan'), rid: text, plan: isPlanView }),
-  done: object({ op: literal('done'), rid: text, outcome: isOutcomeView }),
-  refused: object({ op: literal('refused'), rid: text, why: text })
+  ack: object({ rid: text }),
+  queued: object({ rid: text, why: text }),
+  history: object({ rid: text, history: isLineHistory }),
+  picture: object({ rid: text, html: text }),
+  why: object({ rid: text, why: isWhyView }),
+  plan: object({ rid: text, plan: isPlanView }),
+  done: object({ rid: text, outcome: isOutcomeView }),
+  refused: object({ rid: text, why: text })
 });
 
 /** A message of the hub to every view that looks. */
@@ -678,6 +681,8 @@ export type Request =
   | { op: 'refresh'; rid: string }
   /** Send the lines over the last seconds. `seconds`: of the span, from the last tick back; 0: all that is kept. */
   | { op: 'history'; rid: string; seconds: number }
+  /** Send the picture that a saved notebook keeps of the sidebar. */
+  | { op: 'picture'; rid: string }
   /** Explain why a row is alive. `heap`: number of the memory state that has the row. `id`: of the row. */
   | { op: 'why'; rid: string; heap: number; id: number }
   /**

@@ -170,7 +170,7 @@ export class View {
     setText(this.#caveat, words);
     show(this.#caveat, words !== '');
     this.#line.follow(tick);
-    const warning = silent ? '' : this.#approach.follow(tick, this.#line.marks);
+    const warning = silent ? '' : this.#approach.follow(tick);
     setText(this.#warning, warning);
     show(this.#warning, warning !== '');
     this.#operations.reconcile(tick.jobs);

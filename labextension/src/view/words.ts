@@ -32,7 +32,7 @@ export function status(tick: Tick, silent: boolean, trans: Trans): [Tone, string
 }
 
 export function cell(number: number): string {
-  return `In[${String(number)}]`;
+  return `In[${number}]`;
 }
 
 /** Which device the figures are of: `cuda:0 · H100`, or how many there are. */

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbguard.cells.cell_end import CellEnd
 from nbguard.cells.hooks import CellFact
-from nbguard.errors import OldHeapError
+from nbguard.errors import NbguardError, OldHeapError
 from nbguard.sidebar.hub.busy import Busy, is_in_cell
 from nbguard.sidebar.hub.channels.panel_comm import PanelChannel
 from nbguard.sidebar.hub.jobs import Job, Jobs
@@ -36,6 +36,8 @@ _SETTLED = 0.3
 
 _HISTORIES = 32
 """Requests for the line's history that wait for the next tick. Older ones are dropped: a view asks again."""
+
+_UNTIL_END = "a look at the heap waits for the end of the cell"
 
 _LOOK = "nbguard: look"
 """Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""
@@ -208,6 +210,8 @@ class Hub:
                 self._sampler.wake()
             case messages.Refresh(rid):
                 self._put(channel, rid, "Refresh", "", self._refresh)
+            case messages.PictureRequest(rid):
+                self._put(channel, rid, "Look", _UNTIL_END, lambda: self._send_picture(channel, rid))
             case messages.Ask() | messages.PlanRequest() as asked:
                 self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked))
             case messages.Apply(rid, token) as asked:
@@ -231,6 +235,14 @@ class Hub:
         self._outbox.answer(channel, answer)
         if has_cleaned:
             self._look_and_tell(always=True)
+
+    def _send_picture(self, channel: Channel, rid: str) -> None:
+        handler = self._ready()
+        if self._simulated() is not None:
+            raise NbguardError("there is no picture of a simulated device but that of the moment when the sidebar was shown")
+        if handler.states.is_outdated or not handler.states.last.heap:
+            self._look_and_tell()
+        self._outbox.answer(channel, handler.picture(rid))
 
     def _cancel(self, channel: Channel, rid: str) -> None:
         """Drop what waits under `rid`. What runs goes on, and is answered when it is done."""
@@ -296,7 +308,7 @@ class Hub:
 
     def _look(self, *, waits: bool = True) -> None:
         """Have the heap looked at, unless it is to be already; `waits`: not while a cell runs."""
-        why = "a look at the heap waits for the end of the cell" if waits else ""
+        why = _UNTIL_END if waits else ""
         self._jobs.put(
             Job(run=self._look_and_tell, failed=lambda reason: _log.debug("a look at the heap: %s", reason), rid=_LOOK, why=why)
         )

@@ -26,7 +26,7 @@ _CHANGING = (Counted(device="", allocated=-1),)
 
 
 class MemoryStates:
-    """Keeps the last memory state as sidebars have it, with its number, and the names of its rows: text, no object.
+    """Keeps the last memory state as sidebars have it, with its number, and its facts: numbers and text, no object.
 
     Args:
         notebook: returns where the names live, and whether a cell runs beside the thread that asks.
@@ -56,6 +56,7 @@ class MemoryStates:
         self.last = MemoryState(boot=boot, heap=0, t=time.time(), seconds=0.0)
         self.look_for_ticks = LastLook()
         self.rows: Rows | None = None
+        self.analysis: Analysis | None = None
 
     @property
     def is_outdated(self) -> bool:
@@ -113,7 +114,7 @@ class MemoryStates:
     def _take(self, scan: TimedScan, cell: int | None, during: int | None) -> bool:
         """Take a scan; return whether the state is another than before."""
         self.names, self.learners = names_of(scan.facts.graph), names_of_learners(scan.facts)
-        is_first = self.rows is None
+        is_first, self.analysis = self.rows is None, scan.analysis
         state, self.rows = build_memory_state(
             scan.analysis, self._boot, self.last.heap, t=scan.since, seconds=scan.seconds, cell=cell, during=during
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nbguard.api import why_in
-from nbguard.errors import NbguardError, OldHeapError
+from nbguard.errors import NbguardError, NoTorchError, OldHeapError
 from nbguard.memory.references.explain import Why, explain_root
+from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
 from nbguard.sidebar.hub.memory_states import MemoryStates
+from nbguard.sidebar.hub.picture import report_picture
 from nbguard.sidebar.hub.plans import OperationRequest, Plans
-from nbguard.sidebar.protocol.answers import Answer, Done, Explained, Planned
+from nbguard.sidebar.protocol.answers import Answer, Done, Explained, Pictured, Planned
 from nbguard.sidebar.protocol.messages import Apply, Ask, PlanRequest
 from nbguard.sidebar.protocol.rows import Rows
 from nbguard.sidebar.protocol.state import PlanView
@@ -42,6 +44,13 @@ class RequestHandler:
                 view = self.plans.apply(token)
                 self.states.offer(self.plans.take_measured())
                 return (Planned(rid, view), False) if isinstance(view, PlanView) else (Done(rid, view), True)
+
+    def picture(self, rid: str) -> Pictured:
+        """Return the picture of the last memory state. Raises NoTorchError if there is none."""
+        states = self.states
+        if states.analysis is None:
+            raise NoTorchError
+        return Pictured(rid, str(report_picture(build_report(states.analysis), states.look_for_ticks.cell, states.last.t)))
 
     def _why(self, heap: int, row: int) -> Why:
         """Return why a row of the last memory state is alive: of what it is called, or of the root that holds it."""

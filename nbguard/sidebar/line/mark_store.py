@@ -36,6 +36,7 @@ class _OpenCell:
 
     mark: TimeMark
     before: Mapping[str, AllocatorPeak] | None  # by device, as it began; None: not known
+    last_run: TimeMark | None  # of the same cell, by its id; None: none is kept
     highs: dict[str, int] = field(default_factory=dict)  # by device, the most bytes of the readings so far
     peaks: dict[str, int] = field(default_factory=dict)  # by device, the peak counter once it has risen in this cell
 
@@ -54,9 +55,10 @@ class MarkStore:
         """Note that a cell begins, with the counters at that moment by device; None: they are not known."""
         with self._lock:
             self._close(t)
-            label = f"In[{number}]"
-            mark = TimeMark(kind="cell", label=label, t=round(t, 1), cell=number, cell_id=truncate_utf8(cell_id, 64))
-            self._open = _OpenCell(mark=mark, before=before)
+            label, cell_id = f"In[{number}]", truncate_utf8(cell_id, 64)
+            last_run = next((cell for cell in reversed(self._cells) if cell_id and cell.cell_id == cell_id), None)
+            mark = TimeMark(kind="cell", label=label, t=round(t, 1), cell=number, cell_id=cell_id)
+            self._open = _OpenCell(mark=mark, before=before, last_run=last_run)
             self._observe({device: (each.allocated, each.peak) for device, each in (before or {}).items()})
 
     def observe(self, points: Mapping[str, LinePoint], peaks: Mapping[str, int | None]) -> None:
@@ -100,11 +102,17 @@ class MarkStore:
             return tuple(mark for mark in marks if mark.end is None or mark.end >= since)
 
     def newest(self, most: int) -> tuple[TimeMark, ...]:
-        """Return the newest `most` marks, oldest of them first: what may have changed since the last tick."""
+        """Return the newest `most` marks, which may have changed since the last tick, oldest of them first.
+
+        Before them, if it is none of them, stands the last run of the cell that runs: a view that has no history foresees by
+        it how much the cell will reach.
+        """
         with self._lock:
             running = () if self._open is None else (_with_peaks(self._open),)
             tails = (_tail(self._cells, most), running, _tail(self._epochs, 2), _tail(self._requests, 1))
-        return tuple(sorted((mark for tail in tails for mark in tail), key=lambda mark: mark.t)[-most:])
+            last_run = None if self._open is None else self._open.last_run
+        marks = sorted((mark for tail in tails for mark in tail), key=lambda mark: mark.t)[-most:]
+        return (*(() if last_run is None or last_run in marks else (last_run,)), *marks)
 
     def _observe(self, readings: Mapping[str, tuple[int, int | None]]) -> None:
         if self._open is None:

@@ -56,7 +56,7 @@ class MemoryLine:
         self._marks.follow_epoch(t, None if fit is None else fit.epoch, is_fitting=fit is not None)
 
     def newest_marks(self) -> tuple[TimeMark, ...]:
-        """Return the newest marks, which may have changed since the last tick."""
+        """Return the newest marks, which may have changed since the last tick, and the last run of the cell that runs."""
         return self._marks.newest(_IN_A_TICK)
 
     def history(self, seconds: int, n: int) -> LineHistory:

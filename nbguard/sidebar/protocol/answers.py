@@ -40,6 +40,13 @@ class HistorySent(NamedTuple):
     history: LineHistory
 
 
+class Pictured(NamedTuple):
+    """The answer to `picture`."""
+
+    rid: str
+    html: str  # the report after the last cell that has ended, dated; every name is escaped
+
+
 class Planned(NamedTuple):
     """The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to."""
 
@@ -77,13 +84,14 @@ class Closed(NamedTuple):
     """Nothing more comes: nbguard was unloaded, or switched off."""
 
 
-Answer = Acknowledged | Queued | HistorySent | Explained | Planned | Done | Refused
+Answer = Acknowledged | Queued | HistorySent | Pictured | Explained | Planned | Done | Refused
 Broadcast = TickSent | StateSent | Closed
 
 ANSWERS: dict[str, type[Answer]] = {
     "ack": Acknowledged,
     "queued": Queued,
     "history": HistorySent,
+    "picture": Pictured,
     "why": Explained,
     "plan": Planned,
     "done": Done,

@@ -28,7 +28,7 @@ _HEAD = """\
  * which message is sent when. Beside each type that a kernel sends stands its check: a value that fails it is dropped.
  */
 
-import {{ boolean, list, literal, nullable, number, object, oneOf, text, tuple, variants, type Check }} from './check';
+import {{ boolean, list, nullable, number, object, oneOf, text, tuple, variants, type Check }} from './check';
 
 export const PROTOCOL = {version};
 """
@@ -136,9 +136,7 @@ def _union(name: str, doc: str, kinds: Mapping[str, type], *, has_check: bool | 
     if not has_check:
         return text
     checks = ",\n".join(
-        f"  {op}: object({{ op: literal('{op}')"
-        + "".join(f", {field}: {_check_of(hint)}" for field, hint in _hints(kind).items())
-        + " })"
+        f"  {op}: object({{ {', '.join(f'{field}: {_check_of(hint)}' for field, hint in _hints(kind).items())} }})"
         for op, kind in kinds.items()
     )
     return f"{text}\n" + _check(name, f"variants({{\n{checks}\n}})")

@@ -54,6 +54,13 @@ class HistoryRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PictureRequest:
+    """Send the picture that a saved notebook keeps of the sidebar."""
+
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Explain why a row is alive."""
 
@@ -97,7 +104,7 @@ class BadRequest:
     why: str  # the reason, in words
 
 
-Request = Hello | Bye | Refresh | HistoryRequest | Ask | PlanRequest | Apply | Cancel
+Request = Hello | Bye | Refresh | HistoryRequest | PictureRequest | Ask | PlanRequest | Apply | Cancel
 
 Message = Request | BadRequest
 
@@ -179,6 +186,7 @@ _READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "bye": lambda message: Bye(_token(message, "client")),
     "refresh": lambda message: Refresh(_token(message, "rid")),
     "history": lambda message: HistoryRequest(_token(message, "rid"), _number(message.get("seconds"), "seconds")),
+    "picture": lambda message: PictureRequest(_token(message, "rid")),
     "why": lambda message: Ask(_token(message, "rid"), _number(message.get("heap"), "heap"), _number(message.get("id"), "id")),
     "plan": _plan,
     "apply": lambda message: Apply(_token(message, "rid"), _token(message, "token")),
@@ -190,6 +198,7 @@ REQUESTS: dict[str, type[Request]] = {
     "bye": Bye,
     "refresh": Refresh,
     "history": HistoryRequest,
+    "picture": PictureRequest,
     "why": Ask,
     "plan": PlanRequest,
     "apply": Apply,

@@ -153,7 +153,7 @@ class Tick:
     devices: tuple[DeviceTick, ...] = ()
     fit: FitTick | None = None
     jobs: tuple[JobStatus, ...] = ()  # the one that runs first
-    marks: tuple[TimeMark, ...] = ()  # the newest, oldest of them first
+    marks: tuple[TimeMark, ...] = ()  # the newest, and the last run of the cell that runs; oldest first
     neighbours: tuple[Neighbour, ...] = ()  # the largest first, at most 8
     v: int = PROTOCOL
 

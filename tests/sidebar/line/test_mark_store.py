@@ -120,3 +120,18 @@ def test_a_tick_has_the_newest_marks_and_a_span_those_that_reach_into_it() -> No
 
     assert [mark.label for mark in store.newest(4)] == ["In[18]", "In[19]", "In[20]", "epoch 1"]
     assert [mark.label for mark in store.marks(NOW + 184)] == ["In[18]", "In[19]", "In[20]", "epoch 1"]
+
+
+def test_a_tick_has_the_last_run_of_the_cell_that_runs_however_long_ago_that_was() -> None:
+    store = MarkStore()
+    for number, cell_id in enumerate(["fit", "fit", *map(str, range(20)), ""]):
+        store.begin_cell(NOW + 10 * number, number, cell_id, counters(number, number))
+        store.end_cell(NOW + 10 * number + 5, counters(number, number))
+    assert [mark.label for mark in store.newest(2)] == ["In[21]", "In[22]"]
+    store.begin_cell(NOW + 300, 23, "fit", None)
+    assert [mark.label for mark in store.newest(2)] == ["In[1]", "In[22]", "In[23]"]
+    assert store.newest(2)[0].peaks == (DevicePeak(GPU, 1, is_exact=False),)
+    assert [mark.label for mark in store.newest(40)].count("In[1]") == 1
+    store.end_cell(NOW + 301, None)
+    store.begin_cell(NOW + 302, 24, "", None)  # no cell of a notebook: none is its last run
+    assert [mark.label for mark in store.newest(2)] == ["In[23]", "In[24]"]

@@ -1,0 +1,110 @@
+/**
+ * Packs what browsers get: the JupyterLab extension into nbguard/labextension, the inline widget into nbguard/notebook/static.
+ *
+ *     node labextension/build.mjs [--watch]
+ *
+ * JupyterLab's own builder adds 13 kB to each page, nearly all of it to choose among versions of shared packages, where a page
+ * has one of each (docs/adr/0016-a-container-of-our-own.md).
+ */
+
+import { cp, mkdir, readFile, rm, watch, writeFile } from 'node:fs/promises';
+import { basename } from 'node:path';
+
+import * as esbuild from 'esbuild';
+
+const EXTENSION = 'nbguard/labextension';
+const COMMON = { bundle: true, minify: true, target: 'es2022', logLevel: 'warning' };
+
+/** Packages that are taken from the page, as CommonJS modules: src/container.ts has them ready before the plugins are loaded. */
+function sharedPackages(names) {
+  return {
+    name: 'shared packages',
+    setup(build) {
+      build.onResolve({ filter: /^@(jupyterlab|lumino)\// }, ({ path }) => ({ path, namespace: 'page' }));
+      build.onLoad({ filter: /.*/, namespace: 'page' }, ({ path }) => {
+        names.add(path);
+        return { contents: `module.exports = _JUPYTERLAB.nbguard.packages[${JSON.stringify(path)}]` };
+      });
+    }
+  };
+}
+
+/** A style sheet that is imported is its minified text. */
+const styleSheets = {
+  name: 'style sheets',
+  setup(build) {
+    build.onLoad({ filter: /\.css$/ }, async ({ path }) => {
+      const { outputFiles } = await esbuild.build({ ...COMMON, entryPoints: [path], write: false });
+      return { contents: outputFiles[0].text, loader: 'text', watchFiles: [path] };
+    });
+  }
+};
+
+async function buildExtension() {
+  await rm(EXTENSION, { recursive: true, force: true });
+  await mkdir(`${EXTENSION}/static`, { recursive: true });
+  const names = new Set();
+  const { metafile } = await esbuild.build({
+    ...COMMON,
+    entryPoints: ['labextension/src/index.ts'],
+    format: 'esm',
+    splitting: true,
+    metafile: true,
+    outdir: `${EXTENSION}/static`,
+    entryNames: '[name]-[hash]',
+    chunkNames: '[name]-[hash]',
+    plugins: [sharedPackages(names), styleSheets]
+  });
+  const container = await esbuild.build({
+    ...COMMON,
+    bundle: false, // a plain script
+    entryPoints: ['labextension/src/container.ts'],
+    metafile: true,
+    outdir: `${EXTENSION}/static`,
+    entryNames: '[name]-[hash]',
+    define: {
+      PLUGINS: JSON.stringify(`./${entryOf(metafile)}`),
+      IMPORTED: JSON.stringify(importsOf(metafile).join(' ')),
+      PACKAGES: JSON.stringify([...names].sort().join(' '))
+    }
+  });
+  await describe(`static/${entryOf(container.metafile)}`);
+}
+
+/** The file that was made of the entry point. */
+function entryOf({ outputs }) {
+  return basename(Object.entries(outputs).find(([, { entryPoint }]) => /\/(index|container)\.ts$/.test(entryPoint ?? ''))[0]);
+}
+
+/** The files that the entry point's file imports at once. */
+function importsOf({ outputs }) {
+  const entry = Object.values(outputs).find(({ entryPoint }) => entryPoint?.endsWith('/index.ts'));
+  return entry.imports.filter(({ kind }) => kind === 'import-statement').map(({ path }) => basename(path));
+}
+
+/** Write what a Jupyter server reads of an extension: the file to load, the settings, whose licences it carries (nobody's). */
+async function describe(load) {
+  const manifest = JSON.parse(await readFile('package.json', 'utf8'));
+  manifest.jupyterlab._build = { load, extension: './extension' };
+  await writeFile(`${EXTENSION}/package.json`, JSON.stringify(manifest, null, 2));
+  await writeFile(`${EXTENSION}/static/third-party-licenses.json`, '{"packages": []}');
+  await cp('labextension/schema', `${EXTENSION}/schemas/nbguard`, { recursive: true });
+}
+
+async function buildWidget() {
+  await esbuild.build({
+    ...COMMON,
+    entryPoints: ['src/widget.ts', 'style/view.css'].map(file => ({ in: `labextension/${file}`, out: 'widget' })),
+    format: 'esm',
+    outdir: 'nbguard/notebook/static'
+  });
+}
+
+await buildExtension();
+await buildWidget();
+if (process.argv.includes('--watch')) {
+  for await (const { filename } of watch('labextension', { recursive: true })) {
+    console.log(`${filename} has changed`);
+    await buildExtension().then(buildWidget, () => undefined); // esbuild has said what is wrong
+  }
+}

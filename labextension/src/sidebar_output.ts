@@ -1,0 +1,25 @@
+/** The outputs of `nbguard.Sidebar()` in a notebook: a widget's view, and its picture in HTML for where the widget is gone. */
+
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { Kernel } from '@jupyterlab/services';
+
+import { KernelSender } from './kernel_sender';
+import { isObject } from './view/check';
+
+export type Renderer = ReturnType<NotebookPanel['content']['rendermime']['createRenderer']>;
+export type MimeModel = Parameters<Renderer['renderModel']>[0];
+
+/** What marks such an output: `{ model_id }` of the widget. */
+export const SIDEBAR = 'application/vnd.nbguard.sidebar+json';
+export const HTML = 'text/html';
+const WIDGETS = 'jupyter.widget';
+
+/** The widget's id in an output's data; null: it is no output of `nbguard.Sidebar()`. */
+export function sidebarOf({ [SIDEBAR]: shown }: MimeModel['data']): string | null {
+  return isObject(shown) && typeof shown.model_id === 'string' ? shown.model_id : null;
+}
+
+/** The widgets that a kernel has, by id. Asked on the control channel, as the cell that shows one may still run. */
+export async function widgetsOf(kernel: Kernel.IKernelConnection): Promise<object> {
+  return new KernelSender(kernel, () => 'control').comms(WIDGETS).catch(() => ({}));
+}
