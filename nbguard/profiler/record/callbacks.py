@@ -57,7 +57,7 @@ class CallbackTimes:
                 self._patches.put(kind, method, around)
 
     def _timed(self, kind: type, code: int) -> Callable[[Function], Function]:
-        recorder, mark = self._recorder, self._recorder.mark
+        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
 
         def around(original: Function) -> Function:
             def timed(callback: Any, *args: Any, **kw: Any) -> Any:
@@ -65,7 +65,7 @@ class CallbackTimes:
                 if get_ident() != recorder.thread or type(callback) is not kind:  # a subclass has marks of its own
                     return original(callback, *args, **kw)
                 before = recorder.current
-                mark(before)
+                add((before, clock()))
                 recorder.current = code
                 try:
                     return original(callback, *args, **kw)
@@ -74,8 +74,8 @@ class CallbackTimes:
                         self._fails(error)
                     raise
                 finally:
-                    mark(code)
                     recorder.current = before
+                    add((code, clock()))
 
             return timed
 

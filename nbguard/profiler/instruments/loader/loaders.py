@@ -206,7 +206,9 @@ class LoaderWatch:
         def fetch(fetcher: Any, index: Any) -> Any:
             if get_ident() != recorder.thread:  # a worker's neither
                 return original(fetcher, index) if os.getpid() == self._pid else self._in_worker(original, fetcher, index)
-            timer = recorder.attempt(self, "a fetch", self._timer_of, fetcher)
+            known, timer = self._current
+            if known() is not fetcher:
+                timer = recorder.attempt(self, "a fetch", self._timer_of, fetcher)
             if timer is None:
                 return original(fetcher, index)
             batch, is_disturbed = timer.fetch(original, fetcher, index)
@@ -217,10 +219,8 @@ class LoaderWatch:
         return fetch
 
     def _timer_of(self, fetcher: Any) -> FetchTimer | None:
-        known, timer = self._current
-        if known() is not fetcher:
-            timer = self._counters.get(fetcher)
-            self._current = weakref.ref(fetcher), timer
+        timer = self._counters.get(fetcher)
+        self._current = weakref.ref(fetcher), timer
         return timer
 
     def _in_worker(self, original: Function, fetcher: Any, index: Any) -> Any:
