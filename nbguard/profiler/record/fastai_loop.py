@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -12,7 +13,7 @@ from nbguard.profiler.record.callbacks import CallbackTimes
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Event as RecorderEvent
 from nbguard.profiler.record.recorder import Recorder
-from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.profiler.record.torch_loop import Rehearsed, TorchLoop
 from nbguard.scan.roots.frames import frame_locals, frame_of
 
 Function = Callable[..., Any]
@@ -28,6 +29,8 @@ _BEFORE = {
 }
 """The phases that fastai runs just before it announces an event. The rest is its own: between callbacks, and around batches."""
 
+_CALLBACKS = 3
+"""Calls of callbacks in a batch of a fit that has only fastai's own."""
 _INNER = frozenset(("batch", "backward", "step"))
 
 
@@ -87,6 +90,30 @@ class FastaiLoop:
     def observe(self) -> tuple[str, ...]:
         """Return the phases of callbacks without which fastai does not train."""
         return tuple(sorted(self.callbacks.of_fastai))
+
+    def rehearsal(self, fetch: Callable[[], Any]) -> tuple[Callable[[], Any], ...]:
+        """Return the calls of a batch as `TorchLoop.rehearsal` does."""
+        import torch
+
+        act, loss, model = Rehearsed.act, torch.zeros((), device="cpu"), torch.nn.Identity()
+        learner = Rehearsed(training=True, yb=(loss,), xb=(loss,), loss_grad=loss, model=model, opt=Rehearsed())
+        copy = self._loop.timed(phases.TO_DEVICE)
+        copies = partial(copy(lambda _: copy(act)(loss)), loss)
+        event, inner = self._call_one(act), partial(self._with_events(act), learner, act, "batch", None)
+        callback = partial(self.callbacks.rehearsal(Rehearsed), Rehearsed())
+        return (
+            *self._loop.rehearsal(fetch)[:1],
+            copies,
+            copies,
+            inner,
+            partial(self._one_batch(act), learner),
+            *(partial(event, learner, name) for name in ("before_batch", "after_pred", "after_loss", "before_backward")),
+            inner,
+            *(partial(event, learner, name) for name in ("after_backward", "before_step")),
+            inner,
+            *(partial(event, learner, name) for name in ("after_step", "after_batch")),
+            *(callback,) * _CALLBACKS,
+        )
 
     def _one_batch(self, original: Function) -> Function:
         recorder, loop = self._recorder, self._loop

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
 from nbguard.profiler.record.log import BOUNDARY_CODES, Log
+from nbguard.scan.objects.compiled import has_compiled
 
 Event = Literal[
     "batch",
@@ -206,7 +207,8 @@ class Recorder:
         self._next_look = number + 1 if number < self._all else number - number % every + every
 
     def _tell_stretch(self, *, begins: bool) -> None:
-        if begins != self._is_stretch and (self._stretches < _STRETCHES or not begins):
+        """Emit that a stretch begins or has ended; never once something is compiled, which patches that change undo."""
+        if begins != self._is_stretch and (self._stretches < _STRETCHES or not begins) and not has_compiled():
             self._is_stretch = begins
             self._stretches += begins
             self.emit("stretch", begins)

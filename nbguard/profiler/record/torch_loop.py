@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -123,6 +124,23 @@ class TorchLoop:
     def begins_fit(self) -> None:
         """Emit the next module that is called, whatever was called before: another fit has begun."""
         self._model = _nothing
+
+    def rehearsal(self, fetch: Callable[[], Any]) -> tuple[Callable[[], Any], ...]:
+        """Return the calls of a batch around functions that do nothing: what they take is ours. `fetch` fetches nothing."""
+        import torch
+
+        iterator, optimizer, loss = Rehearsed(), Rehearsed(), torch.zeros((), device="cpu")
+        model, measure = torch.nn.Identity(), torch.nn.MSELoss()
+        call = self._module(torch)(Rehearsed.act)
+        return (
+            partial(self._next(lambda _: fetch()), iterator),
+            partial(call, model, loss),
+            partial(call, measure, loss),
+            partial(self._backward(Rehearsed.act), loss),
+            partial(self._before_step, optimizer),
+            partial(self._after_step, optimizer),
+            partial(self._zero_grad(Rehearsed.act), optimizer),
+        )
 
     def timed(self, phase: str, after: str = "") -> Callable[[Function], Function]:
         """Return a patch that marks the time of a call as `phase`, outside modules and loaders only.
@@ -294,6 +312,17 @@ class TorchLoop:
             recorder.current = self._steps.pop()
             recorder.ended(self._step)
             recorder.has_stepped()
+
+
+class Rehearsed:
+    """Stands in for an object of the user's where a batch is rehearsed."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    @staticmethod
+    def act(*_: Any) -> None:
+        """Do nothing."""
 
 
 def _reference(module: Any) -> Callable[[], Any]:

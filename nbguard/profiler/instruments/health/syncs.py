@@ -124,7 +124,7 @@ class SyncWatch:
                     self._is_inside = False
                 took = recorder.clock() - start if start else -1
                 read = _Read(name=name, took=took, args=args, named=kw, result=result)
-                recorder.attempt(self, name, self._note, body, read, sys._getframe(1))
+                recorder.aside(self, name, self._note, body, read, sys._getframe(1))
                 return result
 
             _leave_untraced(counted)

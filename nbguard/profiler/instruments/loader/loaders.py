@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from threading import get_ident
 from typing import Any
@@ -222,6 +224,12 @@ class LoaderWatch:
         timer = self._counters.get(fetcher)
         self._current = weakref.ref(fetcher), timer
         return timer
+
+    def rehearsal(self, recorder: Recorder) -> Function:
+        """Return a fetch that fetches nothing, timed as others are."""
+        fetcher, self._recorder = Patches(), recorder
+        self._current = weakref.ref(fetcher), FetchTimer(FetchSamples(profiled=sys.maxsize))
+        return partial(self._fetch(lambda _, index: index), fetcher, [0])
 
     def _in_worker(self, original: Function, fetcher: Any, index: Any) -> Any:
         from torch.utils.data import get_worker_info
