@@ -105,7 +105,7 @@ def test_mixed_precision_ends_its_autocast_when_a_part_stops_the_fit() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_who_need_not_see_each_batch_sees_the_first_ones_and_then_each_seventh() -> None:
+def test_who_need_not_see_each_batch_sees_the_first_ones_and_then_each_13th() -> None:
     recorder = Recorder()
     some, every = [], []
     recorder.subscribe("step", some.append)
@@ -114,7 +114,7 @@ def test_who_need_not_see_each_batch_sees_the_first_ones_and_then_each_seventh()
         recorder.begin_batch(1)
         recorder.emit("step", number)
 
-    assert some == [*range(1, 33), 35, 42, 49, 56]
+    assert some == [*range(1, 33), 39, 52]
     assert every == [*range(1, 61)]
 
 
@@ -123,7 +123,7 @@ def test_a_new_loader_and_what_follows_its_end_are_looked_at() -> None:
     told: list[tuple[int, str]] = []
     recorder.subscribe("step", lambda: told.append((recorder.batches, "step")))
     recorder.subscribe("end", lambda: told.append((recorder.batches, "end")))
-    for _ in range(36):
+    for _ in range(40):
         recorder.begin_batch(1)
     recorder.look_at(2)
     for _ in range(3):
@@ -133,7 +133,28 @@ def test_a_new_loader_and_what_follows_its_end_are_looked_at() -> None:
     recorder.end_of(2)
     recorder.emit("step")
 
-    assert told == [(37, "step"), (38, "step"), (39, "end"), (39, "step")]
+    assert told == [(41, "step"), (42, "step"), (43, "end"), (43, "step")]
+
+
+def test_stretches_are_told_of_where_all_batches_are_looked_at() -> None:
+    """At the beginning, at each new loader, and where a long fit has become twice as long; not without end."""
+    recorder = Recorder()
+    told: list[tuple[int, bool]] = []
+    recorder.subscribe("stretch", lambda begins: told.append((recorder.batches, begins)))
+    for number in range(1, 270):
+        if number == 101:
+            recorder.look_at(3)
+        recorder.begin_batch(1)
+
+    assert told == [(33, False), (101, True), (104, False), (259, True), (263, False)]
+
+    for number in range(1000):
+        recorder.look_at(1)
+        recorder.begin_batch(number)
+        recorder.begin_batch(number)
+
+    assert len(told) < 140
+    assert not told[-1][1]
 
 
 def test_who_listens_no_more_is_not_told() -> None:

@@ -11,7 +11,7 @@ from nbguard.profiler.analysis.compare import compare
 from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.health.health import health
-from nbguard.profiler.analysis.loader.fetches import training_loader
+from nbguard.profiler.analysis.loader.fetches import profiling_time, training_loader
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory import growth
 from nbguard.profiler.analysis.memory.memory_report import CUDA, memory_report
@@ -180,8 +180,10 @@ class FitAnalysis:
 
     @property
     def _overhead(self) -> Overhead:
-        """Return the cost of the log, with the calls that patched functions only pass on, and of the instruments."""
-        watching = sum(row.total for row in self.timing.rows if row.phase == phases.OWN)
+        """Return the cost of the log, with what is done in each batch, and of the looks of instruments."""
+        observed = self.observations
+        watching = sum(row.total for row in self.timing.rows if row.phase == phases.OWN) + observed.stacks.took
+        watching += sum(profiling_time(loader) for loader in observed.loaders)
         per_mark, count = self.observations.mark_cost, len(self.observations.log.codes)
         return Overhead(per_mark, count, watching, (per_mark * count + watching) / max(self.timing.wall, 1))
 

@@ -51,7 +51,7 @@ class FitObservations:
     ending: Ending = "complete"  # the way in which the fit ended
     error: str = ""  # the type of the exception that ended the fit, e.g. "KeyboardInterrupt"; "" if none did
     log: PhaseLog  # the phases of the fit, with the boundaries of its batches
-    mark_cost: int = 0  # nanoseconds that one entry of the log costs the fit, measured after it
+    mark_cost: int = 0  # nanoseconds that one mark of the log costs the fit, with its share of what else is done in each batch
     cores: int = 1  # CPU cores that the process may use, by its affinity and control group
     subject: SubjectFacts = field(default_factory=SubjectFacts)  # names of the models that were trained
     loaders: tuple[LoaderFacts, ...] = ()  # those that were asked for batches

@@ -251,7 +251,7 @@ class Overhead:
 
     per_mark: int  # nanoseconds
     marks: int
-    watching: int  # nanoseconds in which nbguard looked: the row "nbguard itself"
+    watching: int  # nanoseconds in which nbguard looked: the row "nbguard itself", looks at stacks, profiles of fetches
     share: float  # of the wall time, both together
 
     @property

@@ -28,11 +28,11 @@ from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
+from nbguard.profiler.instruments.overhead import OverheadWatch
 from nbguard.profiler.instruments.stack_sampler import StackSampler
 from nbguard.profiler.instruments.subject import Subject
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.record.fastai_loop import FastaiLoop
-from nbguard.profiler.record.overhead import cost_of_a_mark
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
@@ -71,6 +71,7 @@ class FitInstruments:
         self._syncs = SyncWatch()
         self._switches = SwitchWatch()
         self._stacks = StackSampler()
+        self._overhead = OverheadWatch()
         self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
         self.mistakes: list[str] = []
         self._parts: tuple[Instrument[Any], ...] = (
@@ -83,6 +84,7 @@ class FitInstruments:
             self._syncs,
             self._switches,
             self._stacks,
+            self._overhead,
             self._finite,  # last: at an event it may end the fit
         )
 
@@ -111,6 +113,7 @@ class FitInstruments:
             switches=self._ask(self._switches, SwitchFacts()),
             finite=self._ask(self._finite, FiniteFacts()),
             stacks=self._ask(self._stacks, StackSamples()),
+            mark_cost=self._ask(self._overhead, 0),
         )
 
     def _ask(self, part: Instrument[_T], otherwise: _T) -> _T:
@@ -212,10 +215,10 @@ class Instruments:
         The messages of other ranks are not in it yet: they are exchanged once this rank's own fit is analysed.
         """
         *logs, last = self._fit.attempt("divided", log, self._places) or [*(_NO_LOG for _ in self._earlier), log]
-        cost, cores = _known(cost_of_a_mark, 0), _known(usable_cores, 1)
+        cores = _known(usable_cores, 1)
         callbacks = self._fit.attempt("observe", self.fastai) or ()
         earlier = tuple(
-            replace(observed, title=title, log=part, mark_cost=cost, cores=cores, library_callbacks=callbacks)
+            replace(observed, title=title, log=part, cores=cores, library_callbacks=callbacks)
             for observed, part in zip(self._earlier, logs, strict=True)
         )
         observed = self._fit.observe()
@@ -225,7 +228,6 @@ class Instruments:
             ending=ending,
             error=error,
             log=last,
-            mark_cost=cost,
             cores=cores,
             library_callbacks=callbacks,
             has_other_threads=self.recorder.elsewhere,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -39,6 +39,7 @@ class StackSampler:
         self._numbers: dict[_Stack, int] = {}
         self._moments: list[int] = []
         self._seen: list[int] = []
+        self._took = 0
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ended = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -48,8 +49,8 @@ class StackSampler:
         """Begin to look at the thread of the recording."""
         recorder.subscribe("model", self._model)
         self._ended.acquire()
-        run = _looking(recorder.thread_of_fit, recorder.clock, self._ended, self._note)
-        self._thread = threading.Thread(target=run, name="nbguard stacks", daemon=True)
+        self._clock, self._of = recorder.clock, recorder.thread_of_fit
+        self._thread = threading.Thread(target=self._look, name="nbguard stacks", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -68,6 +69,19 @@ class StackSampler:
 
     def _model(self, module: Any, _: Any) -> None:
         self._models.add(module)
+
+    def _look(self) -> None:
+        """Look now and then; this is what the thread runs."""
+        clock, frames = self._clock, sys._current_frames
+        begin, pause = clock(), _SHORTEST
+        while not self._ended.acquire(timeout=pause):
+            moment = clock()
+            try:
+                self._note(moment, frames().get(self._of))
+            except Exception:  # noqa: BLE001 - out of memory: what was seen so far is worth something, and nobody hears of it here
+                return
+            self._took += clock() - moment
+            pause = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
 
     def _note(self, moment: int, frame: FrameType | None) -> None:
         stack: list[Any] = []
@@ -98,27 +112,13 @@ class StackSampler:
             stacks.append(tuple(known[frame] for frame in frames))
         hooks = tuple(hook for model in self._models for hook in _hooks_of(model))
         return StackSamples(
-            lines=tuple(numbers), stacks=tuple(stacks), moments=tuple(self._moments), seen=tuple(self._seen), hooks=hooks
+            lines=tuple(numbers),
+            stacks=tuple(stacks),
+            moments=tuple(self._moments),
+            seen=tuple(self._seen),
+            hooks=hooks,
+            took=self._took,
         )
-
-
-def _looking(
-    thread: int, clock: Callable[[], int], ended: threading.Lock, note: Callable[[int, FrameType | None], None]
-) -> Callable[[], None]:
-    """Return the function of the thread that looks."""
-    frames, begin = sys._current_frames, clock()
-
-    def look() -> None:
-        pause = _SHORTEST
-        while not ended.acquire(timeout=pause):
-            moment = clock()
-            try:
-                note(moment, frames().get(thread))
-            except Exception:  # noqa: BLE001 - out of memory: what was seen so far is worth something, and nobody hears of it here
-                return
-            pause = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
-
-    return look
 
 
 def _line(code: CodeType, instruction: int, sites: Sites, libraries: tuple[str, ...]) -> StackLine:

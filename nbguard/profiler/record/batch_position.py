@@ -63,9 +63,20 @@ class Bodies:
         self._recorder = weakref.proxy(recorder)
         self._closed = closed
         self._open: list[Body] = []
-        recorder.subscribe("batch", self._ask)
-        recorder.subscribe("end", self._none_left)
-        recorder.subscribe("loss", self._loss)
+        self.begin()
+
+    def begin(self) -> None:
+        """Follow the batches from the next one on."""
+        self._recorder.subscribe("batch", self._ask)
+        self._recorder.subscribe("end", self._none_left)
+        self._recorder.subscribe("loss", self._loss)
+
+    def rest(self) -> None:
+        """Close the batches that are open, and follow none until `begin`."""
+        self._recorder.unsubscribe("batch", self._ask)
+        self._recorder.unsubscribe("end", self._none_left)
+        self._recorder.unsubscribe("loss", self._loss)
+        self.end()
 
     def end(self) -> None:
         """Close the batches that are still open: the recording has ended."""

@@ -42,6 +42,10 @@ class CallbackTimes:
         for callback in attribute_of(learner, "cbs") or ():
             self._mark(type(callback))
 
+    def rehearsal(self, kind: type) -> Function:
+        """Return a method of a callback of this class that does nothing, timed as others are."""
+        return self._timed(kind, self._recorder.code_of_callback(""))(lambda _: None)
+
     def _mark(self, kind: type) -> None:
         if kind in self._seen:
             return
@@ -57,7 +61,7 @@ class CallbackTimes:
                 self._patches.put(kind, method, around)
 
     def _timed(self, kind: type, code: int) -> Callable[[Function], Function]:
-        recorder, mark = self._recorder, self._recorder.mark
+        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
 
         def around(original: Function) -> Function:
             def timed(callback: Any, *args: Any, **kw: Any) -> Any:
@@ -65,7 +69,7 @@ class CallbackTimes:
                 if get_ident() != recorder.thread or type(callback) is not kind:  # a subclass has marks of its own
                     return original(callback, *args, **kw)
                 before = recorder.current
-                mark(before)
+                add((before, clock()))
                 recorder.current = code
                 try:
                     return original(callback, *args, **kw)
@@ -74,8 +78,8 @@ class CallbackTimes:
                         self._fails(error)
                     raise
                 finally:
-                    mark(code)
                     recorder.current = before
+                    add((code, clock()))
 
             return timed
 

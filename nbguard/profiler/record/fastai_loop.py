@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import Any
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.callbacks import CallbackTimes
 from nbguard.profiler.record.patches import Patches
+from nbguard.profiler.record.recorder import Event as RecorderEvent
 from nbguard.profiler.record.recorder import Recorder
-from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.profiler.record.torch_loop import Rehearsed, TorchLoop
 from nbguard.scan.roots.frames import frame_locals, frame_of
 
 Function = Callable[..., Any]
@@ -27,6 +29,8 @@ _BEFORE = {
 }
 """The phases that fastai runs just before it announces an event. The rest is its own: between callbacks, and around batches."""
 
+_CALLBACKS = 3
+"""Calls of callbacks in a batch of a fit that has only fastai's own."""
 _INNER = frozenset(("batch", "backward", "step"))
 
 
@@ -87,6 +91,30 @@ class FastaiLoop:
         """Return the phases of callbacks without which fastai does not train."""
         return tuple(sorted(self.callbacks.of_fastai))
 
+    def rehearsal(self, fetch: Callable[[], Any]) -> tuple[Callable[[], Any], ...]:
+        """Return the calls of a batch as `TorchLoop.rehearsal` does."""
+        import torch
+
+        act, loss, model = Rehearsed.act, torch.zeros((), device="cpu"), torch.nn.Identity()
+        learner = Rehearsed(training=True, yb=(loss,), xb=(loss,), loss_grad=loss, model=model, opt=Rehearsed())
+        copy = self._loop.timed(phases.TO_DEVICE)
+        copies = partial(copy(lambda _: copy(act)(loss)), loss)
+        event, inner = self._call_one(act), partial(self._with_events(act), learner, act, "batch", None)
+        callback = partial(self.callbacks.rehearsal(Rehearsed), Rehearsed())
+        return (
+            *self._loop.rehearsal(fetch)[:1],
+            copies,
+            copies,
+            inner,
+            partial(self._one_batch(act), learner),
+            *(partial(event, learner, name) for name in ("before_batch", "after_pred", "after_loss", "before_backward")),
+            inner,
+            *(partial(event, learner, name) for name in ("after_backward", "before_step")),
+            inner,
+            *(partial(event, learner, name) for name in ("after_step", "after_batch")),
+            *(callback,) * _CALLBACKS,
+        )
+
     def _one_batch(self, original: Function) -> Function:
         recorder, loop = self._recorder, self._loop
         zero = recorder.code(phases.ZERO_GRAD)
@@ -110,37 +138,38 @@ class FastaiLoop:
         return _do_one_batch
 
     def _call_one(self, original: Function) -> Function:
-        recorder, mark = self._recorder, self._recorder.mark
-        other = recorder.code(phases.OTHER)
-        nothing, ends = (other, None), self._ends
-        acts: dict[str, Function] = {
-            "after_loss": self._has_loss,
-            "after_backward": self._has_gradients,
-            "before_step": self._steps,
-            "after_step": self._has_stepped,
-            "after_cancel_step": self._has_stepped,
-            "after_cancel_fit": ends,
-            "after_fit": ends,
+        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
+        other, ends = recorder.code(phases.OTHER), self._ends
+        acts: dict[str, tuple[Function, RecorderEvent | None]] = {
+            "after_loss": (self._has_loss, None),
+            "after_backward": (self._has_gradients, "backward"),
+            "before_step": (self._steps, "step"),
+            "after_step": (self._has_stepped, None),
+            "after_cancel_step": (self._has_stepped, None),
+            "after_cancel_fit": (ends, None),
+            "after_fit": (ends, None),
         }
-        known = {event: (recorder.code(_BEFORE.get(event, phases.OTHER)), acts.get(event)) for event in (*_BEFORE, *acts)}
+        nothing: tuple[int, Function | None, RecorderEvent | None] = other, None, None
+        known = {
+            event: (recorder.code(_BEFORE.get(event, phases.OTHER)), *acts.get(event, (None, None))) for event in (*_BEFORE, *acts)
+        }
 
         def _call_one(learner: Any, event: Any) -> None:
             __tracebackhide__ = True
             if get_ident() != recorder.thread:
                 original(learner, event)
                 return
-            code, act = known.get(event, nothing)
-            mark(code)
+            code, act, emitted = known.get(event, nothing)
+            add((code, clock()))
             if code != other and recorder.subscribers["phase"]:
                 recorder.emit("phase", code)
-            if act is None:
+            if act is None or (emitted is not None and not recorder.subscribers[emitted]):
                 original(learner, event)
             elif act is ends:
                 ends(original, learner, event)
             else:
                 try:
-                    if recorder.attempt(self, event, _is_training, learner):
-                        recorder.attempt(self, event, act, learner)
+                    recorder.attempt(self, event, _in_training, act, learner)
                 finally:  # callbacks finish what they began (MixedPrecision: autocast), also if a part stops the fit here
                     original(learner, event)
 
@@ -177,8 +206,9 @@ class FastaiLoop:
         self._recorder.emit("step", learner.opt)
 
     def _has_stepped(self, learner: Any) -> None:
-        self._recorder.boundary("step")
-        self._recorder.emit("zero_grad", learner.opt, None)
+        self._recorder.has_stepped()
+        if self._recorder.subscribers["zero_grad"]:
+            self._recorder.emit("zero_grad", learner.opt, None)
 
     def _add_cb(self, original: Function) -> Function:
         def add_cb(learner: Any, callback: Any) -> Any:
@@ -240,6 +270,12 @@ class FastaiLoop:
 
 def _is_training(learner: Any) -> bool:
     return learner.training is True
+
+
+def _in_training(act: Function, learner: Any) -> None:
+    """Call `act(learner)` if the batch is one to train on."""
+    if learner.training is True:
+        act(learner)
 
 
 def _fitting() -> Any | None:

@@ -37,13 +37,13 @@ class FitBounds:
         self._models: dict[int, weakref.ref[Any]] = {}  # that this fit trains
         self._called: dict[int, weakref.ref[Any]] = {}  # since the latest iterator was asked first
         self._iterator: weakref.ref[Any] | None = None  # the latest
-        self._began = LogPosition(0, 0)  # where it was asked first
+        self._began = 0  # entries of the log before it was asked first
         self._loops: dict[int, weakref.ref[Any]] = {}  # iterators that this fit trains with and that have batches left
 
     def loader(self, iterator: Any) -> None:
         """Note an iterator that is asked for the first time."""
         self.is_open = True
-        self._iterator, self._began = weakref.ref(iterator), self._recorder.position
+        self._iterator, self._began = weakref.ref(iterator), len(self._recorder)
         self._called.clear()
 
     def asked_again(self, number: int) -> None:
@@ -62,7 +62,7 @@ class FitBounds:
         loaders = id(attribute_of(learner, "dls"))
         known, self._learner = self._learner, (weakref.ref(learner), loaders)
         if self._has_trained and not self._goes_on() and (known is None or known[0]() is not learner or known[1] != loaders):
-            self._begin(self._recorder.position, None)
+            self._begin(len(self._recorder), None)
 
     def ended(self, number: int) -> None:
         """Note that an iterator had no batch left."""
@@ -84,9 +84,9 @@ class FitBounds:
         """Say whether a loop that trained may go on: its iterator is there and had batches left."""
         return any(iterator() is not None for iterator in self._loops.values())
 
-    def _begin(self, position: LogPosition, iterator: Any) -> None:
+    def _begin(self, entries: int, iterator: Any) -> None:
         if self._fits < _MOST:
             self._fits += 1
             self._models.clear()
             self._has_trained = False
-            self._begins(position, iterator)
+            self._begins(self._recorder.position(entries), iterator)

@@ -14,12 +14,15 @@ _LOOSE = 8192
 """Numbers that may be in the list before they are packed."""
 _PAIR = struct.calcsize("=hq")
 _KINDS: tuple[BoundaryKind, ...] = get_args(BoundaryKind)
-_CODES = {kind: ~number for number, kind in enumerate(_KINDS)}
+BOUNDARY_CODES = {kind: ~number for number, kind in enumerate(_KINDS)}
+"""The numbers of boundaries in the log: below 0, as those of phases are not."""
 
 
 class Log:
     """Marks and boundaries in their order. `mark(code)` logs the phase that has gone on since the mark before.
 
+    What every batch passes adds its entries by itself, several at once, without a call: `add((code, clock()))` is a mark,
+    `add((BOUNDARY_CODES[kind], loop))` a boundary. All numbers of one `add` come or none, wherever an interrupt falls.
     An array takes several times as long to take a number as a list, which is packed from time to time.
     """
 
@@ -27,13 +30,12 @@ class Log:
         self._loose: list[int] = []  # of a mark its code and time; of a boundary its kind, below 0, and loop
         self._packed: list[bytes] = []  # entries before those, packed
         self._before = 0  # entries that are packed
-        self._boundaries = 0
-        self.mark = _marker(self._loose, clock)
+        self.add = self._loose.extend
+        self.mark = _marker(self.add, clock)
 
     def boundary(self, kind: BoundaryKind, loop: int) -> None:
         """Log a boundary."""
-        self._loose.extend((_CODES[kind], loop))
-        self._boundaries += 1
+        self.add((BOUNDARY_CODES[kind], loop))
 
     def pack(self) -> None:
         """Pack the entries, if there are many."""
@@ -47,10 +49,10 @@ class Log:
         """Return the number of entries: marks and boundaries."""
         return self._before + len(self._loose) // 2
 
-    @property
-    def position(self) -> LogPosition:
-        """Return the end of the log so far."""
-        return LogPosition(len(self) - self._boundaries, self._boundaries)
+    def position(self, entries: int) -> LogPosition:
+        """Return the place after so many of the first entries."""
+        boundaries = sum(code < 0 for code, _ in islice(self._entries(), entries))
+        return LogPosition(entries - boundaries, boundaries)
 
     def _entries(self) -> Iterator[tuple[int, int]]:
         for numbers in chain(map(_unpacked, self._packed), (self._loose,)):
@@ -89,11 +91,10 @@ def _unpacked(packed: bytes) -> Sequence[int]:
     return [number for pair in zip(numbers[:count], numbers[count:], strict=True) for number in pair]
 
 
-def _marker(numbers: list[int], clock: Callable[[], int]) -> Callable[[int], None]:
-    """Return `Log.mark`: a function that looks nothing up, since it is called some 25 times in each batch."""
-    add = numbers.extend
+def _marker(add: Callable[[tuple[int, int]], None], clock: Callable[[], int]) -> Callable[[int], None]:
+    """Return `Log.mark`: a function that looks nothing up."""
 
     def mark(code: int) -> None:
-        add((code, clock()))  # both or none, wherever an interrupt falls
+        add((code, clock()))
 
     return mark

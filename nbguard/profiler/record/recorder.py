@@ -16,10 +16,12 @@ from typing import Any, Literal, TypeVar, get_args
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
-from nbguard.profiler.record.log import Log
+from nbguard.profiler.record.log import BOUNDARY_CODES, Log
+from nbguard.scan.objects.compiled import has_compiled
 
 Event = Literal[
     "batch",
+    "stretch",
     "waited",
     "end",
     "phase",
@@ -37,6 +39,8 @@ Event = Literal[
 """Events that instruments may subscribe to. They are emitted on the thread of the fit:
 
 - `batch(number)`: batch `number` of the recording, from 1, is about to be asked for (training or validation, of any loader)
+- `stretch(begins)`: from this batch on all are looked at, or from this one on only some: who patches what is called often can
+  take it out for that time
 - `waited()`: it is there, or the loader has none left: then `end()` was emitted before
 - `phase(code)`: a phase of `phases.STEP_PHASES` has just ended
 - `model(module, args)`: an outermost module is about to be called that is not the one called before, or that is the first
@@ -50,14 +54,19 @@ Event = Literal[
 - `learner(learner)`: a fastai fit is about to begin; `fit ends(error)`: it has ended, with the exception that ended it or None
 - `loader(iterator)`: an iterator over a loader is asked for the first time
 """
-_RARE = frozenset(("end", "model", "scale", "learner", "loader", "fit ends"))
+_RARE = frozenset(("stretch", "end", "model", "scale", "learner", "loader", "fit ends"))
 """Events that all subscribers receive, in every batch."""
 _ALL = 32
-_OFTEN = 7
+_OFTEN = 13
 _SOON = 128
 _SELDOM = 37
-"""Of the first batches all are looked at, then each seventh, and of a long fit each 37th: no usual interval of a loop is a
+"""Of the first batches all are looked at, then each 13th, and of a long fit each 37th: no usual interval of a loop is a
 multiple of these."""
+_AGAIN = 4
+"""Batches in a row that are looked at where a long fit has become twice as long, from batch `2 * _SOON` on."""
+_STRETCHES = 64
+"""Stretches that are told of: the patches that come and go with them make Python forget what it knew of a class."""
+_BATCH, _LOSS, _STEP = (BOUNDARY_CODES[kind] for kind in ("batch", "loss", "step"))
 _OFF = -1
 _T = TypeVar("_T")
 Subscribers = dict[str, tuple[Callable[..., None], ...]]
@@ -85,8 +94,8 @@ class StopFit(Exception):  # noqa: N818 - no mistake: it is meant
 class Recorder:
     """Keeps the log of the thread that creates it, and calls subscribers at events. Holds no object of the user's.
 
-    `mark(code)` logs the phase that has gone on since the last mark; `current` is the number of the phase that goes on now;
-    `subscribers` receive the events of this batch.
+    `mark(code)` logs the phase that has gone on since the last mark, as does `add((code, clock()))` without a call; `current` is
+    the number of the phase that goes on now; `subscribers` receive the events of this batch.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -102,12 +111,16 @@ class Recorder:
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
         self._callbacks: dict[int, str] = {}  # class of the callback, by the number of its phase
         self._log = Log(clock)
-        self.mark = self._log.mark
+        self.mark, self.add = self._log.mark, self._log.add
         self._sampled: Subscribers = dict.fromkeys(get_args(Event), ())
         self._always: Subscribers = dict.fromkeys(get_args(Event), ())  # in any batch
         self.subscribers = self._sampled
         self.looks = True  # whether all subscribers receive the events of this batch
         self._all = _ALL  # up to here every batch is looked at
+        self._next_look = 1  # batch that is looked at, or may be
+        self._again = 2 * _SOON  # batch with which a stretch begins in a long fit
+        self._is_stretch = True
+        self._stretches = 0
         self._trained_at = 0
         self._first = 0  # entry of the log with which the fit began that goes on
         self._own = self._labels[phases.OWN]
@@ -143,55 +156,79 @@ class Recorder:
 
     def ended(self, code: int) -> None:
         """Mark the end of one of `phases.STEP_PHASES`, and emit it."""
-        self.mark(code)
+        self.add((code, self.clock()))
         if self.subscribers["phase"]:
             self.emit("phase", code)
 
-    def enter(self, code: int) -> int:
-        """Begin a phase inside the one that goes on now, and return that one: it goes on afterwards."""
-        before = self.current
-        self.mark(before)
-        self.current = code
-        return before
-
     def boundary(self, kind: BoundaryKind, loop: int = 0) -> None:
-        """Log that a batch, a loop or a fit begins or ends here, or that there was a loss or a step since the last mark."""
-        if kind == "loss":
-            self.trained += self._trained_at != self.batches
-            self._trained_at = self.batches
-        elif kind in ("batch", "end"):
+        """Log that a loop or a fit begins or ends here, or that this batch is disturbed."""
+        if kind in ("batch", "end"):
             self.mark(self.current)
         self._log.boundary(kind, loop)
 
+    def has_loss(self, loss: Any) -> None:
+        """Log and emit that there is a loss to train on."""
+        if self._trained_at != self.batches:
+            self._trained_at = self.batches
+            self.trained += 1
+        self.add((_LOSS, 0))
+        if self.subscribers["loss"]:
+            self.emit("loss", loss)
+
+    def has_stepped(self) -> None:
+        """Log that an optimizer has stepped."""
+        self.add((_STEP, 0))
+
     def begin_batch(self, loop: int) -> None:
-        """Note that an iterator is about to be asked for a batch. Subscribers of the batch before hear of it: theirs ends."""
-        self.batches += 1
+        """Note that an iterator is about to be asked for a batch."""
+        number = self.batches = self.batches + 1
         self.loop = loop
+        self.add((self.current, self.clock(), _BATCH, loop))
+        if self.looks or number >= self._next_look:
+            self._choose(number)
+        elif self.subscribers["batch"]:
+            self.emit("batch", number)
+
+    def _choose(self, number: int) -> None:
+        """Choose who receives the events of a batch that begins. Subscribers of the one before hear of it: theirs ends."""
         self._log.pack()
-        self.boundary("batch", loop)
-        is_sampled = self.batches <= self._all or self.batches % (_OFTEN if self.batches <= _SOON else _SELDOM) == 0
+        if number >= self._again:
+            self._again *= 2
+            self._all = max(self._all, number + _AGAIN - 1)
+        self._tell_stretch(begins=number <= self._all)
+        every = _OFTEN if number <= _SOON else _SELDOM
+        is_sampled = number <= self._all or number % every == 0
         if is_sampled:
             self.subscribers = self._sampled
-        self.emit("batch", self.batches)
+        self.emit("batch", number)
         if not is_sampled:
             self.subscribers = self._always
         self.looks = is_sampled
+        self._next_look = number + 1 if number < self._all else number - number % every + every
+
+    def _tell_stretch(self, *, begins: bool) -> None:
+        """Emit that a stretch begins or has ended; never once something is compiled, which patches that change undo."""
+        if begins != self._is_stretch and (self._stretches < _STRETCHES or not begins) and not has_compiled():
+            self._is_stretch = begins
+            self._stretches += begins
+            self.emit("stretch", begins)
 
     def end_of(self, loop: int) -> None:
         """Note that the iterator had no such batch left."""
         self.batches -= 1
         self.boundary("end", loop)
         self.subscribers, self.looks = self._sampled, True  # a loop without a loader may follow
+        self._tell_stretch(begins=True)
         self.emit("end")
 
     def look_at(self, batches: int) -> None:
         """Have the next batches looked at, all of them."""
         self._all = max(self._all, self.batches + batches)
+        self._next_look = self.batches + 1
 
-    @property
-    def position(self) -> LogPosition:
-        """Return the end of the log so far."""
-        return self._log.position
+    def position(self, entries: int) -> LogPosition:
+        """Return the place in the log after so many of its first entries."""
+        return self._log.position(entries)
 
     def begin_fit(self, at: LogPosition, keeps: Callable[[Callable[..., None]], bool]) -> None:
         """Note that another fit has begun, at a place of the log: its batches are counted and looked at from the first one on.
@@ -202,10 +239,12 @@ class Recorder:
         kinds = [boundary.kind for boundary in self._log.boundaries(first=self._first)]
         self.batches = kinds.count("batch") - kinds.count("end")
         self.trained, self._trained_at, self._all = 0, -1, self.batches + _ALL
+        self._again, self._stretches = 2 * _SOON, 0
         for subscribers in (self._sampled, self._always):
             for event, acts in subscribers.items():
                 subscribers[event] = tuple(filter(keeps, acts))
         self.subscribers, self.looks = self._sampled, True
+        self._tell_stretch(begins=True)
 
     def subscribe(self, event: Event, act: Callable[..., None], *, every_batch: bool = False) -> None:
         """Have `act` called at an event, once even if asked for twice; its time is nbguard's own.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -23,7 +24,8 @@ _FIRST = 3  # batches of an iterator that are looked at: its purpose shows in th
 class TorchLoop:
     """Marks the phases of any loop over torch. While `in_learner` is true fastai's own events tell them apart.
 
-    Most calls of a fit are only passed on: that takes one look at `inside`.
+    Most calls of a fit are only passed on: that takes one look at `inside`. Calls of modules inside of modules are not even that
+    where only some batches are looked at: there the marks are around the classes that were seen outermost.
     """
 
     watches = "phases of the loop"
@@ -35,7 +37,9 @@ class TorchLoop:
         self.in_learner = 0
         self._recorder = recorder
         self._patches = Patches()
-        self._modules = Patches()
+        self._calls = Patches()
+        self._are_watched = False
+        self._codes: dict[type, int] = {}  # the phases of modules that the loop itself has called, by their classes
         self._hooks: list[Any] = []
         self._step = recorder.code(phases.STEP)
         self._steps: list[int] = []  # codes of the phases around optimizers' steps; of a step that failed it stays
@@ -59,6 +63,7 @@ class TorchLoop:
         for name in ("to", "cuda"):
             put(torch.Tensor, name, self.timed(phases.TO_DEVICE))
         self.watch_modules()
+        self._recorder.subscribe("stretch", self._turn)
         self._hooks = [
             optimizer.register_optimizer_step_pre_hook(self._before_step),
             optimizer.register_optimizer_step_post_hook(self._after_step),
@@ -68,19 +73,37 @@ class TorchLoop:
         """Take the marks out."""
         self._patches.restore()
         self.leave_modules()
+        self._codes.clear()
         while self._hooks:
             self._hooks.pop().remove()
         self._model = _nothing
 
     def watch_modules(self) -> None:
         """Have calls of the outermost modules marked: calls of all modules pass here."""
-        import torch
-
-        self._modules.put(torch.nn.Module, "__call__", self._module(torch))
+        self._are_watched = True
+        self._turn(begins=True)
 
     def leave_modules(self) -> None:
         """Leave modules as they are: a Learner says itself when its model is called."""
-        self._modules.restore()
+        self._are_watched = False
+        self._calls.restore()
+
+    def _turn(self, begins: bool) -> None:
+        """Watch all modules while all batches are looked at, and else those of classes that were called by the loop."""
+        if not self._are_watched:
+            return
+        import torch
+
+        every: tuple[type, ...] = (torch.nn.Module,)
+        try:
+            self._mark_calls_of(every if begins else tuple(self._codes), torch)
+        except Exception:  # noqa: BLE001 - a class that cannot be changed: then all are watched on
+            self._mark_calls_of(every, torch)
+
+    def _mark_calls_of(self, classes: tuple[type, ...], torch: Any) -> None:
+        self._calls.restore()
+        for cls in classes:
+            self._calls.put(cls, "__call__", self._module(torch))
 
     def calls(self, module: Any, args: Any) -> None:
         """Emit that the outermost module is about to be called."""
@@ -89,26 +112,43 @@ class TorchLoop:
             if self._model is not _nothing:
                 self.fits.model(module)
             self._recorder.emit("model", module, args)
-        self._recorder.emit("forward", module, args)
+        if self._recorder.subscribers["forward"]:
+            self._recorder.emit("forward", module, args)
 
     def has_loss(self, loss: Any) -> None:
         """Log and emit that there is a loss to train on."""
         if self.fits.is_open:
             self._recorder.aside(self.fits, "loss", self.fits.trains)
-        self._recorder.boundary("loss")
-        self._recorder.emit("loss", loss)
+        self._recorder.has_loss(loss)
 
     def begins_fit(self) -> None:
         """Emit the next module that is called, whatever was called before: another fit has begun."""
         self._model = _nothing
+
+    def rehearsal(self, fetch: Callable[[], Any]) -> tuple[Callable[[], Any], ...]:
+        """Return the calls of a batch around functions that do nothing: what they take is ours. `fetch` fetches nothing."""
+        import torch
+
+        iterator, optimizer, loss = Rehearsed(), Rehearsed(), torch.zeros((), device="cpu")
+        model, measure = torch.nn.Identity(), torch.nn.MSELoss()
+        call = self._module(torch)(Rehearsed.act)
+        return (
+            partial(self._next(lambda _: fetch()), iterator),
+            partial(call, model, loss),
+            partial(call, measure, loss),
+            partial(self._backward(Rehearsed.act), loss),
+            partial(self._before_step, optimizer),
+            partial(self._after_step, optimizer),
+            partial(self._zero_grad(Rehearsed.act), optimizer),
+        )
 
     def timed(self, phase: str, after: str = "") -> Callable[[Function], Function]:
         """Return a patch that marks the time of a call as `phase`, outside modules and loaders only.
 
         `after`: the phase that the call ends, if not the one that goes on.
         """
-        recorder, mark, code = self._recorder, self._recorder.mark, self._recorder.code(phase)
-        ended = recorder.code(after) if after else None
+        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
+        code, ended = recorder.code(phase), recorder.code(after) if after else None
 
         def around(original: Function) -> Function:
             def timed(*args: Any, **kw: Any) -> Any:
@@ -116,15 +156,15 @@ class TorchLoop:
                 if self.inside or get_ident() != recorder.thread:
                     return original(*args, **kw)
                 before = recorder.current
-                mark(before if ended is None else ended)
+                add((before if ended is None else ended, clock()))
                 recorder.current = code
                 self.inside += 1
                 try:
                     return original(*args, **kw)
                 finally:
                     self.inside -= 1
-                    mark(code)
                     recorder.current = before
+                    add((code, clock()))
 
             return timed
 
@@ -164,7 +204,8 @@ class TorchLoop:
                 recorder.loading -= 1
                 recorder.current = before
                 recorder.ended(wait)
-                recorder.emit("waited")
+                if recorder.subscribers["waited"]:
+                    recorder.emit("waited")
 
         return __next__
 
@@ -181,9 +222,10 @@ class TorchLoop:
         return number
 
     def _module(self, torch: Any) -> Callable[[Function], Function]:
-        recorder = self._recorder
+        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
         forward, loss = recorder.code(phases.FORWARD), recorder.code(phases.LOSS)
         is_compiling, losses = torch.compiler.is_compiling, torch.nn.modules.loss._Loss
+        codes = self._codes
 
         def around(original: Function) -> Function:
             def __call__(module: Any, *args: Any, **kw: Any) -> Any:  # noqa: N807 - it stands in for it
@@ -191,11 +233,16 @@ class TorchLoop:
                 # Asked first: it is a constant while torch.compile traces, which then does not look at the rest.
                 if is_compiling() or self.inside or get_ident() != recorder.thread:
                     return original(module, *args, **kw)
-                code = loss if issubclass(type(module), losses) else forward
+                cls = type(module)
+                code = codes.get(cls)
+                if code is None:
+                    code = codes[cls] = loss if issubclass(cls, losses) else forward
                 if code == forward:
                     self.calls(module, CallArguments.of(args, kw) if kw else args)
+                before = recorder.current
+                add((before, clock()))
+                recorder.current = code
                 self.inside += 1
-                before = recorder.enter(code)
                 try:
                     return original(module, *args, **kw)
                 finally:
@@ -208,25 +255,30 @@ class TorchLoop:
         return around
 
     def _backward(self, original: Function) -> Function:
-        recorder, code = self._recorder, self._recorder.code(phases.BACKWARD)
+        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
+        code = recorder.code(phases.BACKWARD)
 
         def backward(tensors: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True
             if get_ident() != recorder.thread or self.in_learner:
                 return original(tensors, *args, **kw)
             self.has_loss(tensors)
-            before = recorder.enter(code)
+            before = recorder.current
+            add((before, clock()))
+            recorder.current = code
             try:
                 return original(tensors, *args, **kw)
             finally:
                 recorder.current = before
                 recorder.ended(code)
-                recorder.emit("backward")
+                if recorder.subscribers["backward"]:
+                    recorder.emit("backward")
 
         return backward
 
     def _zero_grad(self, original: Function) -> Function:
-        recorder, code = self._recorder, self._recorder.code(phases.ZERO_GRAD)
+        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
+        code = recorder.code(phases.ZERO_GRAD)
 
         def zero_grad(optimizer: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True
@@ -234,7 +286,9 @@ class TorchLoop:
                 return original(optimizer, *args, **kw)
             if recorder.subscribers["zero_grad"]:
                 recorder.emit("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
-            before = recorder.enter(code)
+            before = recorder.current
+            add((before, clock()))
+            recorder.current = code
             try:
                 return original(optimizer, *args, **kw)
             finally:
@@ -246,15 +300,29 @@ class TorchLoop:
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         recorder = self._recorder
         if get_ident() == recorder.thread and not self.in_learner:
-            recorder.emit("step", optimizer)
-            self._steps.append(recorder.enter(self._step))
+            if recorder.subscribers["step"]:
+                recorder.emit("step", optimizer)
+            self._steps.append(recorder.current)
+            recorder.add((recorder.current, recorder.clock()))
+            recorder.current = self._step
 
     def _after_step(self, *_: Any) -> None:
         recorder = self._recorder
         if get_ident() == recorder.thread and self._steps and not self.in_learner:
             recorder.current = self._steps.pop()
             recorder.ended(self._step)
-            recorder.boundary("step")
+            recorder.has_stepped()
+
+
+class Rehearsed:
+    """Stands in for an object of the user's where a batch is rehearsed."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    @staticmethod
+    def act(*_: Any) -> None:
+        """Do nothing."""
 
 
 def _reference(module: Any) -> Callable[[], Any]:

@@ -73,6 +73,14 @@ def slowest(fetch: FetchFacts) -> SlowStep | None:
     return SlowStep(step=step, per_call=round(per_batch / calls), calls=calls, per_batch=per_batch, fetch=whole)
 
 
+def profiling_time(loader: LoaderFacts) -> int:
+    """Return the nanoseconds by which the fetches that were profiled in the fit's own process took longer than others."""
+    fetch = loader.fetch
+    if loader.workers or fetch.median is None:
+        return 0
+    return max(0, fetch.profiled_time - fetch.profiled * fetch.median)
+
+
 def training_loader(loaders: Sequence[LoaderFacts]) -> LoaderFacts | None:
     """Return the loader of the training batches: of several, the one with the most."""
     return max((loader for loader in loaders if loader.is_training), key=lambda loader: loader.fetch.fetches, default=None)

@@ -55,3 +55,4 @@ class StackSamples:
     moments: tuple[int, ...] = ()  # nanoseconds of the log's clock, in order
     seen: tuple[int, ...] = ()  # number of the stack at each moment
     hooks: tuple[HookFacts, ...] = ()  # of the models that were trained
+    took: int = 0  # nanoseconds that looking took

@@ -43,7 +43,11 @@ class _Read(NamedTuple):
 
 
 class SyncWatch:
-    """Counts reads of tensors per training batch and line, and times those that wait for a device."""
+    """Counts reads of tensors per training batch and line, and times those that wait for a device.
+
+    In the stretches of batches that are all looked at: else torch's methods are as they are, which an optimizer in host memory
+    calls for each parameter.
+    """
 
     watches = "hidden synchronisations"
 
@@ -70,11 +74,24 @@ class SyncWatch:
         self._on_host = tuple(map(_folder, _COUNTING))
         self._scaling = _folder("torch.amp")
         recorder.subscribe("model", self._look_for_device)
+        recorder.subscribe("stretch", self._turn)
+        self._put_in()
+
+    def _put_in(self) -> None:
+        torch = self._torch
         for name in (*_READS, *_SHAPED_BY_VALUES, _TO):
             self._patches.put(torch.Tensor, name, self._counted(name))
         for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):
             self._patches.put(owner, "synchronize", self._counted("synchronize"))
         self._patches.put(torch.cuda, "empty_cache", self._counted("empty_cache"))
+
+    def _turn(self, begins: bool) -> None:
+        """Count in a stretch of batches that begins; rest after it."""
+        self._patches.restore()
+        self._bodies.rest()
+        if begins:
+            self._bodies.begin()
+            self._put_in()
 
     def stop(self) -> None:
         """Take the patches out, and write the reads down by line."""
@@ -107,7 +124,7 @@ class SyncWatch:
                     self._is_inside = False
                 took = recorder.clock() - start if start else -1
                 read = _Read(name=name, took=took, args=args, named=kw, result=result)
-                recorder.attempt(self, name, self._note, body, read, sys._getframe(1))
+                recorder.aside(self, name, self._note, body, read, sys._getframe(1))
                 return result
 
             _leave_untraced(counted)

@@ -12,10 +12,12 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from multiprocessing import parent_process
 from statistics import median_low
+from time import perf_counter_ns
 from typing import Any
 
 from nbguard.profiler.analysis.loader.fetches import FetchFacts
@@ -53,7 +55,7 @@ class FetchTimer:
     def __init__(self, before: FetchSamples | None = None) -> None:
         """`before`: samples of the same loader's earlier fetches: there may be no need to profile more."""
         self.fetches = self.items = 0
-        self.times: list[int] = []
+        self.times: deque[int] = deque(maxlen=_RING)
         self.written = 0
         self.profiled, self.profiled_time = (before.profiled, before.profiled_time) if before else (0, 0)
         self._durations: list[int] = []  # of those profiled here
@@ -68,13 +70,9 @@ class FetchTimer:
         """Return the batch of a fetch, and whether it was profiled."""
         if self.fetches >= self._next and self._begin_profile():
             return self._profiled(original, fetcher, index), True
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         batch = original(fetcher, index)
-        duration = time.perf_counter_ns() - begin
-        if len(self.times) < _RING:
-            self.times.append(duration)
-        else:
-            self.times[self.written % _RING] = duration
+        self.times.append(perf_counter_ns() - begin)
         self.written += 1
         self._count(index)
         return batch, False
@@ -106,10 +104,10 @@ class FetchTimer:
         return True
 
     def _profiled(self, original: Fetch, fetcher: Any, index: Any) -> Any:
-        begin = time.perf_counter_ns()
+        begin = perf_counter_ns()
         try:
             batch = original(fetcher, index)
-            duration = time.perf_counter_ns() - begin
+            duration = perf_counter_ns() - begin
         finally:
             self._profiler.disable()
         self._count(index)
@@ -236,7 +234,7 @@ class WorkerBoard:
         memory, at = self._memory, _SLOT * (worker + 1)
         if timer.written:
             last = (timer.written - 1) % _RING
-            _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, timer.times[last])
+            _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, timer.times[-1])
         size = _HEADER.unpack_from(memory, at)[4]
         if steps:
             text = _written(steps)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from threading import get_ident
 from typing import Any
@@ -206,7 +208,9 @@ class LoaderWatch:
         def fetch(fetcher: Any, index: Any) -> Any:
             if get_ident() != recorder.thread:  # a worker's neither
                 return original(fetcher, index) if os.getpid() == self._pid else self._in_worker(original, fetcher, index)
-            timer = recorder.attempt(self, "a fetch", self._timer_of, fetcher)
+            known, timer = self._current
+            if known() is not fetcher:
+                timer = recorder.attempt(self, "a fetch", self._timer_of, fetcher)
             if timer is None:
                 return original(fetcher, index)
             batch, is_disturbed = timer.fetch(original, fetcher, index)
@@ -217,11 +221,15 @@ class LoaderWatch:
         return fetch
 
     def _timer_of(self, fetcher: Any) -> FetchTimer | None:
-        known, timer = self._current
-        if known() is not fetcher:
-            timer = self._counters.get(fetcher)
-            self._current = weakref.ref(fetcher), timer
+        timer = self._counters.get(fetcher)
+        self._current = weakref.ref(fetcher), timer
         return timer
+
+    def rehearsal(self, recorder: Recorder) -> Function:
+        """Return a fetch that fetches nothing, timed as others are."""
+        fetcher, self._recorder = Patches(), recorder
+        self._current = weakref.ref(fetcher), FetchTimer(FetchSamples(profiled=sys.maxsize))
+        return partial(self._fetch(lambda _, index: index), fetcher, [0])
 
     def _in_worker(self, original: Function, fetcher: Any, index: Any) -> Any:
         from torch.utils.data import get_worker_info

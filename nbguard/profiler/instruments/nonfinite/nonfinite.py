@@ -69,6 +69,7 @@ class FiniteWatch:
         import torch
 
         self._torch: Any = torch
+        self._plain, self._item = torch.Tensor, torch._C.TensorBase.item  # torch.Tensor's own may be somebody's
         self._recorder = recorder
         self._arriving = AsyncScalars(torch, waits=self._stops)
         self._history = LossHistory(torch)
@@ -101,6 +102,7 @@ class FiniteWatch:
             self._searched, self._first, self._jump = self._first or self._searched, None, None
             self._history = LossHistory(self._torch)
             self._arriving = AsyncScalars(self._torch, waits=self._stops)
+            self._recorder.subscribe("forward", self._forward, every_batch=True)
         self._learner, self._is_search = None, False
 
     def _model(self, _: Any, args: Any) -> None:
@@ -108,15 +110,14 @@ class FiniteWatch:
         self._is_counting = True
 
     def _forward(self, module: Any, args: Any) -> None:
-        if self._first is not None:
-            return
-        if self._are_used or self._batch != self._recorder.batches:
-            self._calls.clear()
-            self._are_used, self._batch = False, self._recorder.batches
+        calls, batch = self._calls, self._recorder.batches
+        if self._are_used or self._batch != batch:
+            calls.clear()
+            self._are_used, self._batch = False, batch
         if self._is_counting:
             self._is_counting = self._counters.note(module)
         keeps = self._stops and self._torch.is_grad_enabled()
-        self._calls.append(ForwardCall.of(self._torch, module, args, self._device, keeps=keeps))
+        calls.append(ForwardCall.of(self._torch, module, args, self._device, keeps=keeps))
 
     def _loss(self, tensors: Any) -> None:
         self._are_used = True
@@ -131,19 +132,27 @@ class FiniteWatch:
             for tensor in tensors if type(tensors) in (tuple, list) else (tensors,):
                 if self._first is None and issubclass(type(tensor), self._torch.Tensor):
                     self._look_at_loss(tensor)
-        for call in self._calls if self._stops else ():
-            call.release()
+        if self._stops:
+            for call in self._calls:
+                call.release()
 
     def _finite_value(self, tensor: Any) -> float | None:
         """Return a loss that is one finite number in host memory, else None."""
-        torch = self._torch
-        if not issubclass(type(tensor), torch.Tensor):
+        kind = type(tensor)
+        if kind is self._plain:  # nobody's own class: nothing of theirs is called
+            value = self._number(tensor)
+        elif issubclass(kind, self._plain):
+            with self._torch._C.DisableTorchFunctionSubclass():
+                value = self._number(tensor)
+        else:
             return None
-        with torch._C.DisableTorchFunctionSubclass():
-            if not tensor.is_cpu or tensor.numel() != 1 or tensor.layout is not torch.strided:
-                return None
-            value = torch._C.TensorBase.item(tensor)  # torch.Tensor's may be somebody's
         return value if type(value) is float and value - value == 0 else None
+
+    def _number(self, tensor: Any) -> Any | None:
+        """Return the value of a tensor that is one number in host memory, else None."""
+        if not tensor.is_cpu or tensor.numel() != 1 or tensor.layout is not self._torch.strided:
+            return None
+        return self._item(tensor)
 
     def _look_at_loss(self, tensor: Any) -> None:
         torch = self._torch
@@ -236,6 +245,7 @@ class FiniteWatch:
             peak=None if is_late else peak_of(self._torch, self._calls),
             usual_peak=self._history.usual_peak,
         )
+        self._recorder.unsubscribe("forward", self._forward)
         if stops:
             raise StopFit(self._error(self._first))
 

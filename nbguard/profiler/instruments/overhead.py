@@ -1,0 +1,89 @@
+"""The cost of the profile itself, rehearsed in the fit: in caches that are full of what the user's code has just done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
+from time import thread_time_ns
+from typing import Any
+
+from nbguard.profiler.instruments.loader.loaders import LoaderWatch
+from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
+from nbguard.profiler.record.fastai_loop import FastaiLoop
+from nbguard.profiler.record.recorder import Event, Recorder
+from nbguard.profiler.record.torch_loop import TorchLoop
+
+_EVENTS: tuple[Event, ...] = ("waited", "loss", "backward", "step", "zero_grad")
+"""At each of these one call of ours is rehearsed, in batches that are looked at."""
+_BEFORE = 40
+"""Batches that are rehearsed at first: a recorder looks at those closely."""
+
+
+class OverheadWatch:
+    """Calls now and then one of the functions that are ours in every batch, around nothing, and times it.
+
+    They belong to a recorder of their own, whose batch is done once all have been called in their order.
+    """
+
+    watches = "the cost of the profile itself"
+
+    def __init__(self) -> None:
+        self._is_fastai = False
+        self._recorder = Recorder()
+        self._calls: tuple[Callable[[], Any], ...] = ()
+        self._taken: list[list[int]] = []  # nanoseconds of processor time of each call
+        self._turn = 0
+        self._marks = 0.0  # in a batch
+
+    def start(self, recorder: Recorder) -> None:
+        """Wait for the first model that is called."""
+        import torch
+
+        self._torch: Any = torch
+        self._of = recorder
+        recorder.subscribe("learner", self._learner)
+        recorder.subscribe("model", self._model)
+
+    def stop(self) -> None:
+        """Rehearse no more. The log of the rehearsal says how many marks are in a batch."""
+        batches = [boundary.at for boundary in self._recorder.stop().boundaries if boundary.kind == "batch"]
+        self._marks = median([after - before for before, after in pairwise(batches)]) if len(batches) > 1 else 0
+        self._calls = ()
+
+    def observe(self) -> int:
+        """Return the nanoseconds that one mark costs the fit, with its share of everything else that is done in a batch."""
+        if not self._marks or not all(self._taken):
+            return 0
+        *calls, nothing = map(median, self._taken)
+        return max(0, round(sum(taken - nothing for taken in calls) / self._marks))
+
+    def _learner(self, _: Any) -> None:
+        self._is_fastai = True
+
+    def _model(self, _module: Any, _args: Any) -> None:
+        self._of.unsubscribe("model", self._model)
+        loop = TorchLoop(self._recorder)
+        front = FastaiLoop(self._recorder, loop) if self._is_fastai else loop
+        with self._torch._C.DisableTorchFunction():
+            finite = FiniteWatch()
+            finite.start(self._recorder)
+            calls = front.rehearsal(LoaderWatch().rehearsal(self._recorder))
+            for call in calls * _BEFORE:
+                call()
+        self._calls = (*calls, _nothing)
+        self._taken = [[] for _ in self._calls]
+        for event in _EVENTS:
+            self._of.subscribe(event, self._rehearse)
+
+    def _rehearse(self, *_: Any) -> None:
+        turn, self._turn = self._turn, (self._turn + 1) % len(self._calls)
+        call = self._calls[turn]
+        with self._torch._C.DisableTorchFunction():
+            start = thread_time_ns()
+            call()
+            self._taken[turn].append(thread_time_ns() - start)
+
+
+def _nothing() -> None:
+    pass
