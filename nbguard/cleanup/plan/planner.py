@@ -16,6 +16,7 @@ from nbguard.cleanup.plan.optional_steps import (
     Workspaces,
     clear_workspaces,
     drop_compiled,
+    empty_function_caches,
     end_workers,
     give_pinned_memory_back,
     release_kept_errors,
@@ -49,6 +50,8 @@ def plan_cleanup(facts: Facts, request: Request) -> Plan:
     if given_up is None and not request.while_busy:
         clear_leftovers(builder, variables_of_error(facts.graph) if request.only_error else None)
     _note_what_is_hidden(builder)
+    if request.caches:
+        empty_function_caches(builder, given_up)
     if request.workers:
         end_workers(builder, given_up)
     if request.only_error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, Graph, Root
+from nbguard.memory.references.function_caches import cached_edges, is_function_cache
 from nbguard.memory.references.graph import (
     STALE_KINDS,
     Edge,
@@ -21,7 +22,6 @@ _CONTEXTS = frozenset({"ContextVar", "Context", "Token"})
 """What keeps a value of a context: deleting a name of the variable lets nothing go."""
 _EMPTIED = frozenset({"dict", "list", "set", "OrderedDict", "defaultdict", "deque"})
 """Containers of a library or a class that are emptied by `clear()`."""
-_LRU_CACHE = "_lru_cache_wrapper"
 CLEANUP = "%reset_gpu"
 
 
@@ -84,11 +84,12 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
     """Return the line that empties the cache of a function on the way, or the container of a library or a class."""
     for place, number in enumerate(way):
         text, node = path_text(graph, root, way[: place + 1]), graph.nodes[number]
-        cut = frozenset((number, child) for child in node.children)
         if not _is_code(text):
             return None
-        if node.type_name == _LRU_CACHE:
-            return Advice(command=f"{_imported(root)}{text}.cache_clear()", effect="empties the function's cache", cut=cut)
+        if is_function_cache(graph, number):
+            line = f"{_imported(root)}{text}.cache_clear()"
+            return Advice(command=line, effect="empties the function's cache", cut=cached_edges(graph, number))
+        cut = frozenset((number, child) for child in node.children)
         is_of_class = any(graph.nodes[n].type_name == "type" for n in way[:place])
         is_written = place == 0 or bool(dict(graph.nodes[way[place - 1]].references).get(number))
         is_private = root.kind == "library" and "._" in text  # a registry that its library needs
