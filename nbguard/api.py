@@ -13,6 +13,7 @@ from nbguard.cleanup.plan.parking import Unparked, plan_parking
 from nbguard.cleanup.plan.plan import Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import NbguardError, TargetError
+from nbguard.memory import advice
 from nbguard.memory.facts import Graph
 from nbguard.memory.processes import Zombies
 from nbguard.memory.references.explain import Why, explain
@@ -101,9 +102,12 @@ def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:
             return number
     if graph.rest is not None:
         raise TargetError(
-            f"{name} was not looked into, as part of a long autograd graph, or of very many tensors (see %gpumem)"
+            f"{name} was not looked into, as part of a long autograd graph, or of very many tensors "
+            f"(see {advice.REPORT.command})"
         )
-    raise TargetError(f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain (%gpumem lists what does)")
+    raise TargetError(
+        f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain ({advice.REPORT.command} lists what does)"
+    )
 
 
 def plan(

@@ -9,6 +9,7 @@ from nbguard.cleanup.plan.builder import PlanBuilder
 from nbguard.cleanup.plan.last_error import released_parts, shell_of
 from nbguard.cleanup.plan.plan import Action
 from nbguard.cleanup.plan.workers import actions_on_workers, pinned_action, workers_left
+from nbguard.memory import advice
 from nbguard.memory.facts import Facts, Graph
 from nbguard.memory.references.function_caches import caches_worth_emptying
 from nbguard.memory.references.graph import (
@@ -173,6 +174,6 @@ def clear_workspaces(builder: PlanBuilder) -> Workspaces:
 def words_on_kept_error(label: str, nbytes: int) -> str:
     """Return the sentence on a name whose exception holds memory."""
     return (
-        f"{label} keeps an exception whose frames hold {format_bytes(nbytes)}: `%reset_gpu --errors` releases them and keeps "
-        "the exception"
+        f"{label} keeps an exception whose frames hold {format_bytes(nbytes)}: {advice.release_errors().code} releases them "
+        "and keeps the exception"
     )

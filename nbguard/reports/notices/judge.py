@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from nbguard.cleanup.plan.promises import promised
+from nbguard.memory.advice import Advice, copy_of_view, release_names, release_stale
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
-from nbguard.memory.references.advice import Advice, release_names
 from nbguard.memory.references.explain import Path, explain, path_to
 from nbguard.memory.references.graph import GRAPH, nbytes_of, reach, shortest_path, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
@@ -87,7 +88,7 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
         cell=cell,
         nbytes=nbytes,
         holders=tuple(dict.fromkeys(path.text.partition(GRAPH)[0] for path in paths)),
-        command="",
+        advice=(),
         shape=_shape(graph, paths[0]),
         holder_cell=paths[0].cell,
         keeps_graph=any(GRAPH in step for step in paths[0].steps),
@@ -164,7 +165,6 @@ def _of_view(
         if root.kind != "name" or own is None or nbytes < max(least, own * _SMALL):
             continue
         has_graph = any(graph.nodes[child].kind == "graph" for n in root.nodes for child in graph.nodes[n].children)
-        copied = f"{root.label}.detach().clone()" if has_graph else f"{root.label}.clone()"
         return Notice(
             kind="view",
             name=gone.name,
@@ -172,7 +172,8 @@ def _of_view(
             cell=gone.cell,
             nbytes=nbytes,
             holders=(root.label,),
-            command=f"{root.label} = {copied}",
+            advice=(copy_of_view(root.label, has_graph=has_graph, frees=nbytes - own),),
+            frees=nbytes - own,
             shape=f"view {root.label}",
             bound=gone.bound,
             holder_cell=root.cell,
@@ -189,7 +190,7 @@ def _of_hidden(gone: Departure, nbytes: int) -> Notice:
         cell=gone.cell,
         nbytes=nbytes,
         holders=(NOT_SHOWN,),
-        command="",
+        advice=(),
         shape=NOT_SHOWN,
         bound=gone.bound,
     )
@@ -223,6 +224,7 @@ def _notice(
     graph = analysis.facts.graph
     roots = {root.label: root for root in graph.roots}
     first = paths[0]
+    lines = _cuts(paths, roots, is_complete)
     return Notice(
         kind=kind,
         name=gone.name,
@@ -230,7 +232,8 @@ def _notice(
         cell=gone.cell,
         nbytes=nbytes,
         holders=tuple(dict.fromkeys(_holder(path, roots[path.steps[0]]) for path in paths)),
-        command=_command(paths, roots, is_complete),
+        advice=_joined(lines),
+        frees=promised(analysis.facts, lines) if lines else None,
         shape=_shape(graph, first),
         bound=gone.bound,
         holder_cell=first.cell,
@@ -249,18 +252,22 @@ def _shape(graph: Graph, path: Path) -> str:
     return f"{root.kind}: {_KEY.sub('[·]', _holder(path, root))}"
 
 
-def _command(paths: list[Path], roots: Mapping[str, Root], is_complete: bool) -> str:
-    """Return the lines that cut all ways; empty where one of them cannot be cut by a line."""
-    targets, lines = dict[str, None](), dict[str, None]()
+def _cuts(paths: list[Path], roots: Mapping[str, Root], is_complete: bool) -> list[Advice]:
+    """Return a line for each way, once; none where one of them cannot be cut by a line."""
+    lines = dict[str, Advice]()
     for path in paths:
         root = roots[path.steps[0]]
         is_one_of_many = (not is_complete or len(paths) > _WAYS) and root.kind == "name"
-        advice = release_names((root.label,)) if is_one_of_many else Advice(command=path.release)
-        line = advice.command
-        if root.kind == "frame" or not advice.is_code:
-            return ""
-        if line.startswith("%reset_gpu "):
-            targets[line.removeprefix("%reset_gpu ")] = None
-        else:
-            lines[line] = None
-    return "\n".join([release_names(tuple(targets)).command] * bool(targets) + list(lines))
+        line = release_names((root.label,)) if is_one_of_many else path.advice
+        if root.kind == "frame" or not line.is_code:
+            return []
+        lines[line.command] = line
+    return list(lines.values())
+
+
+def _joined(lines: list[Advice]) -> tuple[Advice, ...]:
+    """Return the lines in the order in which they work: Python, one cleanup with all targets, then what is stale."""
+    targets = tuple(text for line in lines for text in line.targets)
+    code = (line for line in lines if not line.targets and line != release_stale())
+    stale = (line for line in lines if line == release_stale())
+    return (*code, *((release_names(targets),) if targets else ()), *stale)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from nbguard.memory.advice import Advice
 from nbguard.render.result import Result
 
 NoticeKind = Literal["deleted", "rebound", "view", "growth"]
@@ -43,15 +44,21 @@ class Notice:
     cell: int  # number of the cell after which it was noticed first
     nbytes: int  # bytes that are left; of a growth, by each run of the cell
     holders: tuple[str, ...]  # as one would write them, the most telling first
-    command: str  # frees these bytes, a line for each step; empty where nothing short does
+    advice: tuple[Advice, ...]  # lines that free these bytes, one after the other; none where nothing short does
     shape: str  # the holder's kind and its path without keys: equal of notices with one cause
     bound: int | None = None  # number of the cell that had bound the name
     holder_cell: int | None = None  # number of the cell that the first holder stems from
     is_whole: bool = True  # the object itself is alive; False: parts of it are
     keeps_graph: bool = False  # an autograd graph keeps it
+    command: str = field(init=False)  # the lines of the advice; empty where there are none
+    frees: int | None = None  # bytes of tensors that these lines give back together; None: there are none, or not known
     view_nbytes: int = 0  # bytes of the view that keeps the storage, of a notice of that kind
     names: tuple[str, ...] = ()  # all names that have gone and left something for this cause, the latest last
     times: int = 1  # how often it has been noticed
+
+    def __post_init__(self) -> None:
+        """Set `command` by the advice, for those who read only that."""
+        object.__setattr__(self, "command", "\n".join(line.command for line in self.advice))
 
     @property
     def fingerprint(self) -> tuple[str, str]:
