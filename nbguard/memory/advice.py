@@ -22,6 +22,8 @@ class Advice:
     cut: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False, metadata={"json": False})
     """References that it takes away: (parent, child) nodes of the graph it was made for; empty where they are not known."""
 
+    ends: str = field(default="", compare=False, metadata={"json": False})  # label of the root that it takes away
+
     @property
     def code(self) -> str:
         """Return the command as code in a sentence; empty where there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nbguard.memory.advice import NONE, Advice
 
@@ -15,8 +15,8 @@ class Finding:
     sentence: str
     advice: Advice = NONE
     learner: str = ""  # the Learner that it is about as long as no fit runs on it; empty: it holds whatever runs
-    command: str = field(init=False)  # the line of the advice, which stands in the sentence; empty where there is none
 
-    def __post_init__(self) -> None:
-        """Set `command` by the advice, for those who read only that."""
-        object.__setattr__(self, "command", self.advice.command)
+    @property
+    def command(self) -> str:
+        """Return the line that acts on it, which stands in the sentence; empty where there is none."""
+        return self.advice.command

@@ -21,16 +21,14 @@ def promised(facts: Facts, lines: Sequence[Advice]) -> int | None:
     """
     cleans_up = release_stale() in lines
     code = [line for line in lines if not line.targets and line != release_stale()]
-    if not all(line.cut for line in code):
+    if not all(line.cut or line.ends for line in code):
         return None
     graph = facts.graph
-    left = _without(graph, frozenset[Edge]().union(*(line.cut for line in code)))
+    left = _without(graph, code)
     targets = tuple(_target(graph, line, text) for line in lines for text in line.targets)
     freed = plan_cleanup(replace(facts, graph=left), Request(targets=targets)).storages if targets else frozenset[int]()
     if cleans_up:
-        gone = {target.root for target in targets}
-        left = _without(left, frozenset[Edge]().union(*(line.cut for line in lines if line.targets)))
-        left = replace(left, roots=tuple(root for root in left.roots if root.label not in gone))
+        left = _without(left, [line for line in lines if line.targets])
         freed |= plan_cleanup(replace(facts, graph=left), Request()).storages
     collects = bool(targets) or cleans_up
     return nbytes_of(graph, _held(graph, collects) - (_held(left, collects) - freed))
@@ -42,14 +40,16 @@ def _held(graph: Graph, collects: bool) -> set[int]:
     return storages_of(graph, reach_of_roots(graph, roots))
 
 
-def _without(graph: Graph, cut: frozenset[Edge]) -> Graph:
-    """Return the graph without these references."""
+def _without(graph: Graph, lines: Sequence[Advice]) -> Graph:
+    """Return the graph without the references and the roots that these lines take away."""
+    cut = frozenset[Edge]().union(*(line.cut for line in lines))
+    gone = {line.ends for line in lines} | {text for line in lines if not line.cut for text in line.targets}
     nodes = list(graph.nodes)
     for parent in {parent for parent, _ in cut}:
         kept = [(child, label) for child, label in nodes[parent].references if (parent, child) not in cut]
         children, labels = tuple(child for child, _ in kept), tuple(label for _, label in kept)
         nodes[parent] = replace(nodes[parent], children=children, labels=labels)
-    return replace(graph, nodes=tuple(nodes))
+    return replace(graph, nodes=tuple(nodes), roots=tuple(root for root in graph.roots if root.label not in gone))
 
 
 def _target(graph: Graph, line: Advice, text: str) -> Target:

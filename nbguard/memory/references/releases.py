@@ -28,7 +28,7 @@ def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     if root.kind in STALE_KINDS:
         return advice.release_stale()
     if root.ended_by:
-        return advice.end_registration(root.ended_by)
+        return replace(advice.end_registration(root.ended_by), ends=root.label)
     if root.kind == "frame":
         return advice.WAIT
     if any(graph.nodes[node].type_name in _CONTEXTS for node in way):
@@ -71,10 +71,9 @@ def _deleted(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
     while entry and not _can_delete(graph, root, way[: entry + 1]):
         entry -= 1
     text = path_text(graph, root, way[: entry + 1])
-    if root.kind != "name":
-        return advice.set_none(root.module, text)
     cut = frozenset({(way[entry - 1], way[entry])}) if entry else frozenset[Edge]()
-    return replace(advice.release_names((text,)), cut=cut)
+    line = advice.release_names((text,)) if root.kind == "name" else advice.set_none(root.module, text)
+    return replace(line, cut=cut, ends="" if entry else root.label)
 
 
 def _can_delete(graph: Graph, root: Root, way: tuple[int, ...]) -> bool:
