@@ -28,11 +28,11 @@ HeldStorages = Mapping[StorageKey, tuple[int, frozenset[str]]]
 def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
     """Return the notice on a name that has gone; None if nothing is left but what the next collection frees, or is wanted.
 
-    Wanted is what has a name of its own, or what the name's new object leads to; not what the graph of a tensor with a name
-    keeps. `least` are the bytes that are worth a notice, `views` the bytes of tensors by their names.
+    Wanted is what has a name of its own, what the name's new object leads to, or the one whose part it was; not what the graph
+    of a tensor with a name keeps. `least` are the bytes that are worth a notice, `views` the bytes of tensors by their names.
     """
     graph = analysis.facts.graph
-    alive = _numbers(graph, gone.storages)
+    alive = storage_numbers(graph, gone.storages)
     held_by = {storage: _roots_of(analysis, storage) for storage in alive}
     node = _node_of(analysis, gone.ref, alive)
     if notice := _of_view(analysis, gone, held_by, views, least):
@@ -77,7 +77,7 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
     )
     if nbytes < least:
         return None
-    left = _numbers(graph, came)
+    left = storage_numbers(graph, came)
     roots = {n for storage in left for n in _roots_of(analysis, storage) if graph.roots[n].label in growing}
     paths, _ = _paths(analysis.facts, None, left, roots)
     paths.sort(key=lambda path: -grown[path.steps[0]])
@@ -99,7 +99,7 @@ def telling_path(analysis: Analysis, label: str, keys: Collection[StorageKey]) -
     """Return the way from the root with a label to the largest of these storages that it leads to."""
     graph = analysis.facts.graph
     roots = [n for n, root in enumerate(graph.roots) if root.label == label]
-    return _paths(analysis.facts, None, _numbers(graph, keys), roots)[0][0]
+    return _paths(analysis.facts, None, storage_numbers(graph, keys), roots)[0][0]
 
 
 def _by_label(held: HeldStorages) -> Counter[str]:
@@ -110,7 +110,8 @@ def _by_label(held: HeldStorages) -> Counter[str]:
     return nbytes
 
 
-def _numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
+def storage_numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
+    """Return the numbers of these storages in a graph, as far as it has them."""
     return {n for n, storage in enumerate(graph.storages) if (storage.device, storage.address) in keys}
 
 
@@ -142,8 +143,13 @@ def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
 
 
 def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> bool:
-    """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own."""
-    return root.label == gone.name or (node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes))
+    """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own.
+
+    Or it is the name by which the one that has gone was bound: `m = learn.model`.
+    """
+    return root.label in (gone.name, gone.alias_of) or (
+        node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes)
+    )
 
 
 def _storages_of_tensors(graph: Graph, names: Collection[str]) -> set[int]:

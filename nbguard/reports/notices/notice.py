@@ -8,8 +8,9 @@ from typing import ClassVar, Literal
 from nbguard.memory.advice import Advice
 from nbguard.render.result import Result
 
-NoticeKind = Literal["deleted", "rebound", "view", "growth"]
-"""A name was deleted or bound anew, and its memory is alive; a small view keeps a large storage; a cell leaves ever more."""
+NoticeKind = Literal["deleted", "rebound", "view", "growth", "error", "left"]
+"""A name was deleted or bound anew, and its memory is alive; a small view keeps a large storage; a cell leaves ever more; an
+error, or a cell that ended well, has left what no name leads to."""
 
 NOT_SHOWN = "something that Python does not show"
 """Stands for a holder among C++ objects, which no reference that Python knows of leads to."""
@@ -32,6 +33,7 @@ class Departure:
     is_rebound: bool  # the name has another object now
     storages: frozenset[StorageKey]  # that it led to and that are alive
     nbytes: int  # of these storages
+    alias_of: str = ""  # name by whose parts it had been bound, `m = learn.model`; empty: it was bound to something new
     named: frozenset[int] = frozenset()  # ids of the objects behind it that had names of their own
 
 

@@ -28,6 +28,10 @@ def notice_sentence(notice: Notice) -> str:
         case "growth":
             what = "its graph" if notice.keeps_graph else "it"
             return f"each run of In[{notice.cell}] leaves {amount} more: {holders} {'keep' if many else 'keeps'} {what}"
+        case "error":
+            return f"In[{notice.cell}] has failed, and its error keeps {amount} alive"
+        case "left":
+            return f"In[{notice.cell}] has left {amount} that no name leads to: {holders} {'hold' if many else 'holds'} them"
         case "rebound":
             earlier = f"the earlier `{notice.name}`" + (f" (In[{notice.bound}])" if notice.bound is not None else "")
             if notice.is_whole:
