@@ -13,6 +13,7 @@ from nbguard.cleanup.plan.parking import Unparked, plan_parking
 from nbguard.cleanup.plan.plan import Outcome, Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import NbguardError, TargetError
+from nbguard.memory import advice
 from nbguard.memory.facts import Graph
 from nbguard.memory.processes import Zombies
 from nbguard.memory.references.explain import Why, explain
@@ -101,9 +102,12 @@ def _node_of(graph: Graph, ref: int, name: str, tracked: str) -> int:
             return number
     if graph.rest is not None:
         raise TargetError(
-            f"{name} was not looked into, as part of a long autograd graph, or of very many tensors (see %gpumem)"
+            f"{name} was not looked into, as part of a long autograd graph, or of very many tensors "
+            f"(see {advice.REPORT.command})"
         )
-    raise TargetError(f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain (%gpumem lists what does)")
+    raise TargetError(
+        f"{name} leads to no tensor, model or loader on {tracked}: nothing to explain ({advice.REPORT.command} lists what does)"
+    )
 
 
 def plan(
@@ -112,13 +116,15 @@ def plan(
     everything: bool = False,
     errors: bool = False,
     compiled: bool = False,
+    caches: bool = False,
     workers: bool = False,
     hard: bool = False,
     namespace: dict[str, Any] | None = None,
 ) -> Plan:
     """Return the plan of `release` with the same arguments, with the bytes it promises. Touches nothing."""
     notebook = Notebook.current(namespace)
-    request = _request(notebook, targets, keep, everything, errors=errors, compiled=compiled, workers=workers, hard=hard)
+    consent = {"errors": errors, "compiled": compiled, "caches": caches, "workers": workers, "hard": hard}
+    request = _request(notebook, targets, keep, everything, **consent)
     return _plan(notebook, request)[0]
 
 
@@ -128,6 +134,7 @@ def release(
     everything: bool = False,
     errors: bool = False,
     compiled: bool = False,
+    caches: bool = False,
     workers: bool = False,
     hard: bool = False,
     orphans: bool = False,
@@ -141,6 +148,8 @@ def release(
         everything: free every name that leads to device memory.
         errors: also variables in the frames of exceptions that a variable, a future or a task of yours keeps; these stay.
         compiled: also what torch.compile has compiled (`torch._dynamo.reset()`): live models compile again at their next call.
+        caches: also empty caches of functions (`functools.lru_cache`) that alone keep memory alive; with targets, those that
+            lead to these. The functions compute again at their next call; it cannot be undone.
         workers: also end the worker processes of DataLoaders that no running code uses (with targets: of what they lead to),
             and give unused pinned host memory back.
         hard: also clear memory that libraries make anew, list the processes on the GPUs, and say whether a restart would help.
@@ -153,7 +162,8 @@ def release(
         NoTorchError: PyTorch is not imported yet.
     """
     notebook = Notebook.current(namespace)
-    request = _request(notebook, targets, keep, everything, errors=errors, compiled=compiled, workers=workers, hard=hard)
+    consent = {"errors": errors, "compiled": compiled, "caches": caches, "workers": workers, "hard": hard}
+    request = _request(notebook, targets, keep, everything, **consent)
     uncovered = uncover()
     planned, scanned = _plan(notebook, request)
     outcome = apply(planned, notebook, scanned, uncovered).outcome

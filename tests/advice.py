@@ -1,14 +1,101 @@
-"""Following printed advice in a kernel: each line is run as it stands, and must give back what it says."""
+"""Following printed advice: each line is run as it stands, and must give back what it says.
+
+Every command that a kernel of the tests prints is collected and followed, each in a fork of that kernel, so that the test
+itself goes on with the state that it has made (`follow_printed`; on a GPU's or the fake device a fork cannot go on: tests
+there follow by themselves).
+"""
 
 from __future__ import annotations
 
 import re
 
-from tests.kernels import Kernel
+from tests.kernels import Cell, Kernel
+from tests.thorough import THOROUGH
 
 _LOOK = "__import__('sys').modules['nbguard.scan.scan']"
 _GRAPH = f"{_LOOK}.scan({_LOOK}.Notebook(get_ipython(), get_ipython().user_ns)).facts.graph"
 _UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+_COMMAND = re.compile(r"`(%(?:reset_gpu|gpumem|nbguard)[^`\n]*)`|  (%(?:reset_gpu|gpumem|nbguard)[^`\n]*)$", re.MULTILINE)
+_CODE = re.compile("`([^`]+)`")
+_FOLLOWED: set[str] = set()
+"""Commands that have been followed in this run of the tests, without their names: once each, in a thorough run all."""
+_PLACEHOLDERS = ("NAME", "FILE", "TARGETS", "PID")
+
+# In the kernel: each line or group of lines that the text shows, followed in a fork, and the bytes that are free then.
+_FOLLOW = '''
+def _follow_printed(text, commands):
+    import gc, io, json, os, select, signal, sys
+    import nbguard
+    from nbguard.errors import NoTorchError
+    from nbguard.scan.scan import Notebook, scan
+    shell = __import__('IPython').get_ipython()
+    def groups():
+        """Yield the lines of each advice that the text shows, with the bytes that they promise together."""
+        report, card, notices = nbguard.report(), nbguard.oom(), nbguard.notices()[-1:]
+        for finding in report.findings:
+            yield (finding.advice.command,), finding.advice.frees
+        for notice in notices:
+            yield tuple(notice.command.splitlines()), notice.frees
+        for fix in () if card is None else card.fixes:
+            yield fix.commands, None
+    def run(lines):
+        before = scan(Notebook(shell, shell.user_ns))
+        if not any(line.startswith('%') for line in lines):
+            gc.collect()
+            before = scan(Notebook(shell, shell.user_ns))
+        for line in lines:
+            result = shell.run_cell(line, store_history=True)
+            error = result.error_before_exec or result.error_in_exec
+            if error is not None:
+                return {'lines': lines, 'error': f'{type(error).__name__}: {error}'}
+        gc.collect()
+        return {'lines': lines, 'freed': sum(before.facts.graph.storages[n].nbytes for n in before.tracker.expired())}
+    def in_a_fork(act):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                signal.alarm(60)
+                sys.stdout = sys.stderr = io.StringIO()
+                os.write(writing, json.dumps(act()).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, 'rb') as pipe:
+            answer = pipe.read()
+        os.waitpid(pid, 0)
+        return json.loads(answer) if answer else None
+    if sys.modules['torch'].cuda.is_initialized():
+        return []
+    def known():
+        shown = [(lines, frees) for lines, frees in groups() if lines and all(f'`{line}`' in text for line in lines)]
+        return [(lines, frees) for lines, frees in shown if all(line[:1] == '%' or '=' not in line[:6] for line in lines)]
+    shown = in_a_fork(known) or []
+    followed = {line for lines, _ in shown if len(lines) == 1 for line in lines}
+    shown += [((command,), None) for command in commands if command not in followed]
+    return [dict(in_a_fork(lambda lines=lines: run(lines)) or {'lines': lines, 'error': 'it died'}, frees=frees)
+            for lines, frees in shown]
+'''
+
+
+def follow_printed(kernel: Kernel, cell: Cell) -> None:
+    """Run every command that a cell has shown, in a fork of its kernel: none fails, and each frees what it promises."""
+    text = cell.text + "\n" + cell.stdout
+    found = dict.fromkeys(first or second.strip() for first, second in _COMMAND.findall(text))
+    commands = [command for command in found if not any(word in command.split() for word in _PLACEHOLDERS)]
+    if text.startswith("{") or ("`" not in text and not commands):
+        return
+    shapes = {re.sub(r"(?<![-%])\b\w[\w.'\"\[\]]*", "·", code) for code in (*_CODE.findall(text), *commands)}
+    if shapes <= _FOLLOWED and not THOROUGH:
+        return
+    _FOLLOWED.update(shapes)
+    if not kernel.value("'torch' in __import__('sys').modules and 'nbguard.notebook.session' in __import__('sys').modules"):
+        return
+    kernel.run_silently(f"exec({_FOLLOW!r}, __import__('builtins').__dict__)")
+    for result in kernel.value(f"_follow_printed({text!r}, {commands!r})"):
+        assert "error" not in result, (result, text)
+        assert result["frees"] in (None, result["freed"]), (result, text)
 
 
 def follow(kernel: Kernel, command: str) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.advice import follow_printed
 from tests.kernels import FASTAI, Kernel, Zygote
 from tests.thorough import MORE
 
@@ -72,6 +73,7 @@ def plain_zygote(temporary_folder: None) -> Iterator[Zygote]:
 def kernel(fastai_zygote: Zygote) -> Iterator[Kernel]:
     """A fresh kernel in which fastai is loaded and nbguard is not."""
     kernel = Kernel(fastai_zygote)
+    kernel.printed = follow_printed
     yield kernel
     kernel.stop()
 

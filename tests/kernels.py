@@ -156,6 +156,7 @@ class Kernel:
     """
 
     def __init__(self, zygote: Zygote, env: Mapping[str, str] | None = None, profile: Mapping[str, str] | None = None) -> None:
+        self.printed: Callable[[Kernel, Cell], None] | None = None  # is told of each cell that has printed something
         self._folder = tempfile.TemporaryDirectory(prefix="nbguard-kernel-", ignore_cleanup_errors=True)
         self.cwd = Path(self._folder.name)
         for name, text in (profile or {}).items():
@@ -210,6 +211,8 @@ class Kernel:
         )
         if reply["content"]["status"] == "error" and cell.error is None:
             cell.error = (reply["content"]["ename"], reply["content"]["evalue"])
+        if self.printed is not None and (cell.bundles or cell.stdout):
+            self.printed(self, cell)
         return cell
 
     def run_silently(self, code: str) -> None:

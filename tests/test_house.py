@@ -163,3 +163,20 @@ def test_every_room_has_its_tests() -> None:
 
     tested = {folder.name for folder in (ROOT / "tests").iterdir() if folder.is_dir() and any(folder.rglob("test_*.py"))}
     check(rooms - tested, UNTESTED_ROOMS)
+
+
+def test_commands_are_made_in_one_module() -> None:
+    """Every line that is advised is an `Advice`; how a magic is used ("as in  %reset_gpu learn") is no advice."""
+    commands, usage = ("%reset_gpu", "%gpumem", "%nbguard", ".cache_clear()"), ("as in  %", "is freed by  %")
+    strays = []
+    for module, tree in sources().items():
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        for node in ast.walk(tree):
+            if module == "nbguard.memory.advice" or module.startswith("nbguard.notebook.") or id(node) in prose:
+                continue
+            text = node.value if isinstance(node, ast.Constant) and type(node.value) is str else ""
+            is_name = text.startswith("<") or text == "%reset_gpu"  # of code that a cleanup compiles, or a placeholder
+            if any(command in text for command in commands) and not is_name and not any(word in text for word in usage):
+                strays.append(f"{module}:{node.lineno} {text}")
+
+    assert strays == []

@@ -12,10 +12,11 @@ import types
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from nbguard.cells.aliases import alias_of
 from nbguard.memory.facts import StorageFact
 from nbguard.reports.notices.notice import Departure
 from nbguard.scan.heap.kinds import name_of
@@ -93,8 +94,14 @@ class NameWatch:
             holdings = self._holdings.get(name) or self._afterwards(bound, look)
             alive = () if holdings is None else holdings.alive()
             if holdings is not None and sum(fact.nbytes for fact in alive) >= least:
-                yield _departure(name, bound, alive, holdings, cell, is_rebound=name in namespace), holdings
+                departure = _departure(name, bound, alive, holdings, cell, is_rebound=name in namespace)
+                yield replace(departure, alias_of=self._alias_of(name, bound)), holdings
         self._holdings.clear()
+
+    def _alias_of(self, name: str, bound: _Bound) -> str:
+        """Return the name by whose parts a name was bound; empty if it was bound to something new, or nobody knows."""
+        inputs = self._notebook.inputs
+        return alias_of(inputs[bound.cell], name) if bound.cell is not None and bound.cell < len(inputs) else ""
 
     def _afterwards(self, bound: _Bound, look: WeakLook) -> WeakHoldings | None:
         """Return what an object leads to now that its name has gone, if it is alive; nobody saw that coming."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from nbguard.cells.left_behind import LeftBehind
 from nbguard.reports.notices.notice import Notice, Notices, again
 from nbguard.units import MiB
 
@@ -25,8 +26,9 @@ ALL = "*"
 class NoticeWatch:
     """Shows a line after a cell that leaves something behind: once for each cause, until it changes.
 
-    The heap is looked at only when a name has gone whose memory, at least `least` bytes, is alive, or when a cell that is run
-    again has left more each time; by one scan that all listeners share. Before PyTorch is imported nothing is.
+    The heap is looked at when a name has gone whose memory, at least `least` bytes or a hundredth of all, is alive, when a cell
+    that is run again has left more each time, and when counters say that a cell which failed or took its time has left more
+    (`LeftBehind`). One scan is shared by all listeners. Before PyTorch is imported nothing is looked at.
     """
 
     name = "notices"
@@ -42,6 +44,7 @@ class NoticeWatch:
         self._left: dict[tuple[str, str], WeakHoldings] = {}  # what each of them is about
         self._quiet: set[str] = set()
         self._has_cleaned = False
+        self._left_behind = LeftBehind()
 
     def made(self, *, on: bool) -> Notices:
         """Return all notices so far."""
@@ -78,6 +81,7 @@ class NoticeWatch:
         if "torch" not in sys.modules:
             return
         names, repeats = self._watched = self._watched or self._begin()
+        self._left_behind.before()
         source = self._source()
         names.note(None)
         names.look_before(source)
@@ -95,15 +99,19 @@ class NoticeWatch:
         if self._watched is None:
             return
         names, repeats = self._watched
-        gone = list(names.departures(cell.number, self.least))
+        least = self._left_behind.least(self.least)
+        gone = list(names.departures(cell.number, least))
         names.note(cell.number)
-        grows = repeats.after(self.least)
+        grows = repeats.after(least)
         if gone and not self._has_cleaned:
             for notice, holdings in self._judged(cell, gone):
                 self._tell(notice)
                 self._left[notice.fingerprint] = holdings
-        if grows and (piled_up := repeats.judge(cell, self.least)) is not None:
+        if grows and (piled_up := repeats.judge(cell, least)) is not None:
             self._tell(piled_up)
+        left = self._left_behind.after(cell, least)
+        if left is not None and not self._has_cleaned:
+            self._tell(left)
 
     def _judged(self, cell: CellFact, gone: list[tuple[Departure, WeakHoldings]]) -> Iterator[tuple[Notice, WeakHoldings]]:
         from nbguard.reports.notices.judge import judge_departure
@@ -112,7 +120,7 @@ class NoticeWatch:
         analysis = cell.scan.get().analysis
         views = named_tensors(self._shell.user_ns)
         for departure, holdings in gone:
-            notice = judge_departure(analysis, departure, self.least, views)
+            notice = judge_departure(analysis, departure, self._left_behind.least(self.least), views)
             if notice is not None:
                 yield notice, holdings
 

@@ -54,7 +54,7 @@ class Repeats:
             return False
         reading, before = self._counters.read(), self._before
         self._before = None
-        if reading is None or _grown(before, reading) < least:
+        if reading is None or reading.grown_by(before) < least:
             runs.held = None
             return False
         self._runs = runs
@@ -68,10 +68,3 @@ class Repeats:
         analysis = cell.scan.get().analysis
         former, runs.held = runs.held, analysis.once(held_storages)
         return None if former is None else judge_growth(analysis, cell.number, former, least)
-
-
-def _grown(before: Reading, after: Reading) -> int:
-    """Return the bytes by which memory has grown, as far as counters tell."""
-    if after.devices:
-        return sum(counted.allocated - before.of(counted.device).allocated for counted in after.devices)
-    return after.grown_since(before) or 0

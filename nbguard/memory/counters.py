@@ -49,6 +49,12 @@ class Reading:
             return None
         return self.heap - other.heap
 
+    def grown_by(self, before: Reading) -> int:
+        """Return the bytes by which memory has grown since a reading, as far as counters tell."""
+        if self.devices:
+            return sum(counted.allocated - before.of(counted.device).allocated for counted in self.devices)
+        return self.grown_since(before) or 0
+
     def of(self, device: str) -> Counted:
         """Return the counters of `device`; a device that was not in use had nothing."""
         return next(

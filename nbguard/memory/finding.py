@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nbguard.memory.advice import NONE, Advice
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence for the user, and the command in it that acts on it. Code stands between backticks."""
+    """One sentence for the user, and what acts on it. Code stands between backticks."""
 
     kind: str
     sentence: str
-    command: str
+    advice: Advice = NONE
     learner: str = ""  # the Learner that it is about as long as no fit runs on it; empty: it holds whatever runs
+
+    @property
+    def command(self) -> str:
+        """Return the line that acts on it, which stands in the sentence; empty where there is none."""
+        return self.advice.command

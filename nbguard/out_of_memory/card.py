@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nbguard.cleanup.plan.default import default_plan, holders_of, parts_of_device
+from nbguard.memory import advice
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.facts import Facts
@@ -79,9 +80,9 @@ def out_of_memory(analysis: Analysis) -> Iterator[Finding]:
         return
     words = f"the last error ran out of memory: {asked_words(card.asked, card.device)}"
     best = card.fixes[0]
-    code = ", then ".join(f"`{command}`" for command in best.commands)
+    code = ", then ".join(line.code for line in best.advice)
     what = f"{code} {best.words}" if code else best.words
-    yield Finding("oom", f"{words}; {what} (`%gpumem oom` says more)", "%gpumem oom")
+    yield Finding("oom", f"{words}; {what} ({advice.OOM.code} says more)", advice.OOM)
 
 
 def asked_words(asked: OomFact, device: str) -> str:

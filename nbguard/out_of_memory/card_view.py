@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nbguard.memory import advice
 from nbguard.memory.oom_facts import HOST_KINDS, OomNote
 from nbguard.memory.views.device import holder_row, holder_table, part_figures, total_row
 from nbguard.out_of_memory.card import OomCard, asked_words
@@ -68,11 +69,11 @@ def _holders(card: OomCard) -> Table:
     figures = format_column([*(holder.retained for holder in card.holders), rest], unit)
     rows = [holder_row(holder, figure, unit) for holder, figure in zip(card.holders, figures, strict=False)]
     if rest:
-        rows.append(TableRow(cells=("the rest", figures[-1], "", "", "", "%gpumem lists them")))
+        rows.append(TableRow(cells=("the rest", figures[-1], "", "", "", f"{advice.REPORT.command} lists them")))
     return holder_table([*rows, total_row(card.held)])
 
 
 def _point(fix: Fix) -> Point:
     figures = [] if fix.nbytes is None else [format_bytes(fix.nbytes)]
-    commands = [", then ".join(f"`{command}`" for command in fix.commands)] if fix.commands else []
+    commands = [", then ".join(line.code for line in fix.advice)] if fix.advice else []
     return Point(word=VERDICT_TEXTS[fix.verdict], what=" · ".join([*figures, *commands]), lines=(fix.words,))

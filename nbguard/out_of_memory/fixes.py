@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from nbguard.cleanup.plan.plan import Plan
+from nbguard.memory.advice import EXPANDABLE, Advice, allow_whole_device, release_stale, unpark, zero_gradients
 from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.facts import EXPERIMENT_KINDS
-from nbguard.memory.references.gradients import gradient_storages, zero_grad
+from nbguard.memory.references.gradients import gradient_storages
 from nbguard.memory.references.graph import STALE_KINDS, reach_of_roots
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.fragmentation import fragmentation, stranded_pages
 from nbguard.out_of_memory.failed_request import FailedRequest
 from nbguard.out_of_memory.release_candidates import (
-    CLEANUP,
     ReleaseCandidate,
     leftover_names,
     parking_candidates,
@@ -25,7 +25,6 @@ from nbguard.out_of_memory.release_candidates import (
 from nbguard.out_of_memory.rerun import After, Rerun, RerunVerdict
 from nbguard.units import format_bytes
 
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 _NOTHING, _STALE, _LEFT, _AGAIN, _PARKED, _SMALLER, _NAMES, _OTHERS, _SETTING, _LEARNER = range(10)
 """Ranks of fixes by what they cost the user: nothing; what is stale; what the next run makes anew; what a fit makes anew; a
 move to host memory; another batch; data; somebody else's work; a restart; a trained Learner."""
@@ -38,14 +37,16 @@ class Fix:
     """One thing to do about an out-of-memory error."""
 
     words: str  # the effect, in a sentence without its first capital
-    commands: tuple[str, ...]  # lines to run one after the other; none where it is nothing to run
+    advice: tuple[Advice, ...]  # lines to run one after the other; none where it is nothing to run
+    commands: tuple[str, ...] = field(init=False)  # the lines themselves
     nbytes: int | None  # bytes that it gives; None: cannot be known
     enough: bool | None = field(init=False)  # by the verdict: the cell runs through as far as it came; None: not known
     loss: int = 0  # rank by what it costs the user: 0 nothing, 9 the most
     verdict: RerunVerdict  # the cell run again from its first line afterwards
 
     def __post_init__(self) -> None:
-        """Set `enough` by the verdict: one meaning, for those who read only that."""
+        """Set `enough` by the verdict and `commands` by the advice: one meaning, for those who read only that."""
+        object.__setattr__(self, "commands", tuple(line.command for line in self.advice))
         object.__setattr__(self, "enough", self.verdict.is_enough)
 
 
@@ -89,9 +90,9 @@ class OomContext:
         return with_cleanup(self.rerun, self.leftovers)
 
     @property
-    def base_commands(self) -> tuple[str, ...]:
-        """Return the commands of `base`, if there is anything to free."""
-        return self.base.commands if self.base.after.freed else ()
+    def base_advice(self) -> tuple[Advice, ...]:
+        """Return the lines of `base`, if there is anything to free."""
+        return self.base.advice if self.base.after.freed else ()
 
     @property
     def is_mostly_the_cell(self) -> bool:
@@ -135,7 +136,7 @@ def _never(context: OomContext) -> Iterator[Fix]:
     else:
         words = f"{format_bytes(asked)} is asked for"
     words += f", and PyTorch can have {ceiling} of {request.name} at most: whatever is freed, the same cell fails again"
-    yield Fix(words=words, commands=(), nbytes=None, verdict=RerunVerdict.NEVER, loss=_NOTHING)
+    yield Fix(words=words, advice=(), nbytes=None, verdict=RerunVerdict.NEVER, loss=_NOTHING)
 
 
 def _again(context: OomContext) -> Iterator[Fix]:
@@ -148,7 +149,7 @@ def _again(context: OomContext) -> Iterator[Fix]:
         words = f"{format_bytes(largest or 0)} can be had now, for a run that needs no more in all"
     else:
         return
-    yield Fix(words=words, commands=(), nbytes=largest, verdict=verdict, loss=_NOTHING)
+    yield Fix(words=words, advice=(), nbytes=largest, verdict=verdict, loss=_NOTHING)
 
 
 def _cleanup(context: OomContext) -> Iterator[Fix]:
@@ -169,7 +170,7 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
         words += f", {format_bytes(missing)} too little"
     elif verdict is RerunVerdict.REQUEST:
         words += _not_known(context)
-    yield Fix(words=words, commands=(CLEANUP,), nbytes=gain, verdict=verdict, loss=_STALE)
+    yield Fix(words=words, advice=(release_stale(),), nbytes=gain, verdict=verdict, loss=_STALE)
 
 
 def _not_known(context: OomContext) -> str:
@@ -189,7 +190,7 @@ def _leftovers(context: OomContext) -> Iterator[Fix]:
     words = f"lets go of {names}, which the same cell makes anew; {largest} can be had then"
     nbytes = context.request.nbytes_here(base.after.freed)
     words += _not_known(context) if base.verdict is RerunVerdict.REQUEST else ""
-    yield Fix(words=words, commands=base.commands, nbytes=nbytes, verdict=base.verdict, loss=_LEFT)
+    yield Fix(words=words, advice=base.advice, nbytes=nbytes, verdict=base.verdict, loss=_LEFT)
 
 
 def _gradients(context: OomContext) -> Iterator[Fix]:
@@ -199,11 +200,11 @@ def _gradients(context: OomContext) -> Iterator[Fix]:
     for label, node, storages in gradient_storages(request.facts):
         nbytes = request.nbytes_here(storages - base.after.freed)
         if nbytes and graph.nodes[node].ref != asked.learner and label not in context.leftovers:
-            is_emptied = bool(context.base_commands)
+            is_emptied = bool(context.base_advice)
             after = replace(base.after, freed=base.after.freed | storages, is_emptied=is_emptied)
             yield Fix(
                 words=f"frees the gradients of {label}; its next fit makes new ones",
-                commands=(zero_grad(label), *context.base_commands),
+                advice=(zero_gradients(label), *context.base_advice),
                 nbytes=nbytes,
                 verdict=context.rerun.verdict(after),
                 loss=_AGAIN,
@@ -213,17 +214,16 @@ def _gradients(context: OomContext) -> Iterator[Fix]:
 def _limit(context: OomContext) -> Iterator[Fix]:
     """Yield the memory fraction, if the driver has more than it allows."""
     request = context.request
-    within = replace(context.base.after, is_emptied=bool(context.base_commands))  # by the cleanup that goes with it
+    within = replace(context.base.after, is_emptied=bool(context.base_advice))  # by the cleanup that goes with it
     beyond = replace(within, is_limited=False)
     with_it, without = context.largest(within), context.largest(beyond)
     if request.limit is None or with_it is None or without is None or without <= with_it:
         return
     limit, largest = format_bytes(request.limit), format_bytes(without)
     words = f"lifts the limit of {limit} that a memory fraction sets; {largest} can be had then"
-    line = f"torch.cuda.set_per_process_memory_fraction(1.0, '{request.name}')"
     yield Fix(
         words=words,
-        commands=(line, *context.base_commands),
+        advice=(allow_whole_device(request.name), *context.base_advice),
         nbytes=without - with_it,
         verdict=context.rerun.verdict(beyond),
         loss=_AGAIN,
@@ -245,13 +245,10 @@ def _parking(context: OomContext) -> Iterator[Fix]:
         return
     for candidate in parking_candidates(context.rerun, context.holders, context.leftovers):
         largest = format_bytes(context.largest(candidate.after) or 0)
-        names = " ".join(candidate.names)
-        words = (
-            f"moves {', '.join(candidate.names)} to host memory; {largest} can be had then, and %reset_gpu --unpark {names} "
-        )
-        words += "brings it back; what something outside Python shares stays"
+        words = f"moves {', '.join(candidate.names)} to host memory; {largest} can be had then, and "
+        words += f"{unpark(candidate.names).command} brings it back; what something outside Python shares stays"
         nbytes = context.request.nbytes_here(candidate.after.freed)
-        yield Fix(words=words, commands=candidate.commands, nbytes=nbytes, verdict=candidate.verdict, loss=_PARKED)
+        yield Fix(words=words, advice=candidate.advice, nbytes=nbytes, verdict=candidate.verdict, loss=_PARKED)
 
 
 def _names(context: OomContext) -> Iterator[Fix]:
@@ -266,7 +263,7 @@ def _names(context: OomContext) -> Iterator[Fix]:
         words += _not_known(context) if candidate.verdict is RerunVerdict.REQUEST else ""
         yield Fix(
             words=words,
-            commands=candidate.commands,
+            advice=candidate.advice,
             nbytes=context.request.nbytes_here(candidate.after.freed),
             verdict=candidate.verdict,
             loss=_LEARNER if candidate.has_learner else _NAMES,
@@ -284,7 +281,7 @@ def _others(context: OomContext) -> Iterator[Fix]:
         listed = () if device.facts.nvml is None else device.facts.nvml.processes or ()
         pids = [f"{p.pid} ({format_bytes(p.used)})" for p in listed if p.pid != request.facts.pid]
         words = f"other processes hold {format_bytes(theirs)} of {device.name}: pid {', '.join(pids)}; it is free when they end"
-        yield Fix(words=words, commands=context.base_commands, nbytes=theirs, verdict=verdict, loss=_OTHERS)
+        yield Fix(words=words, advice=context.base_advice, nbytes=theirs, verdict=verdict, loss=_OTHERS)
 
 
 def _fragmented(context: OomContext) -> Iterator[Fix]:
@@ -309,7 +306,7 @@ def _fragmented(context: OomContext) -> Iterator[Fix]:
             f"fragmentation: {format_bytes(free + stranded)} was free in all, {format_bytes(stranded)} of it in pieces between "
             f"live blocks. In the environment before CUDA starts, this lets {again} be used again; a replay says how much"
         )
-        yield Fix(words=words, commands=(EXPANDABLE,), nbytes=pages or None, verdict=RerunVerdict.UNKNOWN, loss=_SETTING)
+        yield Fix(words=words, advice=(EXPANDABLE,), nbytes=pages or None, verdict=RerunVerdict.UNKNOWN, loss=_SETTING)
 
 
 def _nothing_went(context: OomContext) -> bool:
@@ -336,10 +333,10 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
                 f"{format_bytes(whole)}; what comes later may need more"
             )
             gain = whole - whole // parts
-            yield Fix(words=words, commands=(CLEANUP,), nbytes=gain, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+            yield Fix(words=words, advice=(release_stale(),), nbytes=gain, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
             return
     depends = "; how much less depends on the model" if request.oom.kind in ("device", "library") else ""
-    yield Fix(words=f"{words} asks for less{depends}", commands=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+    yield Fix(words=f"{words} asks for less{depends}", advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
 
 
 def _keeps_its_learner(context: OomContext) -> bool:

@@ -10,14 +10,13 @@ from nbguard.cleanup.plan.parking import plan_parking
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.errors import TargetError
+from nbguard.memory.advice import Advice, park, release_names, release_stale
 from nbguard.memory.facts import Facts
 from nbguard.memory.references.graph import reach_of_roots, storages_of
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.target import Target
 from nbguard.out_of_memory.rerun import After, Rerun, RerunVerdict
 
-CLEANUP = "%reset_gpu"
-PARK = "%reset_gpu --park"
 _CANDIDATES = 6
 _ALTERNATIVES = 3
 _NOT_MOVED = frozenset({"graph", "pool", "iterator"})
@@ -29,7 +28,7 @@ class ReleaseCandidate:
     """Names that could be let go or parked, and the state of the device then."""
 
     names: tuple[str, ...]  # labels of the roots; none: the default cleanup alone
-    commands: tuple[str, ...]  # lines to run one after the other
+    advice: tuple[Advice, ...]  # lines to run one after the other
     after: After  # the device then
     verdict: RerunVerdict  # of the cell run again then
     has_learner: bool = False  # a fastai Learner is let go of
@@ -98,11 +97,11 @@ def with_cleanup(rerun: Rerun, names: tuple[str, ...]) -> ReleaseCandidate:
     kept = storages_of(graph, reach_of_roots(left, range(len(left.roots)))) - plan.storages
     freed = frozenset(storages_of(graph, reach_of_roots(graph, range(len(graph.roots)))) - kept)
     after = After(freed=freed, pools=plan.pools, is_emptied=True)
-    commands: tuple[str, ...] = (CLEANUP,)
+    lines: tuple[Advice, ...] = (release_stale(),)
     if names:
         alone = plan_cleanup(request.facts, Request(targets=tuple(Target(text=name, root=name) for name in names)))
-        commands = (f"{CLEANUP} {' '.join(names)}", *(() if alone.storages == freed else commands))
-    return ReleaseCandidate(names=names, commands=commands, after=after, verdict=_verdict(rerun, after, names))
+        lines = (release_names(names), *(() if alone.storages == freed else lines))
+    return ReleaseCandidate(names=names, advice=lines, after=after, verdict=_verdict(rerun, after, names))
 
 
 def _released(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[str, ...]) -> ReleaseCandidate:
@@ -112,7 +111,7 @@ def _released(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[
     targets = tuple(Target(text=label, root=label) for label in both.names)
     alone = plan_cleanup(facts, Request(targets=targets))
     after = After(freed=alone.storages, pools=alone.pools, is_emptied=True)
-    by_itself = replace(both, commands=both.commands[:1], after=after, verdict=_verdict(rerun, after, both.names))
+    by_itself = replace(both, advice=both.advice[:1], after=after, verdict=_verdict(rerun, after, both.names))
     chosen = by_itself if by_itself.verdict is RerunVerdict.RERUN or _same_help(by_itself, both) else both
     return replace(chosen, names=names, has_learner=_has_learner(facts, names))
 
@@ -139,10 +138,10 @@ def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], base: ReleaseCandid
     parked = frozenset(plan.storages)
     alone = After(freed=parked, pools=plan.pools, is_emptied=True)
     both = replace(base.after, freed=base.after.freed | parked)
-    commands: tuple[str, ...] = (f"{PARK} {' '.join(names)}",)
-    by_itself = ReleaseCandidate(names=names, commands=commands, after=alone, verdict=_verdict(rerun, alone, names))
-    commands += base.commands if base.after.freed else ()
-    together = ReleaseCandidate(names=names, commands=commands, after=both, verdict=_verdict(rerun, both, names))
+    lines: tuple[Advice, ...] = (park(names),)
+    by_itself = ReleaseCandidate(names=names, advice=lines, after=alone, verdict=_verdict(rerun, alone, names))
+    lines += base.advice if base.after.freed else ()
+    together = ReleaseCandidate(names=names, advice=lines, after=both, verdict=_verdict(rerun, both, names))
     chosen = by_itself if by_itself.verdict is RerunVerdict.RERUN or _same_help(by_itself, together) else together
     return replace(chosen, verdict=RerunVerdict.REQUEST) if chosen.verdict is RerunVerdict.RERUN else chosen
 

@@ -10,8 +10,9 @@ SCHEMA = 1
 
 
 def fields_as_data(result: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as plain JSON-ready data; sizes in bytes."""
-    return {field.name: _plain(getattr(result, field.name)) for field in dataclasses.fields(result)}
+    """Return the fields of a dataclass as plain JSON-ready data, without those marked `json: False`; sizes in bytes."""
+    shown = (field for field in dataclasses.fields(result) if field.metadata.get("json", True))
+    return {field.name: _plain(getattr(result, field.name)) for field in shown}
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from nbguard.cleanup.plan.plan import Outcome
+from nbguard.memory import advice
 from nbguard.memory.counters import NOTICED
 from nbguard.reports.cell_ledger import PROCESS, CellRecord, DeviceChange, Share
 from nbguard.units import format_bytes, signed
@@ -43,9 +44,9 @@ def _words(record: CellRecord) -> Iterator[str]:
     }
     for word, shares in groups.items():
         if text := shares_text(shares):
-            yield f"{word}: {text}{' (%reset_gpu)' if word == 'stale' else ''}"
+            yield f"{word}: {text}{f' ({advice.release_stale().command})' if word == 'stale' else ''}"
     if record.unseen:
-        yield f"holders: %gpumem ({record.unseen})"
+        yield f"holders: {advice.REPORT.command} ({record.unseen})"
     if record.seconds > _SLOW:
         yield f"scanned in {record.seconds:.1f} s"
 
@@ -71,6 +72,6 @@ def released_line(outcome: Outcome, cell: int) -> str:
     if outcome.realised < outcome.plan.promised:
         return (
             f"released {format_bytes(outcome.realised)} of {format_bytes(outcome.plan.promised)} promised that the error in "
-            f"In[{cell}] held (%tb, %debug still work): %gpumem shows who holds the rest"
+            f"In[{cell}] held (%tb, %debug still work): {advice.REPORT.command} shows who holds the rest"
         )
     return f"{text}, and {format_bytes(collected)} of unreachable cycles" if collected else text

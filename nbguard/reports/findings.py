@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 
 from nbguard.cleanup.plan.default import default_plan, pins_of
 from nbguard.cleanup.plan.optional_steps import held_by_errors, kept_errors, words_on_kept_error
 from nbguard.cleanup.plan.parking import parked_findings
-from nbguard.cleanup.plan.plan import Plan
+from nbguard.cleanup.plan.plan import Plan, Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.cleanup.plan.promises import promised
 from nbguard.cleanup.plan.workers import idle_workers
+from nbguard.memory import advice
+from nbguard.memory.advice import Advice
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
 from nbguard.memory.finding import Finding
-from nbguard.memory.references.advice import NONE, Advice, promised, release_names, release_of_way
-from nbguard.memory.references.gradients import idle_gradients, zero_grad
+from nbguard.memory.references.gradients import idle_gradients
 from nbguard.memory.references.graph import reach, shortest_path
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
+from nbguard.memory.references.releases import release_of_way
 from nbguard.memory.segments.pinning import HolderPins
 from nbguard.memory.simulated import TRACKED
 from nbguard.out_of_memory.card import out_of_memory
@@ -62,11 +67,9 @@ def find(analysis: Analysis) -> tuple[Finding, ...]:
 
 def _stale(plan: Plan) -> Iterator[Finding]:
     if plan.promised:
-        yield Finding(
-            "stale",
-            f"{format_bytes(plan.promised)} is stale: `%reset_gpu` frees it (see it first: `%reset_gpu --dry-run`)",
-            "%reset_gpu",
-        )
+        cleanup = advice.release_stale(plan.promised)
+        words = f"{format_bytes(plan.promised)} is stale: {cleanup.code} frees it (see it first: {advice.PLAN.code})"
+        yield Finding("stale", words, cleanup)
 
 
 def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
@@ -94,8 +97,8 @@ def _graphs(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
             yield Finding(
                 "graph",
                 f"{label} keeps {many} alive ({least}{format_bytes(kept[number])}): append `loss.item()` or `t.detach()`, "
-                f"or see `%gpumem why {holder.names[0]}`",
-                f"%gpumem why {holder.names[0]}",
+                f"or see {advice.why(holder.names[0]).code}",
+                advice.why(holder.names[0]),
             )
 
 
@@ -113,14 +116,12 @@ def _left_out(facts: Facts, rows: tuple[Holder, ...]) -> Iterator[Finding]:
             "left_out",
             f"the autograd graph{of} is too long to be looked into safely: {unwalked.operations:,} operations{most} were, so "
             "figures are lower bounds (at least), and whatever the rest may hold counts as held",
-            "",
         )
     if unwalked.tensors_left:
         yield Finding(
             "left_out",
             f"{unwalked.tensors:,} tensors were looked into, {unwalked.tensors_left:,} more{of} were not: figures are lower "
             "bounds (at least), and whatever the rest may hold counts as held",
-            "",
         )
 
 
@@ -142,19 +143,20 @@ def _handles(facts: Facts, rows: tuple[Holder, ...], errors: Mapping[str, Set[in
     of_unnamed = reduce(or_, (owners[n] for n in unnamed), 0)
     unnamed_nodes = {n for n, node in enumerate(graph.nodes) if node.kind in ("learner", "model") and n not in named}
     for root, nbytes in ((graph.roots[handles[number]], held[handles[number]]) for number in bits_of(of_unnamed)):
-        advice = _release_of(graph, root, unnamed_nodes)
+        release = _release_of(graph, root, unnamed_nodes)
+        release = replace(release, frees=promised(facts, (release,))) if release.command else release
         keeps = f"{root.label} ({root.what}) keeps an experiment of {format_bytes(nbytes)} alive"
-        freed = promised(graph, advice)
+        freed = release.frees
         how = "releases it" if freed in (None, nbytes) else f"frees {format_bytes(freed)} of it"
-        yield Finding("handle", f"{keeps}: `{advice.command}` {how}" if advice.command else keeps, advice.command)
+        yield Finding("handle", f"{keeps}: {release.code} {how}" if release.command else keeps, release)
 
 
 def _release_of(graph: Graph, root: Root, experiments: Set[int]) -> Advice:
     """Return the line that lets go of the experiments behind a root; none that does not run as it stands."""
     cleared = release_of_way(graph, root, shortest_path(graph, root, experiments))
     if cleared.cut or root.kind not in ("name", "out"):
-        return cleared if cleared.is_code else NONE
-    return release_names((root.label,))
+        return cleared if cleared.is_code else advice.NONE
+    return advice.release_names((root.label,))
 
 
 def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Finding]:
@@ -163,7 +165,8 @@ def _kept_errors(facts: Facts, errors: Mapping[str, Set[int]]) -> Iterator[Findi
     for label, nodes in errors.items():
         nbytes = held_by_errors(facts.graph, nodes)
         if nbytes > _WORTH_SAYING * total:
-            yield Finding("kept_error", words_on_kept_error(label, nbytes), "%reset_gpu --errors")
+            frees = plan_cleanup(facts, Request(errors=True)).promised
+            yield Finding("kept_error", words_on_kept_error(label, nbytes), advice.release_errors(frees))
 
 
 def _is_handle(facts: Facts, root: Root) -> bool:
@@ -179,39 +182,37 @@ def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator
     total = sum(storage.nbytes for storage in facts.graph.storages)
     for holder in rows:
         if holder.kind == "out" and holder.label not in dropped and holder.retained > _WORTH_SAYING * total:
-            yield Finding(
-                "output",
-                f"{holder.label} ({holder.what}) is held by the output history only: "
-                f"`%reset_gpu {holder.label}` frees {format_bytes(holder.retained)}",
-                f"%reset_gpu {holder.label}",
-            )
+            release = advice.release_output(holder.label, holder.retained)
+            words = f"{holder.label} ({holder.what}) is held by the output history only: {release.code} frees "
+            yield Finding("output", words + format_bytes(holder.retained), release)
 
 
 def _stranded(analysis: Analysis) -> Iterator[Finding]:
     for device in analysis.devices:
         stranded = device.space.stranded
         if stranded > max(_WORTH_SAYING * device.space.reserved, 20 * MiB):
-            how, command = _unpin(device.once(pins_of), stranded, analysis.once(default_plan))
+            how, release = _unpin(device.once(pins_of), stranded, analysis.once(default_plan))
             yield Finding(
                 "fragmentation",
                 f"{format_bytes(stranded)} of {device.name} is free but stranded between live blocks (largest free block "
-                f"{format_bytes(device.largest.cached)}){how}; `%gpumem map` shows where",
-                command,
+                f"{format_bytes(device.largest.cached)}){how}; {advice.MAP.code} shows where",
+                release,
             )
 
 
-def _unpin(rows: tuple[HolderPins, ...], stranded: int, plan: Plan) -> tuple[str, str]:
-    """Return in words the holder that strands most of it by itself and the bytes that its release gives back, and a command."""
+def _unpin(rows: tuple[HolderPins, ...], stranded: int, plan: Plan) -> tuple[str, Advice]:
+    """Return in words the holder that strands most of it by itself and the bytes that its release gives back."""
     for row in rows:
         if (row.stale or row.kind == "name") and row.stranded_alone > _WORTH_NAMING * stranded:
-            command = "%reset_gpu" if row.stale else f"%reset_gpu {' '.join(row.names)}"
+            release = advice.release_stale() if row.stale else advice.release_names(row.names)
             share = "all" if row.stranded_alone == stranded else format_bytes(row.stranded_alone)
             tensors, least = counted(row.blocks, "tensor"), "at least " if row.stale else ""
             pinned = f", {share} of it pinned by {row.label} ({tensors}, {format_bytes(row.nbytes)})"
-            return f"{pinned}: `{command}` gives {least}{format_bytes(row.gives_back)} back to the device", command
+            return f"{pinned}: {release.code} gives {least}{format_bytes(row.gives_back)} back to the device", release
     if plan.promised and any(row.stale for row in rows):
-        return ": `%reset_gpu` frees the stale ones among them", "%reset_gpu"
-    return ", none of which is stale", ""
+        cleanup = advice.release_stale(plan.promised)
+        return f": {cleanup.code} frees the stale ones among them", cleanup
+    return ", none of which is stale", advice.NONE
 
 
 def _outside(facts: Facts) -> Iterator[Finding]:
@@ -219,14 +220,13 @@ def _outside(facts: Facts) -> Iterator[Finding]:
     count = 0 if is_simulated else sum(not storage.nbytes for storage in facts.graph.storages)
     if facts.changed:
         yield Finding(
-            "changed", "another thread allocated or freed during this report: its rows are of slightly different times", ""
+            "changed", "another thread allocated or freed during this report: its rows are of slightly different times"
         )
     elif count:
         yield Finding(
             "outside",
             f"{counted(count, 'tensor lies', 'tensors lie')} outside PyTorch's allocator (another process's or library's): "
             "counted under context or others, freed by their owners",
-            "",
         )
 
 
@@ -236,20 +236,20 @@ def _gradients(facts: Facts) -> Iterator[Finding]:
         if nbytes > 4 * _WORTH_SAYING * total:  # every fit leaves some
             yield Finding(
                 "gradients",
-                f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): `{zero_grad(label)}` frees them, the next "
-                "fit makes new ones",
-                zero_grad(label),
+                f"{label} keeps its gradients between fits ({format_bytes(nbytes)}): "
+                f"{advice.zero_gradients(label).code} frees them, the next fit makes new ones",
+                advice.zero_gradients(label, nbytes),
                 label,
             )
 
 
 def _autocast(facts: Facts) -> Iterator[Finding]:
     if facts.is_autocast_on and not any(learner.is_running for learner in facts.learners):
-        off = f"torch.set_autocast_enabled('{facts.tracked}', False)"
+        off = advice.end_autocast(facts.tracked)
         yield Finding(
             "autocast",
-            f"autocast is still on, as a mixed precision fit that failed leaves it: later code runs under it. `{off}` ends it, "
-            "`%reset_gpu` empties its cache of weights",
+            f"autocast is still on, as a mixed precision fit that failed leaves it: later code runs under it. {off.code} ends "
+            f"it, {advice.release_stale().code} empties its cache of weights",
             off,
         )
 
@@ -258,6 +258,6 @@ def _frozen(facts: Facts) -> Iterator[Finding]:
     if facts.frozen_objects > 100_000:
         yield Finding(
             "frozen",
-            f"gc.freeze() hides {facts.frozen_objects:,} objects from this report: `gc.unfreeze()` shows them",
-            "gc.unfreeze()",
+            f"gc.freeze() hides {facts.frozen_objects:,} objects from this report: {advice.UNFREEZE.code} shows them",
+            advice.UNFREEZE,
         )

@@ -88,9 +88,9 @@ def _release(release: Release, device: str) -> str:
         return f"{asked}: not known, as the free memory of the device is not"
     if not release.enough:
         return f"{asked} would fail on {device} even if every name were released"
-    if not release.commands:
+    if not release.advice:
         return f"{asked} succeeds now"
-    how = " and ".join(f"`{command}`" for command in release.commands)
+    how = " and ".join(line.code for line in release.advice)
     note = "" if release.is_exact else " (a good choice among many names, perhaps not the cheapest)"
     lost = f"frees {format_bytes(release.lost)} of yours" if release.names else "frees only stale memory"
     return f"{asked} succeeds after {how}: {lost}, gives {format_bytes(release.gives_back)} back to the device{note}"

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from nbguard.cleanup.plan.cheapest import Release, cheapest_release
 from nbguard.cleanup.plan.default import block_holders_of, pins_of
+from nbguard.memory import advice
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.facts import HolderSource, Segment
 from nbguard.memory.references.holders import Holder
@@ -125,13 +126,13 @@ class MemoryMap(Result):
 
 def build_map(analysis: Analysis, request: int | None = None) -> MemoryMap:
     """Return the map of a scan; with `request`, also the cheapest way to a request of so many bytes in one piece."""
-    facts = analysis.facts
+    facts, shows = analysis.facts, f"{advice.REPORT.command} shows"
     mapped = tuple(_device(device, request) for device in analysis.devices if device.facts.segments)
     without = tuple(device.device for device in facts.devices if not device.segments)
     if facts.tracked == "cpu":
-        why_not = "No GPU in this process: CPU memory has no segments, so there is no map of it (%gpumem shows who holds it)"
+        why_not = f"No GPU in this process: CPU memory has no segments, so there is no map of it ({shows} who holds it)"
     elif all(device.segments is None for device in facts.devices):
-        why_not = "PyTorch does not tell the segments of this device (%gpumem shows who holds its memory)"
+        why_not = f"PyTorch does not tell the segments of this device ({shows} who holds its memory)"
     else:
         why_not = "PyTorch has reserved nothing there"
     return MemoryMap(tracked=facts.tracked, devices=mapped, without=without, why_not=why_not if without else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nbguard.memory import advice
 from nbguard.render.blocks import Block, Table, TableRow
 from nbguard.reports.switches import Switches
 from nbguard.units import counted
@@ -11,14 +12,14 @@ from nbguard.units import counted
 
 def switches_blocks(switches: Switches) -> Iterator[Block]:
     """Yield each switch: its name, on or off, and the command that changes it."""
-    cells = f"{counted(switches.recorded, 'cell')} recorded: %gpumem history"
+    cells = f"{counted(switches.recorded, 'cell')} recorded: {advice.HISTORY.command}"
     rows = (
-        ("out-of-memory card", switches.oom_card, "" if switches.oom_card else "%nbguard on"),
-        ("notices", switches.notices, "" if switches.notices else "%nbguard notices on"),
-        ("history of cells", switches.history, cells if switches.history or switches.recorded else "%nbguard on"),
-        ("line after a cell", switches.cells, "" if switches.cells else "%gpumem cells on"),
-        ("errors cleaned at once", switches.auto_clean_errors, "%nbguard on --auto-clean-errors"),
-        ("sidebar", switches.sidebar, _audience(switches) if switches.sidebar else "%nbguard on"),
+        ("out-of-memory card", switches.oom_card, "" if switches.oom_card else advice.ON.command),
+        ("notices", switches.notices, "" if switches.notices else advice.NOTICES_ON.command),
+        ("history of cells", switches.history, cells if switches.history or switches.recorded else advice.ON.command),
+        ("line after a cell", switches.cells, "" if switches.cells else advice.CELLS_ON.command),
+        ("errors cleaned at once", switches.auto_clean_errors, advice.AUTO_CLEAN.command),
+        ("sidebar", switches.sidebar, _audience(switches) if switches.sidebar else advice.ON.command),
     )
     yield Table(rows=tuple(TableRow(cells=(name, "on" if on else "off", hint)) for name, on, hint in rows))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from nbguard.allocator.snapshot.snapshot import Snapshot
+from nbguard.memory import advice
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.breakdown import parts_of
 from nbguard.memory.facts import Block, DeviceFacts, Facts, Graph, HolderSource, Node, PoolFact, Root, Segment, StorageFact
@@ -89,7 +90,7 @@ def _notes(snapshot: Snapshot, names: NotebookNames) -> tuple[str, ...]:
     if names.holders is None:
         has_stacks = any(block.stack >= 0 for segment in snapshot.segments for block in segment.blocks)
         by = "holders are the lines that allocated" if has_stacks else "and no history was recorded: holders are not known"
-        notes.append(f"no names (%gpumem snapshot writes them beside it): {by}")
+        notes.append(f"no names ({advice.SNAPSHOT.command} writes them beside it): {by}")
     if names.unnamed:
         notes.append(f"{names.unnamed} small holders had no room in the file beside it")
     return tuple(notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nbguard.allocator.replay.view import whatif_blocks
+from nbguard.memory import advice
 from nbguard.memory.views.device import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
 from nbguard.reports.report import DeviceReport
@@ -25,7 +26,9 @@ def written_blocks(written: SnapshotFiles) -> Iterator[Block]:
     names = f"version, settings, sizes, {counted(written.holders, 'holder')}{left}"
     yield Line(f"pytorch.org/memory_viz opens it; beside it {written.beside}: {names}")
     if not written.events:
-        yield Line("no history was recorded, so it cannot be replayed: %gpumem record on, before the cells in question")
+        yield Line(
+            f"no history was recorded, so it cannot be replayed: {advice.RECORD_ON.command}, before the cells in question"
+        )
 
 
 def _entries(number: int) -> str:

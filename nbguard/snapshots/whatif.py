@@ -12,6 +12,7 @@ from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
 from nbguard.errors import NbguardError
+from nbguard.memory import advice
 from nbguard.render.result import Result
 from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
@@ -88,7 +89,7 @@ def _live() -> Snapshot:
     state = recording()
     if state.state == "off":
         raise NbguardError(
-            "no history is recorded: run  %gpumem record on , then the cells in question, then this again"
+            f"no history is recorded: run  {advice.RECORD_ON.command} , then the cells in question, then this again"
             " (--file FILE takes a snapshot that has one)"
         )
     if state.state == "waiting":
@@ -105,7 +106,7 @@ def _to_free(namespace: dict[str, Any] | None) -> Iterator[str]:
     """Yield sentences on memory that can be freed now: stale memory, then the names that hold most, each with its bytes."""
     report = build_report(scan(Notebook.current(namespace)).analysis)
     if report.stale:
-        yield f"`%reset_gpu` frees {format_bytes(report.stale)} that nothing needs any more"
+        yield f"{advice.release_stale().code} frees {format_bytes(report.stale)} that nothing needs any more"
     rows = [row for device in report.devices for row in device.holders if row.kind == "name" and row.retained and not row.stale]
     for row in sorted(rows, key=lambda row: -row.retained)[:_NAMED]:
-        yield f"`%reset_gpu {row.names[0]}` frees the {format_bytes(row.retained)} that {row.label} holds"
+        yield f"{advice.release_names(row.names[:1]).code} frees the {format_bytes(row.retained)} that {row.label} holds"

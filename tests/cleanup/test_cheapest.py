@@ -29,7 +29,7 @@ def freed_by(analysis: Analysis, release: Release) -> set[int]:
     labels = {root.label: root.nodes for root in graph.roots}
     numbers = {number for name in release.names for node in labels[name] for number in graph.nodes[node].storages}
     stale = analysis.once(default_plan).storages  # unreachable cycles, which go with every cleanup
-    return {graph.storages[number].address for number in numbers | (stale if release.commands else set())}
+    return {graph.storages[number].address for number in numbers | (stale if release.advice else set())}
 
 
 def after_cleanup(model: CachingAllocator, freed: Collection[int]) -> CachingAllocator:
@@ -53,7 +53,7 @@ def test_a_release_that_is_enough_is_enough(failure: tuple[CachingAllocator, Fac
     release = cheapest_release(analysis.devices[0], nbytes)
 
     if release.enough:
-        after = after_cleanup(model, freed_by(analysis, release)) if release.commands else model
+        after = after_cleanup(model, freed_by(analysis, release)) if release.advice else model
         assert served(after, nbytes) != "no"
     else:
         assert release.enough is False
@@ -76,7 +76,7 @@ def test_a_segment_that_the_cleanup_itself_gives_back_is_no_hole() -> None:
     release = cheapest_release(Analysis(facts).devices[0], 5 * MiB)
 
     assert release.enough is False
-    assert release.commands == ()
+    assert release.advice == ()
 
 
 def test_a_hole_that_the_cleanup_leaves_is_one() -> None:

@@ -50,7 +50,7 @@ def test_parked_bytes_leave_and_come_back_exactly(notebook: Notebook, conf: str)
     assert outcome["realised"] > 4 * 8 * MIB  # weights, gradients and two moments
     assert kernel.value("{str(t.device) for t in every(run)} | {str(view.device)}") == {"cpu"}
     assert kernel.value("digest(run) == before")
-    assert [f["command"] for f in report(kernel)["findings"] if f["kind"] == "parked"] == ["%reset_gpu --unpark run"]
+    assert [f["advice"]["command"] for f in report(kernel)["findings"] if f["kind"] == "parked"] == ["%reset_gpu --unpark run"]
     failed = kernel.run("run[0](torch.ones(1, 512).cuda())")
     assert failed.error is not None
     assert failed.error[0] == "ParkedError"

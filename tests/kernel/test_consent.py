@@ -80,3 +80,57 @@ def test_compiled_code_is_dropped_on_consent(kernel: Kernel) -> None:
     assert "compiled code dropped" in text
     assert "nothing has been compiled" in kernel.run("%reset_gpu --compiled").ok().text
     assert kernel.value("torch.equal(net(torch.ones(1, 4)).detach(), y)")
+
+
+_CACHED = """
+import functools, torch
+from torch import nn
+@functools.lru_cache
+def by_argument(model): return 1
+@functools.cache
+def by_result(size): return torch.ones(size, 1024)
+table = torch.ones(70, 1024)
+def lookup():
+    mine = torch.ones(80, 1024)
+    @functools.lru_cache
+    def inner(n, extra): return mine[n]
+    return inner
+inner = lookup()
+@functools.lru_cache
+def of_live(tensor): return tensor.shape
+"""
+
+
+def test_caches_of_functions_are_emptied_on_consent(kernel: Kernel) -> None:
+    """What a cache alone keeps goes: its function, with all that the function leads to, stays, as does what a name needs."""
+    kernel.run(_SETUP + _CACHED).ok()
+    kernel.run("by_argument(nn.Linear(100, 100, bias=False)); by_result(40); by_result(50); of_live(table); None").ok()
+    kernel.run("inner(0, torch.ones(60, 1024)); None").ok()
+
+    assert "nothing was stale" in kernel.run("%reset_gpu").ok().text
+    planned = json.loads(kernel.run("%reset_gpu --caches --dry-run --json").ok().text)
+    assert kernel.value("by_result.cache_info().currsize") == 2
+    outcome = json.loads(kernel.run("%reset_gpu --caches --json").ok().text)
+
+    nbytes = 100 * 100 * 4 + (40 + 50 + 60) * 4096
+    assert planned["promised"] == outcome["plan"]["promised"] == outcome["realised"] == nbytes
+    emptied = {action["subject"] for action in outcome["done"] if action["kind"] == "function_cache"}
+    assert emptied == {"cache of by_argument", "cache of by_result", "cache of inner"}
+    assert "cannot be undone" in outcome["done"][0]["detail"]
+    assert kernel.value("of_live.cache_info().currsize, inner.cache_info().currsize") == (1, 0)
+    assert kernel.value("float(inner.__wrapped__(0, 1).sum())") == 1024  # what the function itself needs has stayed
+    again = kernel.run("%reset_gpu --caches").ok().text
+    assert "there is nothing to empty" in again
+
+
+def test_with_targets_only_their_caches_are_emptied(kernel: Kernel) -> None:
+    kernel.run(_SETUP + _CACHED).ok()
+    kernel.run("model = nn.Linear(100, 100, bias=False); by_argument(model); by_result(40); None").ok()
+
+    text = kernel.run("%reset_gpu model").ok().text
+    assert "by_argument (_lru_cache_wrapper)" in text, text
+    kernel.run("model = nn.Linear(100, 200, bias=False); by_argument(model); None").ok()
+    outcome = json.loads(kernel.run("%reset_gpu model --caches --json").ok().text)
+
+    assert outcome["realised"] == outcome["plan"]["promised"] == (100 * 100 + 100 * 200) * 4
+    assert kernel.value("by_result.cache_info().currsize") == 1

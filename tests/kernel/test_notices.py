@@ -89,11 +89,11 @@ def test_no_reference_is_kept_and_nothing_grows(notebook: Kernel) -> None:
     notebook.run(
         "import sys\nfrom nbguard.notebook.session import session_of\n"
         "def cells(n, code):\n"
-        "    from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult\n"
+        "    from nbguard.cells.hooks import CellFact, CellScan\n"
         "    watch = session_of(get_ipython())._notices\n"
         "    for i in range(n):\n"
         "        get_ipython()._nbguard_live._hooks.source = code.format(i)\n"
-        "        watch.before(); exec(code.format(i), globals()); watch.after(type('C', (), dict(number=i))())\n"
+        "        watch.before(); exec(code.format(i), globals()); watch.after(CellFact(i, False, CellScan(get_ipython())))\n"
         "def size(obj, seen):\n"
         "    if id(obj) in seen or isinstance(obj, (type, type(sys), type(cells))) or obj is get_ipython() or obj is globals(): return 0\n"
         "    seen.add(id(obj))\n"
@@ -122,3 +122,38 @@ def test_what_each_run_of_something_leaves(notebook: Kernel) -> None:
     notebook.run("import nbguard").ok()
     notebook.run("for _ in range(3):\n    with nbguard.watch('step') as rounds: step(True)").ok()
     assert notebook.value("rounds.report.leaks and [nbytes >> 20 for nbytes in rounds.report.rounds[1:]] == [4, 4]")
+
+
+def test_what_a_cell_leaves_without_a_name(notebook: Kernel) -> None:
+    """By its error, by the result that it shows, by a library's cache; once each, and not what runs out of memory."""
+    left = "__import__('nbguard.notebook.session').notebook.session.session_of(get_ipython())._notices._left_behind"
+    notebook.run_silently(
+        f"{left}.patience = 0; {left}._counters._slow = -1000  # a busy machine must not make malloc too slow"
+    )
+    (notebook.cwd / "some-packages").mkdir()
+    library = "import functools\n@functools.lru_cache\ndef table(size): return __import__('torch').ones(size, 1 << 18)\n"
+    (notebook.cwd / "some-packages" / "tables.py").write_text(library)
+    notebook.run("import os, sys; sys.path.insert(0, os.path.abspath('some-packages')); import tables").ok()
+    notebook.run("def fail():\n    batch = torch.ones(5 << 18)\n    raise KeyError('no such thing')").ok()
+    cell = notebook.run("fail()", stop_on_error=False)
+    assert cell.text == "In[5] has failed, and its error keeps 5.00 MiB alive · `%reset_gpu`"
+    _follow(notebook, cell)
+    assert "freed" not in notebook.run("%reset_gpu").ok().text.replace("nothing had to be freed", "")
+
+    notebook.run("import time\ndef slow(size): time.sleep(0.1); return tables.table(size)").ok()
+    cell = notebook.run("y = slow(6)[0, 0].item()")
+    assert cell.text.startswith("In[9] has left 6.00 MiB that no name leads to: `tables.table"), cell.text
+    assert cell.text.endswith("· `import tables; tables.table.cache_clear()`")
+    _follow(notebook, cell)
+
+    cell = notebook.run("time.sleep(0.1); nn.Sequential(nn.Linear(1024, 1024))")
+    assert cell.text.endswith("In[11] has left 4.00 MiB that no name leads to: `Out[11]` holds them · `%reset_gpu`"), cell.text
+    _follow(notebook, cell)
+    assert notebook.run("time.sleep(0.1); torch.ones(1 << 20).view(-1)").ok().text.count("left") == 0, "data of the user's"
+
+
+def test_a_name_of_a_part_is_no_surprise(notebook: Kernel) -> None:
+    notebook.run("net = nn.Sequential(nn.Linear(1024, 1024)); runs = [net]\nm = net[0]; w, n = net[0].weight, runs[0]").ok()
+    for code in ("del m", "w = 3", "del n"):
+        assert _line(notebook.run(code)) == ""
+    assert _line(notebook.run("del net")).startswith("`net` is deleted")

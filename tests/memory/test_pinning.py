@@ -287,7 +287,7 @@ def test_of_many_names_a_good_set_is_found_step_by_step() -> None:
     assert not release.is_exact
     assert len(release.names) == 10
     assert release.gives_back == 200 * MiB
-    assert release.commands == (f"%reset_gpu {' '.join(release.names)}",)
+    assert tuple(line.command for line in release.advice) == (f"%reset_gpu {' '.join(release.names)}",)
 
 
 def _rest(number: int, nbytes: int) -> Block:

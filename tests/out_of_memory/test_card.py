@@ -361,13 +361,13 @@ def test_gradients_of_the_learner_that_failed_come_again() -> None:
 def test_a_memory_fraction_limits_what_can_be_had() -> None:
     facts = _case(2 * GiB, names={"a": 3 * GiB}, free=30 * GiB, device={"limit": 4 * GiB})
 
-    fix = _fix(facts, "torch.cuda.set_per")
+    fix = _fix(facts, "import torch; torch.cuda.set_per")
 
     assert _card(facts).had == GiB
     assert _card(facts).limit == 4 * GiB
     assert (fix.nbytes, fix.enough) == (29 * GiB, True)
     assert "(1.0, 'cuda:0')" in fix.commands[0]
-    assert _fix(_case(31 * GiB, names={"a": 3 * GiB}, free=30 * GiB, device={"limit": 4 * GiB}), "torch").enough is False
+    assert _fix(_case(31 * GiB, names={"a": 3 * GiB}, free=30 * GiB, device={"limit": 4 * GiB}), "import torch").enough is False
 
 
 def test_no_limit_no_words_on_it() -> None:

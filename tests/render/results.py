@@ -9,6 +9,7 @@ from nbguard.allocator.replay.replay import Difference
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.advice import release_names
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.processes import Zombies
 from nbguard.memory.recording import Recording
@@ -58,7 +59,8 @@ EXAMPLES: tuple[Result, ...] = (
                 cell=4,
                 nbytes=MiB,
                 holders=("runs[0]",),
-                command="%reset_gpu runs[0]",
+                advice=(release_names(("runs[0]",), MiB),),
+                frees=MiB,
                 shape="name: runs[·]",
                 names=("model",),
             ),

@@ -22,7 +22,11 @@ def _schema(annotation: Any, within: tuple[type, ...] = ()) -> Any:
         if annotation in within:
             return annotation.__name__  # one in another: its fields stand above
         hints = typing.get_type_hints(annotation)
-        return {field.name: _schema(hints[field.name], (*within, annotation)) for field in dataclasses.fields(annotation)}
+        return {
+            field.name: _schema(hints[field.name], (*within, annotation))
+            for field in dataclasses.fields(annotation)
+            if field.metadata.get("json", True)
+        }
     arguments = [a for a in typing.get_args(annotation) if a is not type(None) and a is not Ellipsis]
     origin = typing.get_origin(annotation)
     if origin is typing.Literal:

@@ -188,7 +188,7 @@ def test_why_lists_each_root_with_its_shortest_path_and_the_line_that_cuts_it() 
     why = explain(make_facts(graph), "learn", 0, "Learner")
 
     assert why.nbytes == 10
-    assert [(path.text, path.release, path.storages_only) for path in why.paths] == [
+    assert [(path.text, path.advice.command, path.storages_only) for path in why.paths] == [
         ("learn", "%reset_gpu learn", False),
         ("runs['a']", "%reset_gpu runs['a']", False),
         ("zmod.STATE[0]", "zmod.STATE[0] = None", False),
@@ -225,7 +225,7 @@ def test_why_cuts_where_least_is_lost() -> None:
     )
     node = next(number for number, node in enumerate(graph.nodes) if node.kind == "learner")
 
-    releases = {path.steps[0]: path.release for path in explain(make_facts(graph), "learn", node, "Learner").paths}
+    releases = {path.steps[0]: path.advice.command for path in explain(make_facts(graph), "learn", node, "Learner").paths}
 
     assert releases == {
         "f": "%reset_gpu f",
@@ -252,7 +252,10 @@ def test_why_shows_each_way_of_a_root_and_counts_the_rest() -> None:
     why = explain(make_facts(graph), "learn", node, "Learner")
 
     assert [path.text for path in why.paths if not path.stale] == ["runs[0].learn", "runs[1].learn"]  # not by its own callback
-    assert [path.release for path in why.paths if not path.stale] == ["%reset_gpu runs[0].learn", "%reset_gpu runs[1].learn"]
+    assert [path.advice.command for path in why.paths if not path.stale] == [
+        "%reset_gpu runs[0].learn",
+        "%reset_gpu runs[1].learn",
+    ]
     assert sum(path.stale for path in why.paths) == 4
     assert why.more == (("last error", 5),)
 

@@ -18,7 +18,7 @@ from tests.zoo.cases import CASES, PRELUDE, Case
 from tests.zoo.more_cases import MORE_CASES
 
 # In the kernel, and written apart from nbguard: the names bound to a tensor, module or Learner, before a cell and after it.
-TRUTH = """
+TRUTH = r"""
 def _experiments():
     hidden, space = get_ipython().user_ns_hidden, get_ipython().user_ns
     own = lambda name: not name.startswith('_') and hidden.get(name) is not space[name]
@@ -29,6 +29,12 @@ def _storages(value):
     if torch.Tensor in cls.__mro__: tensors = [value]
     else: tensors = list((value.model if Learner in cls.__mro__ else value).parameters())
     return [StorageWeakRef(t.untyped_storage()) for t in tensors if t.layout is torch.strided and t.data_ptr()]
+def _is_part_of_a_name(name, obj):
+    # whether the name was bound last by `name = other.path`, and that path still leads to the object
+    path = rf"(?:^|[;\n])\s*{name} *= *([A-Za-z_]\w*(?:[.]\w+|\[[^\]]*\])*) *(?=$|[;#\n])"
+    found = [one for source in In for one in re.findall(path, source)]
+    try: return bool(found) and eval(found[-1], get_ipython().user_ns) is obj
+    except Exception: return False
 def _before_cell():
     builtins._bound = {name: (weakref.ref(value), _storages(value)) for name, value in _experiments().items()}
     builtins._told = {n.shape: n.times for n in nbguard.notices()}
@@ -45,12 +51,14 @@ def _after_cell():
         is_alive = ref() is not None and not all(s.expired() for s in storages)
         new = get_ipython().user_ns.get(name)
         is_wanted = type(new) is list and any(item is ref() for item in new)  # the new object leads to the earlier one
+        is_wanted = is_wanted or _is_part_of_a_name(name, ref())
         found[name] = (is_alive and not is_wanted, *told[name])
     return found
-import nbguard, builtins
+import nbguard, builtins, re
 from nbguard.notebook.session import session_of
 session_of(get_ipython())._notices.least = 1
 builtins._before_cell, builtins._after_cell = _before_cell, _after_cell; del _before_cell, _after_cell
+builtins._is_part_of_a_name, builtins.re = _is_part_of_a_name, re; del _is_part_of_a_name, re
 builtins._experiments, builtins._storages = _experiments, _storages; del _experiments, _storages
 """
 

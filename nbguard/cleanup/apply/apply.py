@@ -22,9 +22,10 @@ from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.cleanup.plan.verdict import verdict
 from nbguard.errors import NbguardError
+from nbguard.memory import advice
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts
-from nbguard.memory.references.gradients import idle_gradients, zero_grad
+from nbguard.memory.references.gradients import idle_gradients
 from nbguard.memory.references.graph import nbytes_of, reach_of_roots, storages_of
 from nbguard.scan.devices.cuda import lasting_error
 from nbguard.scan.scan import Notebook, Scan, TimedScan, timed_scan
@@ -177,7 +178,8 @@ def _survivors(plan: Plan, facts: Facts, expired: set[int], after: Analysis) -> 
 def _left(after: Analysis) -> tuple[tuple[str, int, str], ...]:
     rows = [(holder.label, holder.retained, "shared" if holder.is_shared else holder.what) for holder, _ in after.holdings]
     gradients = [
-        (f"gradients of {label}, part of it", nbytes, zero_grad(label)) for label, nbytes in idle_gradients(after.facts)
+        (f"gradients of {label}, part of it", nbytes, advice.zero_gradients(label).command)
+        for label, nbytes in idle_gradients(after.facts)
     ]
     return (*rows, *gradients)
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from nbguard.cleanup.apply.kept_memory import FreedBytes
 from nbguard.cleanup.plan.plan import Action
 from nbguard.errors import NbguardError
+from nbguard.memory import advice
 from nbguard.memory.processes import Process, pids_text
 from nbguard.scan.devices.processes import is_alive, is_listed, private_bytes, shared_bytes
 from nbguard.scan.heap.attributes import attributes_of
@@ -75,7 +76,7 @@ def _attach(loader: Any, iterator: Any) -> None:
 
 def _ended() -> NoReturn:
     raise RuntimeError(
-        "the workers of this DataLoader iterator were ended by %reset_gpu --workers: start over with iter(loader)"
+        f"the workers of this DataLoader iterator were ended by {advice.end_workers().command}: start over with iter(loader)"
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.errors import NbguardError, ParkedError, TargetError
+from nbguard.memory import advice
 from nbguard.scan.devices.host import host_facts
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.walk import WeakTracker
@@ -103,7 +104,7 @@ def _chosen(labels: Sequence[str]) -> list[Parked]:
             there = f"parked now: {', '.join(known)}" if known else "nothing is parked"
             raise TargetError(f"nothing is parked as {label}; {there}")
     if not known:
-        raise TargetError("nothing is parked (%reset_gpu --park NAME parks)")
+        raise TargetError(f"nothing is parked ({advice.PARK_PLACEHOLDER.command} parks)")
     return [parked for parked in PARKED if parked.label in (labels or known)]
 
 
@@ -121,7 +122,7 @@ def _refuse_without_room(chosen: Sequence[Parked]) -> None:
         if nbytes > room:
             raise NbguardError(
                 f"{format_bytes(nbytes)} would not fit: {device} has room for {format_bytes(room)} at most. "
-                "Free something first (%gpumem shows what holds it); nothing has been moved"
+                f"Free something first ({advice.REPORT.command} shows what holds it); nothing has been moved"
             )
 
 
@@ -213,7 +214,7 @@ class _Stop:
     def __call__(self, module: Any, _args: Any) -> None:
         label = self.parked.label
         if not _tensors_of(module).isdisjoint(map(id, self.parked.alive())):  # else the user has put others in their place
-            raise ParkedError(f"{label} is parked in host memory: %reset_gpu --unpark {label} brings it back")
+            raise ParkedError(f"{label} is parked in host memory: {advice.unpark((label,)).command} brings it back")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (dict.get, {})  # called with (module, args) it gives args back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Callable
@@ -80,6 +81,13 @@ def _drop_compiled(_: StepContext) -> None:
     sys.modules["torch._dynamo"].reset()
 
 
+def _empty_function_cache(step: StepContext) -> None:
+    """Empty the caches of the functions that the action names by id: nothing has made or freed one since the plan."""
+    wrapper = functools._lru_cache_wrapper
+    for function in [obj for obj in gc.get_objects() if type(obj) is wrapper and id(obj) in step.action.refs]:
+        wrapper.cache_clear(function)
+
+
 def _forget_copy(step: StepContext) -> None:
     """Take objects out of the cache that the action names: copies that their owner can do without."""
     shell, cache, refs = step.notebook.shell, step.action.cache, set(step.action.refs)
@@ -148,6 +156,7 @@ STEPS: dict[str, Callable[[StepContext], None]] = {
     "collect": _collect,
     "kept_error": _release_kept_error,
     "compiled": _drop_compiled,
+    "function_cache": _empty_function_cache,
     "workers": lambda step: end_workers(step.action, step.tracker, step.freed),
     "pinned": lambda step: return_pinned_memory(step.freed),
     "workspaces": lambda step: clear_workspaces(step.freed),

@@ -10,6 +10,7 @@ from operator import or_
 from nbguard.cleanup.plan.default import block_holders_of, default_plan
 from nbguard.cleanup.plan.plan import Plan, Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.advice import Advice, release_names, release_stale
 from nbguard.memory.analysis import DeviceAnalysis
 from nbguard.memory.facts import Facts, Segment
 from nbguard.memory.references.graph import nbytes_of
@@ -39,11 +40,12 @@ class Release:
     enough: bool | None = True  # the request succeeds then; None: what is free on the device is not known
 
     @property
-    def commands(self) -> tuple[str, ...]:
-        """Return the commands that release them; none where nothing needs to be done or nothing helps."""
+    def advice(self) -> tuple[Advice, ...]:
+        """Return the lines that release them; none where nothing needs to be done or nothing helps."""
         if not self.enough:
             return ()
-        return (*(("%reset_gpu",) if self.and_stale else ()), *((f"%reset_gpu {' '.join(self.names)}",) if self.names else ()))
+        stale = (release_stale(),) if self.and_stale else ()
+        return (*stale, release_names(self.names)) if self.names else stale
 
 
 def cheapest_release(device: DeviceAnalysis, nbytes: int) -> Release:

@@ -9,8 +9,18 @@ from nbguard.cleanup.plan.builder import PlanBuilder
 from nbguard.cleanup.plan.last_error import released_parts, shell_of
 from nbguard.cleanup.plan.plan import Action
 from nbguard.cleanup.plan.workers import actions_on_workers, pinned_action, workers_left
+from nbguard.memory import advice
 from nbguard.memory.facts import Facts, Graph
-from nbguard.memory.references.graph import STALE_KINDS, leading_to, nbytes_of, reach, storages_of
+from nbguard.memory.references.function_caches import caches_worth_emptying
+from nbguard.memory.references.graph import (
+    STALE_KINDS,
+    leading_to,
+    nbytes_of,
+    path_text,
+    reach,
+    shortest_path,
+    storages_of,
+)
 from nbguard.memory.references.holders import workspace_blocks
 from nbguard.memory.references.owner_sets import owners_of_nodes
 from nbguard.units import counted, format_bytes
@@ -69,6 +79,34 @@ def drop_compiled(builder: PlanBuilder) -> None:
                 detail="live models compile again at their next call",
             )
         )
+
+
+def empty_function_caches(builder: PlanBuilder, given_up: set[int] | None) -> None:
+    """Empty the caches of functions that alone keep memory alive; with targets, those that lead to what was given up."""
+    graph = builder.graph
+    stale = {number for number, root in enumerate(graph.roots) if root.kind in STALE_KINDS}  # the steps after this one
+    caches = caches_worth_emptying(graph, builder.gone | stale, builder.cut, given_up)
+    if not caches:
+        builder.skipped.append("no cache of a function (lru_cache) keeps memory alive by itself: there is nothing to empty")
+    for node, edges in caches.items():
+        builder.add(
+            Action(
+                kind="function_cache",
+                subject=_cache_label(graph, node),
+                participle="emptied",
+                nbytes=0,
+                detail="the function computes again at its next call; this cannot be undone",
+                refs=(graph.nodes[node].ref,),
+            ),
+            cut=edges,
+        )
+
+
+def _cache_label(graph: Graph, node: int) -> str:
+    """Return how one writes the function, from the root that tells most."""
+    ways = ((root, shortest_path(graph, root, {node})) for root in graph.roots if root.kind not in STALE_KINDS)
+    texts = [path_text(graph, root, way) for root, way in ways if way]
+    return f"cache of {min(texts, key=len)}" if texts else "cache of a function"
 
 
 def end_workers(builder: PlanBuilder, given_up: set[int] | None) -> None:
@@ -136,6 +174,6 @@ def clear_workspaces(builder: PlanBuilder) -> Workspaces:
 def words_on_kept_error(label: str, nbytes: int) -> str:
     """Return the sentence on a name whose exception holds memory."""
     return (
-        f"{label} keeps an exception whose frames hold {format_bytes(nbytes)}: `%reset_gpu --errors` releases them and keeps "
-        "the exception"
+        f"{label} keeps an exception whose frames hold {format_bytes(nbytes)}: {advice.release_errors().code} releases them "
+        "and keeps the exception"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from nbguard.memory import advice
 from nbguard.memory.processes import PYTHON, DeviceProcess, Judged, Surroundings, basename, connection_of, is_kernel, script_of
 
 _REAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "s6-svscan", "launchd", "conmon"})
@@ -56,7 +57,7 @@ def _protected(candidate: DeviceProcess, around: Surroundings) -> str:
     ):
         return "another user's"
     if around.pid in candidate.ancestors:
-        return "started by this kernel (`%reset_gpu --workers` ends idle workers)"
+        return f"started by this kernel ({advice.end_workers().code} ends idle workers)"
     if candidate.is_elsewhere is not False:
         return "in another container, or it cannot be told whether it is"
     if not candidate.command:

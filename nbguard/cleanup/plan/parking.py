@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from nbguard.cleanup.plan.plan import Action, Plan, Request
 from nbguard.errors import TargetError
+from nbguard.memory import advice
 from nbguard.memory.facts import Facts, Graph
 from nbguard.memory.finding import Finding
 from nbguard.memory.references.graph import (
@@ -172,7 +173,7 @@ def _in_private_pools(facts: Facts) -> dict[int, str]:
 def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action:
     parts = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in _parts(facts.graph, nodes, moved))
     where = "host memory" if facts.tracked != "cpu" else "a file, as there is no GPU here"
-    detail = f"{parts} → {where}; %reset_gpu --unpark {text} brings it back"
+    detail = f"{parts} → {where}; {advice.unpark((text,)).command} brings it back"
     return Action(
         kind="park",
         subject=text,
@@ -216,5 +217,5 @@ def parked_findings(facts: Facts) -> Iterator[Finding]:
         by_label[fact.label] = by_label.get(fact.label, 0) + fact.nbytes
     where = "host memory" if facts.tracked != "cpu" else "files"
     for label, nbytes in by_label.items():
-        back = f"%reset_gpu --unpark {label}"
-        yield Finding("parked", f"{label} is parked ({format_bytes(nbytes)} in {where}): `{back}` brings it back", back)
+        back = advice.unpark((label,))
+        yield Finding("parked", f"{label} is parked ({format_bytes(nbytes)} in {where}): {back.code} brings it back", back)

@@ -22,6 +22,7 @@ ActionKind = Literal[
     "collect",
     "park",
     "compiled",
+    "function_cache",
     "workers",
     "pinned",
     "workspaces",
@@ -37,6 +38,7 @@ class Request:
     everything: bool = False  # every name that leads to device memory
     errors: bool = False  # also the memory of exceptions that the user keeps; the exceptions stay
     compiled: bool = False  # also the code that torch.compile has compiled
+    caches: bool = False  # also the caches of functions (lru_cache) that alone keep device memory; they cannot be filled again
     only_error: bool = False  # nothing but the memory that only the last error holds, and its fit's leftovers on its Learner
     workers: bool = False  # also idle workers of DataLoaders and unused pinned host memory
     hard: bool = False  # also what a library keeps and can make anew, and a verdict on the rest

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Action, Outcome, Plan
 from nbguard.cleanup.plan.verdict import Verdict
+from nbguard.memory import advice
 from nbguard.memory.views.processes import zombies_blocks
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.units import counted, format_bytes, format_column, unit_of
@@ -15,7 +16,7 @@ _OF_THE_HOST = frozenset({"workers", "pinned"})
 _WIDEST = 120
 """Characters of the words on a step."""
 _LEFT_SHOWN = 20
-PINNED = "other tensors share its segments (%gpumem map)"
+PINNED = f"other tensors share its segments ({advice.MAP.command})"
 """Why freed memory does not go back to the device, for a plan's sentence."""
 
 
@@ -106,9 +107,9 @@ def _notes(outcome: Outcome) -> Iterator[str]:
     for label, reason in outcome.undone:
         yield f"{label}: {reason}"
     for holder, nbytes in outcome.survivors:
-        yield f"still alive: {format_bytes(nbytes)} promised, held by {holder}: %gpumem why shows the path"
+        yield f"still alive: {format_bytes(nbytes)} promised, held by {holder}: {advice.WHY.command} shows the path"
     if outcome.interrupted:
-        yield "interrupted: run %reset_gpu again to finish"
+        yield f"interrupted: run {advice.release_stale().command} again to finish"
 
 
 def _left(outcome: Outcome) -> Iterator[str]:
@@ -118,7 +119,7 @@ def _left(outcome: Outcome) -> Iterator[str]:
     for label, nbytes, what in alone[:_LEFT_SHOWN]:
         yield f"{label} ({what}) {format_bytes(nbytes)}" if what else f"{label} {format_bytes(nbytes)}"
     if len(alone) > _LEFT_SHOWN:
-        yield f"{len(alone) - _LEFT_SHOWN} more (%gpumem)"
+        yield f"{len(alone) - _LEFT_SHOWN} more ({advice.REPORT.command})"
     if shared:
         yield "and, sharing memory: " + ", ".join(shared[:_LEFT_SHOWN]) + (", …" if len(shared) > _LEFT_SHOWN else "")
 
@@ -140,4 +141,4 @@ def unparked_blocks(unparked: Unparked) -> Iterator[Block]:
         tensors = counted(unparked.tensors, "tensor")
         yield Line(f"{', '.join(unparked.names)} {are} back on {where}: {format_bytes(unparked.nbytes)}, {tensors}")
     for name, nbytes, why in unparked.left:
-        yield Line(f"{format_bytes(nbytes)} of {name} is still parked ({why}): %reset_gpu --unpark {name} tries again")
+        yield Line(f"{format_bytes(nbytes)} of {name} is still parked ({why}): {advice.unpark((name,)).command} tries again")

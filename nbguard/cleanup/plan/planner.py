@@ -16,11 +16,13 @@ from nbguard.cleanup.plan.optional_steps import (
     Workspaces,
     clear_workspaces,
     drop_compiled,
+    empty_function_caches,
     end_workers,
     give_pinned_memory_back,
     release_kept_errors,
 )
 from nbguard.cleanup.plan.plan import Action, ActionKind, Plan, Request
+from nbguard.memory import advice
 from nbguard.memory.facts import DEBUGGER, EXPERIMENT_KINDS, Facts, Graph
 from nbguard.memory.references.graph import leading_to, nbytes_of, reach, reach_of_roots, storages_of
 from nbguard.memory.segments.pools import given_back, pools_in_use
@@ -49,6 +51,8 @@ def plan_cleanup(facts: Facts, request: Request) -> Plan:
     if given_up is None and not request.while_busy:
         clear_leftovers(builder, variables_of_error(facts.graph) if request.only_error else None)
     _note_what_is_hidden(builder)
+    if request.caches:
+        empty_function_caches(builder, given_up)
     if request.workers:
         end_workers(builder, given_up)
     if request.only_error:
@@ -97,10 +101,11 @@ def _note_what_is_hidden(builder: PlanBuilder) -> None:
     """Note the memory that a plan cannot see; a cleanup uncovers it first."""
     if builder.facts.frozen_objects:
         builder.skipped.append(
-            f"gc.freeze() hides {builder.facts.frozen_objects:,} objects: %reset_gpu unfreezes them, then looks"
+            f"gc.freeze() hides {builder.facts.frozen_objects:,} objects: "
+            f"{advice.release_stale().command} unfreezes them, then looks"
         )
     if builder.facts.is_autocast_on:
-        builder.skipped.append("autocast is on: %reset_gpu empties its cache of weights, then looks")
+        builder.skipped.append(f"autocast is on: {advice.release_stale().command} empties its cache of weights, then looks")
 
 
 def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from nbguard.memory import advice
 from nbguard.memory.analysis import Analysis, DeviceAnalysis
 from nbguard.memory.breakdown import NOT_OURS, DevicePart, parts_of
 from nbguard.memory.facts import Facts, HolderSource
@@ -40,11 +41,11 @@ class Verdict:
 
 
 _NOTES = {
-    "your names": "`%reset_gpu NAME` or `%reset_gpu --all` frees it",
+    "your names": f"{advice.PLACEHOLDER.code} or {advice.EVERYTHING.code} frees it",
     "running code": "freed when it ends",
-    "kept results": "displayed results and copies that are kept: %gpumem names each",
+    "kept results": f"displayed results and copies that are kept: {advice.REPORT.command} names each",
     "libraries": "none of your names leads to it",
-    "cuBLAS workspaces": "cleared by `%reset_gpu --hard` when nothing runs and no CUDA graph is there",
+    "cuBLAS workspaces": f"cleared by {advice.HARD.code} when nothing runs and no CUDA graph is there",
     "CUDA graphs": "of graph pools that no Python object holds",
     "not held by Python": "buffers and caches of C++ libraries",
     "free, but not returnable": "freed with the blocks beside it, or with the CUDA graph whose pool it is",

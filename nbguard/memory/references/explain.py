@@ -9,10 +9,11 @@ from itertools import pairwise
 from operator import or_
 from typing import ClassVar
 
+from nbguard.memory.advice import Advice
 from nbguard.memory.facts import Facts, Graph, Root
-from nbguard.memory.references.advice import release_of_way
 from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, reach, shortest_path, shortest_paths, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
+from nbguard.memory.references.releases import release_of_way
 from nbguard.render.result import Result
 
 _PER_ROOT = 4
@@ -28,9 +29,8 @@ class Path:
     steps: tuple[str, ...]  # as one would write them, the root first
     cell: int | None  # number of the cell that the root stems from
     stale: bool  # the root is none of the user's own
-    release: str  # line that cuts the way where least is lost; empty where there is none
+    advice: Advice  # the line that cuts the way where least is lost
     storages_only: bool  # the way leads to its memory, not to the object
-    effect: str = ""  # effect of the line in a few words; empty where there is none
 
     @property
     def text(self) -> str:
@@ -99,12 +99,10 @@ def path_to(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool 
     """Return a way, the nodes from `root` on, as a path with the line that cuts it."""
     labels = [dict(graph.nodes[parent].references).get(child, "") for parent, child in pairwise(way)]
     steps = (root.label, *(label for label in labels if label))
-    advice = release_of_way(graph, root, way)
     return Path(
         steps=steps,
         cell=root.cell,
         stale=root.kind in STALE_KINDS,
-        release=advice.command,
+        advice=release_of_way(graph, root, way),
         storages_only=storages_only,
-        effect=advice.effect,
     )

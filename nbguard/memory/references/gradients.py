@@ -55,8 +55,3 @@ def idle_gradients(facts: Facts) -> tuple[tuple[str, int], ...]:
     """Return (name, bytes) for each idle Learner that a name leads to and whose gradients nothing else needs."""
     sized = ((label, nbytes_of(facts.graph, storages)) for label, _, storages in gradient_storages(facts))
     return tuple((label, nbytes) for label, nbytes in sized if nbytes)
-
-
-def zero_grad(label: str) -> str:
-    """Return the line that frees the gradients of the Learner called `label`; the next fit makes new ones."""
-    return f"{label}.model.zero_grad()"

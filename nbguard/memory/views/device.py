@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nbguard.memory import advice
 from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.pools import Pool
@@ -88,8 +89,8 @@ def holder_table(rows: Sequence[TableRow]) -> Table:
 def command_of(names: Sequence[str], kind: str, stale: bool) -> str:
     """Return the command that releases a holder by these of its names; empty where there is none."""
     if stale:
-        return "%reset_gpu"
-    return f"%reset_gpu {' '.join(names)}" if kind in ("name", "out") else ""
+        return advice.release_stale().command
+    return advice.release_names(names).command if kind in ("name", "out") else ""
 
 
 def pool_table(pools: Sequence[Pool]) -> Table | None:

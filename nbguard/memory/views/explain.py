@@ -49,7 +49,7 @@ def _lines(nodes: Sequence[_Node], rails: str, *, is_root: bool = False, above: 
     """Yield the lines of nodes and of those below; a way to release that stands `above` already is not repeated."""
     for place, node in enumerate(map(_joined, nodes)):
         is_last = place == len(nodes) - 1
-        ways = {path.release for path in node.paths}
+        ways = {path.advice.command for path in node.paths}
         release = next(iter(ways)) if len(ways) == 1 else ""
         cells = (node.text.strip(), *(_root_cells(node.paths) if is_root else ("", "")))
         yield TableRow(

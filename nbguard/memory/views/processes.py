@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
+from nbguard.memory import advice
 from nbguard.memory.processes import Judged, Zombies, pids_text
 from nbguard.render.blocks import Block, Line, Table, TableRow
 from nbguard.units import counted, format_bytes
@@ -44,10 +45,10 @@ def _sentences(zombies: Zombies) -> Iterator[str]:
         known = [orphan.used for orphan in zombies.orphans if orphan.used is not None]
         back = f", {format_bytes(sum(known))} of device memory" if known else ""
         them = "them" if len(pids) > 1 else "it"
-        yield f"{counted(len(pids), 'orphan')} ({pids_text(pids)}{back}): `%reset_gpu --zombies --yes` ends {them}"
+        yield f"{counted(len(pids), 'orphan')} ({pids_text(pids)}{back}): {advice.END_ZOMBIES.code} ends {them}"
     if zombies.ended:
         yield f"ended and gone: {pids_text(zombies.ended)}"
     for pid, reason in zombies.remaining:
         yield f"still there: pid {pid}: {reason}"
     if zombies.interrupted:
-        yield "interrupted: run %reset_gpu --zombies to see what is left"
+        yield f"interrupted: run {advice.ZOMBIES.command} to see what is left"

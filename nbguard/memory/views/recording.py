@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nbguard.memory import advice
 from nbguard.memory.recording import ENTRY_BYTES, Recording
 from nbguard.render.blocks import Block, Line, Title
 from nbguard.units import format_bytes
@@ -15,7 +16,8 @@ def recording_blocks(recording: Recording) -> Iterator[Block]:
     if recording.state in ("on", "waiting"):
         most = format_bytes((recording.entries or 0) * ENTRY_BYTES)
         yield Line(f"some 2 µs an allocation, and up to {most} of host memory per device")
-        yield Line("%gpumem whatif replays it · %gpumem snapshot FILE keeps it · %gpumem record off ends it")
+        whatif, snapshot, off = advice.WHATIF.command, advice.SNAPSHOT.command, advice.RECORD_OFF.command
+        yield Line(f"{whatif} replays it · {snapshot} FILE keeps it · {off} ends it")
 
 
 def _state(recording: Recording) -> str:
@@ -28,8 +30,9 @@ def _state(recording: Recording) -> str:
             return f"recording begins with the first use of CUDA: the allocator's last {entries} entries by device"
         case "theirs":
             return (
-                "PyTorch's history is recorded, and not by nbguard: it is left as it is. %gpumem snapshot and %gpumem whatif "
-                "use it; torch.cuda.memory._record_memory_history(None) ends it"
+                "PyTorch's history is recorded, and not by nbguard: it is left as it is. "
+                f"{advice.SNAPSHOT.command} and {advice.WHATIF.command} use it; "
+                "torch.cuda.memory._record_memory_history(None) ends it"
             )
         case "off":
             return "recording is off, and its history forgotten" if recording.changed else "nothing is being recorded"

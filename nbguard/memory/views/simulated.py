@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nbguard.memory import advice
 from nbguard.memory.simulated import Simulated, SimulationState
 from nbguard.render.blocks import Block, Line, Title
 from nbguard.units import format_bytes, signed
@@ -40,7 +41,7 @@ def cell_line(before: Simulated, after: Simulated, cell: int) -> str:
         reserved += f" (peak {format_bytes(after.peak_reserved)})"
     parts.append(reserved)
     if after.ooms > before.ooms:
-        parts.append(f"ran out of memory {after.ooms - before.ooms}×: %gpumem oom")
+        parts.append(f"ran out of memory {after.ooms - before.ooms}×: {advice.OOM.command}")
     if after.broken and not before.broken:
         parts.append(after.broken)
     return " · ".join(parts)

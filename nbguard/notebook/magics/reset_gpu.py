@@ -46,6 +46,10 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "also what exceptions hold that a variable, future or task keeps; they stay",
     },
     "--compiled": {"action": "store_true", "help": "also what torch.compile has compiled; live models compile again"},
+    "--caches": {
+        "action": "store_true",
+        "help": "also empty the caches of functions (lru_cache) that alone keep memory alive; it cannot be undone",
+    },
     "--park": {"nargs": "+", "metavar": "NAME", "help": "move what NAME leads to into host memory; every name stays valid"},
     "--unpark": {"nargs": "*", "metavar": "NAME", "help": "bring back what was parked as NAME, or everything"},
     "--workers": {
@@ -78,7 +82,7 @@ class Form:
     advice: str  # the next step after an option that goes with another form
 
 
-_MORE = ("--keep", "--errors", "--compiled", "--workers")
+_MORE = ("--keep", "--errors", "--compiled", "--caches", "--workers")
 _ALONE = "--park NAMES and --unpark NAMES go alone, one of them at a time"
 _FORMS = (
     Form(option="--park", arguments=("--park", "--dry-run"), advice=_ALONE),
@@ -181,7 +185,7 @@ class ResetGpuMagics(Magics):
             zombies: Callable[..., Zombies] = api.end_zombies if options.yes else api.zombies
             return guarded(_NAME, zombies, *options.pids)
         call: Callable[..., Plan | Outcome] = api.plan if options.dry_run else api.release
-        choices = {name: getattr(options, name) for name in ("keep", "errors", "compiled", "workers")}
+        choices = {name: getattr(options, name) for name in ("keep", "errors", "compiled", "caches", "workers")}
         is_hard = "hard" in options
         if is_hard and options.yes:
             choices["orphans"] = True

@@ -6,9 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
+from nbguard.cleanup.plan.promises import promised
+from nbguard.memory.advice import Advice, copy_of_view, release_names, release_stale
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
-from nbguard.memory.references.advice import Advice, release_names
 from nbguard.memory.references.explain import Path, explain, path_to
 from nbguard.memory.references.graph import GRAPH, nbytes_of, reach, shortest_path, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes, owners_of_storages
@@ -27,11 +28,11 @@ HeldStorages = Mapping[StorageKey, tuple[int, frozenset[str]]]
 def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapping[str, int]) -> Notice | None:
     """Return the notice on a name that has gone; None if nothing is left but what the next collection frees, or is wanted.
 
-    Wanted is what has a name of its own, or what the name's new object leads to; not what the graph of a tensor with a name
-    keeps. `least` are the bytes that are worth a notice, `views` the bytes of tensors by their names.
+    Wanted is what has a name of its own, what the name's new object leads to, or the one whose part it was; not what the graph
+    of a tensor with a name keeps. `least` are the bytes that are worth a notice, `views` the bytes of tensors by their names.
     """
     graph = analysis.facts.graph
-    alive = _numbers(graph, gone.storages)
+    alive = storage_numbers(graph, gone.storages)
     held_by = {storage: _roots_of(analysis, storage) for storage in alive}
     node = _node_of(analysis, gone.ref, alive)
     if notice := _of_view(analysis, gone, held_by, views, least):
@@ -76,7 +77,7 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
     )
     if nbytes < least:
         return None
-    left = _numbers(graph, came)
+    left = storage_numbers(graph, came)
     roots = {n for storage in left for n in _roots_of(analysis, storage) if graph.roots[n].label in growing}
     paths, _ = _paths(analysis.facts, None, left, roots)
     paths.sort(key=lambda path: -grown[path.steps[0]])
@@ -87,7 +88,7 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
         cell=cell,
         nbytes=nbytes,
         holders=tuple(dict.fromkeys(path.text.partition(GRAPH)[0] for path in paths)),
-        command="",
+        advice=(),
         shape=_shape(graph, paths[0]),
         holder_cell=paths[0].cell,
         keeps_graph=any(GRAPH in step for step in paths[0].steps),
@@ -98,7 +99,7 @@ def telling_path(analysis: Analysis, label: str, keys: Collection[StorageKey]) -
     """Return the way from the root with a label to the largest of these storages that it leads to."""
     graph = analysis.facts.graph
     roots = [n for n, root in enumerate(graph.roots) if root.label == label]
-    return _paths(analysis.facts, None, _numbers(graph, keys), roots)[0][0]
+    return _paths(analysis.facts, None, storage_numbers(graph, keys), roots)[0][0]
 
 
 def _by_label(held: HeldStorages) -> Counter[str]:
@@ -109,7 +110,8 @@ def _by_label(held: HeldStorages) -> Counter[str]:
     return nbytes
 
 
-def _numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
+def storage_numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
+    """Return the numbers of these storages in a graph, as far as it has them."""
     return {n for n, storage in enumerate(graph.storages) if (storage.device, storage.address) in keys}
 
 
@@ -141,8 +143,13 @@ def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
 
 
 def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> bool:
-    """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own."""
-    return root.label == gone.name or (node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes))
+    """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own.
+
+    Or it is the name by which the one that has gone was bound: `m = learn.model`.
+    """
+    return root.label in (gone.name, gone.alias_of) or (
+        node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes)
+    )
 
 
 def _storages_of_tensors(graph: Graph, names: Collection[str]) -> set[int]:
@@ -164,7 +171,6 @@ def _of_view(
         if root.kind != "name" or own is None or nbytes < max(least, own * _SMALL):
             continue
         has_graph = any(graph.nodes[child].kind == "graph" for n in root.nodes for child in graph.nodes[n].children)
-        copied = f"{root.label}.detach().clone()" if has_graph else f"{root.label}.clone()"
         return Notice(
             kind="view",
             name=gone.name,
@@ -172,7 +178,8 @@ def _of_view(
             cell=gone.cell,
             nbytes=nbytes,
             holders=(root.label,),
-            command=f"{root.label} = {copied}",
+            advice=(copy_of_view(root.label, has_graph=has_graph, frees=nbytes - own),),
+            frees=nbytes - own,
             shape=f"view {root.label}",
             bound=gone.bound,
             holder_cell=root.cell,
@@ -189,7 +196,7 @@ def _of_hidden(gone: Departure, nbytes: int) -> Notice:
         cell=gone.cell,
         nbytes=nbytes,
         holders=(NOT_SHOWN,),
-        command="",
+        advice=(),
         shape=NOT_SHOWN,
         bound=gone.bound,
     )
@@ -223,6 +230,7 @@ def _notice(
     graph = analysis.facts.graph
     roots = {root.label: root for root in graph.roots}
     first = paths[0]
+    lines = _cuts(paths, roots, is_complete)
     return Notice(
         kind=kind,
         name=gone.name,
@@ -230,7 +238,8 @@ def _notice(
         cell=gone.cell,
         nbytes=nbytes,
         holders=tuple(dict.fromkeys(_holder(path, roots[path.steps[0]]) for path in paths)),
-        command=_command(paths, roots, is_complete),
+        advice=_joined(lines),
+        frees=promised(analysis.facts, lines) if lines else None,
         shape=_shape(graph, first),
         bound=gone.bound,
         holder_cell=first.cell,
@@ -249,18 +258,22 @@ def _shape(graph: Graph, path: Path) -> str:
     return f"{root.kind}: {_KEY.sub('[·]', _holder(path, root))}"
 
 
-def _command(paths: list[Path], roots: Mapping[str, Root], is_complete: bool) -> str:
-    """Return the lines that cut all ways; empty where one of them cannot be cut by a line."""
-    targets, lines = dict[str, None](), dict[str, None]()
+def _cuts(paths: list[Path], roots: Mapping[str, Root], is_complete: bool) -> list[Advice]:
+    """Return a line for each way, once; none where one of them cannot be cut by a line."""
+    lines = dict[str, Advice]()
     for path in paths:
         root = roots[path.steps[0]]
         is_one_of_many = (not is_complete or len(paths) > _WAYS) and root.kind == "name"
-        advice = release_names((root.label,)) if is_one_of_many else Advice(command=path.release)
-        line = advice.command
-        if root.kind == "frame" or not advice.is_code:
-            return ""
-        if line.startswith("%reset_gpu "):
-            targets[line.removeprefix("%reset_gpu ")] = None
-        else:
-            lines[line] = None
-    return "\n".join([release_names(tuple(targets)).command] * bool(targets) + list(lines))
+        line = release_names((root.label,)) if is_one_of_many else path.advice
+        if root.kind == "frame" or not line.is_code:
+            return []
+        lines[line.command] = line
+    return list(lines.values())
+
+
+def _joined(lines: list[Advice]) -> tuple[Advice, ...]:
+    """Return the lines in the order in which they work: Python, one cleanup with all targets, then what is stale."""
+    targets = tuple(text for line in lines for text in line.targets)
+    code = (line for line in lines if not line.targets and line != release_stale())
+    stale = (line for line in lines if line == release_stale())
+    return (*code, *((release_names(targets),) if targets else ()), *stale)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
+from nbguard.memory.advice import Advice
 from nbguard.render.result import Result
 
-NoticeKind = Literal["deleted", "rebound", "view", "growth"]
-"""A name was deleted or bound anew, and its memory is alive; a small view keeps a large storage; a cell leaves ever more."""
+NoticeKind = Literal["deleted", "rebound", "view", "growth", "error", "left"]
+"""A name was deleted or bound anew, and its memory is alive; a small view keeps a large storage; a cell leaves ever more; an
+error, or a cell that ended well, has left what no name leads to."""
 
 NOT_SHOWN = "something that Python does not show"
 """Stands for a holder among C++ objects, which no reference that Python knows of leads to."""
@@ -31,6 +33,7 @@ class Departure:
     is_rebound: bool  # the name has another object now
     storages: frozenset[StorageKey]  # that it led to and that are alive
     nbytes: int  # of these storages
+    alias_of: str = ""  # name by whose parts it had been bound, `m = learn.model`; empty: it was bound to something new
     named: frozenset[int] = frozenset()  # ids of the objects behind it that had names of their own
 
 
@@ -43,15 +46,21 @@ class Notice:
     cell: int  # number of the cell after which it was noticed first
     nbytes: int  # bytes that are left; of a growth, by each run of the cell
     holders: tuple[str, ...]  # as one would write them, the most telling first
-    command: str  # frees these bytes, a line for each step; empty where nothing short does
+    advice: tuple[Advice, ...]  # lines that free these bytes, one after the other; none where nothing short does
     shape: str  # the holder's kind and its path without keys: equal of notices with one cause
     bound: int | None = None  # number of the cell that had bound the name
     holder_cell: int | None = None  # number of the cell that the first holder stems from
     is_whole: bool = True  # the object itself is alive; False: parts of it are
     keeps_graph: bool = False  # an autograd graph keeps it
+    command: str = field(init=False)  # the lines of the advice; empty where there are none
+    frees: int | None = None  # bytes of tensors that these lines give back together; None: there are none, or not known
     view_nbytes: int = 0  # bytes of the view that keeps the storage, of a notice of that kind
     names: tuple[str, ...] = ()  # all names that have gone and left something for this cause, the latest last
     times: int = 1  # how often it has been noticed
+
+    def __post_init__(self) -> None:
+        """Set `command` by the advice, for those who read only that."""
+        object.__setattr__(self, "command", "\n".join(line.command for line in self.advice))
 
     @property
     def fingerprint(self) -> tuple[str, str]:

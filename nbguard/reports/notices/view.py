@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nbguard.memory.advice import NOTICES_ON
 from nbguard.render.blocks import Block, Table, TableRow, Title
 from nbguard.reports.notices.notice import NOT_SHOWN, Notice, Notices
 from nbguard.units import format_bytes
@@ -27,6 +28,10 @@ def notice_sentence(notice: Notice) -> str:
         case "growth":
             what = "its graph" if notice.keeps_graph else "it"
             return f"each run of In[{notice.cell}] leaves {amount} more: {holders} {'keep' if many else 'keeps'} {what}"
+        case "error":
+            return f"In[{notice.cell}] has failed, and its error keeps {amount} alive"
+        case "left":
+            return f"In[{notice.cell}] has left {amount} that no name leads to: {holders} {'hold' if many else 'holds'} them"
         case "rebound":
             earlier = f"the earlier `{notice.name}`" + (f" (In[{notice.bound}])" if notice.bound is not None else "")
             if notice.is_whole:
@@ -39,10 +44,10 @@ def notice_sentence(notice: Notice) -> str:
 
 def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
     """Yield a sentence on the switch, and the table of the last notices."""
-    state = "" if notices.on else "off: %nbguard notices on"
+    state = "" if notices.on else f"off: {NOTICES_ON.command}"
     if notices.quiet and notices.on:
         state = "none is shown" if "*" in notices.quiet else f"none is shown on {', '.join(notices.quiet)}"
-        state += " (%nbguard notices on shows all again)"
+        state += f" ({NOTICES_ON.command} shows all again)"
     if not notices.notices:
         yield Title(f"no notices so far{f' ({state})' if state else ''}", "dim")
         return
@@ -80,6 +85,6 @@ def _quoted(holder: str) -> str:
 
 
 def _advice(notice: Notice) -> str:
-    if notice.command:
-        return " and ".join(f"`{line}`" for line in notice.command.splitlines())
+    if notice.advice:
+        return " and ".join(line.code for line in notice.advice)
     return "append `loss.item()` or `t.detach()`" if notice.kind == "growth" and notice.keeps_graph else ""

@@ -12,7 +12,13 @@ _PATHS = 40
 def why_view(why: Why) -> WhyView:
     """Return the answer of `%gpumem why` as it goes over the wire."""
     paths = tuple(
-        KeptPath(truncate_utf8(path.text), path.cell, path.stale, truncate_utf8(path.release), truncate_utf8(path.effect))
+        KeptPath(
+            truncate_utf8(path.text),
+            path.cell,
+            path.stale,
+            truncate_utf8(path.advice.command),
+            truncate_utf8(path.advice.effect),
+        )
         for path in why.paths[:_PATHS]
     )
     more = tuple(MorePaths(truncate_utf8(root), count) for root, count in why.more[:_PATHS])

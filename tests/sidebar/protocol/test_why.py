@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nbguard.memory.advice import Advice
 from nbguard.memory.references.explain import Path, Why
 from nbguard.sidebar.protocol.state import KeptPath, MorePaths
 from nbguard.sidebar.protocol.truncation import TEXT
@@ -9,7 +10,7 @@ from nbguard.sidebar.protocol.why import why_view
 
 
 def path(*steps: str, cell: int | None = None, stale: bool = False, release: str = "") -> Path:
-    return Path(steps=steps, cell=cell, stale=stale, release=release, storages_only=False)
+    return Path(steps=steps, cell=cell, stale=stale, advice=Advice(command=release), storages_only=False)
 
 
 def test_the_view_has_what_the_explanation_says() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import median
 
+from nbguard.memory import advice
 from nbguard.profiler.analysis.memory.holders import Grown
 from nbguard.profiler.analysis.report import FitFinding, Growth
 from nbguard.units import KiB, format_bytes
@@ -139,7 +140,7 @@ def growth_finding(growth: Growth) -> FitFinding:
         change = f"keep numbers of them (`.item()`), or copies on the host (`.detach().cpu()`), or empty `{where}` each epoch"
     else:
         what += "who holds it is not known"
-        change = "look for what is appended to in the loop; `%gpumem` after the cell names who holds tensors"
+        change = f"look for what is appended to in the loop; {advice.REPORT.code} after the cell names who holds tensors"
     is_sure = is_graph or (growth.holder and growth.epochs > 1)
     if not is_graph and growth.epochs < 2:
         evidence += "; only one epoch was seen: it may be a cache that fills"

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from nbguard.cleanup.plan.promises import promised
+from nbguard.memory.advice import Advice
 from nbguard.memory.facts import Graph
-from nbguard.memory.references.advice import Advice, promised, release_of_way
 from nbguard.memory.references.graph import shortest_path
-from nbguard.testing import make_graph
+from nbguard.memory.references.releases import release_of_way
+from nbguard.testing import make_facts, make_graph
 
 
 def _advice(graph: Graph) -> Advice:
@@ -43,7 +45,7 @@ def test_what_a_class_of_a_library_keeps(attribute: str, type_name: str, command
     advice = _advice(graph)
 
     assert advice.command == command
-    assert promised(graph, advice) == (40 if command else None)
+    assert promised(make_facts(graph), (advice,)) == (40 if command else None)
 
 
 def test_a_class_attribute_of_the_users_is_emptied_not_the_class_deleted() -> None:

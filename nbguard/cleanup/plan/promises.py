@@ -1,0 +1,60 @@
+"""Promises of advice: the bytes that lines give back together, by the graph and the plans that the commands themselves use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nbguard.cleanup.plan.plan import Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.advice import Advice, release_stale
+from nbguard.memory.facts import Facts, Graph
+from nbguard.memory.references.graph import Edge, nbytes_of, reach_of_roots, storages_of
+from nbguard.memory.target import Target
+
+
+def promised(facts: Facts, lines: Sequence[Advice]) -> int | None:
+    """Return the bytes that these lines give back, run one after the other; None where the effect of one is not known.
+
+    A line of Python takes references away, and the collector does the rest; cycles that wait for it already are none of the
+    line's doing. A cleanup among the lines collects these, too.
+    """
+    cleans_up = release_stale() in lines
+    code = [line for line in lines if not line.targets and line != release_stale()]
+    if not all(line.cut or line.ends for line in code):
+        return None
+    graph = facts.graph
+    left = _without(graph, code)
+    targets = tuple(_target(graph, line, text) for line in lines for text in line.targets)
+    freed = plan_cleanup(replace(facts, graph=left), Request(targets=targets)).storages if targets else frozenset[int]()
+    if cleans_up:
+        left = _without(left, [line for line in lines if line.targets])
+        freed |= plan_cleanup(replace(facts, graph=left), Request()).storages
+    collects = bool(targets) or cleans_up
+    return nbytes_of(graph, _held(graph, collects) - (_held(left, collects) - freed))
+
+
+def _held(graph: Graph, collects: bool) -> set[int]:
+    """Return the storages that something holds; cycles that wait for the collector count if a cleanup collects them."""
+    roots = (n for n, root in enumerate(graph.roots) if collects or root.kind != "garbage")
+    return storages_of(graph, reach_of_roots(graph, roots))
+
+
+def _without(graph: Graph, lines: Sequence[Advice]) -> Graph:
+    """Return the graph without the references and the roots that these lines take away."""
+    cut = frozenset[Edge]().union(*(line.cut for line in lines))
+    gone = {line.ends for line in lines} | {text for line in lines if not line.cut for text in line.targets}
+    nodes = list(graph.nodes)
+    for parent in {parent for parent, _ in cut}:
+        kept = [(child, label) for child, label in nodes[parent].references if (parent, child) not in cut]
+        children, labels = tuple(child for child, _ in kept), tuple(label for _, label in kept)
+        nodes[parent] = replace(nodes[parent], children=children, labels=labels)
+    return replace(graph, nodes=tuple(nodes), roots=tuple(root for root in graph.roots if root.label not in gone))
+
+
+def _target(graph: Graph, line: Advice, text: str) -> Target:
+    """Return what a cleanup would make of a target that it is given by name: the root, or the reference that `del` removes."""
+    if not line.cut:
+        return Target(text=text, root=text)
+    ((parent, child),) = line.cut
+    return Target(text=text, containers=(graph.nodes[parent].ref,), value=graph.nodes[child].ref)

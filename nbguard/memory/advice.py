@@ -1,0 +1,181 @@
+"""Advice: one line to run, what it does, and the bytes that it gives back. Every command that nbguard prints is made here."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_RESET = "%reset_gpu"
+_REPORT = "%gpumem"
+_SWITCH = "%nbguard"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """One line to run in a cell. Without a command there is none that lets the memory go, and `effect` may say why."""
+
+    command: str  # runs as it stands; empty: there is none
+    effect: str = ""  # in a few words
+    frees: int | None = None  # bytes of tensors that it gives back as things stand; None: it frees none, or it is not known
+    targets: tuple[str, ...] = field(default=(), metadata={"json": False})  # what a cleanup is told to delete
+    cut: frozenset[tuple[int, int]] = field(default=frozenset(), compare=False, metadata={"json": False})
+    """References that it takes away: (parent, child) nodes of the graph it was made for; empty where they are not known."""
+
+    ends: str = field(default="", compare=False, metadata={"json": False})  # label of the root that it takes away
+
+    @property
+    def code(self) -> str:
+        """Return the command as code in a sentence; empty where there is none."""
+        return f"`{self.command}`" if self.command else ""
+
+    @property
+    def is_code(self) -> bool:
+        """Return whether the command runs as it stands: a magic, or a line of Python."""
+        return self.command.startswith("%") or (bool(self.command) and is_python(self.command))
+
+
+def is_python(text: str) -> bool:
+    """Return whether a text is at least one statement of Python."""
+    try:
+        return bool(ast.parse(text).body)
+    except SyntaxError:
+        return False
+
+
+NONE = Advice(command="")
+
+# --- what gives memory back -------------------------------------------------------------------------------------------------
+
+
+def release_stale(frees: int | None = None) -> Advice:
+    """Return the advice that frees all that is stale."""
+    return Advice(command=_RESET, effect="frees all that is stale", frees=frees)
+
+
+def release_names(names: Sequence[str], frees: int | None = None) -> Advice:
+    """Return the advice that deletes names, or what one writes after `del`, and frees their memory."""
+    return Advice(
+        command=f"{_RESET} {' '.join(names)}",
+        effect=f"deletes {', '.join(names)} and frees their memory",
+        frees=frees,
+        targets=tuple(names),
+    )
+
+
+def release_output(label: str, frees: int | None = None) -> Advice:
+    """Return the advice that forgets a displayed result, `Out[3]`."""
+    effect = "forgets the displayed result and frees its memory"
+    return Advice(command=f"{_RESET} {label}", effect=effect, frees=frees, targets=(label,))
+
+
+def release_errors(frees: int | None = None) -> Advice:
+    """Return the advice that releases what the frames of kept exceptions hold."""
+    effect = "releases what the frames of exceptions hold, and keeps the exceptions"
+    return Advice(command=f"{_RESET} --errors", effect=effect, frees=frees)
+
+
+def empty_caches(frees: int | None = None) -> Advice:
+    """Return the advice that empties the caches of functions which alone keep memory alive."""
+    effect = "empties the caches of functions that alone keep memory; it cannot be undone"
+    return Advice(command=f"{_RESET} --caches", effect=effect, frees=frees)
+
+
+def end_workers() -> Advice:
+    """Return the advice that ends idle workers of DataLoaders: host memory comes back."""
+    return Advice(command=f"{_RESET} --workers", effect="ends idle workers of DataLoaders")
+
+
+def park(names: Sequence[str], frees: int | None = None) -> Advice:
+    """Return the advice that moves what names lead to into host memory."""
+    return Advice(command=f"{_RESET} --park {' '.join(names)}", effect=f"moves {', '.join(names)} to host memory", frees=frees)
+
+
+def unpark(names: Sequence[str]) -> Advice:
+    """Return the advice that brings parked memory back."""
+    are = "it" if len(names) == 1 else "them"
+    return Advice(command=f"{_RESET} --unpark {' '.join(names)}", effect=f"brings {are} back")
+
+
+def zero_gradients(label: str, frees: int | None = None) -> Advice:
+    """Return the advice that frees the gradients of a Learner; its next fit makes new ones."""
+    effect = "frees the gradients, the next fit makes new ones"
+    return Advice(command=f"{label}.model.zero_grad()", effect=effect, frees=frees)
+
+
+def copy_of_view(name: str, *, has_graph: bool, frees: int | None = None) -> Advice:
+    """Return the advice that puts a copy in the place of a small view that keeps a large tensor alive."""
+    copied = f"{name}.detach().clone()" if has_graph else f"{name}.clone()"
+    return Advice(command=f"{name} = {copied}", effect="keeps a copy of the part alone", frees=frees)
+
+
+def empty_cache_of(module: str, function: str, frees: int | None = None) -> Advice:
+    """Return the line that empties the cache of one function; `module` is imported for it, if it is not empty."""
+    return Advice(command=f"{_imported(module)}{function}.cache_clear()", effect="empties the function's cache", frees=frees)
+
+
+def empty_container(module: str, container: str, frees: int | None = None) -> Advice:
+    """Return the line that empties a container of a library or a class."""
+    return Advice(command=f"{_imported(module)}{container}.clear()", effect=f"empties {container}", frees=frees)
+
+
+def set_none(module: str, target: str, frees: int | None = None) -> Advice:
+    """Return the line that binds a global of a module to None."""
+    return Advice(command=f"{_imported(module)}{target} = None", effect="frees its memory", frees=frees)
+
+
+def end_registration(line: str) -> Advice:
+    """Return the advice that ends a library's hold on something, by the line that its registry has."""
+    return Advice(command=line, effect="ends the library's hold on it")
+
+
+def _imported(module: str) -> str:
+    """Return the import without which a label is no expression in a notebook."""
+    return f"import {module}; " if module else ""
+
+
+WAIT = Advice(command="wait until it ends")
+EXPANDABLE = Advice(command="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", effect="in the environment before CUDA starts")
+
+# --- what changes a setting, and what shows more ----------------------------------------------------------------------------
+
+
+def allow_whole_device(device: str) -> Advice:
+    """Return the line that lifts the memory fraction of a device."""
+    line = f"import torch; torch.cuda.set_per_process_memory_fraction(1.0, '{device}')"
+    return Advice(command=line, effect="lifts the limit")
+
+
+def end_autocast(device: str) -> Advice:
+    """Return the line that ends an autocast which a failed fit has left on."""
+    return Advice(command=f"import torch; torch.set_autocast_enabled('{device}', False)", effect="ends it")
+
+
+def why(name: str) -> Advice:
+    """Return the advice that shows the ways by which something is kept alive."""
+    return Advice(command=f"{_REPORT} why {name}", effect="shows the reference paths")
+
+
+UNFREEZE = Advice(command="import gc; gc.unfreeze()", effect="shows the objects that gc.freeze() hides")
+PLAN = Advice(command=f"{_RESET} --dry-run", effect="shows the plan and touches nothing")
+PLACEHOLDER = Advice(command=f"{_RESET} NAME", effect="frees what a name leads to")
+EVERYTHING = Advice(command=f"{_RESET} --all", effect="frees every name that leads to device memory")
+HARD = Advice(command=f"{_RESET} --hard", effect="clears what libraries make anew, too")
+UNPARK_ALL = Advice(command=f"{_RESET} --unpark", effect="brings back all that is parked")
+PARK_PLACEHOLDER = Advice(command=f"{_RESET} --park NAME", effect="moves what a name leads to into host memory")
+ZOMBIES = Advice(command=f"{_RESET} --zombies", effect="lists the processes on the GPUs")
+END_ZOMBIES = Advice(command=f"{_RESET} --zombies --yes", effect="ends what dead programs left on the GPUs")
+REPORT = Advice(command=_REPORT, effect="shows who holds the memory")
+WHY = Advice(command=f"{_REPORT} why", effect="with a name, shows the reference paths")
+MAP = Advice(command=f"{_REPORT} map", effect="shows where in the segments it lies")
+OOM = Advice(command=f"{_REPORT} oom", effect="says more about the last failed request")
+HISTORY = Advice(command=f"{_REPORT} history", effect="shows what each cell did to the memory")
+CELLS_ON = Advice(command=f"{_REPORT} cells on", effect="says so in a line after each cell")
+RECORD_ON = Advice(command=f"{_REPORT} record on", effect="keeps PyTorch's history of its allocator")
+RECORD_OFF = Advice(command=f"{_REPORT} record off", effect="ends and forgets the history")
+WHATIF = Advice(command=f"{_REPORT} whatif", effect="replays the history under other settings")
+SNAPSHOT = Advice(command=f"{_REPORT} snapshot", effect="with a file's name, writes a snapshot")
+SIMULATE_OFF = Advice(command=f"{_REPORT} simulate off", effect="ends the simulation")
+ON = Advice(command=f"{_SWITCH} on", effect="switches everything on")
+AUTO_CLEAN = Advice(command=f"{_SWITCH} on --auto-clean-errors", effect="cleans up after a failed cell at once")
+NOTICES_ON = Advice(command=f"{_SWITCH} notices on", effect="shows all notices")
