@@ -11,7 +11,14 @@ if TYPE_CHECKING:
 
 
 def foreseen(
-    namespace: dict[str, Any], name: str, size: int | None, gpu: str | None, settings: str | None, **more: bool
+    namespace: dict[str, Any],
+    name: str,
+    size: int | None,
+    gpu: str | None,
+    settings: str | None,
+    *,
+    largest: bool = False,
+    savings: bool = False,
 ) -> Prediction:
     """Return the prediction for the Learner of that name.
 
@@ -21,7 +28,8 @@ def foreseen(
         size: items of a batch; None: the loader's.
         gpu: a GPU's name or size, also in quotes.
         settings: of the allocator, also in quotes.
-        more: `largest` and `savings`, as of `predict`.
+        largest: also the largest batch that fits.
+        savings: also what would save memory.
 
     Raises:
         NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
@@ -34,4 +42,4 @@ def foreseen(
 
     learn = lookup(parse_target(name), namespace)
     gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
-    return predict(learn, batch_size=size, gpu=gpu, settings=settings, **more)
+    return predict(learn, batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
