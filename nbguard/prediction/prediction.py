@@ -94,14 +94,16 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction(Result):
-    """The memory of a fit that has not run, from an empty device. All sizes are bytes."""
+    """The memory of a fit that has not run. All sizes are bytes."""
 
     kind: ClassVar[str] = "prediction"
     view: ClassVar[str] = "nbguard.prediction.prediction_view:prediction_blocks"
 
     gpu: str  # name of the GPU, or its size in words
     capacity: int | None  # of the GPU; None: none was named
-    context: int  # that CUDA itself takes of the GPU: assumed, as it differs from one driver to the next
+    context: int  # of the GPU that is not PyTorch's: CUDA's own, assumed; on a live device measured, with other processes
+    is_live: bool  # the fit begins on the device of this process as it is now; else on an empty one
+    held: int  # in tensors on the device before the fit, and not the fit's
     settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes them
     torch_version: str  # of the PyTorch whose operators and allocator are followed
     peak_allocated: int  # most bytes in tensors at once, as torch.cuda.max_memory_allocated() will say
@@ -130,3 +132,21 @@ class Prediction(Result):
     def need(self) -> int:
         """Bytes of a GPU with which the fit is sure to run: reserved memory, CUDA's context and the band."""
         return self.peak_reserved + self.context + self.band
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeseenFit:
+    """A fit that a cell would start."""
+
+    text: str  # its line, in words
+    prediction: Prediction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPrediction(Result):
+    """The memory of the fits that a cell would start; none of it has run."""
+
+    kind: ClassVar[str] = "cellprediction"
+    view: ClassVar[str] = "nbguard.prediction.prediction_view:cell_blocks"
+
+    fits: tuple[ForeseenFit, ...]  # in their order; each begins on the device as it is before the cell

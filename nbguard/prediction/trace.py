@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.emulation.emulation import Emulation, PredictedOutOfMemoryError
@@ -14,6 +16,7 @@ from nbguard.prediction.fits.batches import made
 from nbguard.prediction.fits.fit import Fit, FitSource
 from nbguard.prediction.fits.randomness import same_randomness
 from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.live import LiveDevice
 from nbguard.prediction.prediction import Category, CategoryBytes, PeakPlace, Phase, PhasePeak
 from nbguard.units import format_bytes
 
@@ -41,6 +44,7 @@ class FitTrace:
     peak_allocated: int  # most in tensors at once
     peak_reserved: int  # most that the allocator had at once
     end_allocated: int  # in tensors when the fit had ended
+    held: int  # on the device before the fit, and not the fit's
     model: int  # parameters and buffers
     workspaces: int  # of cuBLAS
     phases: tuple[PhasePeak, ...]
@@ -63,6 +67,7 @@ class FitTracer:
     source: FitSource  # the user's objects, which stay as they are
     gpu: Gpu  # that is modelled
     settings: AllocatorSettings
+    start: LiveDevice | None = None  # state of the device to begin with; None: it is empty
     code: str = ""  # lines that change the copy of the Learner, `learn`, before it is fitted
     until: float | None = None  # reading of `time.monotonic` after which no trace is begun any more
     is_last_optional: bool = False  # the smaller last batch is left out where the fit fails on it: BatchNorm refuses one item
@@ -86,7 +91,7 @@ class FitTracer:
     def answer(self, batch_size: int | None, endless: FitTrace) -> tuple[bool | None, str]:
         """Return whether the fit of which `endless` is the trace runs on the GPU, and why: yes only with the band kept free."""
         if self.gpu.capacity is None:
-            return None, "no GPU was named: predict(learn, gpu='16GiB') says whether it fits there"
+            return None, "no GPU was named: predict(…, gpu='16GiB') says whether it fits there"
         room = self.gpu.capacity - self.gpu.context
         needed = format_bytes(endless.peak_reserved)
         if endless.peak_reserved + endless.band > room and not self.runs(batch_size, endless.band):
@@ -114,11 +119,14 @@ class FitTracer:
                 raise
         return self._traced(self.source.fit(batch_size, full_only=True), gpu, reserve)
 
+    def _start(self) -> tuple[Callable[[CachingAllocator], None] | None, int]:
+        return (None, 0) if self.start is None else (self.start.set_up, self.start.workspaces)
+
     def _traced(self, fit: Fit, gpu: Gpu, reserve: int) -> FitTrace:
         if self.code:
             _change(fit, self.code)
         failure = ""
-        emulation = Emulation(gpu, self.settings, reserve)
+        emulation = Emulation(gpu, self.settings, reserve, *self._start())
         device = emulation.device
 
         def make(shapes: Any) -> Any:
@@ -128,7 +136,7 @@ class FitTracer:
 
         with same_randomness(), emulation:
             emulation.storages.note(fit.resident)
-            model = device.model.allocated
+            model = device.model.allocated - device.held
             try:
                 fit.run(make)
             except (PredictedOutOfMemoryError, UnpredictableError):
@@ -148,6 +156,7 @@ class FitTracer:
             peak_allocated=device.model.peak_allocated,
             peak_reserved=device.model.peak_reserved,
             end_allocated=device.model.allocated,
+            held=device.held,
             model=model,
             workspaces=emulation.operators.workspaces,
             phases=device.phases(),

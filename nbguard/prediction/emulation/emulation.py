@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.prediction.emulation import composites
@@ -66,9 +67,18 @@ class Emulation(AbstractContextManager["Emulation"]):
         gpu: the GPU. Its context is not the allocator's.
         settings: of the allocator.
         reserve: bytes of the device that must stay free.
+        start: puts the empty model of the allocator into another state; None: the device is empty.
+        workspaces: number of cuBLAS workspaces that are there already, the forward pass's first.
     """
 
-    def __init__(self, gpu: Gpu, settings: AllocatorSettings, reserve: int = 0) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        settings: AllocatorSettings,
+        reserve: int = 0,
+        start: Callable[[CachingAllocator], None] | None = None,
+        workspaces: int = 0,
+    ) -> None:
         self.device = RecordingDevice(
             gpu.capacity or _ENDLESS,
             gpu.context + reserve,
@@ -77,8 +87,12 @@ class Emulation(AbstractContextManager["Emulation"]):
             str(torch.__version__).partition("+")[0],
             _refused,
         )
+        if start is not None:
+            start(self.device.model)
+            self.device.model.driver.used += self.device.model.reserved  # type: ignore[attr-defined] # a SimulatedDriver's
+            self.device.begin()
         self.storages = StorageMode(self.device, "meta")
-        self.operators = OperatorMode(self.device, gpu)
+        self.operators = OperatorMode(self.device, gpu, workspaces)
         self._gpu = gpu
         self._autocast = Autocast()
         self._thread = 0

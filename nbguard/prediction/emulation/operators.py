@@ -50,11 +50,12 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
     Args:
         device: the modelled allocator.
         gpu: decides about sizes of buffers.
+        workspaces: number of cuBLAS workspaces that are there already, the forward pass's first.
     """
 
     supports_higher_order_operators = True  # else torch refuses them while a mode is entered
 
-    def __init__(self, device: RecordingDevice, gpu: Gpu) -> None:
+    def __init__(self, device: RecordingDevice, gpu: Gpu, workspaces: int = 0) -> None:
         super().__init__()
         self.gpu = gpu
         self.reads: Counter[str] = Counter()
@@ -65,7 +66,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         """Number of calls of attention that cuDNN may run, whose workspaces are not known."""
         self._device = device
         self._workspaces: list[int] = []
-        self._with_workspace: set[bool] = set()
+        self._with_workspace = set((False, True)[:workspaces])
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -157,8 +158,8 @@ def _refuse_originals(values: Any) -> None:
             if is_on_device or type(value) is torch.nn.Parameter:
                 what = f"tensor of {tuple(value.shape)}" if is_on_device else f"parameter of {tuple(value.shape)}"
                 raise UnpredictableError(
-                    f"a {what} on {value.device} is used to which no argument, global name or closure of the fit's own functions "
-                    "leads: hand it over"
+                    f"a {what} on {value.device} is used to which no argument, global name or closure of the fit's own "
+                    "functions leads: hand it over"
                 )
 
 

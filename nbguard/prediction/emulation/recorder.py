@@ -38,6 +38,8 @@ class RecordingDevice(SimulatedDevice):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.held = 0
+        """Bytes that are on the device before the fit, and stay."""
         self.is_stepping = False
         """Whether an optimizer steps."""
         self._kind: Category | None = None
@@ -82,6 +84,10 @@ class RecordingDevice(SimulatedDevice):
             self._current()
             self._deaths[number] = len(self._births), self._run
         super().died(token)
+
+    def begin(self) -> None:
+        """Note what is on the device before the fit."""
+        self._peak = self.held = self.model.allocated
 
     # --- told by the trace ------------------------------------------------------------------------------------------------
 
@@ -154,7 +160,7 @@ class RecordingDevice(SimulatedDevice):
 
     def categories(self) -> tuple[CategoryBytes, ...]:
         """Return what was allocated at the peak, by category, the largest first; it adds up to the peak."""
-        found: Counter[Category] = Counter()
+        found = Counter({Category.HELD: self.held})
         for number, birth in enumerate(islice(self._births, self._births_at_peak)):
             until, run = self._deaths.get(number, (self._births_at_peak, -1))
             if until >= self._births_at_peak:
@@ -206,6 +212,8 @@ def _user_frame(frame: Any) -> Any:
 
 def _words(function: str, module: str, file: str, number: int) -> str:
     """Return a line of code with its place in words."""
+    if file == "<cell>":
+        return f"line {number} of the cell"
     source = linecache.getline(file, number).strip()
     return f"{function}() in {module}, line {number}" + (f": {source:.80}" if source else "")
 

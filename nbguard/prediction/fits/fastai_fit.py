@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from nbguard.errors import UnpredictableError
 from nbguard.prediction.fits.batches import FULL, BatchShapes, made, sizes
 from nbguard.prediction.fits.copies import copied, device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier
-from nbguard.prediction.fits.randomness import same_randomness
+from nbguard.prediction.fits.loaders import batch_size_of, first_batch
 
 _KEPT = frozenset(
     {
@@ -77,6 +74,7 @@ class FastaiFit:
     """A copy of a Learner that can be fitted without data."""
 
     learner: Any  # the copy
+    names: dict[str, Any]  # that lines which change it may use
     items: int  # in the training set; more than any GPU has room for where that is not known
     batches: int  # training batches of an epoch
     sizes: tuple[int, ...]  # items of the training batches that are traced
@@ -94,7 +92,7 @@ class FastaiFit:
 
     def change(self, code: str) -> None:
         """Run lines that change the Learner `learn`."""
-        exec(code, {"learn": self.learner})  # noqa: S102 - our own lines, the same that are shown
+        exec(code, {**self.names, "learn": self.learner})  # noqa: S102 - our own lines, the same that are shown
 
     def run(self, make: MakeBatch) -> None:
         """Fit one epoch, with its validation, without a word."""
@@ -117,6 +115,7 @@ class LearnerSource:
     learn: Any  # the user's
     batch: BatchShapes  # to go by
     precision: str = ""  # "bf16" or "fp16": mixed precision besides what the Learner has
+    names: Mapping[str, Any] = field(default_factory=dict)  # the user's, for lines that change the copy
 
     @classmethod
     def of(cls, learn: Any, batch: Any, precision: str = "") -> LearnerSource:
@@ -127,8 +126,8 @@ class LearnerSource:
         """
         if batch is not None:
             return cls(learn, BatchShapes.of(batch), precision)
-        size = _batch_size(learn.dls.train, 1)
-        return cls(learn, BatchShapes.of(_first_batch(learn.dls.train, size), size), precision)
+        size = batch_size_of(learn.dls.train, 1)
+        return cls(learn, BatchShapes.of(first_batch(learn.dls.train), size), precision)
 
     @property
     def size(self) -> int:
@@ -150,6 +149,7 @@ class LearnerSource:
     def fit(self, batch_size: int | None, *, full_only: bool = False) -> FastaiFit:
         """Return the next fit as a copy that runs without data. The generators of random numbers stay as they are."""
         fit = _fastai_fit(self.learn, self.batch, batch_size, full_only=full_only)
+        fit.names = dict(self.names)
         if self.precision:
             fit.change(PRECISIONS[self.precision])
         return fit
@@ -163,7 +163,7 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
     from fastai.learner import Learner
 
     loader, valid = learn.dls.train, learn.dls.valid if len(learn.dls.loaders) > 1 else None
-    size = _batch_size(loader, 1)
+    size = batch_size_of(loader, 1)
     wanted = batch_size or batch.size
     has_length = hasattr(loader.dataset, "__len__")
     count = len(loader.dataset) if has_length else FULL * wanted
@@ -178,7 +178,7 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
         held_out: tuple[int, ...] = ()
     else:
         total = len(valid.dataset) if hasattr(valid.dataset, "__len__") else wanted
-        own = _batch_size(valid, wanted)
+        own = batch_size_of(valid, wanted)
         held_out = sizes(total, own if batch_size is None else max(1, own * batch_size // size), is_last_dropped=False)
     dls = _Loaders(
         _Batches([batch.cut(each) for each in trained], after_train),
@@ -205,16 +205,12 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
         shadow.add_cb(copied(callback, memo))
     return FastaiFit(
         learner=shadow,
+        names={},
         items=count if has_length else ENDLESS,
         batches=max(1, -(-count // wanted)),
         sizes=trained,
         left_out=tuple(f"the callback {name} is not traced" for name in left_out),
     )
-
-
-def _batch_size(loader: Any, default: int) -> int:
-    """Return the items of a loader's batches: of fastai's, or of torch's own."""
-    return int(getattr(loader, "bs", None) or getattr(loader, "batch_size", None) or default)
 
 
 class _Loaders:
@@ -244,23 +240,3 @@ def _callbacks(callbacks: Any) -> tuple[list[Any], list[str]]:
         elif not (is_fastais and kind.__name__ in _WITHOUT_MEMORY):
             unknown.append(kind.__name__)
     return kept, unknown
-
-
-def _first_batch(loader: Any, size: int) -> Any:
-    """Return a batch of the first items, made by a copy of the loader that shares its dataset."""
-    if not hasattr(loader, "do_item"):
-        raise UnpredictableError(f"{type(loader).__name__} is no loader of fastai's: give a batch, as in predict(learn, batch)")
-    with same_randomness():
-        own = copy.copy(loader)
-        own.__dict__["rng"] = random.Random(0)  # noqa: S311 - no secret: the loader's own generator stays as it is
-        for name in ("after_item", "before_batch"):
-            if name in own.__dict__:
-                own.__dict__[name] = copy.deepcopy(own.__dict__[name])
-        try:
-            items = [own.do_item(place) for place in range(min(size, len(loader.dataset)))]
-            return own.do_batch([item for item in items if item is not None])
-        except Exception as error:  # noqa: BLE001 - whatever the user's dataset raises is the reason
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
-    raise UnpredictableError(
-        f"no batch could be made of the training set's first items ({reason}): give one, as in predict(learn, batch)"
-    )

@@ -27,6 +27,7 @@ class StepFit:
     sizes: tuple[int, ...]
     shapes: Any  # of each batch
     unpacks: bool  # a batch goes to the step as several arguments
+    prepare: Callable[[], Any] | None = None  # the copy of what runs once before
     items: int = ENDLESS
     batches: int | None = None
     left_out: tuple[str, ...] = ()
@@ -44,6 +45,8 @@ class StepFit:
 
     def run(self, make: MakeBatch) -> None:
         """Call the step for each batch, as a loop does that keeps its result until the next."""
+        if self.prepare is not None:
+            self.prepare()
         for _ in self.sizes:
             batch = make(self.shapes)
             loss = self.step(*batch) if self.unpacks else self.step(batch)  # noqa: F841 - a loop's name for it lives as long
@@ -56,11 +59,12 @@ class StepSource:
     step: Callable[..., Any]
     batch: BatchShapes  # to go by
     unpacks: bool = False  # a batch goes to the step as several arguments
+    prepare: Callable[[], Any] | None = None  # runs once before the first step
 
     @classmethod
-    def of(cls, step: Callable[..., Any], batch: Any) -> StepSource:
+    def of(cls, step: Callable[..., Any], batch: Any, prepare: Callable[[], Any] | None = None) -> StepSource:
         """Return that of a step with the shapes of `batch`."""
-        return cls(step, BatchShapes.of(batch), unpacks(step, batch))
+        return cls(step, BatchShapes.of(batch), unpacks(step, batch), prepare)
 
     @property
     def size(self) -> int:
@@ -70,13 +74,19 @@ class StepSource:
     @property
     def modules(self) -> Iterable[tuple[str, Any]]:
         """Return the modules that the step refers to."""
-        return [(_name(self.step, value), value) for value in values_used(self.step) if isinstance(value, torch.nn.Module)]
+        return [(_name(self.step, value), value) for value in self._values if isinstance(value, torch.nn.Module)]
+
+    @property
+    def _values(self) -> list[Any]:
+        """Return the objects that the step, and what runs before it, lead to."""
+        values = [*values_used(self.step), *(values_used(self.prepare) if self.prepare else ())]
+        return list({id(value): value for value in values}.values())
 
     @property
     def tensors(self) -> Iterable[Any]:
         """Return the tensors of its models and optimizers."""
         yield from tensors_of_models(module for _, module in self.modules)
-        for value in values_used(self.step):
+        for value in self._values:
             if isinstance(value, torch.optim.Optimizer):
                 yield from state_of(value)
 
@@ -91,8 +101,8 @@ class StepSource:
         memo: dict[int, Any] = {}
         copier = FunctionCopier(memo, device_of(models))
         own = [copier.copy(model) for model in models]
-        step = copier.copy(self.step)
-        used = [value for value in values_used(self.step) if isinstance(value, torch.optim.Optimizer)]
+        step, prepare = copier.copy(self.step), copier.copy(self.prepare)
+        used = [value for value in self._values if isinstance(value, torch.optim.Optimizer)]
         return StepFit(
             step=step,
             names=tuple(name for name, _ in self.modules),
@@ -101,6 +111,7 @@ class StepSource:
             sizes=(size,) * FULL,
             shapes=self.batch.cut(size),
             unpacks=self.unpacks,
+            prepare=prepare,
         )
 
 
