@@ -12,7 +12,7 @@ from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.emulation.emulation import Emulation, PredictedOutOfMemoryError
 from nbguard.prediction.emulation.recorder import names_of
-from nbguard.prediction.fits.batches import made
+from nbguard.prediction.fits.batches import made, made_on_host
 from nbguard.prediction.fits.fit import Fit, FitSource
 from nbguard.prediction.fits.randomness import same_randomness
 from nbguard.prediction.hardware import Gpu
@@ -126,11 +126,13 @@ class FitTracer:
         if self.code:
             _change(fit, self.code)
         failure = ""
-        emulation = Emulation(gpu, self.settings, reserve, *self._start())
+        emulation = Emulation(gpu, self.settings, reserve, *self._start(), device=fit.device)
         device = emulation.device
 
-        def make(shapes: Any) -> Any:
+        def make(shapes: Any, *, on_host: bool = False) -> Any:
             device.begin_batch()
+            if on_host:
+                return made_on_host(shapes)
             with device.making(Category.INPUTS, Phase.BATCH):
                 return made(shapes)
 

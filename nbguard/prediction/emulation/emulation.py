@@ -22,6 +22,7 @@ from nbguard.prediction.emulation.autocast import Autocast
 from nbguard.prediction.emulation.numbers import UnknownFloat
 from nbguard.prediction.emulation.operators import OperatorMode
 from nbguard.prediction.emulation.recorder import RecordingDevice
+from nbguard.prediction.fits.batches import moved
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.prediction import Phase
 from nbguard.scan.storage_events import StorageMode
@@ -35,29 +36,39 @@ class PredictedOutOfMemoryError(_TorchOutOfMemoryError):  # type: ignore[misc]
 
 
 class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
-    """Makes on the meta device whatever code asks CUDA for by name. `item()` is noted by what is decided with it."""
+    """Makes on the meta device whatever code asks the fit's device for by name: CUDA, and that on which its models are.
 
-    def __init__(self, operators: OperatorMode) -> None:
+    `item()` is noted by what is decided with it. `cpu()` is the host always.
+    """
+
+    def __init__(self, operators: OperatorMode, device: str) -> None:
         super().__init__()
         self._operators = operators
+        self._kinds = ("cuda", device)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
-            return args[0].to("meta")
+            return moved(args[0]).to("meta")
+        if func is torch.Tensor.to:
+            device = args[1] if len(args) > 1 else kwargs.get("device")
+            is_device = self._is_device(device)
+            if is_device or (isinstance(device, torch.device) and device.type == "meta"):
+                args = (moved(args[0]), *args[1:])
+            if is_device and len(args) > 1:
+                args = (args[0], "meta", *args[2:])
         if func is torch.Tensor.item and args[0].is_meta and args[0].is_floating_point():
             return UnknownFloat.of(1.0, self._operators.note_read)
-        if _is_cuda(kwargs.get("device")):
+        if self._is_device(kwargs.get("device")):
             kwargs = kwargs | {"device": "meta"}
-        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
-            args = (args[0], "meta", *args[2:])
         return func(*args, **kwargs)
 
-
-def _is_cuda(device: Any) -> bool:
-    if isinstance(device, str):
-        return device.partition(":")[0] == "cuda"
-    return isinstance(device, torch.device) and device.type == "cuda"
+    def _is_device(self, device: Any) -> bool:
+        """Say whether the fit's own device is meant. Code of torch's that says "cpu" means the host, as its optimizers do."""
+        kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
+        if kind != "cpu":
+            return kind in self._kinds
+        return "cpu" in self._kinds and not str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")
 
 
 class Emulation(AbstractContextManager["Emulation"]):
@@ -69,6 +80,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         reserve: bytes of the device that must stay free.
         start: puts the empty model of the allocator into another state; None: the device is empty.
         workspaces: number of cuBLAS workspaces that are there already, the forward pass's first.
+        device: kind of device on which the fit's models are; on a machine without a GPU that is the host.
     """
 
     def __init__(
@@ -78,6 +90,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         reserve: int = 0,
         start: Callable[[CachingAllocator], None] | None = None,
         workspaces: int = 0,
+        device: str = "cuda",
     ) -> None:
         self.device = RecordingDevice(
             gpu.capacity or _ENDLESS,
@@ -93,7 +106,7 @@ class Emulation(AbstractContextManager["Emulation"]):
             self.device.begin()
         self.storages = StorageMode(self.device, "meta")
         self.operators = OperatorMode(self.device, gpu, workspaces)
-        self._gpu = gpu
+        self._gpu, self._kind = gpu, device
         self._autocast = Autocast()
         self._thread = 0
         self._open = ExitStack()
@@ -110,7 +123,7 @@ class Emulation(AbstractContextManager["Emulation"]):
             self._follow_steps(stack)
             self.storages.__enter__()
             stack.enter_context(self.operators)
-            stack.enter_context(_OnMeta(self.operators))
+            stack.enter_context(_OnMeta(self.operators, self._kind))
             self._open = stack.pop_all()
         return self
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nbguard.errors import UnpredictableError
 
@@ -47,6 +48,7 @@ class BatchShapes:
     shapes: Any  # `TensorShape` where the batch has a tensor
     items: int  # in it
     size: int  # items of a batch of the fit, unless another size is asked for
+    is_on_host: bool = True  # it was given on the host
 
     @classmethod
     def of(cls, batch: Any, size: int | None = None) -> BatchShapes:
@@ -61,7 +63,7 @@ class BatchShapes:
         """
         shapes = _shapes(batch)
         items = _items(shapes)
-        return cls(shapes=shapes, items=items, size=size or items)
+        return cls(shapes=shapes, items=items, size=size or items, is_on_host=_is_on_host(batch))
 
     def cut(self, items: int) -> Any:
         """Return the shapes of a batch of so many items."""
@@ -71,6 +73,25 @@ class BatchShapes:
 def made(shapes: Any) -> Any:
     """Return a batch of tensors without data from their shapes."""
     return _each(shapes, TensorShape.make)
+
+
+def made_on_host(shapes: Any) -> Any:
+    """Return the same as tensors that stand for the host's: no mode sees them before they are moved or used."""
+
+    def make(shape: TensorShape) -> Any:
+        tensor = shape.make()
+        tensor._is_on_host = True
+        return tensor
+
+    with _disable_current_modes():
+        return _each(shapes, make)
+
+
+def moved(tensor: Any) -> Any:
+    """Return a tensor that stands for one of the host's on the device: a new one, as a move makes; others as they are."""
+    if not getattr(tensor, "_is_on_host", False):
+        return tensor
+    return TensorShape.of(tensor).make()
 
 
 def sizes(count: int, size: int, *, is_last_dropped: bool) -> tuple[int, ...]:
@@ -88,6 +109,13 @@ def _shapes(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _shapes(each) for name, each in value.items()}
     return value
+
+
+def _is_on_host(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value.device.type == "cpu")
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else ()
+    return all(map(_is_on_host, parts))
 
 
 def _each(value: Any, act: Callable[[TensorShape], Any]) -> Any:

@@ -78,6 +78,7 @@ class FastaiFit:
     items: int  # in the training set; more than any GPU has room for where that is not known
     batches: int  # training batches of an epoch
     sizes: tuple[int, ...]  # items of the training batches that are traced
+    device: str = "cuda"
     left_out: tuple[str, ...] = ()  # callbacks that are not traced and may keep memory, in words
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-MakeBatch = Callable[[Any], Any]
-"""shapes → a batch without data, noted as the fit's input."""
+MakeBatch = Callable[..., Any]
+"""shapes → a batch without data, noted as the fit's input. With `on_host=True` its tensors stand for the host's until they are
+moved, or used."""
 ENDLESS = 2**24
 """Items of a training set that does not say how many it has."""
 
@@ -29,6 +30,10 @@ class Fit(Protocol):
     @property
     def left_out(self) -> tuple[str, ...]:
         """Return what is not traced and may keep memory, in words."""
+
+    @property
+    def device(self) -> str:
+        """Return the kind of device that the fit's own code names as its: "cpu" for a loop on a machine without a GPU."""
 
     @property
     def models(self) -> Iterable[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -162,7 +163,7 @@ def values_used(function: Any) -> list[Any]:
 
 
 def _parts(value: Any, *, is_own: bool) -> Iterable[Any]:
-    """Yield what a value refers to at once; of an object its attributes only if it is the callable itself, or bound to it."""
+    """Yield what a value refers to at once; of an object its attributes if it is the callable, or of a user's class."""
     kind = type(value)
     if kind is FunctionType and _is_users(value.__globals__):
         yield from (value.__globals__[name] for name in names_used(value.__code__) if name in value.__globals__)
@@ -179,7 +180,7 @@ def _parts(value: Any, *, is_own: bool) -> Iterable[Any]:
         yield from value
     elif kind is dict and len(value) < _MANY:
         yield from value.values()
-    elif is_own and not isinstance(value, torch.nn.Module):
+    elif not isinstance(value, torch.nn.Module) and (is_own or _is_users(vars(sys.modules.get(kind.__module__, torch)))):
         yield from getattr(value, "__dict__", {}).values()
 
 

@@ -29,6 +29,7 @@ class LightningFit:
     shapes: Any  # of each batch
     items: int = ENDLESS
     batches: int | None = None
+    device: str = "cuda"
     left_out: tuple[str, ...] = ()
 
     @property

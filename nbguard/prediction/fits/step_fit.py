@@ -24,6 +24,8 @@ class StepFit:
     names: tuple[str, ...]  # of its models
     models: tuple[Any, ...]  # copied modules that it refers to
     optimizers: tuple[Any, ...]  # copied optimizers that it refers to
+    device: str  # kind of device on which the models are
+    is_on_host: bool  # batches come on the host, and the step itself moves them
     sizes: tuple[int, ...]
     shapes: Any  # of each batch
     unpacks: bool  # a batch goes to the step as several arguments
@@ -48,7 +50,7 @@ class StepFit:
         if self.prepare is not None:
             self.prepare()
         for _ in self.sizes:
-            batch = make(self.shapes)
+            batch = make(self.shapes, on_host=self.is_on_host)
             loss = self.step(*batch) if self.unpacks else self.step(batch)  # noqa: F841 - a loop's name for it lives as long
 
 
@@ -99,7 +101,8 @@ class StepSource:
                 "the step refers to no model: give it one by a global name, a closure or functools.partial"
             )
         memo: dict[int, Any] = {}
-        copier = FunctionCopier(memo, device_of(models))
+        device = device_of(models)
+        copier = FunctionCopier(memo, device)
         own = [copier.copy(model) for model in models]
         step, prepare = copier.copy(self.step), copier.copy(self.prepare)
         used = [value for value in self._values if isinstance(value, torch.optim.Optimizer)]
@@ -108,6 +111,8 @@ class StepSource:
             names=tuple(name for name, _ in self.modules),
             models=tuple(own),
             optimizers=tuple(copier.copy(optimizer) for optimizer in used),
+            device=device,
+            is_on_host=self.batch.is_on_host,
             sizes=(size,) * FULL,
             shapes=self.batch.cut(size),
             unpacks=self.unpacks,

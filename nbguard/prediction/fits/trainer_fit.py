@@ -31,6 +31,7 @@ class TrainerFit:
     held_out: tuple[Any, ...]  # of each batch of the evaluation
     items: int
     batches: int | None
+    device: str = "cuda"
     left_out: tuple[str, ...] = ()
 
     @property
