@@ -26,7 +26,7 @@ def largest_batch(tracer: FitTracer, endless: FitTrace) -> LargestBatch:
         endless: the trace of one batch size without a limit, to begin with.
     """
     tracer = replace(tracer, is_last_optional=True)
-    size, most = endless.fit.sizes[0], endless.fit.items
+    size, most = endless.sizes[0], endless.items
     tried: dict[int, bool] = {}
 
     def runs(items: int) -> bool:

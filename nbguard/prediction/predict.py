@@ -9,33 +9,25 @@ import torch
 
 from nbguard.allocator.model.policy import parse_version
 from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.errors import NbguardError, UnpredictableError
-from nbguard.prediction.fastai_fit import batch_to_go_by, is_learner
+from nbguard.errors import NbguardError
+from nbguard.prediction import calibration
+from nbguard.prediction.cell import fits_of_cell
+from nbguard.prediction.fits.fit import FitSource
+from nbguard.prediction.fits.sources import source_of
 from nbguard.prediction.hardware import gpu_of
 from nbguard.prediction.largest_batch import largest_batch
-from nbguard.prediction.prediction import Prediction
+from nbguard.prediction.live import live_device
+from nbguard.prediction.prediction import CellPrediction, ForeseenFit, Prediction
+from nbguard.prediction.refusals import refuse
 from nbguard.prediction.savings import savings as tried_savings
 from nbguard.prediction.trace import FitTracer
+from nbguard.scan.devices.cuda import allocator_settings
 
+_EMPTY = "the device is empty before it: what other notebooks, processes and earlier cells hold is not counted"
 _ASSUMPTIONS = (
-    "the device is empty before it: what other notebooks, processes and earlier cells hold is not counted",
     "cuDNN's workspaces are not known: they are a part of the band, as cuDNN takes a smaller one where memory is short",
     "gradients are finite: no step of mixed precision is skipped",
 )
-_RECURRENT = "cuDNN's recurrent layers take workspaces and reserves that PyTorch does not tell"
-_REFUSED = {
-    "OptimizedModule": "torch.compile plans its own buffers",
-    "DataParallel": "its replicas live on several devices",
-    "DistributedDataParallel": "its buckets depend on the process group",
-    "FullyShardedDataParallel": "its shards depend on the process group",
-    "FSDPModule": "its shards depend on the process group",
-    "ScriptModule": "TorchScript runs its operators without Python",
-    "RecursiveScriptModule": "TorchScript runs its operators without Python",
-    "LSTM": _RECURRENT,
-    "GRU": _RECURRENT,
-    "RNN": _RECURRENT,
-}
-"""Modules whose memory cannot be foreseen, by the class of torch's that they are, and why."""
 
 
 def predict(
@@ -45,20 +37,25 @@ def predict(
     batch_size: int | None = None,
     gpu: str | None = None,
     settings: str | None = None,
+    precision: str | None = None,
     largest: bool = False,
     savings: bool = False,
 ) -> Prediction:
-    """Return the memory that the next fit of a fastai Learner will take. Nothing runs on a GPU; nothing of the user's changes.
+    """Return the memory that the next fit will take. Nothing runs on a GPU; nothing of the user's changes.
 
-    A copy of the Learner is fitted on tensors that have shapes and no data: a few training batches, the smaller last one, the
-    validation. Their storages, and the buffers of CUDA's kernels, go through a model of PyTorch's allocator.
+    A copy of the fit runs on tensors that have shapes and no data: a few training batches, and of a Learner the smaller last
+    one and the validation. Their storages, and the buffers of CUDA's kernels, go through a model of PyTorch's allocator.
 
     Args:
-        learn: the Learner.
-        batch: a batch to go by, as its training loader yields it; without, one is made from the training set's first items.
+        learn: what is fitted: a fastai Learner, Transformers' Trainer, a Lightning module, or a step of a loop over PyTorch,
+            as a function of a batch that runs forward, backward and the optimizer's step.
+        batch: a batch to go by, as the training loader yields it. Without, one is made from the first items of a Learner's or
+            Trainer's training set; the others need it.
         batch_size: items of a batch; without, the loader's or the given batch's.
-        gpu: a name ("T4", "A100", …) or a size ("16GiB"); without, nothing is said about whether it fits.
+        gpu: a name ("T4", "A100", …) or a size ("16GiB"), which is empty before the fit. Without, the device that this process
+            uses, with all that is there now; where it uses none, nothing is said about whether it fits.
         settings: of the allocator, as `PYTORCH_ALLOC_CONF` writes them.
+        precision: "bf16" or "fp16": mixed precision besides what is set already, for a Learner or a Lightning module.
         largest: whether to search for the largest batch that fits on `gpu`: some ten traces more.
         savings: whether to try what would save memory: a trace more for each change.
 
@@ -66,50 +63,121 @@ def predict(
         UnpredictableError: the memory cannot be foreseen; the message names the operator, module or object that prevents it.
         NbguardError: an argument cannot be used.
     """
-    started = time.perf_counter()
-    device = gpu_of(gpu)
-    version = parse_version(str(torch.__version__))
-    parsed = AllocatorSettings.parse(settings or "", version)
     if batch_size is not None and batch_size < 1:
         raise NbguardError(f"batch_size is a number of items above 0, not {batch_size}")
+    source = source_of(learn, batch, precision)
+    prediction = foresee(source, batch_size=batch_size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+    calibration.expect(prediction, source)
+    return prediction
+
+
+def foresee(
+    source: FitSource,
+    *,
+    batch_size: int | None = None,
+    gpu: str | None = None,
+    settings: str | None = None,
+    largest: bool = False,
+    savings: bool = False,
+    code: str = "",
+) -> Prediction:
+    """Return the same as `predict`, of the source of a fit.
+
+    Args:
+        source: the user's objects that the fit consists of.
+        batch_size: as of `predict`.
+        gpu: as of `predict`.
+        settings: as of `predict`; without, those of this process where it uses the device.
+        largest: as of `predict`.
+        savings: as of `predict`.
+        code: lines that change the copy of a Learner, `learn`, before it is fitted.
+
+    Raises:
+        UnpredictableError: as of `predict`.
+        NbguardError: as of `predict`.
+    """
+    started = time.perf_counter()
+    tracer = tracer_of(source, gpu, settings, code)
+    device = tracer.gpu
     if largest and device.capacity is None:
         raise NbguardError("the largest batch is that of a GPU: name one, as in predict(learn, gpu='16GiB', largest=True)")
-    if not is_learner(learn):
-        raise NbguardError(f"predict takes a fastai Learner, not {type(learn).__name__}")
-    _refuse(learn.model)
-    tracer = FitTracer(learn=learn, batch=batch_to_go_by(learn, batch), gpu=device, settings=parsed)
     endless = tracer.endless(batch_size)
     fits, why = tracer.answer(batch_size, endless)
     return Prediction(
         gpu=device.name,
         capacity=device.capacity,
         context=device.context,
-        settings=parsed.conf(),
+        is_live=tracer.start is not None,
+        held=endless.held,
+        settings=tracer.settings.conf(),
         torch_version=str(torch.__version__),
         peak_allocated=endless.peak_allocated,
         peak_reserved=endless.peak_reserved,
         end_allocated=endless.end_allocated,
         model=endless.model,
         workspaces=endless.workspaces,
+        phases=endless.phases,
+        categories=endless.categories,
+        peak=endless.peak,
+        first_batch=endless.batch_peaks[0],
+        steady=max(endless.batch_peaks[1:3], default=endless.batch_peaks[0]),
         band=endless.band,
         fits=fits,
         why=why,
-        batch_sizes=endless.fit.sizes,
-        batches=endless.fit.batches,
+        batch_sizes=endless.sizes,
+        batches=endless.batches,
         largest=largest_batch(tracer, endless) if largest else None,
-        savings=tried_savings(tracer, batch_size, endless, version) if savings else (),
+        savings=tried_savings(tracer, batch_size, endless, _version()) if savings else (),
         convolutions=endless.convolutions,
         seconds=time.perf_counter() - started,
         unknown=endless.unknown,
-        assumptions=_ASSUMPTIONS,
+        assumptions=_ASSUMPTIONS if tracer.start else (_EMPTY, *_ASSUMPTIONS),
     )
 
 
-def _refuse(model: Any) -> None:
-    """Refuse modules whose memory cannot be foreseen, by the path to the first of them."""
-    for path, module in model.named_modules():
-        for kind in type(module).__mro__:
-            reason = _REFUSED.get(kind.__name__)
-            if reason and str(kind.__module__).partition(".")[0] == "torch":
-                where = f"model.{path}" if path else "the model"
-                raise UnpredictableError(f"{where} is a {kind.__name__}: {reason}")
+def predict_cell(source: str, namespace: dict[str, Any], gpu: str | None = None, settings: str | None = None) -> CellPrediction:
+    """Return the memory of the fits that a cell with this source would start. Nothing of it runs on the user's objects.
+
+    Args:
+        source: Python, as IPython has transformed it.
+        namespace: the user's names, which are read; none is bound.
+        gpu: as of `predict`.
+        settings: as of `predict`.
+
+    Raises:
+        UnpredictableError: a fit cannot be foreseen; the message says why.
+        NbguardError: the cell starts no fit, or makes what is fitted itself.
+    """
+    fits = []
+    for fit in fits_of_cell(source, namespace):
+        prediction = foresee(fit.source, gpu=gpu, settings=settings, code=fit.code)
+        fits.append(ForeseenFit(text=fit.text, prediction=prediction))
+    return CellPrediction(fits=tuple(fits))
+
+
+def tracer_of(
+    source: FitSource,
+    gpu: str | None = None,
+    settings: str | None = None,
+    code: str = "",
+    freed: frozenset[int] = frozenset(),
+) -> FitTracer:
+    """Return what traces a fit on the GPU of that name, or without one on the device that this process uses, as it is now.
+
+    Args:
+        source: the user's objects that the fit consists of.
+        gpu: a name or a size; None: the device of this process, and where it uses none a GPU without end.
+        settings: of the allocator; None: of this process, or PyTorch's defaults.
+        code: lines that change the copy of a Learner, `learn`, before it is fitted.
+        freed: addresses of blocks of the device of this process to take for free.
+    """
+    refuse(source.modules)
+    start = live_device(source.tensors, freed) if gpu is None else None
+    if settings is None and start is not None:
+        settings = allocator_settings()
+    parsed = AllocatorSettings.parse(settings or "", _version())
+    return FitTracer(source=source, gpu=gpu_of(gpu) if start is None else start.gpu, settings=parsed, start=start, code=code)
+
+
+def _version() -> tuple[int, int]:
+    return parse_version(str(torch.__version__))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.prediction.prediction import LargestBatch, Prediction
+from nbguard.prediction.prediction import CellPrediction, LargestBatch, PeakPlace, Phase, Prediction
 from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
 from nbguard.units import format_bytes, format_column, unit_of
 
@@ -13,20 +13,21 @@ _WORTH = 0.01
 _ANSWERS = {True: "it fits", False: "it does not fit", None: "whether it fits is not known"}
 
 
-def prediction_blocks(prediction: Prediction) -> Iterator[Block]:
-    """Yield the answer, the peaks and what they are made of, the assumptions."""
+def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> Iterator[Block]:
+    """Yield the answer, the peaks and what they are made of, the assumptions unless they are shown already."""
     answer = f"{_ANSWERS[prediction.fits]}: {prediction.why}" if prediction.capacity is not None else prediction.why
     yield Title(f"the next fit needs {format_bytes(prediction.need)} of {prediction.gpu}", "strong")
     yield Line(answer)
     rows = (
-        ("peak allocated", prediction.peak_allocated, f"in tensors; the model's own {format_bytes(prediction.model)} included"),
+        ("peak allocated", prediction.peak_allocated, _place(prediction.peak)),
         ("peak reserved", prediction.peak_reserved, "by PyTorch's allocator"),
-        ("CUDA context", prediction.context, "assumed"),
+        ("CUDA context", prediction.context, "and other processes, measured" if prediction.is_live else "assumed"),
         ("band", prediction.band, "for memory of libraries that cannot be computed"),
     )
     figures = format_column([nbytes for _, nbytes, _ in rows], unit_of(prediction.need))
     shown = tuple(TableRow(cells=(name, figure, note)) for (name, _, note), figure in zip(rows, figures, strict=True))
     yield Table(rows=shown, figures=(1,))
+    yield from _made_of(prediction)
     yield Line(
         f"PyTorch {prediction.torch_version} · settings: {prediction.settings or 'defaults'} · "
         f"predicted in {prediction.seconds:.1f} s"
@@ -36,8 +37,37 @@ def prediction_blocks(prediction: Prediction) -> Iterator[Block]:
         yield Line(_largest(prediction.largest), "strong")
     if prediction.unknown:
         yield Listing(sentences=tuple(f"not counted: {text}" for text in prediction.unknown))
-    if prediction.assumptions:
+    if prediction.assumptions and assumptions:
         yield Listing(sentences=tuple(f"assumed: {text}" for text in prediction.assumptions))
+
+
+def _place(peak: PeakPlace) -> str:
+    """Return where the peak is, in words."""
+    words = "the batch comes" if peak.phase is Phase.BATCH else str(peak.phase)
+    if peak.module_class:
+        words += f" of {peak.module} ({peak.module_class})" if peak.module else f" of {peak.module_class}"
+    return f"in tensors: batch {peak.batch}, {words}" + (f", {peak.line}" if peak.line else "")
+
+
+def _made_of(prediction: Prediction) -> Iterator[Block]:
+    """Yield what is allocated at the peak by category, and the peak of each phase."""
+    unit = unit_of(prediction.peak_allocated)
+    figures = format_column([each.nbytes for each in prediction.categories], unit)
+    rows = (TableRow(cells=(str(each.category), figure)) for each, figure in zip(prediction.categories, figures, strict=True))
+    yield Line("at the peak, of what is allocated:", "strong")
+    yield Table(rows=tuple(rows), figures=(1,))
+    phases = " · ".join(f"{each.phase} {format_bytes(each.peak_allocated)}" for each in prediction.phases)
+    yield Line(f"peak of each phase: {phases}")
+    first, steady = format_bytes(prediction.first_batch), format_bytes(prediction.steady)
+    yield Line(f"first batch {first}, later ones {steady}")
+
+
+def cell_blocks(cell: CellPrediction) -> Iterator[Block]:
+    """Yield the predictions of a cell's fits one after the other."""
+    yield Line("foreseen, nothing of the cell has run:", "dim")
+    for fit in cell.fits:
+        yield Line(fit.text, "strong")
+        yield from prediction_blocks(fit.prediction, assumptions=fit is cell.fits[-1])
 
 
 def _savings(prediction: Prediction) -> Iterator[Block]:

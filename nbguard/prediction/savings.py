@@ -10,6 +10,8 @@ from typing import Any
 
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import UnpredictableError
+from nbguard.prediction.fits.fastai_fit import PRECISIONS, LearnerSource
+from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.prediction import Saving
 from nbguard.prediction.trace import FitTrace, FitTracer
 
@@ -36,7 +38,7 @@ def savings(tracer: FitTracer, batch_size: int | None, endless: FitTrace, versio
         endless: the trace of the fit as it is.
         version: of torch, (major, minor), by which settings of the allocator are read.
     """
-    size, tried = endless.fit.sizes[0], list[Saving]()
+    size, tried = endless.sizes[0], list[Saving]()
     for change in _changes(tracer, size, endless):
         own = replace(tracer, code=change.code, is_last_optional=True)
         if change.conf:
@@ -62,22 +64,46 @@ def savings(tracer: FitTracer, batch_size: int | None, endless: FitTrace, versio
 
 def _changes(tracer: FitTracer, size: int, endless: FitTrace) -> Iterator[_Change]:
     """Yield the changes that this fit leaves room for."""
-    learn = tracer.learn
-    callbacks = {type(callback).__name__ for callback in learn.cbs}
-    if "MixedPrecision" not in callbacks:
-        if tracer.gpu.architecture >= _FULL_PRECISION:
+    source = tracer.source
+    if isinstance(source, LearnerSource):
+        yield from _of_learner(source.learn, source.precision, tracer.gpu, size)
+    for name, model in source.modules:
+        blocks = _repeated(model)
+        if blocks is not None:
+            kind, count = blocks
+            path = "learn.model" if isinstance(source, LearnerSource) else name
             yield _Change(
-                name="bfloat16", code="import fastai.callback.fp16\nlearn.to_bf16()", cost="faster; sums keep fewer digits"
+                name=f"checkpoints of {count} {kind}",
+                code="from functools import partial\n"
+                "from torch.utils.checkpoint import checkpoint\n"
+                f'for block in [each for each in {path}.modules() if type(each).__name__ == "{kind}"]:\n'
+                "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
+                cost="about a third slower: these blocks compute twice",
             )
+            break
+    if isinstance(source, LearnerSource) and endless.convolutions and not _has_callback(source.learn, "ChannelsLast"):
+        yield _Change(
+            name="channels last",
+            code="from fastai.callback.channelslast import ChannelsLast\nlearn.add_cb(ChannelsLast())",
+            cost="faster in half precision on GPUs with tensor cores",
+        )
+    if "expandable_segments" not in tracer.settings.conf():
+        yield _Change(name="expandable segments", conf=_EXPANDABLE, cost="nothing; it is set before PyTorch is imported")
+
+
+def _of_learner(learn: Any, precision: str, gpu: Gpu, size: int) -> Iterator[_Change]:
+    """Yield the changes to a Learner's precision, batches and optimizer."""
+    if not precision and not _has_callback(learn, "MixedPrecision"):
+        if gpu.architecture >= _FULL_PRECISION:
+            yield _Change(name="bfloat16", code=PRECISIONS["bf16"], cost="faster; sums keep fewer digits")
         yield _Change(
             name="float16",
-            code="import fastai.callback.fp16\nlearn.to_fp16()",
+            code=PRECISIONS["fp16"],
             cost="faster; gradients are scaled, and a step is skipped now and then",
         )
-    if "GradientAccumulation" not in callbacks:
-        norm = (
-            "; batch norm sees fewer items" if any("BatchNorm" in type(each).__name__ for each in learn.model.modules()) else ""
-        )
+    if not _has_callback(learn, "GradientAccumulation"):
+        has_norm = any("BatchNorm" in type(each).__name__ for each in learn.model.modules())
+        norm = "; batch norm sees fewer items" if has_norm else ""
         for parts in (2, 4):
             if size % parts == 0:
                 yield _Change(
@@ -87,16 +113,6 @@ def _changes(tracer: FitTracer, size: int, endless: FitTrace) -> Iterator[_Chang
                     parts=parts,
                     cost=f"a little slower{norm}; make the DataLoaders with bs={size // parts}",
                 )
-    if blocks := _repeated(learn.model):
-        name, count = blocks
-        yield _Change(
-            name=f"checkpoints of {count} {name}",
-            code="from functools import partial\n"
-            "from torch.utils.checkpoint import checkpoint\n"
-            f'for block in [each for each in learn.model.modules() if type(each).__name__ == "{name}"]:\n'
-            "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
-            cost="about a third slower: these blocks compute twice",
-        )
     if _optimizer(learn) != "SGD":
         yield _Change(
             name="SGD with momentum",
@@ -106,14 +122,10 @@ def _changes(tracer: FitTracer, size: int, endless: FitTrace) -> Iterator[_Chang
             "learn.create_opt()",
             cost="another optimizer: it wants another learning rate",
         )
-    if endless.convolutions and "ChannelsLast" not in callbacks:
-        yield _Change(
-            name="channels last",
-            code="from fastai.callback.channelslast import ChannelsLast\nlearn.add_cb(ChannelsLast())",
-            cost="faster in half precision on GPUs with tensor cores",
-        )
-    if "expandable_segments" not in tracer.settings.conf():
-        yield _Change(name="expandable segments", conf=_EXPANDABLE, cost="nothing; it is set before PyTorch is imported")
+
+
+def _has_callback(learn: Any, name: str) -> bool:
+    return any(type(callback).__name__ == name for callback in learn.cbs)
 
 
 def _optimizer(learn: Any) -> str:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.copies import in_order_of_moving
-from nbguard.prediction.emulation import Emulation, PredictedOutOfMemoryError
-from nbguard.prediction.fastai_fit import BatchToGoBy, FastaiFit, fastai_fit, same_randomness
+from nbguard.prediction.emulation.emulation import Emulation, PredictedOutOfMemoryError
+from nbguard.prediction.emulation.recorder import names_of
+from nbguard.prediction.fits.batches import made, made_on_host
+from nbguard.prediction.fits.fit import Fit, FitSource
+from nbguard.prediction.fits.randomness import same_randomness
 from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.live import LiveDevice
+from nbguard.prediction.prediction import Category, CategoryBytes, PeakPlace, Phase, PhasePeak
 from nbguard.units import format_bytes
 
 _BAND = 0.05
@@ -23,16 +30,27 @@ class FailedFitError(UnpredictableError):
     """The code of the fit itself raises an error on such batches, without any shortage of memory."""
 
 
+class OutOfTimeError(UnpredictableError):
+    """The traces that an answer takes are not finished in the time that was given."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitTrace:
     """The figures of one trace. All sizes are bytes."""
 
-    fit: FastaiFit
+    sizes: tuple[int, ...]  # items of the training batches that were traced
+    items: int  # in the training set
+    batches: int | None  # training batches of an epoch; None: not known
     peak_allocated: int  # most in tensors at once
     peak_reserved: int  # most that the allocator had at once
     end_allocated: int  # in tensors when the fit had ended
+    held: int  # on the device before the fit, and not the fit's
     model: int  # parameters and buffers
     workspaces: int  # of cuBLAS
+    phases: tuple[PhasePeak, ...]
+    categories: tuple[CategoryBytes, ...]  # at the peak
+    peak: PeakPlace
+    batch_peaks: tuple[int, ...]  # most bytes in tensors at once, of each batch in turn
     convolutions: int  # number of calls
     unknown: tuple[str, ...]  # what may take memory and was not traced
 
@@ -46,11 +64,12 @@ class FitTrace:
 class FitTracer:
     """Fits copies of a Learner without data, as often as is asked."""
 
-    learn: Any  # the user's Learner, which stays as it is
-    batch: BatchToGoBy
+    source: FitSource  # the user's objects, which stay as they are
     gpu: Gpu  # that is modelled
     settings: AllocatorSettings
+    start: LiveDevice | None = None  # state of the device to begin with; None: it is empty
     code: str = ""  # lines that change the copy of the Learner, `learn`, before it is fitted
+    until: float | None = None  # reading of `time.monotonic` after which no trace is begun any more
     is_last_optional: bool = False  # the smaller last batch is left out where the fit fails on it: BatchNorm refuses one item
 
     def endless(self, batch_size: int | None) -> FitTrace:
@@ -72,7 +91,7 @@ class FitTracer:
     def answer(self, batch_size: int | None, endless: FitTrace) -> tuple[bool | None, str]:
         """Return whether the fit of which `endless` is the trace runs on the GPU, and why: yes only with the band kept free."""
         if self.gpu.capacity is None:
-            return None, "no GPU was named: predict(learn, gpu='16GiB') says whether it fits there"
+            return None, "no GPU was named: predict(…, gpu='16GiB') says whether it fits there"
         room = self.gpu.capacity - self.gpu.context
         needed = format_bytes(endless.peak_reserved)
         if endless.peak_reserved + endless.band > room and not self.runs(batch_size, endless.band):
@@ -91,23 +110,37 @@ class FitTracer:
             PredictedOutOfMemoryError: the GPU has no room.
             FailedFitError: the fit fails for another reason.
         """
+        if self.until is not None and time.monotonic() > self.until:
+            raise OutOfTimeError("there was no time left for another trace")
         try:
-            return self._traced(fastai_fit(self.learn, self.batch, batch_size), gpu, reserve)
+            return self._traced(self.source.fit(batch_size), gpu, reserve)
         except FailedFitError:
             if not self.is_last_optional:
                 raise
-        return self._traced(fastai_fit(self.learn, self.batch, batch_size, full_only=True), gpu, reserve)
+        return self._traced(self.source.fit(batch_size, full_only=True), gpu, reserve)
 
-    def _traced(self, fit: FastaiFit, gpu: Gpu, reserve: int) -> FitTrace:
+    def _start(self) -> tuple[Callable[[CachingAllocator], None] | None, int]:
+        return (None, 0) if self.start is None else (self.start.set_up, self.start.workspaces)
+
+    def _traced(self, fit: Fit, gpu: Gpu, reserve: int) -> FitTrace:
         if self.code:
-            _change(fit.learner, self.code)
+            _change(fit, self.code)
         failure = ""
-        emulation = Emulation(gpu, self.settings, reserve)
+        emulation = Emulation(gpu, self.settings, reserve, *self._start(), device=fit.device)
+        device = emulation.device
+
+        def make(shapes: Any, *, on_host: bool = False) -> Any:
+            device.begin_batch()
+            if on_host:
+                return made_on_host(shapes)
+            with device.making(Category.INPUTS, Phase.BATCH):
+                return made(shapes)
+
         with same_randomness(), emulation:
-            emulation.storages.note(in_order_of_moving(fit.model))
-            model = emulation.device.model.allocated
+            emulation.storages.note(fit.resident)
+            model = device.model.allocated - device.held
             try:
-                fit.run()
+                fit.run(make)
             except (PredictedOutOfMemoryError, UnpredictableError):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the reason
@@ -116,29 +149,36 @@ class FitTracer:
             sizes = ", ".join(map(str, dict.fromkeys(fit.sizes)))
             raise FailedFitError(f"the fit itself fails with batches of {sizes} items ({failure})")
         emulation.settle()
-        if emulation.device.broken:
-            raise UnpredictableError(emulation.device.broken)
+        if device.broken:
+            raise UnpredictableError(device.broken)
         return FitTrace(
-            fit=fit,
-            peak_allocated=emulation.device.model.peak_allocated,
-            peak_reserved=emulation.device.model.peak_reserved,
-            end_allocated=emulation.device.model.allocated,
+            sizes=fit.sizes,
+            items=fit.items,
+            batches=fit.batches,
+            peak_allocated=device.model.peak_allocated,
+            peak_reserved=device.model.peak_reserved,
+            end_allocated=device.model.allocated,
+            held=device.held,
             model=model,
             workspaces=emulation.operators.workspaces,
+            phases=device.phases(),
+            categories=device.categories(),
+            peak=device.place(names_of(fit.models)),
+            batch_peaks=device.peaks_of_batches(),
             convolutions=emulation.operators.convolutions,
-            unknown=(*(f"the callback {name} is not traced" for name in fit.left_out), *_unknown(emulation)),
+            unknown=(*fit.left_out, *_unknown(emulation)),
         )
 
 
-def _change(learn: Any, code: str) -> None:
-    """Run lines that change a copy of a Learner: our own, the same that are shown.
+def _change(fit: Fit, code: str) -> None:
+    """Run lines that change a copy of a fit: our own, the same that are shown.
 
     Raises:
-        FailedFitError: this Learner, or this version of fastai, does not take them.
+        FailedFitError: this fit, or this version of its library, does not take them.
     """
     try:
-        exec(code, {"learn": learn})  # noqa: S102 - see above
-    except Exception as error:  # noqa: BLE001 - whatever the Learner raises is the reason
+        fit.change(code)
+    except Exception as error:  # noqa: BLE001 - whatever the fit's library raises is the reason
         raise FailedFitError(f"the change cannot be made ({type(error).__name__}: {error})") from None
 
 

@@ -12,8 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.prediction import architectures
+
 _IMAGES = {"vit_b_16": 224}
 _VOCABULARY = 5000
+_WITHOUT_ACCURACY = ("gpt", "unet", "tabular", "lstm", "t5", "lora", "collab", "collabnn", "diffusion")
 _LENGTH = 128
 
 
@@ -121,6 +124,41 @@ def _unet() -> nn.Module:
     return DynamicUnet(body, 5, (128, 128))
 
 
+def _of_architecture(name: str) -> tuple[Any, int, Any, Any, int | None]:
+    """Return the same as `_parts`, of other people's architectures and of fastai's other applications."""
+    from fastai.collab import EmbeddingDotBias, EmbeddingNN
+    from fastai.losses import CrossEntropyLossFlat, MSELossFlat
+
+    items, loss = _ARCHITECTURES[name], CrossEntropyLossFlat()
+    if items == "words":
+        model = {"bert": architectures.Bert, "t5": architectures.T5, "lora": lambda: architectures.lora(Decoder())}[name]()
+        words = _words(architectures.WORDS, architectures.LENGTH)
+        if name == "bert":
+            return model, 16, lambda place: (words(place)[0], torch.tensor(place % 10)), loss, None
+        return model, 16, words, loss_of_words, None
+    if items == "ratings":
+        sizes = [(3000, 50), (4000, 50)]
+        model = EmbeddingNN(sizes, [100]) if name == "collabnn" else EmbeddingDotBias(50, 3000, 4000, y_range=(0, 5.5))
+        return model, 1024, lambda place: (torch.full((2,), place % 99), torch.zeros(1)), MSELossFlat(), None
+    if items == "noise":
+        return architectures.Diffusion(), 8, lambda _: (torch.zeros(3, 32, 32), torch.zeros(3, 32, 32)), MSELossFlat(), None
+    if name == "frozen":
+        import torchvision
+        from fastai.vision.learner import create_body, create_head
+
+        body = create_body(torchvision.models.resnet34(weights=None), pretrained=False, n_in=3)
+        return nn.Sequential(body, create_head(512, 10)), 16, _image(128), loss, None
+    return getattr(architectures, {"vit": "Vit"}.get(name, name))(), 16, _image(128), loss, None
+
+
+_ARCHITECTURES = {
+    **dict.fromkeys(("bert", "t5", "lora"), "words"),
+    **dict.fromkeys(("collab", "collabnn"), "ratings"),
+    "diffusion": "noise",
+    **dict.fromkeys(("convnext", "vit", "efficientnet", "frozen"), "images"),
+}
+
+
 def _parts(name: str) -> tuple[Any, int, Any, Any, int | None]:
     """Return (model, items of a batch, what makes an item, loss, number of inputs)."""
     from fastai.losses import CrossEntropyLossFlat, MSELossFlat
@@ -141,6 +179,8 @@ def _parts(name: str) -> tuple[Any, int, Any, Any, int | None]:
 
         model = TabularModel([(1000, 50), (20, 9), (7, 5)], 6, 1, [400, 200], ps=[0.1, 0.1], embed_p=0.05)
         return model, 512, lambda place: (torch.full((3,), place % 7), torch.zeros(6), torch.zeros(1)), MSELossFlat(), 2
+    if name in _ARCHITECTURES:
+        return _of_architecture(name)
     if name.startswith("xresnet"):
         from fastai.vision.models import xresnet
 
@@ -172,7 +212,7 @@ def make(case: str, device: str, size: int | None = None, path: str = ".", items
         item = partial(_picture, 128)
     train = DataLoader(Items(trained, item), bs=size, num_workers=0, device=torch.device(device), **more)
     valid = DataLoader(Items(held_out, item), bs=size, num_workers=0, device=torch.device(device), **more)
-    options: dict[str, Any] = {"metrics": accuracy} if name not in ("gpt", "unet", "tabular", "lstm") else {}
+    options: dict[str, Any] = {"metrics": accuracy} if name not in _WITHOUT_ACCURACY else {}
     optimizers = {
         "sgd": partial(SGD, mom=0.9),
         "adamw": partial(OptimWrapper, opt=torch.optim.AdamW),
@@ -188,6 +228,9 @@ def make(case: str, device: str, size: int | None = None, path: str = ".", items
         options["opt_func"] = optimizers[word]
     dls = DataLoaders(train, valid, device=torch.device(device))
     learn = Learner(dls, model, loss_func=loss, path=path, **options)
+    if name == "frozen":
+        learn.splitter = lambda model: [list(part.parameters()) for part in model]
+        learn.freeze()
     if "checkpoint" in words:
         from torch.utils.checkpoint import checkpoint
 

@@ -49,6 +49,29 @@ EXACT = (
     "convnext_tiny bf16",
 )
 """Both peaks to the byte."""
+OTHERS = (
+    "bert",
+    "bert bf16",
+    "bert adamw",
+    "lora",
+    "lora bf16",
+    "lora adamw",
+    "t5",
+    "t5 bf16",
+    "t5 adamw clip",
+    "diffusion",
+    "diffusion bf16",
+    "diffusion channels_last",
+    "convnext",
+    "convnext bf16",
+    "vit",
+    "vit bf16",
+    "efficientnet",
+    "efficientnet bf16",
+    "collab",
+    "collabnn",
+    "frozen",
+)
 CLOSE = (
     "unet",
     "resnet18 normalize",

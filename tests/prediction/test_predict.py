@@ -261,8 +261,8 @@ def test_bad_input_is_one_clear_line(options: dict[str, Any], match: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_only_learners_are_taken() -> None:
-    with pytest.raises(NbguardError, match="takes a fastai Learner, not int"):
+def test_what_is_not_fitted_is_not_taken() -> None:
+    with pytest.raises(NbguardError, match=r"takes a fastai Learner, a Trainer .* not int"):
         predict(5)
 
 

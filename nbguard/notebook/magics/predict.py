@@ -1,4 +1,4 @@
-"""`%gpumem predict`: the memory of the next fit of a Learner, by its name."""
+"""`%gpumem predict` and `%%profile_fit --predict`: the memory of fits, by the name of what is fitted, or by a cell."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 from nbguard.errors import NbguardError
 
 if TYPE_CHECKING:
-    from nbguard.prediction.prediction import Prediction
+    from nbguard.prediction.prediction import CellPrediction, Prediction
 
 
 def foreseen(
-    namespace: dict[str, Any], name: str, size: int | None, gpu: str | None, settings: str | None, **more: bool
+    namespace: dict[str, Any],
+    name: str,
+    size: int | None,
+    gpu: str | None,
+    settings: str | None,
+    *,
+    largest: bool = False,
+    savings: bool = False,
 ) -> Prediction:
     """Return the prediction for the Learner of that name.
 
@@ -21,7 +28,8 @@ def foreseen(
         size: items of a batch; None: the loader's.
         gpu: a GPU's name or size, also in quotes.
         settings: of the allocator, also in quotes.
-        more: `largest` and `savings`, as of `predict`.
+        largest: also the largest batch that fits.
+        savings: also what would save memory.
 
     Raises:
         NbguardError: there is no such Learner, or its memory cannot be foreseen; the message says why.
@@ -34,4 +42,22 @@ def foreseen(
 
     learn = lookup(parse_target(name), namespace)
     gpu, settings = gpu and gpu.strip("'\""), (settings or "").strip("'\"")
-    return predict(learn, batch_size=size, gpu=gpu, settings=settings, **more)
+    return predict(learn, batch_size=size, gpu=gpu, settings=settings, largest=largest, savings=savings)
+
+
+def foreseen_cell(shell: Any, cell: str, gpu: str | None) -> CellPrediction:
+    """Return the prediction of the fits that a cell would start.
+
+    Args:
+        shell: IPython's, whose names are read.
+        cell: the cell's text below the line of the magic.
+        gpu: a GPU's name or size, also in quotes; None: this kernel's device.
+
+    Raises:
+        NbguardError: the cell starts no fit, or one that cannot be foreseen; the message says why.
+    """
+    try:
+        from nbguard.prediction.predict import predict_cell
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here: there is no fit to foresee") from None
+    return predict_cell(shell.transform_cell(cell), shell.user_ns, gpu and gpu.strip("'\""))

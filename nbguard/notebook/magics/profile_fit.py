@@ -14,6 +14,7 @@ from IPython.core.inputtransformer2 import cell_magic
 from IPython.core.magic import Magics, magics_class
 from IPython.core.magic import line_cell_magic as line_and_cell_magic
 
+from nbguard.notebook.bundle import display_bundle
 from nbguard.notebook.magics.command_line import guarded, keep, parse, parser, with_options
 from nbguard.notebook.session import session_of
 
@@ -42,6 +43,10 @@ def _options() -> MagicArgumentParser:
         "--save", metavar="FILE", default="", help="save the profile; `python -m nbguard profile FILE` shows its report again"
     )
     options.add_argument(
+        "--predict", action="store_true", help="run nothing of the cell: foresee the memory that its fits will take"
+    )
+    options.add_argument("--gpu", metavar="NAME|SIZE", help="with --predict: on this GPU, empty, instead of this kernel's")
+    options.add_argument(
         "--log",
         action="append",
         metavar="LOG",
@@ -62,6 +67,8 @@ def as_line(lines: list[str]) -> list[str]:
     if not words or words[0] != _NAME or lines[0].rstrip().endswith("?"):
         return lines
     body = lines[1:]
+    if "--predict" in lines[0].split():
+        return lines  # a cell magic: the cell stays text
     if not "".join(body).strip():
         return lines
     return [lines[0][1:], *cell_magic(body)]  # type: ignore[no-untyped-call]
@@ -78,6 +85,8 @@ class ProfileFitMagics(Magics):
     def profile_fit(self, line: str, cell: str | None = None) -> None:
         """Run the cell as it is and report where the time and the memory of its fits go, and what to change first.
 
+        With `--predict` nothing of the cell runs: the memory that its fits will take is foreseen.
+
         fastai's fits (`fit`, `fine_tune`, `lr_find`, `get_preds`, …) and any loop over PyTorch. The report comes after the
         cell, also after an error or an interrupt: then it is of what has been.
         """
@@ -85,6 +94,14 @@ class ProfileFitMagics(Magics):
             if not cell.strip():
                 raise UsageError(f"{_NAME}: the cell has nothing to run: write the fit below the first line")
             shell: Any = self.shell
+            asked = parse(_options(), line)
+            if asked is not None and asked.predict:
+                from nbguard.notebook.magics.predict import foreseen_cell
+
+                prediction = guarded(_NAME, foreseen_cell, shell, cell, asked.gpu)
+                keep(shell, asked, prediction)
+                display_bundle(prediction.mimebundle())
+                return
             shell.run_cell(f"%profile_fit {line}\n{cell}").raise_error()
             return
         from nbguard.profiler.options import FitOptions
@@ -92,6 +109,8 @@ class ProfileFitMagics(Magics):
         options = parse(_options(), line)
         if options is None:
             return
+        if options.predict or options.gpu:
+            raise UsageError(f"{_NAME}: --predict stands in the first line of a cell whose fits are foreseen, --gpu beside it")
         chosen = FitOptions(
             memory=options.memory,
             tune_workers=options.tune_workers,

@@ -12,9 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.errors import UnpredictableError
+from nbguard.prediction.emulation.recorder import RecordingDevice
 from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.prediction import Category
 from nbguard.prediction.rules import REPLACED, TEMPORARIES
-from nbguard.simulation.device import SimulatedDevice
 
 _aten = torch.ops.aten
 _GEMMS = frozenset(
@@ -37,8 +38,10 @@ _CONVOLUTIONS = frozenset({_aten.convolution.default, _aten.convolution_backward
 _FLASH = _aten._scaled_dot_product_flash_attention.default
 _HOPPER = (9, 0)
 """From this architecture on PyTorch prefers cuDNN's attention for half precision (`check_prefer_cudnn_attention`)."""
-_TRUSTED = ("torch", "fastai", "fastcore", "nbguard")
+_TRUSTED = ("torch", "fastai", "fastcore", "nbguard", "accelerate", "lightning", "pytorch_lightning")
 """Packages whose reads of values do not decide about memory: metrics, recorders, the gradient scaler."""
+_PADDED = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
+"""Modules that ask whether a batch has padding. The answer is that it has: its mask takes memory, so the figure is a bound."""
 
 
 class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
@@ -47,11 +50,12 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
     Args:
         device: the modelled allocator.
         gpu: decides about sizes of buffers.
+        workspaces: number of cuBLAS workspaces that are there already, the forward pass's first.
     """
 
     supports_higher_order_operators = True  # else torch refuses them while a mode is entered
 
-    def __init__(self, device: SimulatedDevice, gpu: Gpu) -> None:
+    def __init__(self, device: RecordingDevice, gpu: Gpu, workspaces: int = 0) -> None:
         super().__init__()
         self.gpu = gpu
         self.reads: Counter[str] = Counter()
@@ -62,7 +66,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         """Number of calls of attention that cuDNN may run, whose workspaces are not known."""
         self._device = device
         self._workspaces: list[int] = []
-        self._with_workspace: set[bool] = set()
+        self._with_workspace = set((False, True)[:workspaces])
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -76,7 +80,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
     @contextmanager
     def buffers(self, *sizes: int) -> Iterator[None]:
         """Allocate buffers of these bytes one after the other; they live in the context."""
-        tokens = [self._device.born(size, None, is_older=False) for size in sizes if size]
+        with self._device.making(Category.TEMPORARIES):
+            tokens = [self._device.born(size, None, is_older=False) for size in sizes if size]
         try:
             yield
         finally:
@@ -90,6 +95,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        _refuse_originals(args)
         host = _HOST_READS.get(func)
         if host is not None and (out := host(self, args, kwargs)) is not NotImplemented:
             return out
@@ -121,20 +127,40 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         if is_backward not in self._with_workspace:
             self._with_workspace.add(is_backward)
             self._workspaces.append(self.gpu.cublas_workspace)
-            self._device.born(self.gpu.cublas_workspace, None, is_older=False)
+            with self._device.making(Category.WORKSPACES):
+                self._device.born(self.gpu.cublas_workspace, None, is_older=False)
 
     def note_read(self) -> None:
         """Note the line of the user's code that reads a value."""
         frame = sys._getframe(1)
         while frame is not None:
             name = str(frame.f_globals.get("__name__", ""))
-            if name.partition(".")[0] not in _TRUSTED:
+            if name.partition(".")[0] not in _TRUSTED and name not in _PADDED:
                 break
-            if name.startswith(("fastai.", "torch.amp.")):
+            if name.startswith(("fastai.", "torch.amp.", *_PADDED)):
                 return
             frame = frame.f_back  # type: ignore[assignment]
         if frame is not None:
             self.reads[f"{frame.f_code.co_name}() in {name}, line {frame.f_lineno}"] += 1
+
+
+def _refuse_originals(values: Any) -> None:
+    """Refuse an operation on what is the user's own: a tensor that is on a device, or a parameter with numbers.
+
+    Raises:
+        UnpredictableError: the fit refers to it by a way that its copy does not follow.
+    """
+    for value in values:
+        if type(value) in (list, tuple):
+            _refuse_originals(value)
+        elif isinstance(value, torch.Tensor) and not value.is_meta:
+            is_on_device = value.device.type != "cpu"
+            if is_on_device or type(value) is torch.nn.Parameter:
+                what = f"tensor of {tuple(value.shape)}" if is_on_device else f"parameter of {tuple(value.shape)}"
+                raise UnpredictableError(
+                    f"a {what} on {value.device} is used to which no argument, global name or closure of the fit's own "
+                    "functions leads: hand it over"
+                )
 
 
 def _is_meta(value: Any) -> bool:

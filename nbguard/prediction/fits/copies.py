@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -74,3 +75,32 @@ def in_order_of_moving(model: Any) -> list[Any]:
 
     visit(model)
     return list(tensors.values())
+
+
+def tensors_of_models(models: Iterable[Any]) -> Iterator[Any]:
+    """Yield the parameters, buffers and gradients of models."""
+    for model in models:
+        for tensor in in_order_of_moving(model):
+            yield tensor
+            if tensor.is_leaf and tensor.grad is not None:
+                yield tensor.grad
+
+
+def device_of(models: Iterable[Any]) -> str:
+    """Return the kind of device on which models are: that of the first parameter which is not on the host."""
+    kinds = {tensor.device.type for model in models for tensor in in_order_of_moving(model)}
+    return next(iter(sorted(kinds - {"cpu"})), "cpu")
+
+
+_SMALL = 2**20
+
+
+def host_copy(tensor: Any) -> Any:
+    """Return a tensor of the host like this one: the same numbers where it is small, else zeros, which take no memory."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        if tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() <= _SMALL:
+            own = tensor.detach().clone()
+        else:
+            own = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        own = own if type(tensor) in (torch.Tensor, torch.nn.Parameter) else own.as_subclass(type(tensor))
+        return own.requires_grad_(tensor.requires_grad)

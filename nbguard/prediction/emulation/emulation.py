@@ -11,16 +11,21 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import SimulatedOutOfMemoryError
-from nbguard.prediction import composites
-from nbguard.prediction.autocast import Autocast
+from nbguard.prediction.emulation import composites
+from nbguard.prediction.emulation.autocast import Autocast
+from nbguard.prediction.emulation.numbers import UnknownFloat
+from nbguard.prediction.emulation.operators import OperatorMode
+from nbguard.prediction.emulation.recorder import RecordingDevice
+from nbguard.prediction.fits.batches import moved
 from nbguard.prediction.hardware import Gpu
-from nbguard.prediction.operators import OperatorMode
+from nbguard.prediction.prediction import Phase
 from nbguard.scan.storage_events import StorageMode
-from nbguard.simulation.device import SimulatedDevice
 
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 _ENDLESS = 1 << 50
@@ -31,23 +36,39 @@ class PredictedOutOfMemoryError(_TorchOutOfMemoryError):  # type: ignore[misc]
 
 
 class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
-    """Makes on the meta device whatever code asks CUDA for by name."""
+    """Makes on the meta device whatever code asks the fit's device for by name: CUDA, and that on which its models are.
+
+    `item()` is noted by what is decided with it. `cpu()` is the host always.
+    """
+
+    def __init__(self, operators: OperatorMode, device: str) -> None:
+        super().__init__()
+        self._operators = operators
+        self._kinds = ("cuda", device)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.Tensor.cuda:
-            return args[0].to("meta")
-        if _is_cuda(kwargs.get("device")):
+            return moved(args[0]).to("meta")
+        if func is torch.Tensor.to:
+            device = args[1] if len(args) > 1 else kwargs.get("device")
+            is_device = self._is_device(device)
+            if is_device or (isinstance(device, torch.device) and device.type == "meta"):
+                args = (moved(args[0]), *args[1:])
+            if is_device and len(args) > 1:
+                args = (args[0], "meta", *args[2:])
+        if func is torch.Tensor.item and args[0].is_meta and args[0].is_floating_point():
+            return UnknownFloat.of(1.0, self._operators.note_read)
+        if self._is_device(kwargs.get("device")):
             kwargs = kwargs | {"device": "meta"}
-        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
-            args = (args[0], "meta", *args[2:])
         return func(*args, **kwargs)
 
-
-def _is_cuda(device: Any) -> bool:
-    if isinstance(device, str):
-        return device.partition(":")[0] == "cuda"
-    return isinstance(device, torch.device) and device.type == "cuda"
+    def _is_device(self, device: Any) -> bool:
+        """Say whether the fit's own device is meant. Code of torch's that says "cpu" means the host, as its optimizers do."""
+        kind = device.partition(":")[0] if isinstance(device, str) else getattr(device, "type", None)
+        if kind != "cpu":
+            return kind in self._kinds
+        return "cpu" in self._kinds and not str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")
 
 
 class Emulation(AbstractContextManager["Emulation"]):
@@ -57,10 +78,21 @@ class Emulation(AbstractContextManager["Emulation"]):
         gpu: the GPU. Its context is not the allocator's.
         settings: of the allocator.
         reserve: bytes of the device that must stay free.
+        start: puts the empty model of the allocator into another state; None: the device is empty.
+        workspaces: number of cuBLAS workspaces that are there already, the forward pass's first.
+        device: kind of device on which the fit's models are; on a machine without a GPU that is the host.
     """
 
-    def __init__(self, gpu: Gpu, settings: AllocatorSettings, reserve: int = 0) -> None:
-        self.device = SimulatedDevice(
+    def __init__(
+        self,
+        gpu: Gpu,
+        settings: AllocatorSettings,
+        reserve: int = 0,
+        start: Callable[[CachingAllocator], None] | None = None,
+        workspaces: int = 0,
+        device: str = "cuda",
+    ) -> None:
+        self.device = RecordingDevice(
             gpu.capacity or _ENDLESS,
             gpu.context + reserve,
             settings,
@@ -68,9 +100,13 @@ class Emulation(AbstractContextManager["Emulation"]):
             str(torch.__version__).partition("+")[0],
             _refused,
         )
+        if start is not None:
+            start(self.device.model)
+            self.device.model.driver.used += self.device.model.reserved  # type: ignore[attr-defined] # a SimulatedDriver's
+            self.device.begin()
         self.storages = StorageMode(self.device, "meta")
-        self.operators = OperatorMode(self.device, gpu)
-        self._gpu = gpu
+        self.operators = OperatorMode(self.device, gpu, workspaces)
+        self._gpu, self._kind = gpu, device
         self._autocast = Autocast()
         self._thread = 0
         self._open = ExitStack()
@@ -84,9 +120,10 @@ class Emulation(AbstractContextManager["Emulation"]):
                 stack.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, value)
             stack.callback(self.storages.leave)
+            self._follow_steps(stack)
             self.storages.__enter__()
             stack.enter_context(self.operators)
-            stack.enter_context(_OnMeta())
+            stack.enter_context(_OnMeta(self.operators, self._kind))
             self._open = stack.pop_all()
         return self
 
@@ -116,10 +153,44 @@ class Emulation(AbstractContextManager["Emulation"]):
         yield scaler, "__init__", self._here(_init_scaler, scaler.__init__)
         yield scaler, "_maybe_opt_step", self._here(_step, scaler._maybe_opt_step)
         yield torch.utils.checkpoint, "_infer_device_type", self._kind_of_device(torch.utils.checkpoint._infer_device_type)
+        yield torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__)
+        if fastai := sys.modules.get("fastai.optimizer"):
+            yield fastai.Optimizer, "step", self._here(self._fastai_step, fastai.Optimizer.step)
         for module in _with_devices():
             for name in ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices"):
                 if supported := getattr(module, name, None):
                     yield module, name, _also_meta(supported)
+
+    def _follow_steps(self, stack: ExitStack) -> None:
+        """Note when an optimizer of torch's steps in this thread."""
+
+        def note(is_stepping: bool) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                if threading.get_ident() == self._thread:
+                    self.device.is_stepping = is_stepping
+
+            return hook
+
+        stack.callback(register_optimizer_step_pre_hook(note(True)).remove)
+        stack.callback(register_optimizer_step_post_hook(note(False)).remove)
+
+    def _fastai_step(self, former: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.device.making(None, Phase.STEP):
+            return former(optimizer, *args, **kwargs)
+
+    def _called(self, former: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what calls a module and notes it."""
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return former(module, *args, **kwargs)
+            self.device.enter_module(module)
+            try:
+                return former(module, *args, **kwargs)
+            finally:
+                self.device.leave_module()
+
+        return call
 
     def _here(self, replacement: Callable[..., Any], former: Callable[..., Any]) -> Callable[..., Any]:
         def method(obj: Any, *args: Any, **kwargs: Any) -> Any:

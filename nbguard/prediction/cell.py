@@ -1,0 +1,200 @@
+"""The fits of a cell that has not run: found in its source, to be foreseen. No line of it runs on the user's objects."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any
+
+from nbguard.errors import NbguardError, UnpredictableError
+from nbguard.prediction.fits.fastai_fit import LearnerSource, is_learner
+from nbguard.prediction.fits.fit import FitSource
+from nbguard.prediction.fits.loaders import first_batch
+from nbguard.prediction.fits.sources import is_of, source_of
+from nbguard.prediction.fits.step_fit import StepSource
+from nbguard.scan.targets import lookup
+
+_FITS = ("fit", "fit_one_cycle", "fit_flat_cos", "fit_sgdr", "fine_tune", "lr_find")
+_CHANGES = ("add_cb", "add_cbs", "freeze", "freeze_to", "remove_cb", "to_bf16", "to_fp16", "to_fp32", "unfreeze")
+"""Methods of a Learner that change its next fit: the copy is changed likewise."""
+_SIMPLE = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
+_BATCHES = "_nbguard_batches"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFit:
+    """A fit that a cell would start."""
+
+    text: str  # `line 3: learn.fit(2)`
+    source: FitSource
+    code: str = ""  # lines that change the copy of the Learner, `learn`, before
+
+
+def fits_of_cell(source: str, namespace: dict[str, Any]) -> tuple[CellFit, ...]:
+    """Return the fits that a cell with this source would start, in their order.
+
+    Args:
+        source: Python, as IPython has transformed it.
+        namespace: the user's names, which are read.
+
+    Raises:
+        NbguardError: it is no Python, it starts no fit, or it makes what is fitted itself.
+        UnpredictableError: a fit cannot be foreseen; the message says why.
+    """
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise NbguardError(f"the cell is no Python: {error.msg}, line {error.lineno}") from None
+    fits = tuple(_CellReader(namespace).read(tree.body))
+    if not fits:
+        raise NbguardError("the cell starts no fit that can be foreseen: no fit() of a Learner, and no loop with backward()")
+    return fits
+
+
+@dataclass(slots=True)
+class _CellReader:
+    """Reads a cell from its first statement to its last."""
+
+    namespace: dict[str, Any]
+    bound: set[str] = field(default_factory=set)  # names that the cell binds up to here
+    before: list[ast.stmt] = field(default_factory=list)  # assignments and imports up to here
+    changes: dict[int, list[str]] = field(default_factory=dict)  # by the id of a Learner: lines that change it
+
+    def read(self, statements: list[ast.stmt]) -> Iterator[CellFit]:
+        """Yield the fits of these statements."""
+        for statement in statements:
+            if isinstance(statement, ast.For) and _trains(statement) and not any(map(_has_training_loop, statement.body)):
+                yield self._loop(statement)
+            elif isinstance(statement, (ast.For, ast.While, ast.With, ast.If, ast.Try)):
+                yield from self.read(statement.body)
+            elif not isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+                calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+                for call in sorted(calls, key=lambda each: (each.end_lineno or 0, each.end_col_offset or 0)):
+                    yield from self._call(call)
+                if isinstance(statement, _SIMPLE):
+                    self.before.append(statement)
+            self.bound |= _names_bound(statement)
+
+    def _value(self, node: ast.expr) -> Any:
+        """Return what an expression leads to now; None: nothing, or something that the cell makes first."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
+            return self._value(node.func.value)  # learn.to_fp16().fit(1)
+        names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+        if not names or names & self.bound or not names <= self.namespace.keys():
+            return None
+        try:
+            return lookup(node, self.namespace)
+        except NbguardError:
+            return None
+
+    def _call(self, call: ast.Call) -> Iterator[CellFit]:
+        if not isinstance(call.func, ast.Attribute):
+            return
+        owner, method, text = call.func.value, call.func.attr, f"line {call.lineno}: {ast.unparse(call):.80}"
+        value = self._value(owner)
+        if method in _FITS and isinstance(owner, ast.Name) and (owner.id in self.bound or owner.id not in self.namespace):
+            raise NbguardError(f"the cell makes {owner.id} itself: run the lines that make it, then foresee its fit")
+        if is_learner(value):
+            changes = self.changes.setdefault(id(value), [])
+            if method in _CHANGES:
+                changes.append(
+                    ast.unparse(
+                        ast.Call(ast.Attribute(ast.Name("learn", ast.Load()), method, ast.Load()), call.args, call.keywords)
+                    )
+                )
+            elif method in _FITS:
+                source = replace(LearnerSource.of(value, None), names=self.namespace)
+                states = ("freeze", "unfreeze") if method == "fine_tune" else ("",)
+                for state in states:
+                    code = "\n".join((*changes, *([f"learn.{state}()"] if state else ())))
+                    yield CellFit(text=f"{text}, after {state}()" if state else text, source=source, code=code)
+        elif method == "train" and is_of(value, "transformers", "Trainer"):
+            yield CellFit(text=text, source=source_of(value, None, None))
+        elif method == "fit" and any(is_of(value, package, "Trainer") for package in ("lightning", "pytorch_lightning")):
+            module, loader = (*map(self._value, call.args[:2]), None, None)[:2]
+            if module is None or loader is None:
+                raise UnpredictableError(f"{text}: the module and the loader must be there, and given by place, to be foreseen")
+            yield CellFit(text=text, source=source_of(module, first_batch(loader), None))
+
+    def _loop(self, loop: ast.For) -> CellFit:
+        """Return the fit that a loop over batches is: its body as a step, on a copy of all that it refers to."""
+        text = f"line {loop.lineno}: for {ast.unparse(loop.target)} in {ast.unparse(loop.iter)}:"
+        place = next((node for node in ast.walk(loop.iter) if self._is_loader(node)), None)
+        if place is None:
+            raise UnpredictableError(f"{text} goes over no loader that is there already: give its body as a step function")
+        loader = self._value(place)  # type: ignore[arg-type] # `_is_loader` has looked
+        source = loop.iter
+        is_counted = isinstance(source, ast.Call) and isinstance(source.func, ast.Name) and source.func.id == "enumerate"
+        batches: ast.expr = ast.Name(_BATCHES, ast.Load())
+        if is_counted:
+            batches = ast.Call(ast.Name("enumerate", ast.Load()), [batches], [])
+        body = ast.For(loop.target, batches, loop.body, [])
+        step = self._function([body], [ast.arg("batch")], f"{_BATCHES} = [batch]; del batch")
+        needed = _needed(self.before, _names_read(loop))
+        prepare = self._function(needed, [], "") if needed else None
+        return CellFit(text=text, source=StepSource.of(step, first_batch(loader), prepare))
+
+    def _is_loader(self, node: ast.AST) -> bool:
+        if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            return False
+        value = self._value(node)
+        return value is not None and hasattr(type(value), "__iter__") and hasattr(value, "dataset")
+
+    def _function(self, statements: list[ast.stmt], arguments: list[ast.arg], first: str) -> FunctionType:
+        """Return statements as a function whose names are the notebook's, as they are in a cell."""
+        bound = sorted(set().union(*map(_names_bound, statements)) | ({_BATCHES} if first else set()))
+        body: list[ast.stmt] = [ast.Global(bound)] if bound else []
+        body += [*ast.parse(first).body, *statements]
+        signature = ast.arguments(posonlyargs=[], args=arguments, kwonlyargs=[], kw_defaults=[], defaults=[])
+        function = ast.FunctionDef("the_cell", signature, body, [])
+        if "type_params" in function._fields:  # Python 3.12
+            vars(function)["type_params"] = []
+        module = ast.fix_missing_locations(ast.Module([function], []))
+        names: dict[str, Any] = {}
+        exec(compile(module, "<cell>", "exec"), names)  # noqa: S102 - this defines a function and runs nothing of it
+        own: FunctionType = names["the_cell"]
+        return FunctionType(own.__code__, self.namespace, "the_cell")
+
+
+def _trains(node: ast.AST) -> bool:
+    """Say whether `backward()` is called in it."""
+    calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    return any(isinstance(called, ast.Attribute) and called.attr == "backward" for called in calls)
+
+
+def _has_training_loop(node: ast.AST) -> bool:
+    return any(isinstance(each, ast.For) and _trains(each) for each in ast.walk(node))
+
+
+def _names_bound(statement: ast.AST) -> set[str]:
+    """Return the names that a statement binds in the notebook; a function's own are its own."""
+    bound: set[str] = set()
+    waiting = [statement]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).partition(".")[0])
+        if not isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return bound
+
+
+def _names_read(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+
+
+def _needed(statements: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
+    """Return the assignments and imports that bind the names, and those that these need, in their order."""
+    needed: list[ast.stmt] = []
+    for statement in reversed(statements):
+        if _names_bound(statement) & names:
+            needed.insert(0, statement)
+            names = names | _names_read(statement)
+    return needed

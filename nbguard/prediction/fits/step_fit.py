@@ -1,0 +1,132 @@
+"""A training step that the user wrote as a function of a batch, as a copy without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+
+from nbguard.errors import UnpredictableError
+from nbguard.prediction.fits.batches import FULL, BatchShapes
+from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
+from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
+from nbguard.prediction.fits.functions import FunctionCopier, unpacks, values_used
+
+
+@dataclass(kw_only=True)
+class StepFit:
+    """A copy of a step and of all that it refers to."""
+
+    step: Callable[[Any], Any]  # the copy
+    names: tuple[str, ...]  # of its models
+    models: tuple[Any, ...]  # copied modules that it refers to
+    optimizers: tuple[Any, ...]  # copied optimizers that it refers to
+    device: str  # kind of device on which the models are
+    is_on_host: bool  # batches come on the host, and the step itself moves them
+    sizes: tuple[int, ...]
+    shapes: Any  # of each batch
+    unpacks: bool  # a batch goes to the step as several arguments
+    prepare: Callable[[], Any] | None = None  # the copy of what runs once before
+    items: int = ENDLESS
+    batches: int | None = None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def resident(self) -> Iterable[Any]:
+        """Return the tensors of the models, then the optimizers' state."""
+        yield from chain.from_iterable(map(in_order_of_moving, self.models))
+        for optimizer in self.optimizers:
+            yield from state_of(optimizer)
+
+    def change(self, code: str) -> None:
+        """Run lines that change the models, by their names."""
+        exec(code, dict(zip(self.names, self.models, strict=True)))  # noqa: S102 - our own lines, the same that are shown
+
+    def run(self, make: MakeBatch) -> None:
+        """Call the step for each batch, as a loop does that keeps its result until the next."""
+        if self.prepare is not None:
+            self.prepare()
+        for _ in self.sizes:
+            batch = make(self.shapes, on_host=self.is_on_host)
+            loss = self.step(*batch) if self.unpacks else self.step(batch)  # noqa: F841 - a loop's name for it lives as long
+
+
+@dataclass(frozen=True, slots=True)
+class StepSource:
+    """A step of the user's."""
+
+    step: Callable[..., Any]
+    batch: BatchShapes  # to go by
+    unpacks: bool = False  # a batch goes to the step as several arguments
+    prepare: Callable[[], Any] | None = None  # runs once before the first step
+
+    @classmethod
+    def of(cls, step: Callable[..., Any], batch: Any, prepare: Callable[[], Any] | None = None) -> StepSource:
+        """Return that of a step with the shapes of `batch`."""
+        return cls(step, BatchShapes.of(batch), unpacks(step, batch), prepare)
+
+    @property
+    def size(self) -> int:
+        """Return the items of a batch."""
+        return self.batch.size
+
+    @property
+    def modules(self) -> Iterable[tuple[str, Any]]:
+        """Return the modules that the step refers to."""
+        return [(_name(self.step, value), value) for value in self._values if isinstance(value, torch.nn.Module)]
+
+    @property
+    def _values(self) -> list[Any]:
+        """Return the objects that the step, and what runs before it, lead to."""
+        values = [*values_used(self.step), *(values_used(self.prepare) if self.prepare else ())]
+        return list({id(value): value for value in values}.values())
+
+    @property
+    def tensors(self) -> Iterable[Any]:
+        """Return the tensors of its models and optimizers."""
+        yield from tensors_of_models(module for _, module in self.modules)
+        for value in self._values:
+            if isinstance(value, torch.optim.Optimizer):
+                yield from state_of(value)
+
+    def fit(self, batch_size: int | None, *, full_only: bool = False) -> StepFit:  # noqa: ARG002 - all batches are full
+        """Return a copy of the step that runs without data."""
+        size = batch_size or self.size
+        models = [module for _, module in self.modules]
+        if not models:
+            raise UnpredictableError(
+                "the step refers to no model: give it one by a global name, a closure or functools.partial"
+            )
+        memo: dict[int, Any] = {}
+        device = device_of(models)
+        copier = FunctionCopier(memo, device)
+        own = [copier.copy(model) for model in models]
+        step, prepare = copier.copy(self.step), copier.copy(self.prepare)
+        used = [value for value in self._values if isinstance(value, torch.optim.Optimizer)]
+        return StepFit(
+            step=step,
+            names=tuple(name for name, _ in self.modules),
+            models=tuple(own),
+            optimizers=tuple(copier.copy(optimizer) for optimizer in used),
+            device=device,
+            is_on_host=self.batch.is_on_host,
+            sizes=(size,) * FULL,
+            shapes=self.batch.cut(size),
+            unpacks=self.unpacks,
+            prepare=prepare,
+        )
+
+
+def state_of(optimizer: Any) -> Iterable[Any]:
+    """Yield the tensors of an optimizer's state."""
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _name(step: Any, module: Any) -> str:
+    """Return a module's name in the namespace of a step, or the word for a model."""
+    namespace = getattr(step, "__globals__", {})
+    return next((name for name, value in namespace.items() if value is module), "model")

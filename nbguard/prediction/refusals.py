@@ -1,0 +1,41 @@
+"""Modules whose memory cannot be foreseen, refused by their path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nbguard.errors import UnpredictableError
+
+_RECURRENT = "cuDNN's recurrent layers take workspaces and reserves that PyTorch does not tell"
+_REFUSED = {
+    "OptimizedModule": "torch.compile plans its own buffers",
+    "DataParallel": "its replicas live on several devices",
+    "DistributedDataParallel": "its buckets depend on the process group",
+    "FullyShardedDataParallel": "its shards depend on the process group",
+    "FSDPModule": "its shards depend on the process group",
+    "ScriptModule": "TorchScript runs its operators without Python",
+    "RecursiveScriptModule": "TorchScript runs its operators without Python",
+    "LSTM": _RECURRENT,
+    "GRU": _RECURRENT,
+    "RNN": _RECURRENT,
+}
+"""Modules whose memory cannot be foreseen, by the class of torch's that they are, and why."""
+
+
+def refuse(modules: Iterable[tuple[str, Any]]) -> None:
+    """Refuse modules whose memory cannot be foreseen, by the path to the first of them.
+
+    Args:
+        modules: (name, module) of the models of a fit.
+
+    Raises:
+        UnpredictableError: there is such a module.
+    """
+    for name, model in modules:
+        for path, module in model.named_modules():
+            for kind in type(module).__mro__:
+                reason = _REFUSED.get(kind.__name__)
+                if reason and str(kind.__module__).partition(".")[0] == "torch":
+                    where = f"{name}.{path}" if path else f"the model {name}" if name != "model" else "the model"
+                    raise UnpredictableError(f"{where} is a {kind.__name__}: {reason}")
