@@ -55,7 +55,7 @@ class OverheadWatch:
         """Return the nanoseconds that one mark costs the fit, with its share of everything else that is done in a batch."""
         if not self._marks or not all(self._taken):
             return 0
-        *calls, nothing = map(median, self._taken)
+        *calls, nothing = (median(taken) for taken in self._taken)
         return max(0, round(sum(taken - nothing for taken in calls) / self._marks))
 
     def _learner(self, _: Any) -> None:

@@ -151,7 +151,8 @@ class FastaiLoop:
         }
         nothing: tuple[int, Function | None, RecorderEvent | None] = other, None, None
         known = {
-            event: (recorder.code(_BEFORE.get(event, phases.OTHER)), *acts.get(event, (None, None))) for event in (*_BEFORE, *acts)
+            event: (recorder.code(_BEFORE.get(event, phases.OTHER)), *acts.get(event, (None, None)))
+            for event in (*_BEFORE, *acts)
         }
 
         def _call_one(learner: Any, event: Any) -> None:

@@ -24,8 +24,8 @@ _FIRST = 3  # batches of an iterator that are looked at: its purpose shows in th
 class TorchLoop:
     """Marks the phases of any loop over torch. While `in_learner` is true fastai's own events tell them apart.
 
-    Most calls of a fit are only passed on: that takes one look at `inside`. Calls of modules inside of modules are not even that
-    where only some batches are looked at: there the marks are around the classes that were seen outermost.
+    Most calls of a fit are only passed on: that takes one look at `inside`. Calls of modules inside of modules are not even
+    that where only some batches are looked at: there the marks are around the classes that were seen outermost.
     """
 
     watches = "phases of the loop"
