@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cuda.conftest import Notebook, counters, parts, report
+from tests.cuda.conftest import Notebook, counters, holders, parts, report
 from tests.kernels import Kernel
 
 MIB = 1024**2
@@ -180,7 +180,9 @@ def test_the_heap_of_a_device_re_adds_and_emptying_its_cache_gives_back_what_was
     (device,) = heap["devices"]
     assert sum(row["nbytes"] for row in heap["holders"]) == allocated
     assert sum(strip["nbytes"] for strip in device["strips"]) == reserved
-    assert {"c", "cuBLAS workspaces"} <= {row["label"] for row in heap["holders"]}
+    notes = {row["label"]: row["note"] for row in heap["holders"]}
+    assert notes["c"] == ""
+    assert notes["cuBLAS workspaces"] == "%reset_gpu --hard clears them"
     assert "is free, but live blocks keep it from going back." in device["sentence"]
 
     plan = kernel.value("(f := seen().facts) and asdict(cache_view(f.devices, pools_in_use(f), 't'))")
@@ -192,6 +194,8 @@ def test_the_heap_of_a_device_re_adds_and_emptying_its_cache_gives_back_what_was
     assert kernel.value(f"asdict(emptied_view({plan['promised']}, {reserved}, {after}))")["realised"] == reserved - after
     assert "empty already" in kernel.value("(f := seen().facts) and cache_view(f.devices, (), 't').refused")
     kernel.run(f"big = torch.empty({device['largest_flushed']}, dtype=torch.uint8, device='cuda')").ok()
+    kernel.run(notes["cuBLAS workspaces"].removesuffix(" clears them")).ok()
+    assert "cuBLAS workspaces" not in holders(report(kernel)["devices"][0])
 
 
 def test_stopping_workers_touches_nothing_else_that_is_stale(notebook: Notebook) -> None:

@@ -437,7 +437,7 @@ export interface HolderRow {
   parts: RowPart[];
   /** Held by nothing but functions that run now. */
   is_running: boolean;
-  /** The reason for which it cannot be released, in words. */
+  /** Why it cannot be released from here, or what does it, in words. */
   note: string;
   /** Requests that may be made about it. */
   can: Ability[];

@@ -31,6 +31,7 @@ _NOTES = {
     "garbage": "a cycle that running code may still use",
 }
 """The reason for which a row of this kind of root cannot be released."""
+_WORKSPACES_NOTE = "%reset_gpu --hard clears them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +146,10 @@ def abilities(rows: Rows, number: int) -> tuple[Ability, ...]:
 
 
 def note_of(rows: Rows, number: int) -> str:
-    """Return the reason for which a row cannot be released, in words; empty where it can be, or its description says it."""
+    """Return why a row cannot be released from here, or what does it; empty where it can be, or its description says it."""
     row, can = rows.holders[number], abilities(rows, number)
+    if row.source == "workspaces":
+        return _WORKSPACES_NOTE
     if row.is_shared or not row.roots or "release" in can or "clean" in can:
         return ""
     return _NOTES.get(row.kind, "")

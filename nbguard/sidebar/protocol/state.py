@@ -185,7 +185,7 @@ class HolderRow:
     others: tuple[str, ...] = ()  # names that hold the same bytes besides the parent
     parts: tuple[RowPart, ...] = ()  # re-add to `nbytes`; none: the row is one thing
     is_running: bool = False  # held by nothing but functions that run now
-    note: str = ""  # the reason for which it cannot be released, in words
+    note: str = ""  # why it cannot be released from here, or what does it, in words
     can: tuple[Ability, ...] = ()  # requests that may be made about it
 
 
