@@ -4,7 +4,7 @@
  *     node labextension/build.mjs [--watch]
  *
  * JupyterLab's own builder adds 13 kB to each page, nearly all of it to choose among versions of shared packages, where a page
- * has one of each (docs/adr/0016-a-container-of-our-own.md).
+ * has one of each (docs/adr/0017-a-container-of-our-own.md).
  */
 
 import { cp, mkdir, readFile, rm, watch, writeFile } from 'node:fs/promises';
