@@ -100,11 +100,15 @@ async function buildWidget() {
   });
 }
 
-await buildExtension();
-await buildWidget();
+async function buildAll() {
+  await buildExtension();
+  await buildWidget();
+}
+
+await buildAll();
 if (process.argv.includes('--watch')) {
   for await (const { filename } of watch('labextension', { recursive: true })) {
     console.log(`${filename} has changed`);
-    await buildExtension().then(buildWidget, () => undefined); // esbuild has said what is wrong
+    await buildAll().catch(() => undefined); // esbuild has said what is wrong
   }
 }
