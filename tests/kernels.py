@@ -155,8 +155,9 @@ class Kernel:
     `env` adds to its environment; `profile` are files of its IPython profile, by name: `ipython_config.py`, `startup/00.py`.
     """
 
+    printed: Callable[[Kernel, Cell], None] | None = None  # is told of each cell that has printed something
+
     def __init__(self, zygote: Zygote, env: Mapping[str, str] | None = None, profile: Mapping[str, str] | None = None) -> None:
-        self.printed: Callable[[Kernel, Cell], None] | None = None  # is told of each cell that has printed something
         self._folder = tempfile.TemporaryDirectory(prefix="nbguard-kernel-", ignore_cleanup_errors=True)
         self.cwd = Path(self._folder.name)
         for name, text in (profile or {}).items():

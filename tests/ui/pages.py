@@ -35,7 +35,7 @@ _FOCUSED = f"view => {{ const one = document.activeElement; return one !== view 
 
 # What JupyterLab and Notebook say themselves, with no extension installed.
 _THEIRS = {
-    "lab": re.compile(r"^Comm not found for comm id [0-9a-f-]{36}$"),
+    "lab": re.compile(r"^Comm not found for comm id [0-9a-f-]{36}$|^Error: Canceled future for create_subshell_request"),
     "notebook": re.compile(r"reading 'schema'|Command 'filebrowser:open-path' not registered"),
 }
 
