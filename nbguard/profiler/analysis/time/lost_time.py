@@ -248,7 +248,7 @@ def _stalls(
         (number, batch)
         for number, batch in enumerate(complete, 1)
         if number > timing.warm_up
-        and batch.step - stacks.held_up(batch.start, batch.start + batch.step)
+        and batch.step - stacks.held_up(batch.start, batch.start + sum(batch.times.values()))
         >= (_SLOWED * least if batch.is_disturbed else least)
     ]
     total = sum(batch.step - usual for _, batch in stalled)
