@@ -124,3 +124,49 @@ found = {site.own: site.batches for site in syncs.observe().sites}
 assert found == {"Recorder": 16, "GradScaler": 16}, syncs.observe()
 """
     )
+
+
+_FIT = """
+import torch
+from torch import nn
+import nbguard
+def fit(rows, step):
+    model = nn.Linear(rows.shape[1], 2).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=4)
+    with nbguard.profile_fit(show=False) as profile:
+        for (x,) in loader:
+            model(step(x)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return profile.report.first
+"""
+
+
+def test_batches_from_memory_that_is_not_page_locked_are_the_first_thing_said(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _FIT
+        + """
+rows = torch.zeros(1, 2**19).expand(160, -1)
+first = fit(rows, lambda x: x.cuda())
+assert first[0].startswith("batches are copied from memory that is not page-locked: `pin_memory=True`"), first
+"""
+    )
+
+
+def test_a_tensor_that_is_copied_to_the_device_anew_in_every_batch_is_named_by_its_line(
+    fake_cuda_run: Callable[..., str],
+) -> None:
+    fake_cuda_run(
+        _FIT
+        + """
+mask = torch.ones(4, 2**20)
+fresh = compile("x.cuda()", "fresh.py", "eval")
+same = compile("x.cuda() * mask.to('cuda').sum()", "same.py", "eval")
+first = fit(torch.zeros(160, 64), lambda x: eval(same, globals(), {"x": x}))
+assert any(said.startswith("same.py:1 copies the same tensor to the GPU in every batch: copy it once") for said in first), first
+assert not any("page-locked" in said for said in first), first  # it is no batch that takes long to copy
+first = fit(torch.zeros(160, 64), lambda x: eval(fresh, globals(), {"x": x}))
+assert not any("copies the same tensor" in said for said in first), first  # batches are new tensors each time
+"""
+    )

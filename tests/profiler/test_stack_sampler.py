@@ -36,6 +36,17 @@ def test_a_function_is_seen_with_its_line_and_the_thread_ends() -> None:
     assert "nbguard stacks" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_the_sampler_counts_its_own_time_and_what_the_machine_gave_to_others() -> None:
+    sampler = StackSampler()
+    with recording(sampler):
+        busy_until(5, sampler)
+
+    samples = sampler.observe()
+    assert 0 < samples.took < samples.moments[-1] - samples.moments[0]
+    assert len(samples.waits) in (0, len(samples.moments))  # 0: not Linux
+    assert list(samples.waits) == sorted(samples.waits)
+
+
 def test_hooks_are_noted_with_their_module_and_nothing_of_the_fit_is_held() -> None:
     net = model()
     held = weakref.ref(net)

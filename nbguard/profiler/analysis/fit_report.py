@@ -11,6 +11,7 @@ from nbguard.profiler.analysis.compare import compare
 from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.first_steps import first_steps
 from nbguard.profiler.analysis.health.health import health
+from nbguard.profiler.analysis.health.syncs import copied_time
 from nbguard.profiler.analysis.loader.fetches import profiling_time, training_loader
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.memory import growth
@@ -89,7 +90,12 @@ class FitAnalysis:
         """Return the verdict on the loader, with the trials of other numbers of workers if these were made."""
         observed = self.observations
         sentence = verdict(
-            self.timing, observed.loaders, observed.cores, self.has_gpu, library_share(self.hot_code, self.timing)
+            self.timing,
+            observed.loaders,
+            observed.cores,
+            self.has_gpu,
+            library_share(self.hot_code, self.timing),
+            copied_time(observed.syncs),
         )
         tuning = observed.tuning
         if tuning is None:
@@ -201,7 +207,7 @@ class FitAnalysis:
         if self.may_keep_graphs:
             yield from growth.graph_findings(observed.kept_graphs, timing.batches)
         yield from slow_callbacks(timing, observed.library_callbacks)
-        yield from lost_time(timing, self.batches, observed.library_callbacks, self.hot_code)
+        yield from lost_time(timing, self.batches, observed.library_callbacks, self.hot_code, observed.stacks)
         yield from health(
             observed.finite,
             observed.amp,

@@ -5,6 +5,7 @@ Another thread looks: at first every 8 ms, in longer fits more rarely, up to eve
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -25,6 +26,8 @@ _PART = 1 / 400
 """and this part of the time since the beginning between these."""
 _MOST = 4096
 """Stacks that are told apart."""
+_SCHEDSTAT = 64
+"""Bytes of `/proc/…/schedstat` that are read: nanoseconds on a processor, nanoseconds waiting for one, and turns."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _Stack = tuple[Any, ...]  # code and instruction of each frame in turn, the innermost first
@@ -40,6 +43,8 @@ class StackSampler:
         self._moments: list[int] = []
         self._seen: list[int] = []
         self._took = 0
+        self._waits: list[int] = []
+        self._schedstat: int | None = None  # file of what the kernel counts of the fit's thread
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ended = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -50,6 +55,7 @@ class StackSampler:
         recorder.subscribe("model", self._model)
         self._ended.acquire()
         self._clock, self._of = recorder.clock, recorder.thread_of_fit
+        self._schedstat = _opened_schedstat()
         self._thread = threading.Thread(target=self._look, name="nbguard stacks", daemon=True)
         self._thread.start()
 
@@ -60,6 +66,8 @@ class StackSampler:
         self._ended.release()
         self._thread.join()
         self._thread = None
+        if self._schedstat is not None:
+            os.close(self._schedstat)
         self._samples = self._written()
         self._numbers.clear()
 
@@ -95,6 +103,8 @@ class StackSampler:
             if len(self._numbers) >= _MOST:
                 return
             number = self._numbers[key] = len(self._numbers)
+        if self._schedstat is not None:
+            self._waits.append(int(os.pread(self._schedstat, _SCHEDSTAT, 0).split()[1]))
         self._moments.append(moment)
         self._seen.append(number)
 
@@ -118,7 +128,16 @@ class StackSampler:
             seen=tuple(self._seen),
             hooks=hooks,
             took=self._took,
+            waits=tuple(self._waits),
         )
+
+
+def _opened_schedstat() -> int | None:
+    """Open the file in which Linux counts how long this thread has waited for a processor; None where there is none."""
+    try:
+        return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+    except OSError:
+        return None
 
 
 def _line(code: CodeType, instruction: int, sites: Sites, libraries: tuple[str, ...]) -> StackLine:

@@ -6,6 +6,7 @@ from nbguard.profiler.analysis.report import EpochRow, FitFinding, Group, TimeRo
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batch, Batches
 from nbguard.profiler.analysis.time.lost_time import lost_time
+from nbguard.profiler.analysis.time.stacks import StackSamples
 from tests.profiler.analysis.timings import MS
 
 Row = tuple[Group, str, int]
@@ -21,12 +22,14 @@ def rows(*totals: Row, **callbacks: Row) -> tuple[TimeRow, ...]:
     return (*plain, *named)
 
 
-def lost(*totals: Row, steps: tuple[int, ...] = (10,) * 40, **callbacks: Row) -> list[FitFinding]:
+def lost(
+    *totals: Row, steps: tuple[int, ...] = (10,) * 40, stacks: StackSamples = StackSamples(), **callbacks: Row
+) -> list[FitFinding]:
     made = rows(*totals, **callbacks)
     batches = tuple(
         Batch(
             loop=1,
-            start=number,
+            start=sum(steps[:number]) * MS,
             times={phases.FORWARD: 9 * MS, phases.BACKWARD: MS, phases.OTHER: (ms - 10) * MS},
             has_loss=True,
         )
@@ -35,7 +38,7 @@ def lost(*totals: Row, steps: tuple[int, ...] = (10,) * 40, **callbacks: Row) ->
     wall = sum(row.total for row in made)
     passes = (EpochRow(number=1, is_training=False, batches=3, total=MS, wait=0),) * 2
     timing = Timing(wall=wall, rows=made, batches=len(batches), warm_up=3, step=10 * MS, epochs=passes)
-    return list(lost_time(timing, Batches(batches=batches, outside={}, start=0, wall=wall), ("callback Recorder",)))
+    return list(lost_time(timing, Batches(batches=batches, outside={}, start=0, wall=wall), ("callback Recorder",), (), stacks))
 
 
 WORK: Row = ("batch", phases.FORWARD, 1000)
@@ -91,3 +94,23 @@ def test_few_long_batches_stall_and_many_are_usual() -> None:
     assert finding.total == 1100 * MS
     assert lost(WORK, steps=(10, 10, 10, *(10, 310) * 20)) == []
     assert lost(WORK, steps=(*(10,) * 39, 60)) == []
+
+
+def test_a_batch_that_the_machine_held_up_does_not_stall() -> None:
+    steps = (*(10,) * 30, 600, *(10,) * 9)
+    moments = tuple(at * MS for at in range(0, 1000, 100))
+    kinds = [finding.kind for finding in lost(WORK, steps=steps, stacks=StackSamples(moments=moments))]
+    waits = tuple(min(max(at - 300 * MS, 0), 590 * MS) for at in moments)
+    held_up = [finding.kind for finding in lost(WORK, steps=steps, stacks=StackSamples(moments=moments, waits=waits))]
+
+    assert kinds == ["stall"]
+    assert held_up == []
+
+
+def test_the_time_that_a_fit_waited_for_a_processor_is_taken_from_the_looks_around() -> None:
+    samples = StackSamples(moments=(100, 200, 300), waits=(5, 25, 27))
+
+    assert samples.held_up(200, 250) == 2
+    assert samples.held_up(150, 250) == 22
+    assert samples.held_up(0, 1000) == 27
+    assert StackSamples(moments=(100,)).held_up(0, 200) == 0

@@ -61,9 +61,8 @@ def _check(found: dict[str, Any]) -> None:
 
 
 def _phase(recorder: Recorder, name: str) -> None:
-    before = recorder.enter(recorder.code(name))
     recorder.mark(recorder.current)
-    recorder.current = before
+    recorder.mark(recorder.code(name))
 
 
 def _epoch(recorder: Recorder, loop: int, batches: int, *, steps: bool = True) -> None:

@@ -9,6 +9,8 @@ from nbguard.profiler.analysis.report import FitFinding
 _ENOUGH = 3
 _SHARE = 0.05
 """Of a step, what waiting at one line must take to be worth changing."""
+SAME_TENSOR = "copy of the same tensor"
+"""Stands for a method where a line copies the tensor to the device that it has copied in an earlier batch."""
 _READS = {"__bool__": "`if`", "__float__": "`float()`", "__int__": "`int()`", "__index__": "an index"}
 
 
@@ -36,7 +38,28 @@ def sync_findings(facts: SyncFacts, step: int | None = None) -> tuple[FitFinding
     """Return the lines that wait in at least every other batch, the longest first. `step`: nanoseconds of a batch."""
     often = [site for site in facts.sites if site.batches >= _ENOUGH and site.batches * 2 >= facts.batches]
     often.sort(key=lambda site: (-(site.waited or 0), -site.calls))
-    return tuple(_finding(site, facts.batches, step) for site in often)
+    return tuple(
+        _copied(site, facts.batches) if site.methods == (SAME_TENSOR,) else _finding(site, facts.batches, step)
+        for site in often
+    )
+
+
+def copied_time(facts: SyncFacts) -> int:
+    """Return the nanoseconds per batch in which lines copy the same tensors to the device again."""
+    sites = (site for site in facts.sites if site.methods == (SAME_TENSOR,))
+    return sum(site.waited or 0 for site in sites) // max(facts.batches, 1)
+
+
+def _copied(site: SyncSite, batches: int) -> FitFinding:
+    time = (site.waited or 0) // batches
+    return FitFinding(
+        kind="copy",
+        severity="note" if site.own else "advice",
+        what=f"{site.own or site.where} copies the same tensor to the GPU in every batch",
+        evidence=f"{site.calls} times in {batches} training batches; {time / 1e6:.2f} ms per batch",
+        change="copy it once, before the loop; what belongs to a model is moved with it after `register_buffer`",
+        time=time,
+    )
 
 
 def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:

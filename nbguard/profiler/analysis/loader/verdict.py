@@ -16,7 +16,12 @@ _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest p
 
 
 def verdict(
-    timing: Timing, loaders: Sequence[LoaderFacts], cores: int, on_accelerator: bool, of_library: float = 0.0
+    timing: Timing,
+    loaders: Sequence[LoaderFacts],
+    cores: int,
+    on_accelerator: bool,
+    of_library: float = 0.0,
+    copied: int = 0,
 ) -> LoaderVerdict:
     """Return the verdict on the steady state of a fit, and the advice on its loaders.
 
@@ -26,12 +31,14 @@ def verdict(
         cores: CPU cores that this process may use.
         on_accelerator: whether the model is on one.
         of_library: share of the other code in training batches that is a library's own loop.
+        copied: nanoseconds per batch in which something else than the batch is brought to the device.
     """
     if not timing.step:
         return LoaderVerdict(
             bound="unknown", sentence="no training batch of a steady state was seen: what the fit waits for is not known"
         )
-    medians = timing.medians
+    medians = dict(timing.medians)
+    medians[phases.TO_DEVICE] = max(0, medians.get(phases.TO_DEVICE, 0) - copied)
     bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator, of_library)
     context = LoaderContext(
         timing=timing,

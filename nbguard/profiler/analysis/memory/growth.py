@@ -177,7 +177,11 @@ def _kept(name: str, count: int, batches: int) -> FitFinding:
 
 
 def _carried(name: str) -> str:
-    return f"cut the graph where the next batch begins: `{name} = {name}.detach()`; of several states, each"
+    pair, _, item = name.rpartition("[")
+    line = (
+        f"{pair} = tuple(state.detach() for state in {pair})" if pair and item[:-1].isdecimal() else f"{name} = {name}.detach()"
+    )
+    return f"cut the graph where the next batch begins: `{line}`; of several states, each"
 
 
 def _detached(name: str, *, is_sum: bool) -> str:

@@ -78,12 +78,14 @@ def _sizes_of_graphs(graph: Graph, tensors: Iterable[int]) -> dict[int, int]:
     holders = [node for node in graph.nodes if node.kind not in ("graph", "tensor")]
     held = {child for node in holders for child in node.children}
     in_tuples = {child for node in holders for child, label in node.references if re.fullmatch(_ITEM, label)}
-    carried = sorted((node for node in heads if not inner.isdisjoint(heads[node])), key=lambda node: node not in held)
+    bases = {child for node in heads for child, label in graph.nodes[node].references if label == BASE} - held
+    goes_on = (node for node in heads if node not in bases and not inner.isdisjoint(heads[node]))
+    carried = sorted(goes_on, key=lambda node: node not in held)
     few = [node for node in carried if node in held][:_CARRIED]
     few.sort(key=lambda node: _size_of_graph(graph, node, set()))  # an output has all the nodes of the state, and its own
     counted: set[int] = set()
     states = [node for node in heads if node in in_tuples]  # (h, c) of an LSTM, whose output has most of their nodes, too
-    order = dict.fromkeys((*few, *carried, *states, *heads))
+    order = dict.fromkeys((*few, *states, *carried, *heads))
     return {node: _size_of_graph(graph, node, counted) for node in order}
 
 
@@ -157,7 +159,7 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
     """
     at, nbytes = _where(before.nbytes, after.nbytes)
     in_graphs, nodes = _where(before.nodes, after.nodes)
-    of_nodes = _of_list(in_graphs)
+    of_nodes = in_graphs if in_graphs in before.nodes else _of_list(in_graphs)  # the state of an LSTM is a pair, and no list
     is_state = _is_state(after, of_nodes)
     if nbytes < expected / 2:
         if not nodes or nodes * _NODE < expected / 2:

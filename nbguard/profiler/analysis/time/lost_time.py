@@ -10,7 +10,7 @@ from nbguard.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches
 from nbguard.profiler.analysis.time.hot_code import HotCode, HotKind
-from nbguard.profiler.analysis.time.stacks import CELL, StackLine
+from nbguard.profiler.analysis.time.stacks import CELL, StackLine, StackSamples
 from nbguard.profiler.analysis.time.timing import steady_batches
 from nbguard.render.words import line_words
 from nbguard.units import counted, format_time
@@ -46,12 +46,17 @@ _SLOWED = 5
 _RARE = {phases.WAIT: "items that take long to read", phases.OTHER: "lines of the loop that run only now and then"}
 _COMPUTING = (phases.LOSS, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
 """Phases that do the same in each batch."""
+_NO_STACKS = StackSamples()
 _FEW = 0.25
 """Share of batches that may stall: more of them are no exceptions."""
 
 
 def lost_time(
-    timing: Timing, batches: Batches, of_fastai: Collection[str] = (), hot: Sequence[HotCode] = ()
+    timing: Timing,
+    batches: Batches,
+    of_fastai: Collection[str] = (),
+    hot: Sequence[HotCode] = (),
+    stacks: StackSamples = _NO_STACKS,
 ) -> Iterator[FitFinding]:
     """Yield the parts that take much of the fit's wall time, the model's own work in training batches apart.
 
@@ -60,10 +65,11 @@ def lost_time(
         batches: of the same fit.
         of_fastai: phases of callbacks without which fastai does not train.
         hot: code that time goes to, by name.
+        stacks: samples of the same fit, which tell how long the machine held it up.
     """
     if not timing.batches:
         return
-    stall, code = _stalls(timing, batches, hot)
+    stall, code = _stalls(timing, batches, hot, stacks)
     if stall is not None:
         yield stall
     yield from _code(timing, [other for other in hot if other is not code])
@@ -227,8 +233,13 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
             yield _finding("other code", timing, row.total, what, change)
 
 
-def _stalls(timing: Timing, batches: Batches, hot: Sequence[HotCode]) -> tuple[FitFinding | None, HotCode | None]:
-    """Return the few batches that take many times as long as the others, and the code that does, where it has a name."""
+def _stalls(
+    timing: Timing, batches: Batches, hot: Sequence[HotCode], stacks: StackSamples
+) -> tuple[FitFinding | None, HotCode | None]:
+    """Return the few batches that take many times as long as the others, and the code that does, where it has a name.
+
+    Time in which the machine did something else is none of the batch's.
+    """
     steady = steady_batches(batches)
     usual = round(median(batch.step for batch in steady)) if steady else 0
     least = max(_STALL * usual, usual + _LONG_STALL)
@@ -236,7 +247,9 @@ def _stalls(timing: Timing, batches: Batches, hot: Sequence[HotCode]) -> tuple[F
     stalled = [
         (number, batch)
         for number, batch in enumerate(complete, 1)
-        if number > timing.warm_up and batch.step >= (_SLOWED * least if batch.is_disturbed else least)
+        if number > timing.warm_up
+        and batch.step - stacks.held_up(batch.start, batch.start + sum(batch.times.values()))
+        >= (_SLOWED * least if batch.is_disturbed else least)
     ]
     total = sum(batch.step - usual for _, batch in stalled)
     if not stalled or len(stalled) > _FEW * len(complete) or not _is_large(timing, total):

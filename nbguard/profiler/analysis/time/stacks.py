@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from nbguard.profiler.analysis.function_names import COMPREHENSIONS, called_name, short_name
@@ -56,3 +57,12 @@ class StackSamples:
     seen: tuple[int, ...] = ()  # number of the stack at each moment
     hooks: tuple[HookFacts, ...] = ()  # of the models that were trained
     took: int = 0  # nanoseconds that looking took
+    waits: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit waited for a processor; (): not known
+
+    def held_up(self, start: int, end: int) -> int:
+        """Return the nanoseconds between two times in which the fit waited for a processor that others had, at most."""
+        if not self.waits:
+            return 0
+        before = bisect_right(self.moments, start) - 1
+        after = min(bisect_left(self.moments, end), len(self.waits) - 1)
+        return self.waits[after] - (self.waits[before] if before >= 0 else 0)

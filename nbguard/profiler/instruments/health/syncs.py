@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite
+from nbguard.profiler.analysis.health.syncs import SAME_TENSOR, SyncFacts, SyncSite
 from nbguard.profiler.record.batch_position import Bodies, Body
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
@@ -18,10 +19,13 @@ from nbguard.scan.heap.kinds import mro_of
 from nbguard.scan.heap.referents import library_paths
 
 _READS = ("item", "cpu", "tolist", "numpy", "is_nonzero", "__bool__", "__float__", "__int__", "__index__")
+_SOURCES = 64
+"""Tensors that were copied to a device and are remembered, weakly."""
 _SHAPED_BY_VALUES = ("nonzero", "argwhere", "masked_select", "unique", "equal", "allclose")
 """Their result depends on values: a number of elements, an answer. `x[mask]`, which does so too, is not patched: data
 sets take their items by index, and each would take longer."""
 _TO = "to"
+_CUDA = "cuda"
 _COPIES = ("cpu", _TO)
 _COUNTING = ("torch.optim", "torch.utils.data")
 """Parts of torch that count in tensors of the host: steps, seeds."""
@@ -59,6 +63,7 @@ class SyncWatch:
         self._sites: dict[tuple[_Line, str], list[int]] = {}  # calls, batches, nanoseconds (below 0: nothing waited)
         self._batches = 0  # that were looked at
         self._copied: _Line | None = None  # the line that has just copied a tensor to the host
+        self._sources: dict[int, tuple[weakref.ref[Any], Body]] = {}  # tensors copied to a device, by their ids, and when
         self._facts: SyncFacts | None = None
 
     def start(self, recorder: Recorder) -> None:
@@ -79,7 +84,7 @@ class SyncWatch:
 
     def _put_in(self) -> None:
         torch = self._torch
-        for name in (*_READS, *_SHAPED_BY_VALUES, _TO):
+        for name in (*_READS, *_SHAPED_BY_VALUES, _TO, _CUDA):
             self._patches.put(torch.Tensor, name, self._counted(name))
         for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event):
             self._patches.put(owner, "synchronize", self._counted("synchronize"))
@@ -99,6 +104,7 @@ class SyncWatch:
         self._bodies.end()
         self._facts = SyncFacts(tuple(self._written(Sites())), self._batches)
         self._sites.clear()
+        self._sources.clear()
         self._internal.clear()
         self._drivers.clear()
         self._copied = None
@@ -140,10 +146,24 @@ class SyncWatch:
         return not self._is_on_host(read.args) and self._is_on_host((read.result,)) and not read.named.get("non_blocking")
 
     def _note(self, body: Body, read: _Read, frame: FrameType) -> None:
-        if read.name == _TO and not self._has_come(read):
+        if read.name in (_TO, _CUDA) and self._is_on_host(read.args) and not self._is_on_host((read.result,)):
+            self._note_copy(body, read, frame)
+            return
+        if read.name == _CUDA or (read.name == _TO and not self._has_come(read)):
             return
         if read.took < 0 or not self._is_on_host(read.args):
             self._count(body, read.name, read.took, frame)
+
+    def _note_copy(self, body: Body, read: _Read, frame: FrameType) -> None:
+        """Count a copy to a device, if the very same tensor was copied in an earlier batch: batches are new ones each time."""
+        source = read.args[0]
+        before, when = self._sources.get(id(source), (None, body))
+        if before is not None and before() is source and when is not body:
+            self._count(body, SAME_TENSOR, max(read.took, 0), frame)
+        elif len(self._sources) >= _SOURCES:
+            self._sources = {key: known for key, known in self._sources.items() if known[0]() is not None}
+        if len(self._sources) < _SOURCES:
+            self._sources[id(source)] = weakref.ref(source), body
 
     def _is_on_host(self, args: tuple[Any, ...]) -> bool:
         torch = self._torch

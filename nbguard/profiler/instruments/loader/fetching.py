@@ -36,6 +36,7 @@ _COUNTS_ALL_THREADS = sys.version_info >= (3, 12)
 """Since then a profiler takes the calls of all threads for calls of one, and loses its place."""
 _RESTING = ("wait", "accept")  # functions of the threads that hand a worker's batches over
 _HANDING_OVER = ("multiprocessing/queues.py", "multiprocessing/resource_sharer.py", "multiprocessing/connection.py")
+_SAMPLER = "nbguard/profiler/instruments/stack_sampler.py"  # which looks from a thread of its own in the fit's process
 _QUIET = 3  # looks one after the other at which all of them rest
 _TO_REST = 0.03  # seconds that they have
 
@@ -122,8 +123,13 @@ class FetchTimer:
         """Keep the profile of a fetch that took `duration` nanoseconds, unless calls of other threads are in it."""
         counted = self._profiler.getstats()
         self._profiler.clear()
-        if _COUNTS_ALL_THREADS and self._mixed < _MOST and any(map(_is_of_another_thread, counted)):
+        if _COUNTS_ALL_THREADS and any(map(_is_of_another_thread, counted)):
             self._mixed += 1
+            if (
+                self._mixed >= _MOST
+            ):  # each fetch is longer than the time between two looks at the stack, which name its code, too
+                self._next = sys.maxsize
+                self.failed = "not known: other threads ran in each fetch that was profiled"
             return
         self.profiled, self.profiled_time = self.profiled + 1, self.profiled_time + duration
         self._durations.append(duration)
@@ -162,8 +168,8 @@ class FetchTimer:
 
 
 def _is_of_another_thread(entry: Any) -> bool:
-    """Say whether an entry of a profile is of the thread that hands a worker's batches over."""
-    return type(entry.code) is not str and entry.code.co_filename.endswith(_HANDING_OVER)
+    """Say whether an entry of a profile is of the thread that hands a worker's batches over, or that looks at stacks."""
+    return type(entry.code) is not str and entry.code.co_filename.endswith((*_HANDING_OVER, _SAMPLER))
 
 
 def _wait_for_others() -> None:
