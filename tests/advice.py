@@ -40,10 +40,9 @@ def _follow_printed(text, commands):
         for fix in () if card is None else card.fixes:
             yield fix.commands, None
     def run(lines):
-        before = scan(Notebook(shell, shell.user_ns))
-        if not any(line.startswith('%') for line in lines):
+        if '%reset_gpu' not in lines:  # which promises what the collector frees, too
             gc.collect()
-            before = scan(Notebook(shell, shell.user_ns))
+        before = scan(Notebook(shell, shell.user_ns))
         for line in lines:
             result = shell.run_cell(line, store_history=True)
             error = result.error_before_exec or result.error_in_exec

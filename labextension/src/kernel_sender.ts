@@ -25,13 +25,17 @@ try:
     else:
         get_ipython().extension_manager.load_extension("nbguard")
         sys.modules["nbguard"].load_ipython_extension(get_ipython())
+        if everywhere:
+            from nbguard.notebook.startup import enable
+            enable(get_ipython().profile)
 except Exception as error:
     problem = {"kind": "failed", "error": f"{type(error).__name__}: {error}"[:500]}
 answer = urllib.parse.quote(json.dumps(problem))
 `;
 
-/** LOAD as an expression: no cell, so that it leaves no name behind and is in no history. */
-const EXPRESSION = `(lambda names: (exec(${JSON.stringify(LOAD)}, names), names["answer"])[1])({})`;
+/** LOAD as an expression: no cell, so that it leaves no name behind and is in no history. `everywhere`: as `nbguard enable`, too. */
+const expression = (everywhere: boolean): string =>
+  `(lambda names: (exec(${JSON.stringify(LOAD)}, names), names["answer"])[1])({"everywhere": ${everywhere ? 'True' : 'False'}})`;
 
 /** What is sent to a kernel, over a connection of our own. Nothing is while that is not connected. */
 export class KernelSender {
@@ -84,15 +88,18 @@ export class KernelSender {
     return content.status === 'ok' ? content.comms : {};
   }
 
-  /** Load nbguard, outside of the history. Comes back with the problem; null: there was none. */
-  async load(): Promise<LoadProblem | null> {
+  /**
+   * Load nbguard, outside of the history; with `everywhere`, also in each notebook of the kernel's IPython profile from now on.
+   * Comes back with the problem; null: there was none.
+   */
+  async load(everywhere = false): Promise<LoadProblem | null> {
     try {
       const { content } = await this.#connection.requestExecute({
         code: '',
         store_history: false,
         stop_on_error: false,
         allow_stdin: false,
-        user_expressions: { load: EXPRESSION }
+        user_expressions: { load: expression(everywhere) }
       }).done;
       return content.status === 'ok' ? problemOf(content.user_expressions) : { kind: 'not_run' };
     } catch {
@@ -115,7 +122,7 @@ export class KernelSender {
   readonly #channel: () => Channel;
 }
 
-/** The problem that a kernel tells of in the value of EXPRESSION; null: none. */
+/** The problem that a kernel tells of in the value of that expression; null: none. */
 function problemOf(values: unknown): LoadProblem | null {
   const load = isObject(values) ? values.load : null;
   const text = isObject(load) && isObject(load.data) ? load.data['text/plain'] : null;

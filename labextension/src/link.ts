@@ -107,13 +107,13 @@ export class KernelLink extends ObservableModel {
     }
   }
 
-  /** Load nbguard into the kernel, and say in the host's state what becomes of it. */
-  async load(): Promise<void> {
+  /** Load nbguard into the kernel (and into each from now on), and say in the host's state what becomes of it. */
+  async load(everywhere = false): Promise<void> {
     this.#isLoading = true;
     if (this.#host.kind === 'not_loaded') {
       this.set('host', { kind: 'loading', notebook: this.#notebook, waits: !this.#sender.isIdle });
     }
-    const problem = await this.#sender.load();
+    const problem = await this.#sender.load(everywhere);
     this.#isLoading = false;
     if (this.#host.kind !== 'loading') {
       return; // restarted or lost meanwhile, which the view says

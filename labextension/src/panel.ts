@@ -111,7 +111,7 @@ export class MemoryPanel extends Widget {
     const trans = this.#trans;
     const goToCell = (cell: number, id?: string): boolean => this.#front.goToCell(cell, id);
     const nameOf = (kernel: string): string | null => this.#front.nameOf(kernel);
-    return link instanceof KernelLink ? { trans, goToCell, nameOf, load: () => void link.load() } : { trans };
+    return link instanceof KernelLink ? { trans, goToCell, nameOf, load: everywhere => void link.load(everywhere) } : { trans };
   }
 
   readonly #front: FrontKernel;

@@ -91,6 +91,16 @@ describe('a kernel without nbguard', () => {
     expect(host(made)).toEqual({ kind: 'ok' });
   });
 
+  it('loads it in every notebook from now on, if that is asked for', async () => {
+    const made = link();
+    await settle();
+    await made.load(true);
+    const [once, ever] = [made.load(), made.load(true)];
+    await Promise.all([once, ever]);
+    const asked = kernel.ran.map(one => (one.content as { user_expressions: { load: string } }).user_expressions.load);
+    expect(asked.map(expression => expression.includes('"everywhere": True'))).toEqual([true, false, true]);
+  });
+
   it.each([
     ['its environment has none', evaluated({ kind: 'no_package', python: "/opt/ana's env/%25" }), { kind: 'no_package', python: "/opt/ana's env/%25" }],
     ['it fails', evaluated({ kind: 'failed', error: 'OSError: ü' }), { kind: 'failed', error: 'OSError: ü' }],

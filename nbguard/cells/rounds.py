@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from nbguard.memory.analysis import Analysis
 from nbguard.reports.notices.judge import HeldStorages, held_storages
+from nbguard.reports.notices.notice import StorageKey
 from nbguard.reports.notices.rounds import RoundsReport, compare_rounds
 from nbguard.scan.scan import Notebook, scan
 
@@ -19,6 +20,7 @@ class Watch:
         self.action = action
         self._held: list[HeldStorages] = []
         self._last: Analysis | None = None
+        self._lines: dict[StorageKey, str] = {}  # that allocated the storages at these addresses last
 
     def look(self) -> None:
         """Collect garbage, as whoever asks for leaks would, and note what is held now."""
@@ -28,16 +30,24 @@ class Watch:
 
     @contextmanager
     def round(self) -> Iterator[Watch]:
-        """Note what is held before the first round, and after this one."""
+        """Note what is held before the first round and after this one, and which lines allocate in it."""
+        from nbguard.scan.allocation_lines import AllocationLines
+
         if not self._held:
             self.look()
-        yield self
+        with AllocationLines() as allocations:
+            yield self
+        self._lines |= allocations.lines
         self.look()
 
     @property
     def report(self) -> RoundsReport | None:
         """Return what the rounds have left; None before the first has ended."""
-        return None if self._last is None or len(self._held) < 2 else compare_rounds(self.action, self._held, self._last)
+        return (
+            None
+            if self._last is None or len(self._held) < 2
+            else compare_rounds(self.action, self._held, self._last, self._lines)
+        )
 
 
 _watches: dict[str, Watch] = {}

@@ -124,6 +124,11 @@ def set_none(module: str, target: str, frees: int | None = None) -> Advice:
     return Advice(command=f"{_imported(module)}{target} = None", effect="frees its memory", frees=frees)
 
 
+def cancel_work(executor: str) -> Advice:
+    """Return the line that lets go of the work which waits in an executor of threads; it takes no more."""
+    return Advice(command=f"{executor}.shutdown(wait=False, cancel_futures=True)", effect="drops the work that waits")
+
+
 def end_registration(line: str) -> Advice:
     """Return the advice that ends a library's hold on something, by the line that its registry has."""
     return Advice(command=line, effect="ends the library's hold on it")

@@ -172,6 +172,7 @@ class Root:
     thread: str = ""  # of a running function: the thread that runs it, if another than the one that scanned
     cache: CacheKind = ""  # of a cache: which one
     source: HolderSource = "python"  # who holds its bytes: another source only in a graph drawn from a snapshot file
+    is_shown: bool = True  # False: something holds its objects that Python does not show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from nbguard.errors import NoTorchError
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import DeviceFacts, Facts, StorageFact, UnwalkedFact
+from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, StorageFact, UnwalkedFact
 from nbguard.memory.references.graph import STALE_KINDS
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, pinned_facts, tracked_device
 from nbguard.scan.heap.compact import compact
@@ -235,7 +235,7 @@ def _roots(notebook: Notebook, walk: Walk, kinds: Kinds) -> list[LiveRoot]:
         *running_roots(),
         *output_roots(shown, out, kinds),
         *error_roots(shell),
-        *registry_roots(shell, walk.referents.is_users_function),
+        *registry_roots(shell, walk.referents.is_users_function, lambda obj: kinds.of(type(obj)) in EXPERIMENT_KINDS),
     ]
 
 

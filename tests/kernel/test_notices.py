@@ -116,6 +116,7 @@ def test_what_each_run_of_something_leaves(notebook: Kernel) -> None:
     assert "4.00 MiB a run" in leaking
     assert "hist[" in leaking
     assert "keeps its graph" in leaking
+    assert "allocated by In[3], line 2 in step()" in leaking
     assert "left nothing" in notebook.run("%gpumem leak 3 step(False)").ok().text
     assert notebook.run("%gpumem leak 3 step +").error == ("UsageError", "%gpumem leak: step + is no Python: invalid syntax")
     assert notebook.run("%gpumem leak 2 1/0").error == ("ZeroDivisionError", "division by zero")

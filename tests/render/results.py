@@ -70,7 +70,7 @@ EXAMPLES: tuple[Result, ...] = (
     RoundsReport(
         action="predict(x)",
         rounds=(MiB, MiB),
-        left=(LeftByRounds(holder="hist[2]", nbytes=MiB, keeps_graph=True, cell=3),),
+        left=(LeftByRounds(holder="hist[2]", nbytes=MiB, keeps_graph=True, cell=3, line="In[3], line 2 in step()"),),
     ),
     _RECORDING,
     SnapshotFiles(

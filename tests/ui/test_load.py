@@ -115,3 +115,21 @@ def test_a_kernel_that_loads_nbguard_by_itself(desk: Desk, server: Server) -> No
         tab.wait_for_ticks(2)
     finally:
         config.unlink()
+
+
+def test_loading_it_in_every_notebook(desk: Desk, server: Server) -> None:
+    """The file that `nbguard enable` writes: the next kernel has loaded nbguard, without a click."""
+    startup = server.folder / "ipython" / "profile_default" / "startup" / "50-nbguard.py"
+    first = desk.notebook(server, ["1"], "python3", name="first.ipynb")
+    tab = desk.open(first)
+    tab.show_panel()
+    shown(tab, "nbguard is not loaded in first.ipynb.")
+    try:
+        tab.button("Load in every notebook").click()
+        tab.wait_for_ticks()
+        assert "nbguard disable" in startup.read_text()
+        server.ask("POST", f"api/kernels/{first.id}/restart")
+        tab.run(0)
+        tab.wait_for_ticks(2)
+    finally:
+        startup.unlink(missing_ok=True)

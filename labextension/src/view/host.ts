@@ -39,8 +39,8 @@ export interface Model {
 
 /** Abilities that only some hosts have. */
 export interface Host {
-  /** Run `%load_ext nbguard` in the notebook's kernel. */
-  load?: () => void;
+  /** Run `%load_ext nbguard` in the notebook's kernel; `everywhere`: also in each notebook from now on. */
+  load?: (everywhere: boolean) => void;
   /** Show a cell in the notebook of the kernel: the one with this `id`, else the one with this number; false: it is gone. */
   goToCell?: (cell: number, id?: string) => boolean;
   /** Name of the notebook of the kernel with this id; null: it has none that is known here. */

@@ -15,6 +15,7 @@ export class Notice {
   readonly node = element('section', 'nbguard-section nbguard-notice');
   readonly #sentence = element('p');
   readonly #load: HTMLButtonElement;
+  readonly #everywhere: HTMLButtonElement;
   readonly #note = element('p', 'nbguard-dim');
 
   readonly #trans: Trans;
@@ -26,9 +27,11 @@ export class Notice {
   ) {
     this.#trans = trans;
     this.#host = host;
-    this.#load = button('nbguard-primary', trans.__('Load nbguard'), () => host.load?.());
+    this.#load = button('nbguard-primary', trans.__('Load nbguard'), () => host.load?.(false));
+    this.#everywhere = button('', trans.__('Load in every notebook'), () => host.load?.(true));
+    this.#everywhere.title = trans.__('Writes a file into the startup folder of IPython; `nbguard disable` in a terminal removes it.');
     this.#sentence.dir = 'auto';
-    this.node.append(this.#sentence, this.#load, this.#note);
+    this.node.append(this.#sentence, this.#load, this.#everywhere, this.#note);
   }
 
   /** Show why there is nothing else to show. Returns whether that is so. */
@@ -39,8 +42,10 @@ export class Notice {
       setText(this.#sentence, words.sentence);
       setSentence(this.#note, words.note);
       show(this.#note, words.note !== '');
-      show(this.#load, words.isLoadable && this.#host.load !== undefined);
-      setEnabled(this.#load, connection.host.kind === 'not_loaded');
+      for (const load of [this.#load, this.#everywhere]) {
+        show(load, words.isLoadable && this.#host.load !== undefined);
+        setEnabled(load, connection.host.kind === 'not_loaded');
+      }
     }
     return words !== null;
   }

@@ -16,8 +16,8 @@ from nbguard.memory.target import Target
 def promised(facts: Facts, lines: Sequence[Advice]) -> int | None:
     """Return the bytes that these lines give back, run one after the other; None where the effect of one is not known.
 
-    A line of Python takes references away, and the collector does the rest; cycles that wait for it already are none of the
-    line's doing. A cleanup among the lines collects these, too.
+    Cycles that wait for the collector already are none of the lines' doing, whoever collects them; they count only where a line
+    frees all that is stale.
     """
     cleans_up = release_stale() in lines
     code = [line for line in lines if not line.targets and line != release_stale()]
@@ -30,12 +30,11 @@ def promised(facts: Facts, lines: Sequence[Advice]) -> int | None:
     if cleans_up:
         left = _without(left, [line for line in lines if line.targets])
         freed |= plan_cleanup(replace(facts, graph=left), Request()).storages
-    collects = bool(targets) or cleans_up
-    return nbytes_of(graph, _held(graph, collects) - (_held(left, collects) - freed))
+    return nbytes_of(graph, _held(graph, cleans_up) - (_held(left, cleans_up) - freed))
 
 
 def _held(graph: Graph, collects: bool) -> set[int]:
-    """Return the storages that something holds; cycles that wait for the collector count if a cleanup collects them."""
+    """Return the storages that something holds; cycles that wait for the collector count with `collects` only."""
     roots = (n for n, root in enumerate(graph.roots) if collects or root.kind != "garbage")
     return storages_of(graph, reach_of_roots(graph, roots))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from nbguard.memory import advice
@@ -12,13 +13,18 @@ from nbguard.memory.references.graph import (
     STALE_KINDS,
     Edge,
     path_text,
+    reach,
 )
 
 _FIXED = ("tuple", "frozenset", "mappingproxy", "partial", "method", "builtin_function_or_method", "generator")
 _CONTEXTS = frozenset({"ContextVar", "Context", "Token"})
 """What keeps a value of a context: deleting a name of the variable lets nothing go."""
+_EXECUTOR = "ThreadPoolExecutor"
+"""Keeps work that waits in a queue of its own, which its threads have as well: deleting the executor lets nothing go."""
 _EMPTIED = frozenset({"dict", "list", "set", "OrderedDict", "defaultdict", "deque"})
 """Containers of a library or a class that are emptied by `clear()`."""
+_NEVER_EMPTIED = frozenset(sys.stdlib_module_names) | {"IPython", "ipykernel", "matplotlib", "numpy", "torch", "traitlets"}
+"""Libraries whose registries others live by: the loggers, the modules, the magics."""
 
 
 def release_of_way(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice:
@@ -49,9 +55,18 @@ def _cleared(graph: Graph, root: Root, way: tuple[int, ...]) -> Advice | None:
         if is_function_cache(graph, number):
             return replace(advice.empty_cache_of(root.module, text), cut=cached_edges(graph, number))
         cut = frozenset((number, child) for child in node.children)
+        if node.type_name == _EXECUTOR and root.kind in ("name", "module") and not root.module:
+            queue = frozenset(
+                (at, child)
+                for at in reach(graph, (number,))
+                if graph.nodes[at].type_name == "SimpleQueue"
+                for child in graph.nodes[at].children
+            )
+            return replace(advice.cancel_work(text), cut=queue) if queue else None
         is_of_class = any(graph.nodes[n].type_name == "type" for n in way[:place])
         is_written = place == 0 or bool(dict(graph.nodes[way[place - 1]].references).get(number))
-        is_private = root.kind == "library" and "._" in text  # a registry that its library needs
+        is_needed = root.module.partition(".")[0] in _NEVER_EMPTIED and (place > 0 or root.is_class)
+        is_private = root.kind == "library" and ("._" in text or is_needed)
         if node.type_name in _EMPTIED and is_written and cut and (is_of_class or root.kind == "library") and not is_private:
             if place == 0 and root.is_class:  # the attributes of the class itself
                 continue

@@ -18,6 +18,8 @@ from nbguard.reports.notices.notice import NOT_SHOWN, Departure, Notice, NoticeK
 _KEY = re.compile(r"\[[^\]]*\]")
 _WAYS = 20
 """Most ways to a thing that one command cuts each by itself; of more, the names at their beginnings are released."""
+_FEW = 4
+"""Lines of which each is asked whether it is needed."""
 _SMALL = 4
 """A view is small if its storage is so many times as large."""
 
@@ -197,7 +199,7 @@ def _of_hidden(gone: Departure, nbytes: int) -> Notice:
         nbytes=nbytes,
         holders=(NOT_SHOWN,),
         advice=(),
-        shape=NOT_SHOWN,
+        shape=f"{NOT_SHOWN}: {gone.name}",
         bound=gone.bound,
     )
 
@@ -230,7 +232,7 @@ def _notice(
     graph = analysis.facts.graph
     roots = {root.label: root for root in graph.roots}
     first = paths[0]
-    lines = _cuts(paths, roots, is_complete)
+    lines = _needed(analysis.facts, _cuts(paths, roots, is_complete))
     return Notice(
         kind=kind,
         name=gone.name,
@@ -240,7 +242,7 @@ def _notice(
         holders=tuple(dict.fromkeys(_holder(path, roots[path.steps[0]]) for path in paths)),
         advice=_joined(lines),
         frees=promised(analysis.facts, lines) if lines else None,
-        shape=_shape(graph, first),
+        shape=_shape(graph, first) if roots[first.steps[0]].is_shown else f"{NOT_SHOWN}: {gone.name}",
         bound=gone.bound,
         holder_cell=first.cell,
         is_whole=is_whole,
@@ -250,6 +252,8 @@ def _notice(
 
 def _holder(path: Path, root: Root) -> str:
     """Return a way as one would write it; of an error, a frame or a cache, its name alone: the way through it is long."""
+    if not root.is_shown:
+        return NOT_SHOWN
     return path.text if root.kind in ("name", "module", "out", "library") else root.label
 
 
@@ -269,6 +273,17 @@ def _cuts(paths: list[Path], roots: Mapping[str, Root], is_complete: bool) -> li
             return []
         lines[line.command] = line
     return list(lines.values())
+
+
+def _needed(facts: Facts, lines: list[Advice]) -> list[Advice]:
+    """Return the lines without those that add nothing to the others; names are spared first. Of many, all."""
+    if len(lines) > _FEW or not (nbytes := promised(facts, lines)):
+        return lines
+    for line in sorted(lines, key=lambda line: not line.targets):
+        others = [other for other in lines if other is not line]
+        if others and promised(facts, others) == nbytes:
+            lines = others
+    return lines
 
 
 def _joined(lines: list[Advice]) -> tuple[Advice, ...]:

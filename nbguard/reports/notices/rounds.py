@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -24,6 +25,7 @@ class LeftByRounds:
     nbytes: int  # bytes per round, on average, without the first
     keeps_graph: bool  # autograd graphs keep it
     cell: int | None = None  # number of the cell that the holder stems from
+    line: str = ""  # line of the user's that allocated most of it: `In[7], line 3 in step()`; empty where nobody knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,13 @@ class RoundsReport(Result):
         return len(self.rounds) > 1 and all(self.rounds[1:])
 
 
-def compare_rounds(action: str, held: Sequence[HeldStorages], last: Analysis) -> RoundsReport:
-    """Return the report on rounds: `held` is what was held before the first and after each of them, `last` the last scan."""
+def compare_rounds(
+    action: str, held: Sequence[HeldStorages], last: Analysis, lines: Mapping[StorageKey, str] | None = None
+) -> RoundsReport:
+    """Return the report on rounds: `held` is what was held before the first and after each of them, `last` the last scan.
+
+    `lines` are the lines that allocated the storages, as far as they are known.
+    """
     came = [{key for key in after if key not in before and key in held[-1]} for before, after in pairwise(held)]
     counting = came[1:] or came
     rounds = tuple(sum(held[-1][key][0] for key in keys) for keys in came)
@@ -58,9 +65,23 @@ def compare_rounds(action: str, held: Sequence[HeldStorages], last: Analysis) ->
         nbytes = sum(held[-1][key][0] for key in keys) // len(counting)
         text = path.text.partition(GRAPH)[0]
         left.append(
-            LeftByRounds(holder=text, nbytes=nbytes, keeps_graph=any(GRAPH in step for step in path.steps), cell=path.cell)
+            LeftByRounds(
+                holder=text,
+                nbytes=nbytes,
+                keeps_graph=any(GRAPH in step for step in path.steps),
+                cell=path.cell,
+                line=_line(keys, held[-1], lines or {}),
+            )
         )
     return RoundsReport(action=action, rounds=rounds, left=tuple(sorted(left, key=lambda one: -one.nbytes)))
+
+
+def _line(keys: Iterable[StorageKey], held: HeldStorages, lines: Mapping[StorageKey, str]) -> str:
+    """Return the line that allocated most of these bytes."""
+    nbytes = Counter[str]()
+    for key in keys:
+        nbytes[lines.get(key, "")] += held[key][0]
+    return nbytes.most_common(1)[0][0]
 
 
 def rounds_blocks(report: RoundsReport) -> Iterator[Block]:
@@ -78,6 +99,7 @@ def rounds_blocks(report: RoundsReport) -> Iterator[Block]:
                 one.holder,
                 f"{format_bytes(one.nbytes)} a run",
                 "" if one.cell is None else f"In[{one.cell}]",
+                f"allocated by {one.line}" if one.line else "",
                 "keeps its graph: append loss.item() or t.detach()" if one.keeps_graph else "keeps it",
             )
         )

@@ -30,13 +30,16 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
             walk.kind[view] = "locals"
     labelled = None if len(relevant) <= _LABEL_ALL else _on_shortest_paths(walk, new, roots)
     labels = Labels(walk.referents.autograd, walk.class_spaces)
+    children_of = {old: [child for child in dict.fromkeys(walk.children[old]) if child in new] for old in relevant}
+    texts_of: dict[int, list[str]] = {}
+    for old in sorted(relevant, key=lambda old: type(walk.objects[old]) is dict):  # its owner says how a dict is written
+        if children_of[old] and (labelled is None or old in labelled or walk.kind[old] in _ALWAYS_LABELLED):
+            children = [walk.objects[child] for child in children_of[old]]
+            texts_of[old] = labels.of(walk.objects[old], walk.kind[old], children)
     nodes = []
     for old in relevant:
-        obj, kind = walk.objects[old], walk.kind[old]
-        children = [child for child in dict.fromkeys(walk.children[old]) if child in new]
-        texts = [""] * len(children)
-        if children and (labelled is None or old in labelled or kind in _ALWAYS_LABELLED):
-            texts = labels.of(obj, kind, [walk.objects[child] for child in children])
+        obj, kind, children = walk.objects[old], walk.kind[old], children_of[old]
+        texts = texts_of.get(old, [""] * len(children))
         numbers, held = tuple(new[child] for child in children), tuple(walk.holds.get(old, ()))
         nodes.append(
             Node(
@@ -66,6 +69,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                     is_class=root.is_class,
                     thread=root.thread,
                     cache=root.cache,
+                    is_shown=root.is_shown,
                 )
             )
     storages = tuple(replace(fact, nbytes=nbytes(fact)) for fact in walk.storages)

@@ -51,6 +51,11 @@ def _frame_labels(frame: types.FrameType) -> dict[int, str]:
     return labels
 
 
+def _has_items(cls: type) -> bool:
+    """Say whether instances of a class are subscripted: what a container that they keep in C has is written as theirs."""
+    return any("__getitem__" in namespace_of(base) for base in mro_of(cls))
+
+
 class Labels:
     """Labels of the steps from objects to their referents. Remembers which dicts are attributes of something."""
 
@@ -142,4 +147,5 @@ class Labels:
             return ""
         if type(obj) is types.MethodType:
             return ".__self__"
-        return "" if type(child) in (dict, list, tuple) else f" → {name_of(type(child))}"
+        is_written = type(child) in (dict, list, tuple) and _has_items(type(obj))
+        return "" if is_written else f" → {name_of(type(child))}"

@@ -78,7 +78,11 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
         named.append(
             (
                 LiveRoot(
-                    kind="library", label=_tops(walk, unknown), objects=(), what="held in a way that Python does not show"
+                    kind="library",
+                    label=_tops(walk, unknown),
+                    objects=(),
+                    what="held in a way that Python does not show",
+                    is_shown=False,
                 ),
                 unknown,
             )

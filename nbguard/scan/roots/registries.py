@@ -6,7 +6,9 @@ cleanup may let them go. `library` roots are in force: they are reported, with t
 
 from __future__ import annotations
 
+import atexit
 import gc
+import logging
 import signal
 import sys
 import types
@@ -14,21 +16,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nbguard.scan.heap.kinds import module_namespace, name_of, namespace_of
+from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.heap.kinds import module_namespace, mro_of, name_of, namespace_of
 from nbguard.scan.roots.root import LiveRoot
 
 GARBAGE = "gc.garbage"
 
 
-def registry_roots(shell: Any, is_users: Callable[[object], bool]) -> list[LiveRoot]:
-    """Return a root for each thing that is registered somewhere. `is_users` tells functions of the user's own.
+def registry_roots(shell: Any, is_users: Callable[[object], bool], is_experiment: Callable[[object], bool]) -> list[LiveRoot]:
+    """Return a root for each thing that is registered somewhere.
+
+    `is_users` tells functions of the user's own, `is_experiment` Learners, models and the like, whose methods count as well.
 
     A library's own registrations (IPython's events, signal handlers) lead to half the process and explain nothing.
     """
-    roots = [*_garbage(), *_torch(), *_figures()]
+    roots = [*_garbage(), *_torch(), *_figures(), *_log_buffers()]
     if shell is not None:
         roots += [*_scripts(shell), *_stored(shell)]
     hooks = [*_interpreter(), *(() if shell is None else _ipython(shell))]
+    roots += _at_exit({} if shell is None else shell.user_ns, is_users, is_experiment)
     return roots + [root for root in hooks if is_users(root.objects[0])]
 
 
@@ -55,6 +61,63 @@ def _interpreter() -> Iterator[LiveRoot]:
             yield _hook(f"sys.set{name} function", hook, f"sys.set{name}(None)", f"import sys; sys.set{name}(None)")
     for callback in gc.callbacks:
         yield _hook(f"gc callback {_name(callback)}", callback, "removing it from gc.callbacks")
+
+
+class _Listing:
+    """Takes note of what it is compared with, and is equal to nothing."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __eq__(self, other: object) -> bool:
+        self.seen.append(other)
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _at_exit(
+    namespace: dict[str, Any], is_users: Callable[[object], bool], is_experiment: Callable[[object], bool]
+) -> Iterator[LiveRoot]:
+    """Yield the functions that are to run when the process ends; not their arguments, which Python shows to nobody.
+
+    `atexit` keeps them in C (CPython 3.10 to 3.14), and compares each with what is to be unregistered. Functions and methods
+    leave the answer to the other side, which takes note of them.
+    """
+    listing = _Listing()
+    try:
+        atexit.unregister(listing)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001 - a callable of the user's that cannot be compared
+        return
+    names = {id(value): name for name, value in list(namespace.items()) if type(name) is str and not name.startswith("_")}
+    for function in listing.seen:
+        owner = function.__self__ if type(function) is types.MethodType else None
+        if not is_users(function) and not is_experiment(owner):
+            continue
+        label = f"atexit callback {'' if owner is None else f'{name_of(type(owner))}.'}{_name(function)}"
+        written = names.get(id(function)) or (f"{names[id(owner)]}.{_name(function)}" if id(owner) in names else "")
+        line = f"import atexit; atexit.unregister({written});" if written else ""
+        words = f"ended by atexit.unregister({written})" if written else "runs when the process ends"
+        yield LiveRoot(kind="library", label=label, objects=(function,), what=words, ended_by=line)
+
+
+def _log_buffers() -> Iterator[LiveRoot]:
+    """Yield the records that handlers of `logging` keep back until there are enough: each may keep the frames of an error."""
+    handlers = sys.modules.get("logging.handlers")
+    if handlers is None:
+        return
+    loggers = [("", logging.root), *list(logging.root.manager.loggerDict.items())]
+    for name, logger in loggers:
+        for place, handler in enumerate([] if isinstance(logger, logging.PlaceHolder) else logger.handlers):
+            buffer = attribute_of(handler, "buffer") if handlers.BufferingHandler in mro_of(type(handler)) else None
+            if type(buffer) is list and buffer:
+                yield LiveRoot(
+                    kind="library",
+                    label=f"logging.getLogger({name!r}).handlers[{place}].buffer",
+                    objects=(buffer,),
+                    what=f"records that a {name_of(type(handler))} keeps back",
+                    module="logging",
+                )
 
 
 def _hook(label: str, hook: Any, ended_by: str, line: str = "") -> LiveRoot:

@@ -22,3 +22,4 @@ class LiveRoot:
     is_class: bool = False  # it is the attributes of a library's class
     thread: str = ""  # name of the thread in which a frame runs, unless it is the one that scans
     cache: CacheKind = ""  # the cache that it stands for
+    is_shown: bool = True  # False: something holds its objects that Python does not show

@@ -1,0 +1,80 @@
+"""Memory that is held in ways which Python hides: named by the real holder where any means exists, else without a command."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.advice import follow
+from tests.kernels import Kernel
+
+_NBYTES = (1000 * 1000 + 1000) * 4
+
+
+@pytest.fixture
+def notebook(kernel: Kernel) -> Kernel:
+    """A kernel with a model that something is about to hold."""
+    kernel.run(
+        "import atexit, gc, logging.handlers, time, weakref, torch\nfrom concurrent.futures import ThreadPoolExecutor"
+    ).ok()
+    kernel.run("from torch import nn\n%load_ext nbguard\nclass K: pass").ok()
+    kernel.run("model = nn.Linear(1000, 1000)").ok()
+    return kernel
+
+
+def _after_deletion(notebook: Kernel, code: str, names: str = "model") -> str:
+    notebook.run(f"{code}\nNone").ok()
+    return notebook.run(f"del {names}").ok().text
+
+
+def test_a_function_that_runs_at_exit(notebook: Kernel) -> None:
+    text = _after_deletion(notebook, "def save(m=model): ...\natexit.register(save)")
+    assert "`save → default [0]` (In[4]) and `atexit callback save → default [0]` hold them" in text
+    assert text.endswith("`import atexit; atexit.unregister(save);` and `%reset_gpu save`")
+    assert follow(notebook, "import atexit; atexit.unregister(save);\n%reset_gpu save") == _NBYTES
+
+
+def test_a_method_that_runs_at_exit(notebook: Kernel) -> None:
+    """As long as the model has a name, a report says how it is unregistered; without one nobody can write the method."""
+    notebook.run("atexit.register(model.forward); None").ok()
+    why = notebook.run("%gpumem why model").ok().text
+    assert "import atexit; atexit.unregister(model.forward);" in why
+    text = notebook.run("del model").ok().text
+    assert text == "`model` is deleted, its 3.82 MiB are not: `atexit callback Linear.forward.__self__` holds them"
+
+
+def test_an_argument_of_what_runs_at_exit(notebook: Kernel) -> None:
+    text = _after_deletion(notebook, "atexit.register(print, model)")
+    assert text == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them"
+
+
+def test_a_hook_on_a_node_of_a_graph(notebook: Kernel) -> None:
+    code = "w = torch.ones(3, requires_grad=True); y = w * 2\ny.grad_fn.register_hook(lambda *a, m=model: None)"
+    text = _after_deletion(notebook, code)
+    assert text == "`model` is deleted, its 3.82 MiB are not: something that Python does not show holds them"
+
+
+def test_an_argument_of_a_finalizer(notebook: Kernel) -> None:
+    text = _after_deletion(notebook, "keep = K(); weakref.finalize(keep, print, model)")
+    assert "`weakref.finalize._registry[<finalize>].args[0]` holds them" in text
+    assert text.endswith("holds them")
+
+
+def test_records_that_a_logging_handler_keeps_back(notebook: Kernel) -> None:
+    code = (
+        "log = logging.getLogger('a.b'); log.addHandler(logging.handlers.MemoryHandler(1000, flushLevel=99))\n"
+        "def fail(m): raise KeyError\ntry: fail(model)\nexcept KeyError: log.exception('oh')"
+    )
+    text = _after_deletion(notebook, code)
+    line = "import logging; logging.getLogger('a.b').handlers[0].buffer.clear()"
+    assert "`logging.getLogger('a.b').handlers[0].buffer[0].exc_info[2] → fail → m` hold them" in text
+    assert text.endswith(f"hold them · `{line}`")
+    assert follow(notebook, line) == _NBYTES
+    assert notebook.value("logging.getLogger('a.b') is log")
+
+
+def test_work_that_waits_in_an_executor(notebook: Kernel) -> None:
+    code = "pool = ThreadPoolExecutor(1); pool.submit(time.sleep, 600); pool.submit(print, model)"
+    text = _after_deletion(notebook, code)
+    assert "`pool._work_queue → list[0].args[0]` (In[4]) holds them" in text
+    assert text.endswith("`pool.shutdown(wait=False, cancel_futures=True)`")
+    assert follow(notebook, "pool.shutdown(wait=False, cancel_futures=True)") == _NBYTES
