@@ -144,9 +144,10 @@ class ForeseenFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPrediction(Result):
-    """The memory of the fits that a cell would start; none of it has run."""
+    """The memory of the fits that a cell would start, or of a script's first."""
 
     kind: ClassVar[str] = "cellprediction"
     view: ClassVar[str] = "nbguard.prediction.prediction_view:cell_blocks"
 
+    told: str  # what has run, in words
     fits: tuple[ForeseenFit, ...]  # in their order; each begins on the device as it is before the cell

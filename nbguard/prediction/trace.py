@@ -57,7 +57,11 @@ class FitTrace:
     @property
     def band(self) -> int:
         """Return the bytes that the fit may take beyond the reserved peak."""
-        return int(_BAND * self.peak_reserved) + (_CONVOLUTIONS if self.convolutions else 0)
+        return self.band_of(self.peak_reserved)
+
+    def band_of(self, reserved: int) -> int:
+        """Return the same where so many bytes are reserved."""
+        return int(_BAND * reserved) + (_CONVOLUTIONS if self.convolutions else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,8 @@ class FitTracer:
             return None, f"{needed} would be reserved, and less than {band} of the device is left for what cannot be computed"
         if endless.unknown:
             return None, f"{needed} would be reserved, and not all could be traced: {endless.unknown[0]}"
+        if endless.peak_reserved > room:
+            return True, f"{format_bytes(room)} beside CUDA's context is enough: the allocator empties its cache where it must"
         return True, f"{needed} is reserved at most, of {format_bytes(room)} beside CUDA's context"
 
     def _trace(self, batch_size: int | None, gpu: Gpu, reserve: int) -> FitTrace:
