@@ -325,7 +325,7 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
     batch, need = request.oom.batch_size, request.nbytes
     if context.fitting and batch:
         words = f"a batch of {context.fitting} instead of {batch} fits (predicted)"
-        yield Fix(words=words, commands=(CLEANUP,), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+        yield Fix(words=words, advice=(release_stale(),), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
         return
     if request.oom.kind == "device" and need and largest and batch and rerun.since is not None and _keeps_its_learner(context):
         whole = rerun.own_bytes + rerun.since + need

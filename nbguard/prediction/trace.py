@@ -17,7 +17,7 @@ from nbguard.prediction.fits.fit import Fit, FitSource
 from nbguard.prediction.fits.randomness import same_randomness
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.live import LiveDevice
-from nbguard.prediction.prediction import Category, CategoryBytes, PeakPlace, Phase, PhasePeak
+from nbguard.prediction.prediction import CategoryBytes, FitPhase, FitPhasePeak, MemoryCategory, PeakPlace
 from nbguard.units import format_bytes
 
 _BAND = 0.05
@@ -47,7 +47,7 @@ class FitTrace:
     held: int  # on the device before the fit, and not the fit's
     model: int  # parameters and buffers
     workspaces: int  # of cuBLAS
-    phases: tuple[PhasePeak, ...]
+    phases: tuple[FitPhasePeak, ...]
     categories: tuple[CategoryBytes, ...]  # at the peak
     peak: PeakPlace
     batch_peaks: tuple[int, ...]  # most bytes in tensors at once, of each batch in turn
@@ -139,7 +139,7 @@ class FitTracer:
             device.begin_batch()
             if on_host:
                 return made_on_host(shapes)
-            with device.making(Category.INPUTS, Phase.BATCH):
+            with device.making(MemoryCategory.INPUTS, FitPhase.BATCH):
                 return made(shapes)
 
         with same_randomness(), emulation:
