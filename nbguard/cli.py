@@ -1,4 +1,4 @@
-"""The command line: `nbguard enable|disable|status`, and `nbguard replay|whatif|profile FILE…` of what was recorded."""
+"""The command line: `nbguard enable|disable|status`, `nbguard predict SCRIPT`, and `nbguard replay|whatif|profile FILE…`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ _LARGE = 32 * 1024**2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0 for success, 1 if a replay is not exact, 2 if a file or an option cannot be used."""
+    """Run a command; return 0 for success, 1 if a replay is not exact or a fit may not fit, 2 for what cannot be used."""
     options = _parser().parse_args(arguments)
     if "change" in options:
         return _startup(options)
+    if "script" in options:
+        return _predict(options)
     status = 0
     for name in options.files:
         try:
@@ -46,6 +48,24 @@ def _startup(options: argparse.Namespace) -> int:
         print(f"nbguard: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    """Foresee the first fit of a script; return 0 where it fits or no GPU was named, 1 where it does not or may not."""
+    try:
+        from nbguard.prediction.script import predict_script
+    except ImportError:
+        print("nbguard: PyTorch is not installed here: there is no fit to foresee", file=sys.stderr)
+        return 2
+    from nbguard.render.text import blocks_text
+
+    try:
+        found = predict_script(options.script, options.gpu, options.settings, options.bs)
+    except NbguardError as error:
+        print(f"nbguard: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(found.to_data()) if options.json else blocks_text(found.blocks()), flush=True)
+    return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in found.fits))
 
 
 def _replay(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
@@ -117,7 +137,8 @@ class _Progress:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="nbguard", description="Loads nbguard in every notebook; reports on recorded snapshots and saved profiles."
+        prog="nbguard",
+        description="Loads nbguard in every notebook; foresees a script's memory; reports on recorded snapshots and profiles.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, change, help_text in (
@@ -139,6 +160,12 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("files", nargs="+", metavar="FILE", help="from `%%%%profile_fit --save FILE`")
     profile.add_argument("--json", action="store_true", help="one JSON object per line; nanoseconds and bytes as integers")
     profile.set_defaults(run=_profile, load=_load_profile)
+    predict = commands.add_parser("predict", help="foresee the memory of a script's first fit: it runs up to there")
+    predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
+    predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
+    predict.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
+    predict.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
+    predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     for command in (replay, whatif):
         command.add_argument("files", nargs="+", metavar="FILE", help="from torch.cuda.memory._dump_snapshot, or as JSON")
         command.add_argument("--json", action="store_true", help="one JSON object per line; bytes as integers")
@@ -156,6 +183,12 @@ def _version(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def _items(text: str) -> int:
+    if text.isascii() and text.isdecimal() and int(text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of items")
 
 
 def _share(text: str) -> float:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from nbguard.cells.ledger import Ledger
     from nbguard.cells.notices import NoticeWatch
     from nbguard.cleanup.plan.plan import Outcome
+    from nbguard.memory.analysis import Analysis
     from nbguard.memory.counters import TickReading
     from nbguard.memory.simulated import Simulated
+    from nbguard.notebook.listeners.foreseen_fits import ForeseenFits
     from nbguard.notebook.listeners.oom_card import OomWatch
     from nbguard.notebook.listeners.simulating import Simulating
     from nbguard.notebook.profile import CellProfile
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from nbguard.simulation.simulation import Simulation
 
 _HOME = "_nbguard_live"
+_FORESEEING = 5.0
+"""Seconds for which a card waits for a batch to be foreseen that fits."""
 _KERNEL = ("session", "iopub_socket", "control_handlers", "comm_manager", "shell_stream")
 """Attributes of a kernel that a hub needs: ipykernel's have them before they start. The loop comes with the start, when the
 extensions of a profile are loaded already; the hub needs it from the first message on."""
@@ -51,6 +55,7 @@ class Session:
         self._records = False
         self._auto_clean: Listener | None = None
         self._oom_watch: OomWatch | None = None
+        self._foreseen: ForeseenFits | None = None
         self._notices: NoticeWatch | None = None
         self._hub: Hub | None = None
         self._simulating: Simulating | None = None
@@ -89,6 +94,14 @@ class Session:
 
             self._oom_watch = OomWatch(self._shell, _show_card, self._oom_after)
             self._hooks.add(self._oom_watch)
+
+    def watch_foreseen_fits(self) -> None:
+        """Say after each fit that was foreseen on the device what came of it."""
+        if self._foreseen is None:
+            from nbguard.notebook.listeners.foreseen_fits import ForeseenFits
+
+            self._foreseen = ForeseenFits(_say)
+            self._hooks.add(self._foreseen)
 
     def speak_up(self, *, on: bool = True) -> Notices:
         """Show a line after each cell that leaves something in memory, or no longer; return what has been noticed so far."""
@@ -149,6 +162,7 @@ class Session:
     def turn_on(self, *, auto_clean_errors: bool) -> Switches:
         """Record the cells; clean after failed ones, or do not."""
         self.watch_for_oom()
+        self.watch_foreseen_fits()
         self.speak_up()
         self.serve_sidebars()
         self._records = True
@@ -171,6 +185,7 @@ class Session:
         if self._oom_watch is not None:
             self._oom_watch.end()
             self._oom_watch = None
+        self._foreseen = None
         if self._hub is not None:
             self._hub.close()
             self._hub = None
@@ -237,15 +252,23 @@ class Session:
 
     def oom(self) -> OomCard | None:
         """Return the card on the last error, if it ran out of memory: of a simulated device, too."""
-        from nbguard import api
+        if self.simulation is not None:
+            return self.simulation.oom()
+        from nbguard.scan.scan import Notebook, scan
 
-        return api.oom() if self.simulation is None else self.simulation.oom()
+        notebook = Notebook.current(None)
+        return self._card(scan(notebook).analysis, 2 * _FORESEEING)
+
+    def _card(self, analysis: Analysis, seconds: float) -> OomCard | None:
+        """Return the card on the last error, with a batch that fits where one can be foreseen in so many seconds."""
+        from nbguard.notebook.foreseen_batch import foreseen_batch
+        from nbguard.out_of_memory.card import build_card
+
+        return build_card(analysis, foreseen_batch(analysis, self._shell.user_ns, seconds))
 
     def _oom_after(self, scan: CellScan) -> OomCard | None:
         """Return what `oom` does, of the cell that has just ended."""
-        from nbguard.out_of_memory.card import build_card
-
-        return build_card(scan.get().analysis) if self.simulation is None else self.simulation.oom()
+        return self._card(scan.get().analysis, _FORESEEING) if self.simulation is None else self.simulation.oom()
 
     def show_cells(self, *, on: bool) -> Switches:
         """Say after each cell what it changed, or say it no longer."""

@@ -44,8 +44,13 @@ class OomCard(Result):
     notes: tuple[str, ...]  # sentences that must be known to read the figures
 
 
-def build_card(analysis: Analysis) -> OomCard | None:
-    """Return the card on the last error, or None if it did not run out of memory."""
+def build_card(analysis: Analysis, fitting: int | None = None) -> OomCard | None:
+    """Return the card on the last error, or None if it did not run out of memory.
+
+    Args:
+        analysis: of the facts.
+        fitting: items of a batch with which the fit that failed is foreseen to run after a cleanup; None: not known.
+    """
     facts, oom = analysis.facts, analysis.facts.oom
     if oom is None:
         return None
@@ -56,7 +61,9 @@ def build_card(analysis: Analysis) -> OomCard | None:
     held = sum(holder.retained for holder in holders)
     parts = _host_parts(oom) if request.is_of_host else () if device is None else device.once(parts_of_device)
     is_mapped = request.device is not None and request.device.facts.segments is not None
-    context = OomContext(request=request, rerun=rerun, plan=analysis.once(default_plan), holders=holders, parts=parts)
+    context = OomContext(
+        request=request, rerun=rerun, plan=analysis.once(default_plan), holders=holders, parts=parts, fitting=fitting
+    )
     return OomCard(
         asked=oom,
         device=request.name,

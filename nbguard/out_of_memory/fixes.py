@@ -59,6 +59,7 @@ class OomContext:
     plan: Plan  # the default cleanup
     holders: tuple[Holder, ...]  # of bytes where the request was made
     parts: tuple[Part, ...]  # of that device, or of the host
+    fitting: int | None = None  # items of a batch with which the fit is foreseen to run after the cleanup; None: not known
 
     @property
     def after_cleanup(self) -> After:
@@ -322,6 +323,10 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
     kinds["shm"] = "fewer or no workers (num_workers=0), or a smaller batch"
     words = kinds.get(request.oom.kind, "a smaller batch, mixed precision or gradient accumulation")
     batch, need = request.oom.batch_size, request.nbytes
+    if context.fitting and batch:
+        words = f"a batch of {context.fitting} instead of {batch} fits (predicted)"
+        yield Fix(words=words, advice=(release_stale(),), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
+        return
     if request.oom.kind == "device" and need and largest and batch and rerun.since is not None and _keeps_its_learner(context):
         whole = rerun.own_bytes + rerun.since + need
         parts = 1

@@ -16,7 +16,7 @@ from nbguard.prediction.prediction import Prediction
 from nbguard.units import unit_of
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Expected:
     """A fit that was foreseen on a live device and has not run yet."""
 
@@ -45,11 +45,11 @@ def expect(prediction: Prediction, source: FitSource) -> None:
     _expected[:] = others[-_MOST + 1 :]
     _expected.append(
         _Expected(
-            weakref.ref(trained[0]),
-            _version(trained[0]),
-            index,
-            int(torch.cuda.memory_stats(index).get("allocated_bytes.all.peak", 0)),
-            prediction,
+            parameter=weakref.ref(trained[0]),
+            version=_version(trained[0]),
+            device=index,
+            allocated=int(torch.cuda.memory_stats(index).get("allocated_bytes.all.peak", 0)),
+            prediction=prediction,
         )
     )
 

@@ -53,6 +53,14 @@ def fits_of_cell(source: str, namespace: dict[str, Any]) -> tuple[CellFit, ...]:
     return fits
 
 
+def fits_of_statement(statement: ast.stmt, namespace: dict[str, Any]) -> CellFit | None:
+    """Return the fit that a loop over batches is; None: the statement is none, and may run."""
+    loops = [node for node in ast.walk(statement) if isinstance(node, ast.For) and _trains(node)]
+    if not isinstance(statement, (ast.For, ast.While, ast.With)) or not loops:
+        return None
+    return next(_CellReader(namespace).read([statement]), None)
+
+
 @dataclass(slots=True)
 class _CellReader:
     """Reads a cell from its first statement to its last."""

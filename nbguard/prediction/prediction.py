@@ -9,7 +9,7 @@ from typing import ClassVar
 from nbguard.render.result import Result
 
 
-class Phase(str, Enum):
+class FitPhase(str, Enum):
     """A part of the handling of a batch, in JSON; members stand in the order in which they come."""
 
     START = "start"  # the model is moved to the device
@@ -24,7 +24,7 @@ class Phase(str, Enum):
     __repr__ = str.__repr__
 
 
-class Category(str, Enum):
+class MemoryCategory(str, Enum):
     """A kind of memory of a fit, in JSON."""
 
     PARAMETERS = "parameters"  # and buffers
@@ -41,10 +41,10 @@ class Category(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class PhasePeak:
+class FitPhasePeak:
     """The memory of one phase."""
 
-    phase: Phase
+    phase: FitPhase
     peak_allocated: int  # most bytes in tensors at once while it runs
 
 
@@ -52,7 +52,7 @@ class PhasePeak:
 class CategoryBytes:
     """The memory of one category."""
 
-    category: Category
+    category: MemoryCategory
     nbytes: int  # of blocks, in bytes
 
 
@@ -60,7 +60,7 @@ class CategoryBytes:
 class PeakPlace:
     """The allocation with which a fit's peak is reached."""
 
-    phase: Phase
+    phase: FitPhase
     batch: int  # number of the batch, from 1 on
     operator: str  # of PyTorch's, as `aten.mm.default`; empty: a buffer of a kernel's own
     module: str  # path of the module that is called, or whose backward pass runs; empty: none, or the model itself
@@ -111,7 +111,7 @@ class Prediction(Result):
     end_allocated: int  # in tensors when the fit has ended
     model: int  # parameters and buffers, before the fit
     workspaces: int  # of cuBLAS, kept to the end
-    phases: tuple[PhasePeak, ...]  # peak of each phase, in their order in a batch
+    phases: tuple[FitPhasePeak, ...]  # peak of each phase, in their order in a batch
     categories: tuple[CategoryBytes, ...]  # what is allocated at the peak, the largest first: adds up to `peak_allocated`
     peak: PeakPlace  # where the peak is
     first_batch: int  # most bytes in tensors at once in the first batch, before there is optimizer state
@@ -144,9 +144,10 @@ class ForeseenFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPrediction(Result):
-    """The memory of the fits that a cell would start; none of it has run."""
+    """The memory of the fits that a cell would start, or of a script's first."""
 
     kind: ClassVar[str] = "cellprediction"
     view: ClassVar[str] = "nbguard.prediction.prediction_view:cell_blocks"
 
+    told: str  # what has run, in words
     fits: tuple[ForeseenFit, ...]  # in their order; each begins on the device as it is before the cell

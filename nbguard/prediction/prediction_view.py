@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.prediction.prediction import CellPrediction, LargestBatch, PeakPlace, Phase, Prediction
+from nbguard.prediction.prediction import CellPrediction, FitPhase, LargestBatch, PeakPlace, Prediction
 from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
 from nbguard.units import format_bytes, format_column, unit_of
 
@@ -43,7 +43,7 @@ def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> It
 
 def _place(peak: PeakPlace) -> str:
     """Return where the peak is, in words."""
-    words = "the batch comes" if peak.phase is Phase.BATCH else str(peak.phase)
+    words = "the batch comes" if peak.phase is FitPhase.BATCH else str(peak.phase)
     if peak.module_class:
         words += f" of {peak.module} ({peak.module_class})" if peak.module else f" of {peak.module_class}"
     return f"in tensors: batch {peak.batch}, {words}" + (f", {peak.line}" if peak.line else "")
@@ -64,7 +64,7 @@ def _made_of(prediction: Prediction) -> Iterator[Block]:
 
 def cell_blocks(cell: CellPrediction) -> Iterator[Block]:
     """Yield the predictions of a cell's fits one after the other."""
-    yield Line("foreseen, nothing of the cell has run:", "dim")
+    yield Line(f"foreseen; {cell.told}:", "dim")
     for fit in cell.fits:
         yield Line(fit.text, "strong")
         yield from prediction_blocks(fit.prediction, assumptions=fit is cell.fits[-1])

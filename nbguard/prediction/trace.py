@@ -17,7 +17,7 @@ from nbguard.prediction.fits.fit import Fit, FitSource
 from nbguard.prediction.fits.randomness import same_randomness
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.live import LiveDevice
-from nbguard.prediction.prediction import Category, CategoryBytes, PeakPlace, Phase, PhasePeak
+from nbguard.prediction.prediction import CategoryBytes, FitPhase, FitPhasePeak, MemoryCategory, PeakPlace
 from nbguard.units import format_bytes
 
 _BAND = 0.05
@@ -47,7 +47,7 @@ class FitTrace:
     held: int  # on the device before the fit, and not the fit's
     model: int  # parameters and buffers
     workspaces: int  # of cuBLAS
-    phases: tuple[PhasePeak, ...]
+    phases: tuple[FitPhasePeak, ...]
     categories: tuple[CategoryBytes, ...]  # at the peak
     peak: PeakPlace
     batch_peaks: tuple[int, ...]  # most bytes in tensors at once, of each batch in turn
@@ -57,7 +57,11 @@ class FitTrace:
     @property
     def band(self) -> int:
         """Return the bytes that the fit may take beyond the reserved peak."""
-        return int(_BAND * self.peak_reserved) + (_CONVOLUTIONS if self.convolutions else 0)
+        return self.band_of(self.peak_reserved)
+
+    def band_of(self, reserved: int) -> int:
+        """Return the same where so many bytes are reserved."""
+        return int(_BAND * reserved) + (_CONVOLUTIONS if self.convolutions else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +105,8 @@ class FitTracer:
             return None, f"{needed} would be reserved, and less than {band} of the device is left for what cannot be computed"
         if endless.unknown:
             return None, f"{needed} would be reserved, and not all could be traced: {endless.unknown[0]}"
+        if endless.peak_reserved > room:
+            return True, f"{format_bytes(room)} beside CUDA's context is enough: the allocator empties its cache where it must"
         return True, f"{needed} is reserved at most, of {format_bytes(room)} beside CUDA's context"
 
     def _trace(self, batch_size: int | None, gpu: Gpu, reserve: int) -> FitTrace:
@@ -133,7 +139,7 @@ class FitTracer:
             device.begin_batch()
             if on_host:
                 return made_on_host(shapes)
-            with device.making(Category.INPUTS, Phase.BATCH):
+            with device.making(MemoryCategory.INPUTS, FitPhase.BATCH):
                 return made(shapes)
 
         with same_randomness(), emulation:

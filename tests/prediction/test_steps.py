@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from nbguard.errors import NbguardError, UnpredictableError
 from nbguard.prediction.predict import predict
-from nbguard.prediction.prediction import Category, Phase
+from nbguard.prediction.prediction import FitPhase, MemoryCategory
 from tests.prediction.fits import Decoder
 
 MIB = 2**20
@@ -71,7 +71,7 @@ def test_nothing_of_the_users_changes(steps: int, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == ""
     assert found.fits is True
     assert sum(each.nbytes for each in found.categories) == found.peak_allocated
-    assert {each.phase for each in found.phases} >= {Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.STEP}
+    assert {each.phase for each in found.phases} >= {FitPhase.FORWARD, FitPhase.LOSS, FitPhase.BACKWARD, FitPhase.STEP}
 
 
 def test_closures_globals_and_several_arguments_are_followed() -> None:
@@ -91,7 +91,7 @@ def test_closures_globals_and_several_arguments_are_followed() -> None:
     assert float(scale) == 1
     assert all(parameter.grad is None for parameter in model.parameters())
     kinds = {each.category: each.nbytes for each in found.categories}
-    assert kinds[Category.PARAMETERS] >= sum(each.numel() * 4 for each in model.parameters())
+    assert kinds[MemoryCategory.PARAMETERS] >= sum(each.numel() * 4 for each in model.parameters())
     larger = predict(step, (WORDS, WORDS), batch_size=32)
     assert larger.batch_sizes == (32, 32, 32)
     assert larger.peak_allocated > found.peak_allocated

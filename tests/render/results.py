@@ -28,7 +28,7 @@ from nbguard.snapshots.whatif import WhatIfs
 from tests.profiler.fit_reports import rich
 from tests.render.test_history import _afternoon as _history
 from tests.render.test_map import afternoon as _mapped
-from tests.render.test_prediction import FITS
+from tests.render.test_prediction import CELL, FITS
 from tests.render.test_processes import _KEEPER, _ORPHAN, _OTHER
 from tests.render.test_render import _afternoon, _done, _oom
 from tests.render.test_saved import _snapshot
@@ -48,6 +48,7 @@ EXAMPLES: tuple[Result, ...] = (
     explain(_afternoon(), "learn", 0, "Learner"),
     _history(),
     build_map(Analysis(_mapped()), 300 * MiB),
+    CELL,
     FITS,
     SimulationState("simulated no more", _AFTER),
     Switches(oom_card=True, history=True, cells=False, auto_clean_errors=True, recorded=1),

@@ -7,7 +7,16 @@ from html import escape
 
 import pytest
 
-from nbguard.prediction.prediction import Prediction
+from nbguard.prediction.prediction import (
+    CategoryBytes,
+    CellPrediction,
+    FitPhase,
+    FitPhasePeak,
+    ForeseenFit,
+    MemoryCategory,
+    PeakPlace,
+    Prediction,
+)
 from tests.render.test_render import _golden
 
 MIB = 2**20
@@ -21,7 +30,31 @@ FITS = Prediction(
     peak_reserved=7_616 * MIB,
     end_allocated=1_310 * MIB,
     model=98 * MIB,
+    is_live=False,
+    held=0,
     workspaces=16 * MIB,
+    phases=(
+        FitPhasePeak(FitPhase.FORWARD, 6_800 * MIB),
+        FitPhasePeak(FitPhase.BACKWARD, 7_480 * MIB),
+        FitPhasePeak(FitPhase.STEP, 2_100 * MIB),
+    ),
+    categories=(
+        CategoryBytes(MemoryCategory.ACTIVATIONS, 7_072 * MIB),
+        CategoryBytes(MemoryCategory.OPTIMIZER_STATE, 196 * MIB),
+        CategoryBytes(MemoryCategory.PARAMETERS, 98 * MIB),
+        CategoryBytes(MemoryCategory.GRADIENTS, 98 * MIB),
+        CategoryBytes(MemoryCategory.WORKSPACES, 16 * MIB),
+    ),
+    peak=PeakPlace(
+        phase=FitPhase.BACKWARD,
+        batch=2,
+        operator="aten.convolution_backward.default",
+        module="0.4.1.conv2",
+        module_class="Conv2d",
+        line="",
+    ),
+    first_batch=7_284 * MIB,
+    steady=7_480 * MIB,
     band=381 * MIB,
     fits=True,
     why="7.44 GiB is reserved at most, of 14.41 GiB beside CUDA's context",
@@ -38,11 +71,18 @@ _NOT_KNOWN = replace(
     why="7.44 GiB would be reserved, and not all could be traced: the callback Hoarder is not traced",
     unknown=("the callback Hoarder is not traced",),
 )
+CELL = CellPrediction(
+    told="nothing of the cell has run",
+    fits=(
+        ForeseenFit(text="line 2: learn.fine_tune(3), after freeze()", prediction=FITS),
+        ForeseenFit(text="line 2: learn.fine_tune(3), after unfreeze()", prediction=FITS),
+    ),
+)
 _UNNAMED = replace(FITS, gpu="a GPU of any size", capacity=None, fits=None, why="no GPU was named")
 
 
 def test_golden_prediction(request: pytest.FixtureRequest) -> None:
-    shown = (FITS, replace(FITS, fits=False, why="the fit runs out of memory"), _NOT_KNOWN, _UNNAMED)
+    shown = (FITS, replace(FITS, fits=False, why="the fit runs out of memory"), _NOT_KNOWN, _UNNAMED, CELL)
     _golden("prediction.txt", "\n\n".join(each.mimebundle()["text/plain"] for each in shown), request)
 
 
@@ -55,3 +95,7 @@ def test_the_html_says_what_the_text_says() -> None:
 
 def test_the_need_adds_up() -> None:
     assert FITS.need == (7_616 + 600 + 381) * MIB
+
+
+def test_what_the_peak_is_made_of_adds_up() -> None:
+    assert sum(each.nbytes for each in FITS.categories) == FITS.peak_allocated

@@ -24,7 +24,7 @@ from nbguard.prediction.emulation.operators import OperatorMode
 from nbguard.prediction.emulation.recorder import RecordingDevice
 from nbguard.prediction.fits.batches import moved
 from nbguard.prediction.hardware import Gpu
-from nbguard.prediction.prediction import Phase
+from nbguard.prediction.prediction import FitPhase
 from nbguard.scan.storage_events import StorageMode
 
 _TorchOutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
@@ -175,7 +175,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         stack.callback(register_optimizer_step_post_hook(note(False)).remove)
 
     def _fastai_step(self, former: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.device.making(None, Phase.STEP):
+        with self.device.making(None, FitPhase.STEP):
             return former(optimizer, *args, **kwargs)
 
     def _called(self, former: Callable[..., Any]) -> Callable[..., Any]:

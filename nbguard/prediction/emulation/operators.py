@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.emulation.recorder import RecordingDevice
 from nbguard.prediction.hardware import Gpu
-from nbguard.prediction.prediction import Category
+from nbguard.prediction.prediction import MemoryCategory
 from nbguard.prediction.rules import REPLACED, TEMPORARIES
 
 _aten = torch.ops.aten
@@ -80,7 +80,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
     @contextmanager
     def buffers(self, *sizes: int) -> Iterator[None]:
         """Allocate buffers of these bytes one after the other; they live in the context."""
-        with self._device.making(Category.TEMPORARIES):
+        with self._device.making(MemoryCategory.TEMPORARIES):
             tokens = [self._device.born(size, None, is_older=False) for size in sizes if size]
         try:
             yield
@@ -127,7 +127,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         if is_backward not in self._with_workspace:
             self._with_workspace.add(is_backward)
             self._workspaces.append(self.gpu.cublas_workspace)
-            with self._device.making(Category.WORKSPACES):
+            with self._device.making(MemoryCategory.WORKSPACES):
                 self._device.born(self.gpu.cublas_workspace, None, is_older=False)
 
     def note_read(self) -> None:

@@ -14,22 +14,22 @@ from typing import Any
 
 import torch
 
-from nbguard.prediction.prediction import Category, CategoryBytes, PeakPlace, Phase, PhasePeak
+from nbguard.prediction.prediction import CategoryBytes, FitPhase, FitPhasePeak, MemoryCategory, PeakPlace
 from nbguard.simulation.device import SimulatedDevice
 
 _CALLERS = ("torch", "fastai", "fastcore", "nbguard", "accelerate", "lightning", "pytorch_lightning", "functools", "contextlib")
 """Packages whose lines are not named: they call the user's."""
 _TRACE = "nbguard.prediction.trace"
 """Module below which no frame is the fit's."""
-_FORWARD = frozenset({Phase.FORWARD, Phase.LOSS})
+_FORWARD = frozenset({FitPhase.FORWARD, FitPhase.LOSS})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Birth:
     nbytes: int  # of the block
-    phase: Phase
+    phase: FitPhase
     run: int  # number of the run of the phase
-    kind: Category | None  # None: by phase and life
+    kind: MemoryCategory | None  # None: by phase and life
     recomputes: bool  # made in the backward pass with gradients on, as a checkpoint does
 
 
@@ -42,8 +42,8 @@ class RecordingDevice(SimulatedDevice):
         """Bytes that are on the device before the fit, and stay."""
         self.is_stepping = False
         """Whether an optimizer steps."""
-        self._kind: Category | None = None
-        self._phase: Phase | None = Phase.START
+        self._kind: MemoryCategory | None = None
+        self._phase: FitPhase | None = FitPhase.START
         self._batch = 0
         self._modules: list[Any] = []  # that are being called, the innermost last
         self._is_model = self._was_called = False  # whether the outermost has parameters; whether one was called in this batch
@@ -51,11 +51,11 @@ class RecordingDevice(SimulatedDevice):
         self._births: list[_Birth] = []
         self._deaths: dict[int, tuple[int, int]] = {}  # number of a birth → (births until then, run)
         self._alive: dict[int, int] = {}  # address → number of the birth
-        self._run, self._last = 0, Phase.START
-        self._phases: Counter[Phase] = Counter()
+        self._run, self._last = 0, FitPhase.START
+        self._phases: Counter[FitPhase] = Counter()
         self._batches: Counter[int] = Counter()
         self._peak = self._births_at_peak = 0
-        self._place: tuple[Phase, int, str, Any] = Phase.START, 0, "", None
+        self._place: tuple[FitPhase, int, str, Any] = FitPhase.START, 0, "", None
         self._line: tuple[str, str, str, int] | None = None  # function, module, file and number of the line at the peak
 
     def born(self, nbytes: int, op: Any, *, is_older: bool) -> int:
@@ -65,8 +65,9 @@ class RecordingDevice(SimulatedDevice):
             return token
         phase, allocated, block = self._current(), self.model.allocated, self.model.live.get(token)
         self._alive[token] = len(self._births)
-        recomputes = phase is Phase.BACKWARD and torch.is_grad_enabled()
-        self._births.append(_Birth(block.size if block is not None else 0, phase, self._run, self._kind, recomputes))
+        recomputes = phase is FitPhase.BACKWARD and torch.is_grad_enabled()
+        nbytes = 0 if block is None else block.size
+        self._births.append(_Birth(nbytes=nbytes, phase=phase, run=self._run, kind=self._kind, recomputes=recomputes))
         self._phases[phase] = max(self._phases[phase], allocated)
         self._batches[self._batch] = max(self._batches[self._batch], allocated)
         if allocated > self._peak:
@@ -92,7 +93,7 @@ class RecordingDevice(SimulatedDevice):
     # --- told by the trace ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def making(self, kind: Category | None, phase: Phase | None = None) -> Iterator[None]:
+    def making(self, kind: MemoryCategory | None, phase: FitPhase | None = None) -> Iterator[None]:
         """Return a context in which all that is made is of one category, in a phase if one is given."""
         former = self._kind, self._phase
         self._kind, self._phase = kind, phase or self._phase
@@ -119,20 +120,20 @@ class RecordingDevice(SimulatedDevice):
         self._modules.pop()
         self._boundaries.append((torch._C._autograd._get_sequence_nr(), self._modules[-1] if self._modules else None))
 
-    def _current(self) -> Phase:
+    def _current(self) -> FitPhase:
         """Return the phase that runs now."""
         phase = self._phase
         if phase is None:
             if torch._C._current_graph_task_id() >= 0:
-                phase = Phase.BACKWARD
+                phase = FitPhase.BACKWARD
             elif self.is_stepping and not torch.is_grad_enabled():  # a closure of the step has gradients on
-                phase = Phase.STEP
+                phase = FitPhase.STEP
             elif not torch.is_grad_enabled():
-                phase = Phase.VALIDATION
+                phase = FitPhase.VALIDATION
             elif not self._was_called:
-                phase = Phase.BATCH
+                phase = FitPhase.BATCH
             else:
-                phase = Phase.FORWARD if self._modules and self._is_model else Phase.LOSS
+                phase = FitPhase.FORWARD if self._modules and self._is_model else FitPhase.LOSS
         if phase is not self._last and not {phase, self._last} <= _FORWARD:
             self._run += 1
         self._last = phase
@@ -150,9 +151,9 @@ class RecordingDevice(SimulatedDevice):
 
     # --- what it comes to -------------------------------------------------------------------------------------------------
 
-    def phases(self) -> tuple[PhasePeak, ...]:
+    def phases(self) -> tuple[FitPhasePeak, ...]:
         """Return the peak of each phase, in their order in a batch."""
-        return tuple(PhasePeak(phase, self._phases[phase]) for phase in Phase if self._phases[phase])
+        return tuple(FitPhasePeak(phase, self._phases[phase]) for phase in FitPhase if self._phases[phase])
 
     def peaks_of_batches(self) -> tuple[int, ...]:
         """Return the peak of each batch, the validation's among them."""
@@ -160,7 +161,7 @@ class RecordingDevice(SimulatedDevice):
 
     def categories(self) -> tuple[CategoryBytes, ...]:
         """Return what was allocated at the peak, by category, the largest first; it adds up to the peak."""
-        found = Counter({Category.HELD: self.held})
+        found = Counter({MemoryCategory.HELD: self.held})
         for number, birth in enumerate(islice(self._births, self._births_at_peak)):
             until, run = self._deaths.get(number, (self._births_at_peak, -1))
             if until >= self._births_at_peak:
@@ -184,18 +185,18 @@ class RecordingDevice(SimulatedDevice):
         )
 
 
-def _category(birth: _Birth, *, outlives: bool) -> Category:
+def _category(birth: _Birth, *, outlives: bool) -> MemoryCategory:
     """Return the category of a block by the phase that made it, and whether it outlives that phase."""
-    if birth.phase is Phase.START:
-        return Category.PARAMETERS
-    if birth.phase is Phase.BATCH:
-        return Category.INPUTS
+    if birth.phase is FitPhase.START:
+        return MemoryCategory.PARAMETERS
+    if birth.phase is FitPhase.BATCH:
+        return MemoryCategory.INPUTS
     if birth.recomputes:
-        return Category.ACTIVATIONS
+        return MemoryCategory.ACTIVATIONS
     if not outlives:
-        return Category.TEMPORARIES
-    kept = {Phase.BACKWARD: Category.GRADIENTS, Phase.STEP: Category.OPTIMIZER_STATE}
-    return kept.get(birth.phase, Category.ACTIVATIONS)
+        return MemoryCategory.TEMPORARIES
+    kept = {FitPhase.BACKWARD: MemoryCategory.GRADIENTS, FitPhase.STEP: MemoryCategory.OPTIMIZER_STATE}
+    return kept.get(birth.phase, MemoryCategory.ACTIVATIONS)
 
 
 def _user_frame(frame: Any) -> Any:

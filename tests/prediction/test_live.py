@@ -1,0 +1,74 @@
+"""A fit on a device that is in use: foreseen from what is there now, and put beside what came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.kernels import Kernel
+
+MIB = 2**20
+
+_LIVE = """
+import json, warnings; warnings.filterwarnings("ignore")
+from nbguard.prediction import calibration
+from nbguard.prediction.predict import predict
+from tests.prediction.fits import fit, make
+held = [torch.empty(37 * 2**20, dtype=torch.uint8, device="cuda") for _ in range(6)]
+del held[::2]  # the rest of the cache is in pieces
+learn = make({case!r}, "cuda")
+if {fitted}:
+    fit(learn)
+before, places = torch.cuda.memory_stats(), [p.data_ptr() for p in learn.model.parameters()]
+torch.cuda.reset_peak_memory_stats()
+found = predict(learn)
+assert [p.data_ptr() for p in learn.model.parameters()] == places
+assert torch.cuda.memory_stats()["allocation.all.allocated"] == before["allocation.all.allocated"]
+fit(learn)
+stats = torch.cuda.memory_stats()
+peaks = [stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]]
+print(json.dumps([found.held, found.is_live, found.fits, [found.peak_allocated, found.peak_reserved], peaks]))
+print(json.dumps(calibration.outcomes()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "fitted", "near"), [("resnet18", False, 0), ("gpt bf16", True, 0.01)])
+def test_it_begins_with_what_is_there(case: str, fitted: bool, near: float, fake_cuda_run: Callable[..., str]) -> None:
+    code = "import torch\n" + _LIVE.format(case=case, fitted=fitted)
+    answer, said = fake_cuda_run(code, timeout=250, fastai=True).splitlines()[-2:]
+    held, is_live, fits, foreseen, real = json.loads(answer)
+
+    print(case, fitted, foreseen, real)
+    assert is_live
+    assert fits is True
+    assert held >= 3 * 37 * MIB
+    assert all(abs(a / b - 1) <= near for a, b in zip(foreseen, real, strict=True))
+    [sentence] = json.loads(said)
+    assert sentence.startswith("peak of the fit in tensors: predicted ")
+
+
+_OUT_OF_MEMORY = """
+import json, warnings; warnings.filterwarnings("ignore")
+import nbguard.notebook.session as session
+session._FORESEEING = 100.0  # the machine may be busy
+from tests.prediction.fits import make
+learn = make("gpt bf16", "cuda", 256, items=(600, 16))
+learn.model.cuda()
+"""
+
+
+@pytest.mark.slow
+def test_the_card_names_a_batch_that_fits(fake_cuda_kernel: Callable[..., Kernel]) -> None:
+    kernel = fake_cuda_kernel(fastai=True, bytes=3 * 2**30)
+    kernel.run_silently("%load_ext nbguard\nimport torch\n" + _OUT_OF_MEMORY)
+    failed = kernel.run("with learn.no_bar(), learn.no_logging(): learn.fit(1)", timeout=250)
+    assert failed.error is not None
+    assert failed.error[0] == "OutOfMemoryError"
+    words = re.search(r"a batch of (\d+) instead of 256 fits \(predicted\)", failed.text)
+    assert words is not None, failed.text
+    kernel.run("%reset_gpu").ok()
+    kernel.run(f"learn.dls.train.bs = {words[1]}\nwith learn.no_bar(), learn.no_logging(): learn.fit(1)", timeout=250).ok()
