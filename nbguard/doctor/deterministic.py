@@ -41,7 +41,7 @@ class DeterministicSwitch:
         self._undo.append(generators.restore)
         self._set_switches(torch, warn_only)
         self._seed_libraries(torch)
-        self._own_generators = [] if learn is None else self._seed_own(learn, subject_of)
+        self._own_generators = [] if learn is None or _is_loader(torch, learn) else self._seed_own(learn, subject_of)
         self._loaders = [name for number, loader in enumerate(loaders) for name in self._seed_loader(torch, loader, number)]
         self.state = Deterministic(
             is_on=True,
@@ -139,9 +139,13 @@ def _set(loader: Any, generator: Any) -> None:
 def _loaders(learn: Any, loaders_of: Callable[[Any], list[Any]], subject_of: Callable[[Any], Any]) -> list[Any]:
     """Return the loaders of a Learner, or the one that was given itself."""
     torch: Any = sys.modules["torch"]
-    if torch.utils.data.DataLoader in mro_of(type(learn)):
+    if _is_loader(torch, learn):
         return [learn]
     return loaders_of(subject_of(learn))
+
+
+def _is_loader(torch: Any, obj: Any) -> bool:
+    return torch.utils.data.DataLoader in mro_of(type(obj))
 
 
 def deterministic(seed: int = 0, learn: Any = None, *, warn_only: bool = False) -> DeterministicSwitch:

@@ -19,6 +19,7 @@ from nbguard.doctor.environment import environment_facts
 from nbguard.doctor.learner_facts import learner_facts
 from nbguard.doctor.subject import TrialSubject, subject_of
 from nbguard.errors import UndiagnosableError
+from nbguard.memory import advice
 
 
 def diagnose(
@@ -28,6 +29,7 @@ def diagnose(
     loss_func: Any = None,
     optimizer: Any = None,
     cells: Sequence[str] | None = None,
+    name: str = "learn",
     determinism: bool = True,
     export: bool = True,
     environment: bool = True,
@@ -43,6 +45,7 @@ def diagnose(
         loss_func: of a model that is no Learner's; None: the sum of its outputs stands for the loss.
         optimizer: of a model that is no Learner's; None: no step is made.
         cells: sources of the cells of a notebook, in the order in which they ran; None: this is no notebook.
+        name: of `learn` in the notebook, for commands.
         determinism: whether to try whether a step repeats: some ten steps are run.
         export: whether to try to export the model: seconds, and the first time some more for PyTorch's compiler.
         environment: whether to check the machine, the libraries and the settings.
@@ -57,11 +60,11 @@ def diagnose(
     if environment:
         checks += _environment(subject)
     if determinism:
-        made, left_out = _determinism(subject, cells)
+        made, left_out = _determinism(subject, cells, name)
         checks += made
         notes += left_out
     if export:
-        made, left_out = _export(subject)
+        made, left_out = _export(subject, name)
         checks += made
         notes += left_out
     return Diagnosis(
@@ -78,10 +81,12 @@ def _environment(subject: TrialSubject | None) -> tuple[Check, ...]:
     return (*gpu_checks(facts), *machine_checks(facts), *variable_checks(facts), *learner_checks(settings, facts))
 
 
-_NOTHING = "no Learner or model was given: `%nbguard doctor learn`"
+_NOTHING = f"no Learner or model was given: {advice.diagnose().code}"
 
 
-def _determinism(subject: TrialSubject | None, cells: Sequence[str] | None) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+def _determinism(
+    subject: TrialSubject | None, cells: Sequence[str] | None, name: str
+) -> tuple[tuple[Check, ...], tuple[str, ...]]:
     """Return the checks of determinism, and what they left out."""
     if subject is None:
         return (not_checked("determinism", "one step", _NOTHING),), ()
@@ -89,15 +94,15 @@ def _determinism(subject: TrialSubject | None, cells: Sequence[str] | None) -> t
     from nbguard.doctor.determinism.seeds import loader_seeds, switch_states
     from nbguard.doctor.determinism.trial import tried
 
-    seeds = seed_checks(loader_seeds(subject), switch_states(subject), None if cells is None else seeds_in(cells))
+    seeds = seed_checks(loader_seeds(subject), switch_states(subject), None if cells is None else seeds_in(cells), name)
     try:
         facts = tried(subject, trial_batch(subject))
     except UndiagnosableError as error:
         return (*no_step(str(error)), *seeds), ()
-    return (*step_checks(facts), *seeds), facts.notes
+    return (*step_checks(facts, name), *seeds), facts.notes
 
 
-def _export(subject: TrialSubject | None) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+def _export(subject: TrialSubject | None, name: str) -> tuple[tuple[Check, ...], tuple[str, ...]]:
     """Return the checks of export, and what they left out."""
     if subject is None:
         return no_export(_NOTHING), ()
@@ -108,4 +113,4 @@ def _export(subject: TrialSubject | None) -> tuple[tuple[Check, ...], tuple[str,
         facts = exported(subject, trial_batch(subject))
     except UndiagnosableError as error:
         return no_export(str(error)), ()
-    return export_checks(facts), facts.notes
+    return export_checks(facts, name), facts.notes

@@ -44,3 +44,50 @@ def test_the_line_that_initialises_cuda_is_awaited(kernel: Kernel) -> None:
     kernel.run("%load_ext nbguard").ok()
 
     assert kernel.value("any(call.__name__ == '_note' for call, _ in __import__('torch').cuda._queued_calls)")
+
+
+_LEARNER = """
+from fastai.callback.progress import ProgressCallback
+import torch
+set_seed(1)
+data = [(torch.randn(4), torch.randn(1)) for _ in range(16)]
+dls = DataLoaders.from_dsets(data, data, bs=4, num_workers=0)
+learn = Learner(dls, torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)), loss_func=MSELossFlat())
+"""
+
+
+def test_determinism_is_tried_fixed_and_undone(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(f"from fastai.basics import *\n{_LEARNER}").ok()
+    tried = kernel.run("%nbguard doctor learn --determinism -o found").ok()
+    assert "the same bits" in tried.text or "compared by their bytes" in tried.text
+    assert kernel.value("[check.state for check in found.checks][:3]") == ["ok", "ok", "ok"]
+
+    fixed = kernel.run("%nbguard fix determinism learn --seed 3").ok()
+    assert "a step took" in fixed.text
+    assert kernel.value("torch.are_deterministic_algorithms_enabled()") is True
+    undone = kernel.run("%nbguard fix determinism --undo").ok()
+    assert "as it was before" in undone.text
+    assert kernel.value("torch.are_deterministic_algorithms_enabled()") is False
+    again = kernel.run("%nbguard fix determinism --undo")
+    assert "there is nothing to undo" in str(again.error)
+
+
+def test_unloading_undoes_determinism(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbguard\nimport torch").ok()
+    kernel.run("%nbguard fix determinism").ok()
+    kernel.run("%unload_ext nbguard").ok()
+
+    assert kernel.value("torch.are_deterministic_algorithms_enabled()") is False
+
+
+def test_a_repaired_copy_lands_in_a_variable(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(
+        f"from fastai.basics import *\nfrom fastai.layers import ToTensorBase\n{_LEARNER}\nlearn.model.append(ToTensorBase())"
+    ).ok()
+    fixed = kernel.run("%nbguard fix export learn -o mine").ok()
+
+    assert "ToTensorBase → Identity" in fixed.text
+    assert kernel.value("type(mine[3]).__name__, type(learn.model[3]).__name__") == ("Identity", "ToTensorBase")
+    assert "name the Learner or model to repair" in str(kernel.run("%nbguard fix export").error)

@@ -9,8 +9,10 @@ from nbguard.allocator.replay.replay import Difference
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
-from nbguard.memory.advice import release_names
+from nbguard.doctor.analysis.deterministic import Deterministic, StepTimes
 from nbguard.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
+from nbguard.doctor.analysis.repairs import RepairedModel
+from nbguard.memory.advice import release_names
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.processes import Zombies
 from nbguard.memory.recording import Recording
@@ -47,6 +49,8 @@ _THREADS = CheckFinding(
 )
 
 EXAMPLES: tuple[Result, ...] = (
+    Deterministic(is_on=True, seed=4, mode="on", times=StepTimes(plain=10, deterministic=12)),
+    RepairedModel(name="exportable", replaced=(("layers.13", "ToTensorBase", "Identity"),)),
     Diagnosis(
         subject="Learner of XResNet",
         checks=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _SEEDING = frozenset({"set_seed", "manual_seed", "manual_seed_all", "seed_everything", "seed", "deterministic"})
 _LOADERS = frozenset({"dataloaders", "DataLoaders", "DataLoader"})
@@ -22,7 +22,7 @@ _SPLITS = {
 """Functions that split at random, and the argument that makes a split repeat."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellCall:
     """A call in a cell."""
 
@@ -30,6 +30,12 @@ class CellCall:
     line: int  # of the cell, from 1
     name: str  # as written, without its arguments
     argument: str = ""  # of a split, the one that is missing
+    column: int = 0  # of the line
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Return what sorts calls as they ran."""
+        return self.cell, self.line, self.column
 
     @property
     def place(self) -> str:
@@ -52,11 +58,11 @@ def seeds_in(cells: Sequence[str]) -> CellSeeds:
     for number, source in enumerate(cells):
         for call in _calls(source):
             name = _name(call.func)
-            here = CellCall(number, call.lineno, ast.unparse(call.func))
+            here = CellCall(cell=number, line=call.lineno, name=ast.unparse(call.func), column=call.col_offset)
             if name in _SEEDING:
                 seeds.append(here)
             if missing := _missing(call, name):
-                splits.append(CellCall(number, call.lineno, here.name, missing))
+                splits.append(replace(here, argument=missing))
             if name in _LOADERS or _is_factory(call.func, name):
                 loaders.append(here)
     return CellSeeds(seeds=tuple(seeds), loaders=tuple(loaders), splits=tuple(splits))

@@ -8,10 +8,10 @@ from typing import Literal
 
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.step_trace import StepDifference, module_name
+from nbguard.memory.advice import make_deterministic
 from nbguard.units import counted, format_time
 
 Cure = Literal["deterministic mode", "one thread", "none"]
-_FIX = "%nbguard fix determinism"
 _PASSES = {
     "forward": "the forward pass",
     "backward": "the backward pass",
@@ -59,7 +59,7 @@ class DeterminismFacts:
     notes: tuple[str, ...] = ()  # what was left out
 
 
-def step_checks(facts: DeterminismFacts) -> tuple[Check, ...]:
+def step_checks(facts: DeterminismFacts, learn: str = "learn") -> tuple[Check, ...]:
     """Return the checks of a step that was tried."""
     seen = f"{facts.runs} runs of one step from one state, {counted(facts.tensors, 'tensor')} compared by their bytes"
     cost = "" if facts.deterministic_step is None else f"; deterministic mode: {format_time(facts.deterministic_step)}"
@@ -67,9 +67,9 @@ def step_checks(facts: DeterminismFacts) -> tuple[Check, ...]:
     hidden = counted(len(facts.hidden), "place") if facts.hidden else "a step leaves nothing behind that changes the next"
     known = ", ".join(sorted({fact.name for fact in facts.known})) or "PyTorch knows a deterministic way for each"
     return (
-        checked("determinism", "one step", f"{seen}; {time}", *_difference(facts)),
-        checked("determinism", "operations", known, *_known(facts)),
-        checked("determinism", "hidden state", hidden, *_hidden(facts)),
+        checked("determinism", "one step", f"{seen}; {time}", *_difference(facts, learn)),
+        checked("determinism", "operations", known, *_known(facts, learn)),
+        checked("determinism", "hidden state", hidden, *_hidden(facts, learn)),
     )
 
 
@@ -77,7 +77,7 @@ def _where(path: str) -> str:
     return f"`{module_name(path)}`" if path else "the model's own forward code"
 
 
-def _difference(facts: DeterminismFacts) -> Iterator[CheckFinding]:
+def _difference(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
     difference = facts.difference
     if difference is None:
         return
@@ -90,7 +90,7 @@ def _difference(facts: DeterminismFacts) -> Iterator[CheckFinding]:
         severity="problem",
         what=f"the same step gives other bits each time: first in {place}",
         evidence=_reason(facts),
-        command=_command(facts),
+        command=_command(facts, learn),
     )
 
 
@@ -114,9 +114,9 @@ def _reason(facts: DeterminismFacts) -> str:
     return f"{named or 'what does it was not seen'}; deterministic mode does not change that"
 
 
-def _command(facts: DeterminismFacts) -> str:
+def _command(facts: DeterminismFacts, learn: str) -> str:
     if facts.cure == "deterministic mode":
-        return _FIX
+        return make_deterministic(learn).command
     if facts.cure == "one thread":
         return "torch.set_num_threads(1)"
     if facts.refused:
@@ -126,7 +126,7 @@ def _command(facts: DeterminismFacts) -> str:
     return f"# draw it from torch's generator, which a seed reaches{f': {line}' if line else ''}"
 
 
-def _known(facts: DeterminismFacts) -> Iterator[CheckFinding]:
+def _known(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
     if facts.difference is not None and facts.refused:
         return  # it is the finding of the step
     for fact in facts.known:
@@ -135,18 +135,18 @@ def _known(facts: DeterminismFacts) -> Iterator[CheckFinding]:
             severity="advice",
             what=f"{fact.name} has no deterministic implementation" + (f": {where}" if where else ""),
             evidence="its bits agreed here; PyTorch does not promise that, and raises in deterministic mode",
-            command="# replace it by an operation that is deterministic, or seed with  %nbguard fix determinism --warn-only",
+            command=make_deterministic(learn, warn_only=True).command,
         )
 
 
-def _hidden(facts: DeterminismFacts) -> Iterator[CheckFinding]:
+def _hidden(facts: DeterminismFacts, learn: str) -> Iterator[CheckFinding]:
     for state in facts.hidden:
         if state.kind == "generator":
             yield CheckFinding(
                 severity="advice",
                 what=f"{state.name} is a generator of its own: no global seed reaches it",
                 evidence="the next step differs by its state alone, which no checkpoint saves",
-                command=_FIX,
+                command=make_deterministic(learn).command,
             )
         else:
             yield CheckFinding(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from nbguard.memory.advice import make_deterministic, undo_deterministic
 from nbguard.render.blocks import Block, Line, Table, TableRow, Title
 from nbguard.render.result import Result
 from nbguard.units import format_time
@@ -50,17 +51,17 @@ def deterministic_blocks(state: Deterministic) -> Iterator[Block]:
     rows = [
         ("generators", f"Python's, numpy's and torch's are seeded{''.join(f'; {name}' for name in state.generators)}"),
         ("algorithms", f"torch.use_deterministic_algorithms: {state.mode}; cudnn.benchmark off"),
-        ("loaders", ", ".join(state.loaders) or "none was given: `%nbguard fix determinism learn` seeds those of a Learner"),
+        ("loaders", ", ".join(state.loaders) or f"none was given: {make_deterministic('learn').code} seeds them"),
         ("sets", "PYTHONHASHSEED is set" if state.has_hash_seed else "not set: PYTHONHASHSEED=0 before Jupyter starts does it"),
         ("slow-down", _slow_down(state.times)),
     ]
     yield Table(rows=tuple(TableRow(cells=row) for row in rows))
-    yield Line("`%nbguard fix determinism --undo` puts all of it back", "dim")
+    yield Line(f"{undo_deterministic().code} puts all of it back", "dim")
 
 
 def _slow_down(times: StepTimes | None) -> str:
     if times is None:
-        return "not measured: `%nbguard fix determinism learn` measures it"
+        return f"not measured: {make_deterministic('learn').code} measures it"
     if times.deterministic is None:
         names = ", ".join(times.refused)
         return f"not measured: {names} has no deterministic implementation and will raise; --warn-only lets it pass"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.repairs import repair_of
 from nbguard.doctor.analysis.step_trace import module_name
+from nbguard.memory.advice import repair_export
 from nbguard.units import counted, format_time
 
 _TOLERANCE = 1e-4
@@ -62,9 +63,9 @@ class ExportFacts:
     notes: tuple[str, ...] = ()
 
 
-def export_checks(facts: ExportFacts) -> tuple[Check, ...]:
+def export_checks(facts: ExportFacts, learn: str = "learn") -> tuple[Check, ...]:
     """Return a check for each attempt, and those of what surrounds the model."""
-    checks = [_attempt(attempt, facts) for attempt in facts.attempts]
+    checks = [_attempt(attempt, facts, learn) for attempt in facts.attempts]
     return (*checks, _preprocessing(facts), _pickled(facts))
 
 
@@ -73,11 +74,11 @@ def no_export(reason: str) -> tuple[Check, ...]:
     return tuple(not_checked("export", name, reason) for name in FORMATS)
 
 
-def _attempt(attempt: ExportAttempt, facts: ExportFacts) -> Check:
+def _attempt(attempt: ExportAttempt, facts: ExportFacts, learn: str) -> Check:
     if attempt.reason:
         return not_checked("export", attempt.name, attempt.reason)
     if not attempt.passes:
-        findings = [_failure(attempt, failure) for failure in attempt.failures]
+        findings = [_failure(attempt, failure, learn) for failure in attempt.failures]
         return checked("export", attempt.name, f"{counted(len(findings), 'failure')} in {attempt.seconds:.1f} s", *findings)
     sizes = ", ".join(f"{each.items}" for each in attempt.differences)
     worst = max((each.largest for each in attempt.differences), default=0.0)
@@ -86,7 +87,7 @@ def _attempt(attempt: ExportAttempt, facts: ExportFacts) -> Check:
     return checked("export", attempt.name, f"passes in {attempt.seconds:.1f} s{values}{speed}", *_values(attempt))
 
 
-def _failure(attempt: ExportAttempt, failure: ExportFailure) -> CheckFinding:
+def _failure(attempt: ExportAttempt, failure: ExportFailure, learn: str) -> CheckFinding:
     repair = repair_of(failure.module_class)
     where = module_name(failure.module) if failure.module else "the model"
     kind = f" ({failure.module_class.rpartition('.')[2]})" if failure.module_class else ""
@@ -96,7 +97,7 @@ def _failure(attempt: ExportAttempt, failure: ExportFailure) -> CheckFinding:
         severity="note" if attempt.name in ("strict", "TorchScript") else "advice",
         what=f"{attempt.name}: `{where}`{kind} cannot be exported{place}",
         evidence=f"{failure.error}: {failure.message}{code}",
-        command="%nbguard fix export" if repair is not None and repair.replacement else _advice(failure),
+        command=repair_export(learn).command if repair is not None and repair.replacement else _advice(failure),
     )
 
 

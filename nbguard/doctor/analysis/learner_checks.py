@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.environment import EnvironmentFacts
+from nbguard.memory.advice import diagnose
 from nbguard.units import format_bytes
 
-_NOTHING = "no Learner was given: `%nbguard doctor learn`"
+_NOTHING = f"no Learner was given: {diagnose().code}"
 _SMALLEST = 2.0**-25
 """The largest eps that rounds to zero in float16, whose smallest number is 2**-24."""
 

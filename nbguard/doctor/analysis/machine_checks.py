@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.environment import EnvironmentFacts
+from nbguard.memory.advice import end_workers
 from nbguard.units import GiB, MiB, format_bytes
 
 _SHM = "/dev/shm"  # noqa: S108 - read, never written to
@@ -40,7 +41,7 @@ def _shared_memory(facts: EnvironmentFacts) -> Check:
             severity="advice",
             what=f"{_SHM} is nearly full: {format_bytes(free)} of {format_bytes(total)} are free",
             evidence="workers hand their batches over in shared memory",
-            command="%reset_gpu --workers",
+            command=end_workers().command,
         )
         return checked("environment", name, evidence, finding)
     return checked("environment", name, evidence)
@@ -103,7 +104,7 @@ def _container(facts: EnvironmentFacts) -> Check:
             severity="advice",
             what=f"the container is nearly full: {evidence}",
             evidence="beyond its limit the kernel ends a process, with no message but 'Killed'",
-            command="%reset_gpu --workers",
+            command=end_workers().command,
         )
         return checked("environment", "container", evidence, finding)
     return checked("environment", "container", evidence)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from nbguard.doctor.analysis.cell_seeds import CellCall, CellSeeds
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
-
-_FIX = "%nbguard fix determinism"
+from nbguard.memory.advice import make_deterministic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,44 +32,46 @@ class SwitchStates:
     threads: int = 1
 
 
-def seed_checks(loaders: tuple[LoaderSeeds, ...], switches: SwitchStates, cells: CellSeeds | None) -> tuple[Check, ...]:
+def seed_checks(
+    loaders: tuple[LoaderSeeds, ...], switches: SwitchStates, cells: CellSeeds | None, name: str = ""
+) -> tuple[Check, ...]:
     """Return the checks. `cells` are None outside of a notebook."""
-    return (_loaders(loaders), _cells(cells), _switches(switches), _hash_seed(switches))
+    return (_loaders(loaders, name), _cells(cells, name), _switches(switches), _hash_seed(switches))
 
 
-def _loaders(loaders: tuple[LoaderSeeds, ...]) -> Check:
+def _loaders(loaders: tuple[LoaderSeeds, ...], learn: str) -> Check:
     name = "loaders' seeds"
     if not loaders:
         return not_checked("determinism", name, "no loader was given")
     evidence = "; ".join(f"{loader.name}: {'shuffles' if loader.shuffles else 'in order'}" for loader in loaders)
-    return checked("determinism", name, evidence, *(finding for loader in loaders for finding in _loader(loader)))
+    return checked("determinism", name, evidence, *(finding for loader in loaders for finding in _loader(loader, learn)))
 
 
-def _loader(loader: LoaderSeeds) -> Iterator[CheckFinding]:
+def _loader(loader: LoaderSeeds, learn: str) -> Iterator[CheckFinding]:
     if loader.shuffles and not loader.is_fastai and not loader.has_generator:
         yield CheckFinding(
             severity="note",
             what=f"{loader.name} draws its order from torch's global generator",
             evidence="every other draw before an epoch changes the order",
-            command=_FIX,
+            command=make_deterministic(learn).command,
         )
     if loader.workers and not loader.has_generator:
         yield CheckFinding(
             severity="note",
             what=f"the {loader.workers} workers of {loader.name} are seeded from torch's global generator",
             evidence="every other draw before, and another number of workers, changes their augmentations",
-            command=_FIX,
+            command=make_deterministic(learn).command,
         )
 
 
-def _cells(cells: CellSeeds | None) -> Check:
+def _cells(cells: CellSeeds | None, learn: str) -> Check:
     name = "seeds in cells"
     if cells is None:
         return not_checked("determinism", name, "this is no notebook: the order of seeds, splits and loaders is not known")
     if not cells.loaders and not cells.splits:
         return checked("determinism", name, "no cell makes loaders or splits")
     seeds = f"seeds are set in {', '.join(call.place for call in cells.seeds[-2:])}" if cells.seeds else "no cell sets a seed"
-    findings = [*_splits(cells), *_order(cells)]
+    findings = [*_splits(cells), *_order(cells, learn)]
     return checked("determinism", name, seeds, *findings)
 
 
@@ -89,7 +90,7 @@ def _splits(cells: CellSeeds) -> Iterator[CheckFinding]:
         )
 
 
-def _order(cells: CellSeeds) -> Iterator[CheckFinding]:
+def _order(cells: CellSeeds, learn: str) -> Iterator[CheckFinding]:
     if not cells.loaders:
         return
     call = cells.loaders[-1]
@@ -102,13 +103,13 @@ def _order(cells: CellSeeds) -> Iterator[CheckFinding]:
         evidence=f"the seed of {after.place} comes too late: fastai's loaders draw theirs when they are made"
         if after
         else "no cell sets a seed: the order of the items differs from run to run",
-        command=_FIX,
+        command=make_deterministic(learn).command,
     )
 
 
 def _before(seeds: tuple[CellCall, ...], call: CellCall) -> CellCall | None:
     """Return the last seed that was set before a call."""
-    earlier = [seed for seed in seeds if (seed.cell, seed.line) < (call.cell, call.line)]
+    earlier = [seed for seed in seeds if seed.order < call.order]
     return earlier[-1] if earlier else None
 
 
