@@ -91,3 +91,31 @@ def test_a_repaired_copy_lands_in_a_variable(kernel: Kernel) -> None:
     assert "ToTensorBase → Identity" in fixed.text
     assert kernel.value("type(mine[3]).__name__, type(learn.model[3]).__name__") == ("Identity", "ToTensorBase")
     assert "name the Learner or model to repair" in str(kernel.run("%nbguard fix export").error)
+
+
+def test_the_commands_of_a_diagnosis_do_what_they_say(kernel: Kernel) -> None:
+    """Each magic that a diagnosis of a faulty Learner prints is run as it is printed, and its finding is gone."""
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(f"from fastai.basics import *\n{_LEARNER}").ok()
+    kernel.run(
+        "from fastai.layers import ToTensorBase\n"
+        "class Noise(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.own = torch.Generator()\n"
+        "    def forward(self, x):\n"
+        "        return x + torch.rand(x.shape, generator=self.own)\n"
+        "learn.model.append(Noise()); learn.model.append(ToTensorBase())"
+    ).ok()
+    tried = kernel.run("%nbguard doctor learn --determinism -o found").ok()
+    assert "model[3].own is a generator of its own" in tried.text
+    magics = kernel.value("sorted({finding.command for finding in found.findings if finding.command.startswith('%')})")
+    assert magics == ["%nbguard fix determinism learn"]
+    kernel.run("%nbguard fix determinism learn").ok()
+    assert kernel.value("learn.model[3].own.initial_seed()") == 1
+
+    kernel.run("%nbguard doctor learn --export -o found").ok()
+    magics = kernel.value("sorted({finding.command for finding in found.findings if finding.command.startswith('%nb')})")
+    assert magics == ["%nbguard fix export learn"]
+    kernel.run(magics[0]).ok()
+    assert kernel.value("type(exportable[4]).__name__") == "Identity"

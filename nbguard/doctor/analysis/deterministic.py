@@ -56,7 +56,7 @@ def deterministic_blocks(state: Deterministic) -> Iterator[Block]:
         ("slow-down", _slow_down(state.times)),
     ]
     yield Table(rows=tuple(TableRow(cells=row) for row in rows))
-    yield Line(f"{undo_deterministic().code} puts all of it back", "dim")
+    yield Line(f"to put all of it back: {undo_deterministic().code}", "dim")
 
 
 def _slow_down(times: StepTimes | None) -> str:

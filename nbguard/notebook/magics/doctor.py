@@ -37,14 +37,9 @@ def diagnosed(shell: Any, options: argparse.Namespace) -> Diagnosis:
 
     learn, batch, loss = (named(shell, name) for name in (options.name, options.batch, options.loss))
     topics = [topic for topic in _TOPICS if getattr(options, topic)] or _TOPICS
-    return diagnose(
-        learn,
-        batch,
-        loss_func=loss,
-        cells=shell.user_ns.get("In", ()),
-        name=options.name or "learn",
-        **{topic: topic in topics for topic in _TOPICS},
-    )
+    chosen = {topic: topic in topics for topic in _TOPICS}
+    cells, name = shell.user_ns.get("In", ()), options.name or "learn"
+    return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, **chosen)
 
 
 def add_fix(options: MagicArgumentParser) -> None:
