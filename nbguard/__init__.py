@@ -4,7 +4,9 @@
 then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `park`, `zombies`, `history`, `notices`, `watch`,
 `memory_map`; of recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`,
 `snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
-before it starts: `predict`. `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and memory go.
+before it starts: `predict`; whether this machine is set up for a fit, whether its steps repeat and its model exports:
+`diagnose`; `deterministic` makes it repeat, `exportable` a model that exports. `%%profile_fit`, in Python `profile_fit` and
+`FitMonitor`, says where a fit's time and memory go.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from nbguard.allocator.snapshot.read import load_snapshot
     from nbguard.api import end_zombies, memory_map, oom, park, plan, release, report, unpark, why, zombies
     from nbguard.cells.rounds import watch
+    from nbguard.doctor.deterministic import deterministic
+    from nbguard.doctor.diagnose import diagnose
+    from nbguard.doctor.export.repair import exportable
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
     from nbguard.notebook.monitor import FitMonitor as FitMonitor
     from nbguard.notebook.profile import profile_fit
@@ -39,6 +44,9 @@ _API = ("end_zombies", "memory_map", "oom", "park", "plan", "release", "report",
 _HOMES = {
     "FitMonitor": "nbguard.notebook.monitor",
     "Sidebar": "nbguard.notebook.widget",
+    "deterministic": "nbguard.doctor.deterministic",
+    "diagnose": "nbguard.doctor.diagnose",
+    "exportable": "nbguard.doctor.export.repair",
     "history": "nbguard.notebook.session",
     "live_snapshot": "nbguard.snapshots.save",
     "load_snapshot": "nbguard.allocator.snapshot.read",
@@ -66,7 +74,10 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "SnapshotError",
     "StoppedAtNaN",
     "TargetError",
+    "deterministic",
+    "diagnose",
     "end_zombies",
+    "exportable",
     "history",
     "live_snapshot",
     "load_snapshot",

@@ -1,4 +1,4 @@
-"""The command line: `nbguard enable|disable|status`, `nbguard predict SCRIPT`, and `nbguard replay|whatif|profile FILE…`."""
+"""The command line: `nbguard enable|disable|status`, `doctor`, `predict SCRIPT`, `replay|whatif|profile FILE…`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,18 @@ _LARGE = 32 * 1024**2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return 0 for success, 1 if a replay is not exact or a fit may not fit, 2 for what cannot be used."""
+    """Run a command; return its exit status.
+
+    0 is success, 1 a replay that is not exact or a fit that may not fit, 2 a file or an option that cannot be used.
+    `doctor --strict` returns 1 where the gravest finding is a piece of advice, and 3 where it is a problem.
+    """
     options = _parser().parse_args(arguments)
     if "change" in options:
         return _startup(options)
     if "script" in options:
         return _predict(options)
+    if "target" in options:
+        return _doctor(options)
     status = 0
     for name in options.files:
         try:
@@ -66,6 +72,30 @@ def _predict(options: argparse.Namespace) -> int:
         return 2
     print(json.dumps(found.to_data()) if options.json else blocks_text(found.blocks()), flush=True)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in found.fits))
+
+
+_TOPICS = ("environment", "determinism", "export")
+_STATUS = {"problem": 3, "advice": 1}
+"""Exit status of `doctor --strict` by the severity of its gravest finding; a note is no reason to fail."""
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    """Diagnose this environment, and what a script makes. PyTorch is imported, unless that would end the process."""
+    from nbguard.doctor.diagnose import diagnose
+    from nbguard.doctor.target import import_torch, made_by
+    from nbguard.render.text import blocks_text
+
+    try:
+        import_torch()
+        subject, batch = made_by(options.target) if options.target else (None, None)
+        topics = options.topics or _TOPICS
+        chosen = {topic: topic in topics for topic in _TOPICS}
+        diagnosis = diagnose(subject, batch, **chosen)  # type: ignore[arg-type]
+    except NbguardError as error:
+        print(f"nbguard: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(diagnosis.to_data()) if options.json else blocks_text(diagnosis.blocks()), flush=True)
+    return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
 
 
 def _replay(name: str, snapshot: Snapshot, options: argparse.Namespace) -> int:
@@ -149,6 +179,16 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help_text)
         command.add_argument("--profile", default="default", metavar="NAME", help="the IPython profile (default)")
         command.set_defaults(change=change)
+    doctor = commands.add_parser("doctor", help="check this machine, and the model that a script makes")
+    doctor.add_argument(
+        "target", nargs="?", metavar="MODULE:NAME", help="a Learner, or a function that makes one, or a model and a batch"
+    )
+    for topic in _TOPICS:
+        doctor.add_argument(
+            f"--{topic}", dest="topics", action="append_const", const=topic, default=[], help=f"check {topic}; default: all"
+        )
+    doctor.add_argument("--strict", action="store_true", help="exit with 1 for a piece of advice, 3 for a problem")
+    doctor.add_argument("--json", action="store_true", help="as JSON")
     replay = commands.add_parser("replay", help="replay the recorded trace and say how much of it is reproduced")
     replay.set_defaults(run=_replay, load=_load_snapshot)
     whatif = commands.add_parser("whatif", help="replay it under other settings of the allocator")

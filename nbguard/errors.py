@@ -43,6 +43,10 @@ class UnpredictableError(NbguardError):
     """The memory of a fit cannot be foreseen; the message names the operator, module or object that prevents it."""
 
 
+class UndiagnosableError(NbguardError, ValueError):
+    """A model cannot be tried as it was given; the message says what is missing. Nothing has been changed."""
+
+
 class SnapshotError(NbguardError, ValueError):
     """A file is no memory snapshot that can be read; the message says what is wrong with it."""
 

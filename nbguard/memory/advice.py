@@ -184,3 +184,26 @@ SIMULATE_OFF = Advice(command=f"{_REPORT} simulate off", effect="ends the simula
 ON = Advice(command=f"{_SWITCH} on", effect="switches everything on")
 AUTO_CLEAN = Advice(command=f"{_SWITCH} on --auto-clean-errors", effect="cleans up after a failed cell at once")
 NOTICES_ON = Advice(command=f"{_SWITCH} notices on", effect="shows all notices")
+
+# --- what makes a run repeat, and a model export ----------------------------------------------------------------------------
+
+
+def diagnose(name: str = "learn") -> Advice:
+    """Return the advice that tries a Learner or a model."""
+    return Advice(command=f"{_SWITCH} doctor {name}", effect="tries whether it repeats and exports")
+
+
+def make_deterministic(name: str = "", *, warn_only: bool = False) -> Advice:
+    """Return the advice that seeds everything and switches to deterministic algorithms."""
+    words = [_SWITCH, "fix determinism", name, "--warn-only" if warn_only else ""]
+    return Advice(command=" ".join(word for word in words if word), effect="makes what follows repeat")
+
+
+def undo_deterministic() -> Advice:
+    """Return the advice that puts back all that `make_deterministic` sets."""
+    return Advice(command=f"{_SWITCH} fix determinism --undo", effect="puts all of it back")
+
+
+def repair_export(name: str) -> Advice:
+    """Return the advice that makes a copy of a model that exports."""
+    return Advice(command=f"{_SWITCH} fix export {name}", effect="makes a copy that exports")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nbguard.cells.ledger import Ledger
     from nbguard.cells.notices import NoticeWatch
     from nbguard.cleanup.plan.plan import Outcome
+    from nbguard.doctor.deterministic import DeterministicSwitch
     from nbguard.memory.analysis import Analysis
     from nbguard.memory.counters import TickReading
     from nbguard.memory.simulated import Simulated
@@ -60,6 +61,7 @@ class Session:
         self._hub: Hub | None = None
         self._simulating: Simulating | None = None
         self._profile: CellProfile | None = None
+        self.deterministic: DeterministicSwitch | None = None
 
     @property
     def switches(self) -> Switches:
@@ -102,6 +104,15 @@ class Session:
 
             self._foreseen = ForeseenFits(_say)
             self._hooks.add(self._foreseen)
+
+    def watch_cuda_start(self) -> None:
+        """Have the line noted that initialises CUDA, for `%nbguard doctor`."""
+        from nbguard.doctor.cuda_start import await_cuda
+
+        if not await_cuda():
+            from nbguard.notebook.listeners.cuda_start import CudaStartWatch
+
+            self._hooks.add(CudaStartWatch(self._hooks.remove))
 
     def speak_up(self, *, on: bool = True) -> Notices:
         """Show a line after each cell that leaves something in memory, or no longer; return what has been noticed so far."""
@@ -311,6 +322,8 @@ def close(shell: Any) -> None:
     if session is not None:
         session.turn_off()
         session.stop_profiling()
+        if session.deterministic is not None:
+            session.deterministic.undo()
     recorder = sys.modules.get("nbguard.cleanup.apply.allocator_history")
     if recorder is not None:
         recorder.stop()

@@ -100,6 +100,11 @@ def lookup(expression: ast.expr, namespace: dict[str, Any]) -> Any:
     return _MISSING
 
 
+def is_computed(value: Any) -> bool:
+    """Say whether `lookup` could not tell a value without running the user's code."""
+    return value is _MISSING
+
+
 def _part(target: ast.Attribute | ast.Subscript, owner: Any, namespace: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
     """Return (part of `owner`, the containers that refer to it); the part is a mark if only user code could tell."""
     if isinstance(target, ast.Attribute):

@@ -9,6 +9,9 @@ from nbguard.allocator.replay.replay import Difference
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.doctor.analysis.deterministic import Deterministic, StepTimes
+from nbguard.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
+from nbguard.doctor.analysis.repairs import RepairedModel
 from nbguard.memory.advice import release_names
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.processes import Zombies
@@ -38,7 +41,26 @@ MiB = 1024**2
 _RECORDING = Recording("on", 100_000, 4)
 _CHANGE = SizeChange("learn", MiB, 3 * MiB, 2 * MiB)
 
+_THREADS = CheckFinding(
+    severity="advice",
+    what="PyTorch computes with 64 threads on 8 cores",
+    evidence="an affinity gives this process fewer cores than the machine has",
+    command="torch.set_num_threads(8)",
+)
+
 EXAMPLES: tuple[Result, ...] = (
+    Deterministic(is_on=True, seed=4, mode="on", times=StepTimes(plain=10, deterministic=12)),
+    RepairedModel(name="exportable", replaced=(("layers.13", "ToTensorBase", "Identity"),)),
+    Diagnosis(
+        subject="Learner of XResNet",
+        checks=(
+            checked("environment", "threads", "64 threads of PyTorch, 8 cores may be used", _THREADS),
+            checked("environment", "/dev/shm", "31.00 GiB free of 32.00 GiB"),
+            not_checked("export", "ONNX", "onnxscript is not installed"),
+        ),
+        notes=("callbacks were not run",),
+        seconds=0.3,
+    ),
     build_report(Analysis(_afternoon())),
     plan_cleanup(_afternoon(), Request()),
     _done(_afternoon()),

@@ -25,6 +25,7 @@ def load(shell: InteractiveShell) -> None:
     session.watch_foreseen_fits()
     session.speak_up()
     session.serve_sidebars()
+    session.watch_cuda_start()
     manager = shell.magics_manager
     for cls in _CLASSES:
         if cls.__name__ in manager.registry:

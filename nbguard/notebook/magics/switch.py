@@ -1,4 +1,4 @@
-"""`%nbguard`: the switches of nbguard's work around the cells."""
+"""`%nbguard`: the switches of nbguard's work around the cells, and the doctor."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.notebook.magics.command_line import guarded, show
+from nbguard.notebook.magics.doctor import add_doctor, add_fix, diagnosed, fixed
 from nbguard.notebook.magics.grammar import Grammar, Word, with_words
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
+    from nbguard.doctor.analysis.deterministic import Deterministic
+    from nbguard.doctor.analysis.diagnosis import Diagnosis
+    from nbguard.doctor.analysis.repairs import RepairedModel
     from nbguard.reports.notices.notice import Notices
     from nbguard.reports.switches import Switches
 
@@ -55,6 +59,18 @@ GRAMMAR = Grammar(
             advice="give names, as in  %nbguard quiet learn",
             add=_add_quiet,
         ),
+        "doctor": Word(
+            usage="doctor [LEARN]",
+            help="does a step repeat, does the model export, is this machine set up for it: each answer with its evidence",
+            advice="name one Learner or model, or none, as in  %nbguard doctor learn",
+            add=add_doctor,
+        ),
+        "fix": Word(
+            usage="fix determinism|export [LEARN]",
+            help="do what the doctor advises, and undo it",
+            advice="say what to fix, and of which Learner, as in  %nbguard fix determinism learn",
+            add=add_fix,
+        ),
         "sidebar": Word(usage="sidebar", help="show the sidebar below the cell", advice="takes nothing more"),
     },
 )
@@ -68,8 +84,8 @@ class SwitchMagics(Magics):
 
     @line_magic
     @with_words(GRAMMAR)
-    def nbguard(self, line: str) -> Switches | Notices | None:
-        """Switch nbguard's work around the cells on and off, say what is on, or show the sidebar.
+    def nbguard(self, line: str) -> Switches | Notices | Diagnosis | Deterministic | RepairedModel | None:
+        """Switch nbguard's work around the cells on and off, say what is on, show the sidebar, or try a Learner.
 
         Loading nbguard switches three things on: a card after a cell that ran out of memory, a line after a cell that
         leaves something in memory which it has deleted or bound anew, and the sidebar's answers, which cost nothing while no
@@ -90,6 +106,10 @@ class SwitchMagics(Magics):
                 switches = guarded("%nbguard", session.turn_off)
             case "sidebar":
                 return guarded("%nbguard sidebar", _show_sidebar)
+            case "doctor":
+                return show(self.shell, options, guarded("%nbguard doctor", diagnosed, self.shell, options))
+            case "fix":
+                return show(self.shell, options, guarded("%nbguard fix", fixed, self.shell, session, options))
             case "notices":
                 made = session.notices if options.state is None else session.speak_up(on=options.state == "on")
                 return show(self.shell, options, made)

@@ -23,7 +23,6 @@ from nbguard.profiler.instruments.health.gpu import GpuWatch
 from nbguard.profiler.instruments.health.optimizers import OptimizerWatch
 from nbguard.profiler.instruments.health.switches import SwitchWatch
 from nbguard.profiler.instruments.health.syncs import SyncWatch
-from nbguard.profiler.instruments.loader.loader_facts import usable_cores
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
@@ -36,6 +35,7 @@ from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.scan.devices.cores import usable_cores
 
 _T = TypeVar("_T")
 Observed = TypeVar("Observed", covariant=True)

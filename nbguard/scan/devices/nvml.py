@@ -69,8 +69,25 @@ class NvmlReader:
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             name = nvml.nvmlDeviceGetName(handle)
-            return name if type(name) is str else name.decode(), self._readings(handle, is_mig=False)
+            return _text(name), self._readings(handle, is_mig=False)
         except nvml.NVMLError:
+            return None
+
+    def driver(self) -> tuple[str, tuple[int, int], tuple[tuple[str, tuple[int, int]], ...]] | None:
+        """Return (version, newest CUDA it runs, (name, compute capability) of each GPU); None if it does not answer."""
+        nvml = self._nvml
+        if nvml is None:
+            return None
+        try:
+            cuda = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+            gpus = []
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+                gpus.append((_text(nvml.nvmlDeviceGetName(handle)), (int(major), int(minor))))
+            return _text(nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10), tuple(gpus)
+        except nvml.NVMLError as error:
+            self.reason = f"the NVIDIA driver refused a reading ({error})"
             return None
 
     def _readings(self, handle: Any, is_mig: bool) -> NvmlFacts:
@@ -114,3 +131,8 @@ class NvmlReader:
         except nvml.NVMLError:
             return None
         return tuple(ProcessFact(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in running)
+
+
+def _text(name: str | bytes) -> str:
+    """Return a name of the driver's; older bindings give bytes."""
+    return name.decode() if isinstance(name, bytes) else name

@@ -1,21 +1,17 @@
-"""The settings of a loader, read from its iterator; and the CPU cores that there are for workers."""
+"""The settings of a loader, read from its iterator."""
 
 from __future__ import annotations
 
 import linecache
 import multiprocessing
-import os
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
 from nbguard.profiler.analysis.loader.slowest import FetchFunction, FetchStep
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.attributes import attribute_of
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def facts_of_iterator(iterator: Any, loader: Any | None) -> LoaderFacts:
@@ -48,29 +44,6 @@ def _start_method(workers: Any) -> str | None:
         return None
     own = getattr(type(workers[0]), "_start_method", None)
     return own or multiprocessing.get_start_method(allow_none=True)
-
-
-def usable_cores() -> int:
-    """Return the CPU cores that this process may use: by its affinity and the quota of its control group."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for quota in (_quota(_CGROUP / "cpu.max"), _old_quota(_CGROUP / "cpu")) if quota is not None]
-    return max(1, min([affinity, *(round(quota) for quota in quotas)]))
-
-
-def _quota(file: Path) -> float | None:
-    try:
-        quota, period = file.read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):  # no such file, or "max": no limit
-        return None
-
-
-def _old_quota(folder: Path) -> float | None:
-    try:
-        quota, period = (int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
-    except (OSError, ValueError):
-        return None
-    return quota / period if quota > 0 else None
 
 
 def shown(step: FetchStep) -> FetchStep:

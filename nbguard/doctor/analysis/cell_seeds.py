@@ -1,0 +1,99 @@
+"""Seeds, splits and loaders in the cells of a notebook, read from their source in the order in which they ran."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+_SEEDING = frozenset({"set_seed", "manual_seed", "manual_seed_all", "seed_everything", "seed", "deterministic"})
+_LOADERS = frozenset({"dataloaders", "DataLoaders", "DataLoader"})
+_FACTORIES = ("Image", "Text", "Segmentation")
+"""Beginnings of the names of fastai's classes of loaders whose methods `from_…` split at random unless told otherwise."""
+_RANDOM_FACTORIES = frozenset(
+    {"from_name_func", "from_name_re", "from_path_func", "from_path_re", "from_lists", "from_df", "from_label_func"}
+)
+_SPLITS = {
+    "RandomSplitter": "seed",
+    "TrainTestSplitter": "random_state",
+    "train_test_split": "random_state",
+    "random_split": "generator",
+}
+"""Functions that split at random, and the argument that makes a split repeat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellCall:
+    """A call in a cell."""
+
+    cell: int  # In[cell]
+    line: int  # of the cell, from 1
+    name: str  # as written, without its arguments
+    argument: str = ""  # of a split, the one that is missing
+    column: int = 0  # of the line
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Return what sorts calls as they ran."""
+        return self.cell, self.line, self.column
+
+    @property
+    def place(self) -> str:
+        """Return where it stands."""
+        return f"In[{self.cell}], line {self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSeeds:
+    """The calls of a notebook that decide whether data repeats, in the order in which they ran."""
+
+    seeds: tuple[CellCall, ...] = ()
+    loaders: tuple[CellCall, ...] = ()
+    splits: tuple[CellCall, ...] = ()  # random ones without a seed of their own
+
+
+def seeds_in(cells: Sequence[str]) -> CellSeeds:
+    """Return the calls of the cells; `cells[1]` is In[1]. What Python cannot parse is left out."""
+    seeds, loaders, splits = [], [], []
+    for number, source in enumerate(cells):
+        for call in _calls(source):
+            name = _name(call.func)
+            here = CellCall(cell=number, line=call.lineno, name=ast.unparse(call.func), column=call.col_offset)
+            if name in _SEEDING:
+                seeds.append(here)
+            if missing := _missing(call, name):
+                splits.append(replace(here, argument=missing))
+            if name in _LOADERS or _is_factory(call.func, name):
+                loaders.append(here)
+    return CellSeeds(seeds=tuple(seeds), loaders=tuple(loaders), splits=tuple(splits))
+
+
+def _calls(source: str) -> Iterator[ast.Call]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    yield from sorted(calls, key=lambda call: (call.lineno, call.col_offset))
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+
+
+def _is_factory(function: ast.expr, name: str) -> bool:
+    owner = function.value if isinstance(function, ast.Attribute) else None
+    return isinstance(owner, ast.Name) and owner.id.endswith("DataLoaders") and name.startswith("from_")
+
+
+def _missing(call: ast.Call, name: str) -> str:
+    """Return the argument without which a random split does not repeat; empty if it is given, or this is no such split."""
+    given = {keyword.arg for keyword in call.keywords}
+    argument = _SPLITS.get(name, "")
+    if name == "RandomSplitter" and len(call.args) > 1:
+        return ""
+    if _is_factory(call.func, name):
+        owner = call.func.value.id  # type: ignore[attr-defined]
+        is_random = (owner.startswith(_FACTORIES) and name in _RANDOM_FACTORIES) or "valid_pct" in given
+        argument = "seed" if is_random and "valid_col" not in given else ""
+    return argument if argument and argument not in given and None not in given else ""

@@ -1,0 +1,164 @@
+"""Checks of export: attempts that were made on copies, their failures, and what a server has to repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
+from nbguard.doctor.analysis.repairs import repair_of
+from nbguard.doctor.analysis.step_trace import module_name
+from nbguard.memory.advice import repair_export
+from nbguard.units import counted, format_time
+
+_TOLERANCE = 1e-4
+"""Of the largest output: from here on values of an exported model are other ones."""
+FORMATS = ("torch.export", "dynamic batch", "strict", "TorchScript", "ONNX")
+"""What is tried, in this order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFailure:
+    """One reason for which a model cannot be exported as it is."""
+
+    error: str  # class of the error
+    message: str  # its first line
+    module: str = ""  # path of the module in whose forward pass it happened
+    module_class: str = ""  # its class with its module, such as fastai.layers.ToTensorBase
+    line: str = ""  # the line of code, as layers.py:81 in forward()
+    code: str = ""  # that line's text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueDifference:
+    """Exported against eager, for a batch of one size."""
+
+    items: int
+    largest: float  # difference of two values
+    relative: float  # to the largest value of the eager model; NaN where there is none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportAttempt:
+    """One way of export, tried."""
+
+    name: str  # one of FORMATS
+    passes: bool
+    seconds: float = 0.0
+    failures: tuple[ExportFailure, ...] = ()
+    differences: tuple[ValueDifference, ...] = ()
+    latency: int | None = None  # nanoseconds of a call of the exported model; the least of some
+    reason: str = ""  # why it was not tried; then it neither passes nor fails
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportFacts:
+    """All attempts, and what belongs to the model outside of it."""
+
+    attempts: tuple[ExportAttempt, ...]
+    eager: int  # nanoseconds of a call of the eager model
+    items: int  # of the batch
+    preprocessing: tuple[str, ...] = ()  # steps before the model, which no export has
+    unpicklable: tuple[str, ...] = ()  # what `learn.export()` writes by name, and a server has not
+    notes: tuple[str, ...] = ()
+
+
+def export_checks(facts: ExportFacts, learn: str = "learn") -> tuple[Check, ...]:
+    """Return a check for each attempt, and those of what surrounds the model."""
+    checks = [_attempt(attempt, facts, learn) for attempt in facts.attempts]
+    return (*checks, _preprocessing(facts), _pickled(facts))
+
+
+def no_export(reason: str) -> tuple[Check, ...]:
+    """Return the checks of an export that could not be tried."""
+    return tuple(not_checked("export", name, reason) for name in FORMATS)
+
+
+def _attempt(attempt: ExportAttempt, facts: ExportFacts, learn: str) -> Check:
+    if attempt.reason:
+        return not_checked("export", attempt.name, attempt.reason)
+    if not attempt.passes:
+        findings = [_failure(attempt, failure, learn) for failure in attempt.failures]
+        return checked("export", attempt.name, f"{counted(len(findings), 'failure')} in {attempt.seconds:.1f} s", *findings)
+    sizes = ", ".join(f"{each.items}" for each in attempt.differences)
+    worst = max((each.largest for each in attempt.differences), default=0.0)
+    values = f"; batches of {sizes}: values differ by {worst:.2g} at most" if sizes else ""
+    speed = f"; {format_time(attempt.latency)} a call, eager {format_time(facts.eager)}" if attempt.latency else ""
+    return checked("export", attempt.name, f"passes in {attempt.seconds:.1f} s{values}{speed}", *_values(attempt))
+
+
+def _failure(attempt: ExportAttempt, failure: ExportFailure, learn: str) -> CheckFinding:
+    repair = repair_of(failure.module_class)
+    where = module_name(failure.module) if failure.module else "the model"
+    kind = f" ({failure.module_class.rpartition('.')[2]})" if failure.module_class else ""
+    place = f" at {failure.line}" if failure.line else ""
+    code = f": `{failure.code}`" if failure.code else ""
+    return CheckFinding(
+        severity="note" if attempt.name in ("strict", "TorchScript") else "advice",
+        what=f"{attempt.name}: `{where}`{kind} cannot be exported{place}",
+        evidence=f"{failure.error}: {failure.message}{code}",
+        command=repair_export(learn).command if repair is not None and repair.replacement else _advice(failure),
+    )
+
+
+def _advice(failure: ExportFailure) -> str:
+    """Return what to do about a failure that no replacement cures."""
+    repair = repair_of(failure.module_class)
+    if repair is not None:
+        return f"# {repair.reason}"
+    for mark, advice in _BY_MESSAGE:
+        if mark in f"{failure.error} {failure.message}":
+            return f"# {advice}"
+    return "# export the part of the model without this module, or replace it by modules of PyTorch's own"
+
+
+_BY_MESSAGE = (
+    (
+        "GuardOnDataDependent",
+        "the path depends on values: torch.where or torch.cond instead of `if`",
+    ),
+    (
+        "DATA_DEPENDENT",
+        "the path or a shape depends on values: torch.where or torch.cond instead of `if`",
+    ),
+    ("Could not guard on data-dependent", "a shape depends on values: mask instead of cutting, or torch._check what holds"),
+    ("Constraints violated", "a size is fixed in the code: -1 or x.shape[0] instead of a number in view and reshape"),
+    (".numpy()", "stay with tensors: numpy's functions are not in a graph"),
+    ("specialized", "a size is fixed in the code: -1 or x.shape[0] instead of a number in view and reshape"),
+)
+
+
+def _values(attempt: ExportAttempt) -> Iterator[CheckFinding]:
+    for each in attempt.differences:
+        if not each.relative <= _TOLERANCE:
+            yield CheckFinding(
+                severity="problem",
+                what=f"{attempt.name}: the exported model computes other values for a batch of {each.items}",
+                evidence=f"they differ by up to {each.largest:.3g}, {each.relative:.1e} of the largest value",
+                command="# a value or a branch of the traced batch is fixed in it: make it a tensor's",
+            )
+            return
+
+
+def _preprocessing(facts: ExportFacts) -> Check:
+    if not facts.preprocessing:
+        return not_checked("export", "preprocessing", "there are no fastai loaders whose transforms could be read")
+    finding = CheckFinding(
+        severity="note",
+        what="a server has to repeat what the loaders do before the model: no export has it",
+        evidence="; ".join(facts.preprocessing),
+        command="learn.dls.test_dl([item])   # gives the batch that the exported model wants",
+    )
+    return checked("export", "preprocessing", counted(len(facts.preprocessing), "step"), finding)
+
+
+def _pickled(facts: ExportFacts) -> Check:
+    if not facts.unpicklable:
+        return checked("export", "learn.export()", "all that is pickled by name lies in importable modules")
+    finding = CheckFinding(
+        severity="advice",
+        what="`load_learner` elsewhere will not find what was defined in the notebook",
+        evidence="pickled by name only: " + ", ".join(facts.unpicklable[:8]),
+        command="# move it into a module, for one by  %%writefile transforms.py , and import it here and there",
+    )
+    return checked("export", "learn.export()", counted(len(facts.unpicklable), "object"), finding)

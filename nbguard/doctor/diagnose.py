@@ -1,0 +1,116 @@
+"""`nbguard.diagnose`: does it repeat, does it export, is this machine right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from nbguard.doctor.analysis.cell_seeds import seeds_in
+from nbguard.doctor.analysis.determinism import no_step, step_checks
+from nbguard.doctor.analysis.diagnosis import Check, Diagnosis, not_checked
+from nbguard.doctor.analysis.export import export_checks, no_export
+from nbguard.doctor.analysis.gpu_checks import gpu_checks
+from nbguard.doctor.analysis.learner_checks import learner_checks
+from nbguard.doctor.analysis.machine_checks import machine_checks
+from nbguard.doctor.analysis.seed_checks import seed_checks
+from nbguard.doctor.analysis.variable_checks import variable_checks
+from nbguard.doctor.environment import environment_facts
+from nbguard.doctor.learner_facts import learner_facts
+from nbguard.doctor.subject import TrialSubject, subject_of
+from nbguard.errors import UndiagnosableError
+from nbguard.memory import advice
+
+
+def diagnose(
+    learn: Any = None,
+    batch: Any = None,
+    *,
+    loss_func: Any = None,
+    optimizer: Any = None,
+    cells: Sequence[str] | None = None,
+    name: str = "learn",
+    determinism: bool = True,
+    export: bool = True,
+    environment: bool = True,
+) -> Diagnosis:
+    """Return whether this machine is set up for a fit, whether its steps repeat bit by bit, and whether its model exports.
+
+    A step is tried on copies of the parameters and buffers: the model, its optimizer, gradients, statistics and hooks, the
+    loaders and all generators of random numbers are afterwards as they were.
+
+    Args:
+        learn: a fastai Learner or a torch module; None: only what needs neither is checked.
+        batch: a batch as the training loader yields it, inputs first; None: one is taken from the Learner's training set.
+        loss_func: of a model that is no Learner's; None: the sum of its outputs stands for the loss.
+        optimizer: of a model that is no Learner's; None: no step is made.
+        cells: sources of the cells of a notebook, in the order in which they ran; None: this is no notebook.
+        name: of `learn` in the notebook, for commands.
+        determinism: whether to try whether a step repeats: some ten steps are run.
+        export: whether to try to export the model: seconds, and the first time some more for PyTorch's compiler.
+        environment: whether to check the machine, the libraries and the settings.
+
+    Raises:
+        NbguardError: an argument cannot be used; nothing has been changed.
+    """
+    started = time.perf_counter()
+    subject = None if learn is None else subject_of(learn, batch, loss_func, optimizer)
+    checks: list[Check] = []
+    notes: list[str] = []
+    if environment:
+        checks += _environment(subject)
+    if determinism:
+        made, left_out = _determinism(subject, cells, name)
+        checks += made
+        notes += left_out
+    if export:
+        made, left_out = _export(subject, name)
+        checks += made
+        notes += left_out
+    return Diagnosis(
+        subject="" if subject is None else subject.name,
+        checks=tuple(checks),
+        notes=tuple(notes),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _environment(subject: TrialSubject | None) -> tuple[Check, ...]:
+    facts = environment_facts()
+    settings = None if subject is None else learner_facts(subject)
+    return (*gpu_checks(facts), *machine_checks(facts), *variable_checks(facts), *learner_checks(settings, facts))
+
+
+_NOTHING = f"no Learner or model was given: {advice.diagnose().code}"
+
+
+def _determinism(
+    subject: TrialSubject | None, cells: Sequence[str] | None, name: str
+) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Return the checks of determinism, and what they left out."""
+    if subject is None:
+        return (not_checked("determinism", "one step", _NOTHING),), ()
+    from nbguard.doctor.determinism.batch import trial_batch
+    from nbguard.doctor.determinism.seeds import loader_seeds, switch_states
+    from nbguard.doctor.determinism.trial import tried
+
+    seeds = seed_checks(loader_seeds(subject), switch_states(subject), None if cells is None else seeds_in(cells), name)
+    try:
+        facts = tried(subject, trial_batch(subject))
+    except UndiagnosableError as error:
+        return (*no_step(str(error)), *seeds), ()
+    return (*step_checks(facts, name), *seeds), facts.notes
+
+
+def _export(subject: TrialSubject | None, name: str) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Return the checks of export, and what they left out."""
+    if subject is None:
+        return no_export(_NOTHING), ()
+    from nbguard.doctor.determinism.batch import trial_batch
+    from nbguard.doctor.export.trial import exported
+
+    try:
+        facts = exported(subject, trial_batch(subject))
+    except UndiagnosableError as error:
+        return no_export(str(error)), ()
+    return export_checks(facts, name), facts.notes

@@ -1,0 +1,104 @@
+"""Errors of exporters as facts: the module in whose forward pass they happened, the line, the message."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from nbguard.doctor.analysis.export import ExportFailure
+from nbguard.render.words import clean, line_words
+from nbguard.scan.devices.allocation_sites import Sites
+
+_FROM_USER_CODE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+Line = tuple[str, int, str]
+"""(file, line, function)"""
+
+_INNER = ("torch", "_ops", "fasttransform", "fastcore", "nbguard")
+"""Packages whose lines are not the reason: the line that called them is."""
+
+
+def failure_of(error: BaseException, model: nn.Module) -> ExportFailure:
+    """Return an error of an exporter as a fact. `model` is the copy that was exported."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    module, line = _of_traceback(error.__traceback__, paths)
+    text = str(error)
+    if module is None:
+        frames = [(file, int(number), function) for file, number, function in _FROM_USER_CODE.findall(text)]
+        module, line = _of_frames([frame for frame in frames if not _is_inner(frame[0])] or ([line] if line else []), model)
+    return _failure(type(error).__name__, _first_line(text), module, line)
+
+
+def failure_at(kind: str, message: str, frames: Iterable[Line], model: nn.Module) -> ExportFailure:
+    """Return a failure by a stack without live frames, the outermost first."""
+    return _failure(kind, message, *_of_frames([frame for frame in frames if not _is_inner(frame[0])], model))
+
+
+def _of_frames(frames: list[Line], model: nn.Module) -> tuple[tuple[str, Any] | None, Line | None]:
+    """Return (path and module, line) of the innermost line that is of a module's forward pass; else the innermost of all."""
+    paths = {id(module): path for path, module in model.named_modules()}
+    for frame in reversed(frames):
+        owner = _owner(frame, model)
+        if owner is not None:
+            return (paths[id(owner)], owner), frame
+    return None, frames[-1] if frames else None
+
+
+def _failure(kind: str, message: str, module: tuple[str, Any] | None, line: Line | None) -> ExportFailure:
+    name = "" if module is None else f"{type(module[1]).__module__}.{type(module[1]).__qualname__}"
+    return ExportFailure(
+        error=kind,
+        message=clean(message, 220),
+        module="" if module is None else module[0],
+        module_class=name,
+        line="" if line is None else line_words(_place(line[0]), line[1], line[2]),
+        code="" if line is None else linecache.getline(line[0], line[1]).strip()[:100],
+    )
+
+
+def _of_traceback(traceback: TracebackType | None, paths: dict[int, str]) -> tuple[tuple[str, Any] | None, Line | None]:
+    """Return (path and module, line) of the innermost forward pass in a traceback; else the innermost line outside of torch."""
+    module, line, last = None, None, None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        here = frame.f_code.co_filename, traceback.tb_lineno, frame.f_code.co_name
+        if not _is_inner(here[0]):
+            last = here
+            own = frame.f_locals.get("self")
+            if id(own) in paths and isinstance(own, nn.Module):
+                module, line = (paths[id(own)], own), here
+        traceback = traceback.tb_next
+    return module, line or last
+
+
+def _is_inner(file: str) -> bool:
+    parts = Path(file).parts
+    if "site-packages" in parts:
+        return parts[len(parts) - 1 - parts[::-1].index("site-packages") + 1].removesuffix(".py") in _INNER
+    return file.startswith("<") or "/nbguard/doctor/" in file or "contextlib" in file
+
+
+def _owner(line: Line, model: nn.Module) -> Any:
+    """Return the module whose forward pass has a line of code; None if none has."""
+    for module in model.modules():
+        code = getattr(type(module).forward, "__code__", None)
+        if code is not None and code.co_filename == line[0] and code.co_name == line[2]:
+            numbers = [number for _, _, number in code.co_lines() if number]
+            if numbers and min(numbers) <= line[1] <= max(numbers):
+                return module
+    return None
+
+
+def _place(file: str) -> str:
+    """Return a file as it is shown: the cell, or the last two parts of its path."""
+    place = Sites().place(file)
+    return place if place.startswith("In[") else "/".join(Path(file).parts[-2:])
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -1,0 +1,84 @@
+"""Conversion to ONNX in a process of its own, bounded in time and memory: a converter that dies takes nothing with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nbguard.doctor.analysis.export import ExportAttempt, ExportFailure, ValueDifference
+from nbguard.doctor.determinism.batch import TrialBatch
+from nbguard.units import GiB
+
+_SECONDS = 180
+_BYTES = 16 * GiB
+"""Of the converter's address space; PyTorch alone takes some of it."""
+
+_CONVERTER = """
+import json, resource, sys, warnings
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]), int(sys.argv[3])))
+warnings.filterwarnings("ignore")
+import torch
+program = torch.export.load(sys.argv[1])
+converted = torch.onnx.export(program, dynamo=True, verbose=False)
+result = {"size": len(converted.model_proto.SerializeToString())}
+try:
+    import onnxruntime
+except ImportError:
+    result["unverified"] = "onnxruntime is not installed: values were not compared"
+else:
+    from torch.onnx.verification import verify_onnx_program
+    checked = verify_onnx_program(converted)
+    result["largest"] = max((each.max_abs_diff for each in checked), default=0.0)
+    result["relative"] = max((each.max_rel_diff for each in checked), default=0.0)
+json.dump(result, open(sys.argv[2], "w"))
+"""
+
+
+def onnx_attempt(program: Any, batch: TrialBatch) -> ExportAttempt:
+    """Return an attempt to convert an exported program; it is not tried without one, or without the packages."""
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        reason = f"{' and '.join(missing)} not installed: pip install onnx onnxscript onnxruntime"
+        return ExportAttempt(name="ONNX", passes=False, reason=reason)
+    if program is None:
+        return ExportAttempt(name="ONNX", passes=False, reason="it is made of an exported program, and there is none")
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="nbguard-onnx-") as folder:
+        saved, answer = Path(folder, "program.pt2"), Path(folder, "answer.json")
+        try:
+            torch.export.save(program, saved)
+            run = subprocess.run(  # noqa: S603 - this Python, a program of ours
+                [sys.executable, "-c", _CONVERTER, str(saved), str(answer), str(_BYTES)],
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return _failed(started, "TimeoutExpired", f"the conversion took longer than {_SECONDS} s")
+        except Exception as error:  # noqa: BLE001 - a program that cannot be saved
+            return _failed(started, type(error).__name__, str(error).partition("\n")[0])
+        if run.returncode or not answer.exists():
+            lines = [line for line in run.stderr.splitlines() if line.strip()] or [f"the converter ended with {run.returncode}"]
+            kind, _, message = next((line for line in reversed(lines) if "Error" in line), lines[-1]).partition(":")
+            return _failed(started, kind.rpartition(".")[2], message.strip() or kind)
+        result = json.loads(answer.read_text())
+    differences: tuple[ValueDifference, ...] = ()
+    if "largest" in result:
+        differences = (ValueDifference(items=batch.items or 0, largest=result["largest"], relative=result["largest"]),)
+    return ExportAttempt(name="ONNX", passes=True, seconds=time.perf_counter() - started, differences=differences)
+
+
+def _failed(started: float, kind: str, message: str) -> ExportAttempt:
+    failure = ExportFailure(error=kind, message=message[:220])
+    return ExportAttempt(name="ONNX", passes=False, seconds=time.perf_counter() - started, failures=(failure,))

@@ -1,0 +1,128 @@
+"""`%nbguard doctor` and `%nbguard fix`: a Learner or a model by its name, and what to check or to fix."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from nbguard.errors import UndiagnosableError
+
+if TYPE_CHECKING:
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+    from nbguard.doctor.analysis.deterministic import Deterministic, StepTimes
+    from nbguard.doctor.analysis.diagnosis import Diagnosis
+    from nbguard.doctor.analysis.repairs import RepairedModel
+    from nbguard.notebook.session import Session
+
+_TOPICS = ("environment", "determinism", "export")
+
+
+def add_doctor(options: MagicArgumentParser) -> None:
+    """Add the arguments of `%nbguard doctor`."""
+    options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model; none: only the environment is checked")
+    options.add_argument("--batch", metavar="NAME", help="a batch to try, as the training loader yields it")
+    options.add_argument("--loss", metavar="NAME", help="the loss function of a model that is no Learner's")
+    for topic in _TOPICS:
+        options.add_argument(f"--{topic}", action="store_true", help=f"check {topic}; without any of these, all are checked")
+
+
+def diagnosed(shell: Any, options: argparse.Namespace) -> Diagnosis:
+    """Return the diagnosis that a line asks for.
+
+    Raises:
+        NbguardError: a name does not exist, or stands for nothing that can be tried.
+    """
+    from nbguard.doctor.diagnose import diagnose
+
+    learn, batch, loss = (named(shell, name) for name in (options.name, options.batch, options.loss))
+    topics = [topic for topic in _TOPICS if getattr(options, topic)] or _TOPICS
+    chosen = {topic: topic in topics for topic in _TOPICS}
+    cells, name = shell.user_ns.get("In", ()), options.name or "learn"
+    return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, **chosen)
+
+
+def add_fix(options: MagicArgumentParser) -> None:
+    """Add the arguments of `%nbguard fix`."""
+    options.add_argument(
+        "fault",
+        choices=["determinism", "export"],
+        metavar="determinism|export",
+        help="what to put right",
+    )
+    options.add_argument(
+        "name", nargs="?", metavar="LEARN", help="a Learner: its loaders are seeded, too, or its model is exported"
+    )
+    options.add_argument("--seed", type=int, default=0, metavar="N", help="of all generators (0)")
+    options.add_argument("--warn-only", action="store_true", help="let operations pass that no deterministic way exists for")
+    options.add_argument("--undo", action="store_true", help="put back all that was set")
+
+
+def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic | RepairedModel:
+    """Do what a line asks for.
+
+    Raises:
+        NbguardError: it cannot be done; the message says why.
+    """
+    return _repaired(shell, options) if options.fault == "export" else _determined(shell, session, options)
+
+
+def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
+    """Put a copy of a model that exports into the variable of `-o`, and return what was replaced in it."""
+    from nbguard.doctor.analysis.repairs import RepairedModel
+    from nbguard.doctor.export.repair import repaired
+    from nbguard.doctor.subject import subject_of
+
+    if options.name is None:
+        raise UndiagnosableError("name the Learner or model to repair, as in  %nbguard fix export learn -o exportable")
+    model, replaced = repaired(subject_of(named(shell, options.name)))
+    target, options.output = options.output or "exportable", None
+    shell.user_ns[target] = model
+    return RepairedModel(name=target, replaced=replaced)
+
+
+def _determined(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic:
+    """Set what makes a run repeat, or put it back; with a Learner's name, measure the slow-down first."""
+    from nbguard.doctor.deterministic import deterministic
+
+    if options.undo:
+        if session.deterministic is None:
+            raise UndiagnosableError("there is nothing to undo: `%nbguard fix determinism` has not been run")
+        state = session.deterministic.undo()
+        session.deterministic = None
+        return state
+    learn = named(shell, options.name)
+    times = None if learn is None else _times(learn)
+    if session.deterministic is not None:
+        session.deterministic.undo()
+    session.deterministic = deterministic(options.seed, learn, warn_only=options.warn_only)
+    return session.deterministic.state.timed(times)
+
+
+def _times(learn: Any) -> StepTimes | None:
+    """Return how long a step of a Learner takes, as it is and in deterministic mode; None if none can be run."""
+    from nbguard.doctor.determinism.batch import trial_batch
+    from nbguard.doctor.determinism.trial import step_times
+    from nbguard.doctor.subject import subject_of
+
+    subject = subject_of(learn)
+    try:
+        return step_times(subject, trial_batch(subject))
+    except UndiagnosableError:
+        return None
+
+
+def named(shell: Any, name: str | None) -> Any:
+    """Return what a name or an expression such as `runs[0]` stands for in the notebook; None for no name.
+
+    Raises:
+        NbguardError: it does not exist, or could only be found by running the user's code.
+    """
+    if name is None:
+        return None
+    from nbguard.scan.targets import is_computed, lookup, parse_target
+
+    value = lookup(parse_target(name), shell.user_ns)
+    if is_computed(value):
+        raise UndiagnosableError(f"{name} is computed by the user's code: give it a name first, as in  learn = {name}")
+    return value

@@ -1,0 +1,169 @@
+"""Determinism, tried: planted faults are named, clean models raise no alarm, and nothing of the user's changes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nbguard
+from tests.doctor import learners, planted
+from tests.doctor.untouched import fingerprint
+
+MSE = nn.MSELoss()
+
+
+def diagnosed(model: Any, batch: Any = None, **options: Any) -> nbguard.doctor.analysis.diagnosis.Diagnosis:
+    return nbguard.diagnose(model, batch, environment=False, **options)
+
+
+@pytest.mark.parametrize("fault", planted.FAULTS)
+def test_a_planted_fault_is_named(fault: str) -> None:
+    kind, expected = planted.FAULTS[fault]
+    model, batch = planted.faulty(kind), planted.batch()
+    before = fingerprint(model)
+
+    diagnosis = diagnosed(model, batch, loss_func=MSE, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    alarms = [finding for finding in diagnosis.findings if finding.severity != "note"]
+    assert len(alarms) == 1, alarms
+    assert expected.named in alarms[0].what
+    assert alarms[0].severity == expected.severity
+    assert expected.evidence in alarms[0].evidence
+    assert alarms[0].command
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("name", learners.CLEAN)
+def test_a_clean_model_raises_no_alarm_and_stays_as_it_is(name: str) -> None:
+    subject, batch, loss = learners.make(name)
+    learn = subject if hasattr(subject, "dls") else None
+    model = subject.model if learn is not None else subject
+    if learn is None:
+        model.eval()
+    first = next(iter(model.parameters()))
+    first.grad = torch.ones_like(first)
+    before = fingerprint(model, learn)
+
+    diagnosis = diagnosed(subject, batch, loss_func=loss)
+    assert [finding for finding in diagnosis.findings if finding.severity != "note"] == []
+    assert {check.state for check in diagnosis.checks if check.name in ("one step", "operations", "hidden state")} == {"ok"}
+    after = fingerprint(model, learn)
+    assert {key for key in before if before[key] != after[key]} == set()
+
+
+def test_a_fit_goes_on_as_if_nothing_had_been_tried() -> None:
+    """Two copies of a Learner are fitted, one of them diagnosed before and in the middle: the same bits."""
+    import fastai.callback.progress  # noqa: F401 - it gives Learners their no_bar
+
+    results = []
+    for is_diagnosed in (False, True):
+        learn = learners.make("tabular")[0]
+        torch.manual_seed(5)
+        for _ in range(2):
+            if is_diagnosed:
+                diagnosed(learn)
+            with learn.no_bar(), learn.no_logging():
+                learn.fit(1)
+        results.append({name: tensor.clone() for name, tensor in learn.model.state_dict().items()})
+
+    assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_a_graph_that_the_user_keeps_still_runs_backward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    loss = model(torch.randn(8, 4)).sum()
+
+    diagnosed(model, torch.randn(8, 4))
+    loss.backward()
+    assert model[0].weight.grad is not None
+
+
+def test_the_optimizer_is_tried_and_stays() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+
+    diagnosis = diagnosed(model, torch.randn(8, 4), optimizer=optimizer)
+    after = optimizer.state_dict()
+    assert all(torch.equal(before["state"][0][key], after["state"][0][key]) for key in before["state"][0])
+    assert not any("no step of the optimizer" in note for note in diagnosis.notes)
+
+
+class _RandomSteps(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data.add_(planted.noise(parameter.grad), alpha=-0.1)
+
+
+def test_a_fault_of_the_optimizer_is_named() -> None:
+    model = nn.Linear(4, 2)
+
+    diagnosis = diagnosed(model, torch.randn(8, 4), optimizer=_RandomSteps(model.parameters(), lr=0.1))
+    assert "first in the optimizer's step" in diagnosis.findings[0].what
+
+
+def test_a_fault_of_the_loss_is_named() -> None:
+    model = nn.Linear(4, 2)
+
+    def loss(predictions: Any, targets: Any) -> Any:
+        return planted.noise(MSE(predictions, targets))
+
+    diagnosis = diagnosed(model, (torch.randn(8, 4), torch.randn(8, 2)), loss_func=loss)
+    assert "first in the loss function" in diagnosis.findings[0].what
+
+
+@pytest.mark.skipif(torch.get_num_threads() > 64, reason="needs a thread of its own")
+def test_threads_that_race_are_named_and_cured() -> None:
+    """Scattered gradients that several threads add up: on CPUs PyTorch's own nondeterminism, which its mode cures."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+
+    class Rows(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[torch.arange(x.shape[0] * 4) % 7]
+
+    model = nn.Sequential(nn.Linear(64, 64), Rows(), nn.Linear(64, 1))
+    try:
+        findings = []
+        for _ in range(5):  # a race may be won three times in a row
+            findings = [f for f in diagnosed(model, torch.randn(20_000, 64)).findings if f.severity == "problem"]
+            if findings:
+                break
+        if not findings:
+            pytest.skip("the threads of this machine did not race")
+        assert "`model[1]` in the backward pass" in findings[0].what
+        assert (
+            "in PyTorch's deterministic mode the bits agree" in findings[0].evidence
+            or "with one thread" in findings[0].evidence
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "reason"),
+    [
+        (nn.Linear(4, 2), torch.randn(8, 3), "one step of Linear cannot be run: RuntimeError: mat1 and mat2 shapes"),
+        (nn.Linear(4, 2), None, "a Linear has no loader: give a batch"),
+        (nn.Linear(4, 2), "words", "a str is no batch"),
+        (nn.Linear(4, 2), (), "the batch is empty"),
+        (nn.LazyLinear(2), torch.randn(8, 3), "weight has no shape yet: call the model on one batch first"),
+        (nn.Flatten(), torch.ones(3, 2, dtype=torch.long), "the model returns no tensor of floating point numbers"),
+    ],
+)
+def test_what_cannot_be_tried_is_not_checked_and_unchanged(model: Any, batch: Any, reason: str) -> None:
+    before = None if isinstance(model, nn.LazyLinear) else fingerprint(model)
+
+    diagnosis = diagnosed(model, batch)
+    step = next(check for check in diagnosis.checks if check.name == "one step")
+    assert step.state == "not checked"
+    assert reason in step.evidence
+    assert before is None or fingerprint(model) == before

@@ -1,0 +1,190 @@
+"""Export, tried: fastai's architectures as they are known to behave, each failure with its line and fix, nothing touched."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import nbguard
+from nbguard.doctor.analysis.diagnosis import Diagnosis
+from nbguard.errors import NbguardError
+from tests.doctor import learners
+from tests.doctor.untouched import fingerprint
+
+PASSES, FAILS = "ok", "advice"
+
+TABLE = {
+    # torch.export, dynamic batch, strict, TorchScript's tracer
+    "vision": (True, True, True, True),
+    "U-Net": (False, False, False, True),
+    "tabular": (True, True, True, True),
+    "xresnet": (True, True, True, True),
+    "AWD-LSTM": (False, False, False, True),
+}
+"""What PyTorch 2.13 exports of fastai 2.8's architectures."""
+LINES = {
+    "U-Net": ("`model.layers[13]` (ToTensorBase)", "fastai/layers.py:", "%nbguard fix export learn"),
+    "AWD-LSTM": ("`model[0].module` (AWD_LSTM)", "models/awdlstm.py:", "# it keeps its hidden state"),
+}
+
+
+def exported(model: Any, batch: Any = None, **options: Any) -> Diagnosis:
+    return nbguard.diagnose(model, batch, environment=False, determinism=False, **options)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_table_of_fastais_architectures(name: str) -> None:
+    learn, _, _ = learners.make(name)
+    before = fingerprint(learn.model, learn)
+
+    diagnosis = exported(learn)
+    checks = {check.name: check for check in diagnosis.checks}
+    tried = tuple(not checks[way].findings for way in ("torch.export", "dynamic batch", "strict", "TorchScript"))
+    assert tried == TABLE[name]
+    if checks["dynamic batch"].state == "ok":
+        assert "batches of 4, 5, 1: values differ by 0 at most" in checks["dynamic batch"].evidence
+        assert "a call, eager" in checks["torch.export"].evidence
+    else:
+        module, line, command = LINES[name]
+        for way in ("torch.export", "dynamic batch", "strict"):
+            assert module in checks[way].findings[0].what
+            assert line in checks[way].findings[0].what
+            assert checks[way].findings[0].command.startswith(command)
+    after = fingerprint(learn.model, learn)
+    assert {key for key in before if before[key] != after[key]} == set()
+
+
+def test_all_failures_are_found_in_one_go() -> None:
+    learn, _, _ = learners.make("AWD-LSTM")
+
+    check = next(check for check in exported(learn).checks if check.name == "torch.export")
+    lines = {finding.what.partition(" cannot be exported at ")[2] for finding in check.findings}
+    assert len(lines) > 1
+    assert any("_change_one_hidden" in line for line in lines)
+
+
+def test_a_repaired_unet_is_exact_and_exports_for_any_batch() -> None:
+    learn, _, _ = learners.make("U-Net")
+    images = torch.randn(3, 3, 32, 32)
+    before = fingerprint(learn.model, learn)
+
+    repaired = nbguard.exportable(learn)
+    program = torch.export.export(repaired, (images,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    after = fingerprint(learn.model, learn)
+    assert {key for key in before if before[key] != after[key]} == set()
+    learn.model.eval()
+    with torch.no_grad():
+        assert torch.equal(program.module()(images), learn.model(images).as_subclass(torch.Tensor))
+        assert torch.equal(program.module()(images[:1]), learn.model(images[:1]).as_subclass(torch.Tensor))
+    next(iter(repaired.parameters())).data.zero_()
+    assert next(iter(learn.model.parameters())).abs().sum() > 0, "the copy has parameters of its own"
+
+
+def test_what_cannot_be_repaired_is_refused_with_the_reason() -> None:
+    learn, _, _ = learners.make("AWD-LSTM")
+
+    with pytest.raises(NbguardError, match="AWD_LSTM cannot be replaced: it keeps its hidden state"):
+        nbguard.exportable(learn)
+
+
+class Branch(nn.Module):
+    def forward(self, x: Any) -> Any:
+        if x.sum() > 0:
+            return x * 2
+        return x
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x.view(4, -1)
+
+
+class Numpy(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * float(x.detach().numpy().mean())
+
+
+class Baked(nn.Module):
+    """The tracer fixes the branch that the traced batch takes."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 2 if x.shape[0] > 3 else x
+
+
+PLANTED = {
+    "branch": (Branch, "torch.export", "test_export.py:", "if x.sum() > 0"),
+    "size": (Fixed, "dynamic batch", "", "a size is fixed in the code"),
+    "numpy": (Numpy, "torch.export", "test_export.py:", "stay with tensors"),
+    "baked": (Baked, "TorchScript", "", "computes other values for a batch of 1"),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_named(fault: str) -> None:
+    kind, way, line, words = PLANTED[fault]
+    model = nn.Sequential(nn.Linear(8, 8), kind())
+
+    check = next(check for check in exported(model, torch.randn(4, 8)).checks if check.name == way)
+    said = " ".join(f"{finding.what} {finding.evidence} {finding.command}" for finding in check.findings)
+    assert line in said
+    assert words in said
+
+
+def test_hooks_and_lists_of_the_user_stay_as_they_are() -> None:
+    model, batch, _ = learners.make("hooks")
+    model.eval()
+    before = fingerprint(model)
+
+    diagnosis = exported(model, batch)
+    assert model.stored == []
+    assert fingerprint(model) == before
+    assert "2 hooks that are functions were left out of the copy that was exported" in diagnosis.notes
+
+
+def test_preprocessing_and_what_is_pickled_by_name() -> None:
+    from fastai.data.transforms import IntToFloatTensor, Normalize
+    from fastai.vision.core import imagenet_stats
+    from fasttransform import Pipeline
+
+    learn, _, _ = learners.make("tabular")
+    learn.dls.valid.after_batch = Pipeline([IntToFloatTensor(), Normalize.from_stats(*imagenet_stats, cuda=False)])
+    learn.splitter = lambda model: list(model.parameters())
+
+    checks = {check.name: check for check in exported(learn).checks}
+    steps = checks["preprocessing"].findings[0].evidence
+    assert "Normalize(mean=0.485 0.456 0.406, std=0.229 0.224 0.225)" in steps
+    assert "IntToFloatTensor(div=255" in steps
+    assert "a lambda of test_export.py:" in checks["learn.export()"].findings[0].evidence
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is not None, reason="the packages are here")
+def test_without_its_packages_onnx_is_not_checked() -> None:
+    check = next(check for check in exported(nn.Linear(4, 2), torch.randn(4, 4)).checks if check.name == "ONNX")
+
+    assert (check.state, "pip install onnx onnxscript" in check.evidence) == ("not checked", True)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="needs onnx and onnxscript, which are optional")
+def test_onnx_in_its_own_process(torch_process: None) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    check = next(check for check in exported(model, torch.randn(4, 4)).checks if check.name == "ONNX")
+    assert check.state == "ok", check
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "reason"),
+    [
+        (nn.Linear(4, 2), torch.randn(8, 3), "Linear cannot be called: RuntimeError: mat1 and mat2 shapes"),
+        (nn.Linear(4, 2), None, "a Linear has no loader: give a batch"),
+    ],
+)
+def test_what_cannot_be_tried_is_not_checked(model: Any, batch: Any, reason: str) -> None:
+    check = exported(model, batch).checks[0]
+
+    assert check.state == "not checked"
+    assert reason in check.evidence

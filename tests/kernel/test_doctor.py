@@ -1,0 +1,121 @@
+"""`%nbguard doctor` in a real kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels import Kernel
+
+
+def test_without_a_name_the_environment_is_checked(plain_kernel: Kernel) -> None:
+    plain_kernel.run("%load_ext nbguard").ok()
+    ran = plain_kernel.run("%nbguard doctor -o found")
+
+    ran.ok()
+    assert "not checked  driver and CUDA" in ran.text
+    assert plain_kernel.value("type(found).__name__, 'torch' in __import__('sys').modules") == ("Diagnosis", False)
+
+
+def test_json(plain_kernel: Kernel) -> None:
+    plain_kernel.run("%load_ext nbguard").ok()
+    ran = plain_kernel.run("%nbguard doctor --environment --json")
+
+    ran.ok()
+    assert '"kind": "diagnosis"' in ran.text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("lern", "name 'lern' does not exist: did you mean learn?"),
+        ("learn more", "unrecognized arguments: more"),
+        ("learn", "a int is neither a Learner nor a model"),
+    ],
+)
+def test_a_wrong_name_is_one_line(kernel: Kernel, line: str, message: str) -> None:
+    kernel.run("%load_ext nbguard\nlearn = 3").ok()
+    ran = kernel.run(f"%nbguard doctor {line}")
+
+    assert message in str(ran.error)
+
+
+def test_the_line_that_initialises_cuda_is_awaited(kernel: Kernel) -> None:
+    """Where there is no CUDA, the attempt to initialise it fails before the queue is run: what is queued is looked at."""
+    kernel.run("%load_ext nbguard").ok()
+
+    assert kernel.value("any(call.__name__ == '_note' for call, _ in __import__('torch').cuda._queued_calls)")
+
+
+_LEARNER = """
+from fastai.callback.progress import ProgressCallback
+import torch
+set_seed(1)
+data = [(torch.randn(4), torch.randn(1)) for _ in range(16)]
+dls = DataLoaders.from_dsets(data, data, bs=4, num_workers=0)
+learn = Learner(dls, torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)), loss_func=MSELossFlat())
+"""
+
+
+def test_determinism_is_tried_fixed_and_undone(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(f"from fastai.basics import *\n{_LEARNER}").ok()
+    tried = kernel.run("%nbguard doctor learn --determinism -o found").ok()
+    assert "the same bits" in tried.text or "compared by their bytes" in tried.text
+    assert kernel.value("[check.state for check in found.checks][:3]") == ["ok", "ok", "ok"]
+
+    fixed = kernel.run("%nbguard fix determinism learn --seed 3").ok()
+    assert "a step took" in fixed.text
+    assert kernel.value("torch.are_deterministic_algorithms_enabled()") is True
+    undone = kernel.run("%nbguard fix determinism --undo").ok()
+    assert "as it was before" in undone.text
+    assert kernel.value("torch.are_deterministic_algorithms_enabled()") is False
+    again = kernel.run("%nbguard fix determinism --undo")
+    assert "there is nothing to undo" in str(again.error)
+
+
+def test_unloading_undoes_determinism(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbguard\nimport torch").ok()
+    kernel.run("%nbguard fix determinism").ok()
+    kernel.run("%unload_ext nbguard").ok()
+
+    assert kernel.value("torch.are_deterministic_algorithms_enabled()") is False
+
+
+def test_a_repaired_copy_lands_in_a_variable(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(
+        f"from fastai.basics import *\nfrom fastai.layers import ToTensorBase\n{_LEARNER}\nlearn.model.append(ToTensorBase())"
+    ).ok()
+    fixed = kernel.run("%nbguard fix export learn -o mine").ok()
+
+    assert "ToTensorBase → Identity" in fixed.text
+    assert kernel.value("type(mine[3]).__name__, type(learn.model[3]).__name__") == ("Identity", "ToTensorBase")
+    assert "name the Learner or model to repair" in str(kernel.run("%nbguard fix export").error)
+
+
+def test_the_commands_of_a_diagnosis_do_what_they_say(kernel: Kernel) -> None:
+    """Each magic that a diagnosis of a faulty Learner prints is run as it is printed, and its finding is gone."""
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(f"from fastai.basics import *\n{_LEARNER}").ok()
+    kernel.run(
+        "from fastai.layers import ToTensorBase\n"
+        "class Noise(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.own = torch.Generator()\n"
+        "    def forward(self, x):\n"
+        "        return x + torch.rand(x.shape, generator=self.own)\n"
+        "learn.model.append(Noise()); learn.model.append(ToTensorBase())"
+    ).ok()
+    tried = kernel.run("%nbguard doctor learn --determinism -o found").ok()
+    assert "model[3].own is a generator of its own" in tried.text
+    magics = kernel.value("sorted({finding.command for finding in found.findings if finding.command.startswith('%')})")
+    assert magics == ["%nbguard fix determinism learn"]
+    kernel.run("%nbguard fix determinism learn").ok()
+    assert kernel.value("learn.model[3].own.initial_seed()") == 1
+
+    kernel.run("%nbguard doctor learn --export -o found").ok()
+    magics = kernel.value("sorted({finding.command for finding in found.findings if finding.command.startswith('%nb')})")
+    assert magics == ["%nbguard fix export learn"]
+    kernel.run(magics[0]).ok()
+    assert kernel.value("type(exportable[4]).__name__") == "Identity"
