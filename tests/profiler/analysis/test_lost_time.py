@@ -22,8 +22,11 @@ def rows(*totals: Row, **callbacks: Row) -> tuple[TimeRow, ...]:
     return (*plain, *named)
 
 
+NO_STACKS = StackSamples()
+
+
 def lost(
-    *totals: Row, steps: tuple[int, ...] = (10,) * 40, stacks: StackSamples = StackSamples(), **callbacks: Row
+    *totals: Row, steps: tuple[int, ...] = (10,) * 40, stacks: StackSamples = NO_STACKS, **callbacks: Row
 ) -> list[FitFinding]:
     made = rows(*totals, **callbacks)
     batches = tuple(
