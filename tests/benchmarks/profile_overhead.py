@@ -228,7 +228,10 @@ def say(found: dict[str, list[Took] | str]) -> None:
             if own:
                 outside = statistics.median(each.whole - before.whole for each, before in pairs)
                 says = statistics.median(own)
-                print(f"    {'':15} by its report {says * 1e3:.1f} ms of the epoch, by this clock {outside * 1e3:.1f} ms")
+                ratio = f"{max(says, outside) / min(says, outside):.2f} × apart (goal 1.2)" if min(says, outside) > 0 else ""
+                print(
+                    f"    {'':15} by its report {says * 1e3:.1f} ms of the epoch, by this clock {outside * 1e3:.1f} ms  {ratio}"
+                )
 
 
 def main() -> None:

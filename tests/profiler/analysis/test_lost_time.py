@@ -10,6 +10,7 @@ from nbguard.profiler.analysis.time.stacks import StackSamples
 from tests.profiler.analysis.timings import MS
 
 Row = tuple[Group, str, int]
+NO_STACKS = StackSamples()
 
 
 def rows(*totals: Row, **callbacks: Row) -> tuple[TimeRow, ...]:
