@@ -34,10 +34,29 @@ class WeakHoldings:
         return tuple(fact for fact, weak in self.storages if not weak.expired())
 
 
+class _ModuleStops:
+    """Ids of what no walk looks into, made anew only when the modules have changed: going through thousands takes 10 ms."""
+
+    def __init__(self) -> None:
+        self._modules: dict[str, int] = {}
+        self._stops: frozenset[int] = frozenset()
+
+    def get(self) -> frozenset[int]:
+        """Return the ids."""
+        modules = {name: id(module) for name, module in list(sys.modules.items())}
+        if modules != self._modules:
+            self._modules, self._stops = modules, frozenset(never_walked())
+        return self._stops
+
+
+_module_stops = _ModuleStops()
+
+
 class WeakLook:
     """A look at what one object after another leads to. Runs no code of the user's, starts no collection. Needs PyTorch.
 
-    Modules and classes are gone through once, for the first object that is no plain tensor: throw the look away after a cell.
+    Modules are gone through once, as long as none is imported, and classes once for the first object that is no plain tensor:
+    throw the look away after a cell.
     """
 
     def __init__(self, notebook: Notebook) -> None:
@@ -49,7 +68,7 @@ class WeakLook:
 
     @cached_property
     def _stop(self) -> set[int]:
-        return self._notebook.internals() | never_walked()
+        return self._notebook.internals() | _module_stops.get()
 
     @cached_property
     def _kinds(self) -> Kinds:

@@ -127,3 +127,14 @@ def test_a_name_bound_anew_at_each_run_is_no_growth() -> None:
     graph = make_graph({"x": ["y"], "unreachable cycles": ["x"]}, {}, {"x": 4 * MiB, "y": 4 * MiB})
 
     assert judge_growth(Analysis(make_facts(graph)), 12, held_storages(first), MiB) is None
+
+
+def test_what_others_share_with_the_object_is_theirs() -> None:
+    """The last error holds the Learner that was deleted; its data has a name, which no line is to delete."""
+    edges = {"err": {" → learn": "learn"}, "learn": {".model": "net", ".dls": "dls"}}
+    roots = {"last error": ["err"], "dls": ["dls"]}
+    graph = make_graph(roots, edges, {"net": 4 * MiB, "dls": 7 * MiB}, {"learn": "learner", "net": "model", "dls": "loader"})
+    notice = _judged(graph, _gone(graph, _ref(graph, "learner"), name="learn"))
+
+    assert notice is not None
+    assert notice_line(notice) == "`learn` is deleted, its 4.00 MiB are not: the last error holds them · `%reset_gpu`"

@@ -43,12 +43,16 @@ def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapp
     wanted = {n for n, root in names if _is_wanted(graph, root, gone, node)}
     own = set[int]() if node is not None else _storages_of_tensors(graph, views)
     left = {storage for storage, roots in held_by.items() if roots and not roots & wanted and storage not in own}
+    holding = frozenset(n for storage in left for n in held_by[storage])
+    if node is not None:  # who holds the object itself; what others share with it is theirs
+        holding &= _holding(graph, analysis.once(_node_owners)[node])
+        apart = {storage for storage in left if held_by[storage] <= holding}
+        left = apart if nbytes_of(graph, apart) >= least else {storage for storage in left if held_by[storage] & holding}
     hidden = gone.nbytes - nbytes_of(graph, alive) if graph.rest is None else 0
     nbytes = nbytes_of(graph, left)
     if nbytes < least:
         return None if hidden < least else _of_hidden(gone, hidden)
-    roots = frozenset(n for storage in left for n in held_by[storage])
-    paths, is_complete = _paths(analysis.facts, node, left, roots)
+    paths, is_complete = _paths(analysis.facts, node, left, holding)
     return _notice("rebound" if gone.is_rebound else "deleted", gone, nbytes, paths, analysis, is_complete, node is not None)
 
 
