@@ -49,6 +49,7 @@ EXACT = (
     "convnext_tiny bf16",
     "bert",
     "bert bf16",
+    "bert adamw",
     "lora",
     "lora bf16",
     "lora adamw",
