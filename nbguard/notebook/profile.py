@@ -17,9 +17,11 @@ from nbguard.profiler.profile import FitProfile
 
 
 class CellProfile:
-    """Starts a profile now and hands its report to `show` when the cell that runs now has ended, however it does."""
+    """Starts a profile now and hands its report, and the cell's code, to `show` when that has ended, however it does."""
 
-    def __init__(self, shell: Any, profile: FitProfile, show: Callable[[FitReport], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, shell: Any, profile: FitProfile, show: Callable[[FitReport, str], None], say: Callable[[str], None]
+    ) -> None:
         self._profile = profile
         self._show = show
         self._say = say
@@ -35,7 +37,7 @@ class CellProfile:
         error = result.error_before_exec or result.error_in_exec
         code = result.info.raw_cell.partition("\n")[2]  # below the line of the magic, whose options may differ
         try:
-            self._show(self._profile.finish(error, f"In[{result.execution_count}]", code))
+            self._show(self._profile.finish(error, f"In[{result.execution_count}]", code), code)
         except KeyboardInterrupt:
             self._say("nbguard: interrupted while the report was made: there is none")
         except Exception as mistake:  # noqa: BLE001 - a mistake of ours must not cost the user more than a line

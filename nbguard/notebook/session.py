@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _HOME = "_nbguard_live"
 _FORESEEING = 5.0
-"""Seconds for which a card waits for a batch to be foreseen that fits."""
+"""Seconds for which a card, or a profile's report, waits for what can be foreseen."""
 _KERNEL = ("session", "iopub_socket", "control_handlers", "comm_manager", "shell_stream")
 """Attributes of a kernel that a hub needs: ipykernel's have them before they start. The loop comes with the start, when the
 extensions of a profile are loaded already; the hub needs it from the first message on."""
@@ -232,10 +232,13 @@ class Session:
 
     def profile(self, options: FitOptions, keep: Callable[[FitReport], None]) -> None:
         """Profile what the cell that runs now does from here on; when it ends, show the report and hand it to `keep`."""
+        from nbguard.notebook.foreseen_remedies import with_foreseen_bytes
         from nbguard.notebook.profile import CellProfile, show
         from nbguard.profiler.profile import FitProfile
 
-        def ended(report: FitReport) -> None:
+        def ended(report: FitReport, code: str) -> None:
+            names = self._shell.user_ns
+            report = with_foreseen_bytes(report, self._shell.transform_cell(code), names, _FORESEEING)
             keep(report)
             show(report)
 

@@ -29,7 +29,13 @@ class _Change:
     conf: str = ""  # setting of the allocator
 
 
-def savings(tracer: FitTracer, batch_size: int | None, endless: FitTrace, version: tuple[int, int]) -> tuple[Saving, ...]:
+def savings(
+    tracer: FitTracer,
+    batch_size: int | None,
+    endless: FitTrace,
+    version: tuple[int, int],
+    only: tuple[str, ...] = ("",),
+) -> tuple[Saving, ...]:
     """Return the changes that could be tried, with the peaks of the fit after each; the one that saves most comes first.
 
     Args:
@@ -37,10 +43,13 @@ def savings(tracer: FitTracer, batch_size: int | None, endless: FitTrace, versio
         batch_size: items of a batch; None: the loader's.
         endless: the trace of the fit as it is.
         version: of torch, (major, minor), by which settings of the allocator are read.
+        only: beginnings of the names of changes to try.
     """
     size, tried = endless.sizes[0], list[Saving]()
     for change in _changes(tracer, size, endless):
-        own = replace(tracer, code=change.code, is_last_optional=True)
+        if not change.name.startswith(only):
+            continue
+        own = replace(tracer, code="\n".join(filter(None, (tracer.code, change.code))), is_last_optional=True)
         if change.conf:
             own = replace(own, settings=AllocatorSettings.parse(_joined(tracer.settings.conf(), change.conf), version))
         try:

@@ -72,3 +72,25 @@ def test_the_card_names_a_batch_that_fits(fake_cuda_kernel: Callable[..., Kernel
     assert words is not None, failed.text
     kernel.run("%reset_gpu").ok()
     kernel.run(f"learn.dls.train.bs = {words[1]}\nwith learn.no_bar(), learn.no_logging(): learn.fit(1)", timeout=250).ok()
+
+
+_TIGHT = """
+import nbguard.notebook.session as session
+session._FORESEEING = 100.0
+from tests.prediction.fits import make
+learn = make("gpt", "cuda", 128, items=(400, 16))
+learn.model.cuda()
+"""
+
+
+@pytest.mark.slow
+def test_a_profile_of_a_tight_fit_has_predicted_bytes_and_the_fit_its_line(fake_cuda_kernel: Callable[..., Kernel]) -> None:
+    kernel = fake_cuda_kernel(fastai=True, bytes=3000 * MIB, context=100 * MIB)
+    kernel.run_silently("%load_ext nbguard\nimport torch, warnings; warnings.filterwarnings('ignore')\n" + _TIGHT)
+    kernel.run("%gpumem predict learn", timeout=250).ok()
+    profiled = kernel.run("%%profile_fit\nwith learn.no_bar(), learn.no_logging(): learn.fit(1)", timeout=280).ok()
+
+    text = profiled.text
+    assert re.search(r"smaller batch, gradient accumulation: predicted: [\d.]+ [MG]iB less, a peak of", text), text
+    assert re.search(r"checkpointing: predicted: [\d.]+ [MG]iB less, a peak of", text), text
+    assert re.search(r"peak of the fit in tensors: predicted [\d.]+, was [\d.]+ [MG]iB; reserved: predicted", text), text

@@ -137,15 +137,27 @@ def test_a_larger_batch_needs_more_and_a_given_one_counts() -> None:
     assert given.peak_allocated == large.peak_allocated > small.peak_allocated
 
 
-def test_a_loader_of_torchs_own_needs_a_batch() -> None:
+def test_a_loader_of_torchs_own_does_as_well() -> None:
     learn = make("mlp", "cpu", 8)
     data = torch.utils.data.TensorDataset(torch.zeros(28, 512), torch.zeros(28, dtype=torch.long))
     known = predict(learn)
     learn.dls.loaders = [torch.utils.data.DataLoader(data, 8), torch.utils.data.DataLoader(data, 8)]
+    for found in (predict(learn), predict(learn, (torch.zeros(8, 512), torch.zeros(8, dtype=torch.long)))):
+        assert (found.batch_sizes, found.peak_allocated) == (known.batch_sizes, known.peak_allocated)
+
+
+class Endless(torch.utils.data.IterableDataset[Any]):
+    """A data set without numbers."""
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+def test_a_loader_without_items_by_number_needs_a_batch() -> None:
+    learn = make("mlp", "cpu", 8)
+    learn.dls.loaders = [torch.utils.data.DataLoader(Endless(), 8)]
     with pytest.raises(UnpredictableError, match=r"give a batch, as in predict\(learn, batch\)"):
         predict(learn)
-    found = predict(learn, (torch.zeros(8, 512), torch.zeros(8, dtype=torch.long)))
-    assert (found.batch_sizes, found.peak_allocated) == (known.batch_sizes, known.peak_allocated)
 
 
 def test_the_answer_is_yes_no_or_not_known() -> None:
@@ -225,9 +237,50 @@ def _sparse() -> nn.Module:
     return net
 
 
+def _quantised() -> nn.Module:
+    net = nn.Linear(512, 10)
+    net.register_buffer("table", torch.quantize_per_tensor(torch.zeros(3), 1.0, 0, torch.qint8))
+    return net
+
+
+def _text_classifier() -> nn.Module:
+    from fastai.text.all import AWD_LSTM, get_text_classifier
+
+    model: nn.Module = get_text_classifier(AWD_LSTM, 100, 2)
+    return model
+
+
+class Custom(nn.Module):
+    """A model with an operator of somebody's that tells no shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(512, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.body(_doubled(x))
+
+
+@torch.library.custom_op("nbguard_tests::doubled", mutates_args=())
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@pytest.mark.parametrize("kind", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"])
+def test_shards_and_replicas_of_torchs_are_refused_by_their_class(kind: str) -> None:
+    """Classes of these names from torch: to make real ones takes a process group."""
+    learn = make("mlp", "cpu", 8)
+    learn.model = type(kind, (nn.Sequential,), {"__module__": "torch.distributed.fsdp"})(nn.Linear(512, 10))
+    with pytest.raises(UnpredictableError, match=f"the model is a {kind}: its .* process group"):
+        predict(learn)
+
+
 @pytest.mark.parametrize(
     ("model", "match"),
     [
+        (_text_classifier, r"model\.0\.module\.rnns\.0\.module is a LSTM: cuDNN's recurrent layers"),
+        (_quantised, r"a quantised tensor"),
+        (Custom, r"nbguard_tests\.doubled\.default has no form without data"),
         (lambda: make("lstm", "cpu").model, r"model\.body is a LSTM: cuDNN's recurrent layers"),
         (lambda: torch.compile(nn.Linear(512, 10), backend="eager"), r"the model is a OptimizedModule: torch\.compile"),
         (lambda: nn.DataParallel(nn.Linear(512, 10)), r"is a DataParallel"),

@@ -22,7 +22,7 @@ def _draw(seed: int) -> tuple[str, int, float]:
     """Return (case, items of a batch, share of the predicted need that the device has)."""
     drawn = random.Random(seed)
     case = f"{drawn.choice(_MODELS)} {drawn.choice(_WORDS)}".strip()
-    return case, drawn.choice((2, 3, 5, 8, 12, 17)), drawn.uniform(0.85, 1.15)
+    return case, drawn.choice((4, 6, 8, 12, 17)), drawn.uniform(0.85, 1.15)
 
 
 @pytest.mark.slow

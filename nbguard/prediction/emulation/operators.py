@@ -18,6 +18,7 @@ from nbguard.prediction.prediction import MemoryCategory
 from nbguard.prediction.rules import REPLACED, TEMPORARIES
 
 _aten = torch.ops.aten
+_OutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 _GEMMS = frozenset(
     getattr(getattr(_aten, name), overload)
     for name, overload in (
@@ -115,9 +116,14 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         return out
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operator. One of somebody's own may say by any RuntimeError that it tells no shapes."""
         try:
             return func(*args, **kwargs)
-        except NotImplementedError as error:
+        except _OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if func.namespace == "aten" and not isinstance(error, NotImplementedError):
+                raise
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
         raise UnpredictableError(f"{func} has no form without data: the memory of what follows cannot be foreseen ({reason})")
 
