@@ -73,6 +73,21 @@ def test_the_memory_of_a_fit_is_foreseen(tmp_path: Path, capsys: pytest.CaptureF
     assert "model.body is a LSTM: cuDNN's recurrent layers" in refused
 
 
+@pytest.mark.slow
+def test_a_run_is_tried_and_put_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo = runpy.run_path(str(_FOLDER / "run_demo.py"))
+
+    demo["run"](_FOLDER / "03_trust_a_run.ipynb", tmp_path)
+
+    text = capsys.readouterr().out
+    assert "model[1].own is a generator of its own: no global seed reaches it" in text
+    assert re.search(r"the seed of In\[\d+\], line \d+ comes too late", text)
+    assert "('advice', '%nbguard fix determinism learn')" in text
+    assert "all that was set for it is as it was before" in text
+    assert "`model[4]` (ToTensorBase) cannot be exported" in text.replace("model[4] (", "`model[4]` (")
+    assert "('ToTensorBase', 'Identity', torch.Size([4, 1]))" in text
+
+
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.ipynb")), ids=lambda path: path.name)
 def test_notebooks_are_committed_without_outputs(path: Path) -> None:
     import nbformat  # here: see `pytest_collection_modifyitems`
