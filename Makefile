@@ -106,6 +106,7 @@ bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in
 	@$(VENV)/bin/python tests/benchmarks/replay.py
 	@$(VENV)/bin/python tests/benchmarks/recording.py
 	@$(VENV)/bin/python tests/benchmarks/simulate.py
+	@$(VENV)/bin/python tests/benchmarks/doctor.py
 	@PYTHONPATH=build/peers $(VENV)/bin/python -W ignore tests/benchmarks/profile_overhead.py
 	@$(VENV)/bin/python -m tests.benchmarks.sidebar
 

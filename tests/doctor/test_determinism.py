@@ -17,7 +17,7 @@ MSE = nn.MSELoss()
 
 
 def diagnosed(model: Any, batch: Any = None, **options: Any) -> nbguard.doctor.analysis.diagnosis.Diagnosis:
-    return nbguard.diagnose(model, batch, environment=False, **options)
+    return nbguard.diagnose(model, batch, environment=False, export=False, **options)
 
 
 @pytest.mark.parametrize("fault", planted.FAULTS)

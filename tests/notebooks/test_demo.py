@@ -73,6 +73,26 @@ def test_the_memory_of_a_fit_is_foreseen(tmp_path: Path, capsys: pytest.CaptureF
     assert "model.body is a LSTM: cuDNN's recurrent layers" in refused
 
 
+@pytest.mark.slow
+def test_a_run_is_tried_and_put_right(tmp_path: Path) -> None:
+    import nbformat
+
+    demo = runpy.run_path(str(_FOLDER / "run_demo.py"))
+
+    demo["run"](_FOLDER / "03_trust_a_run.ipynb", tmp_path)
+
+    cells = nbformat.read(tmp_path / "03_trust_a_run.ipynb", as_version=4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    assert [output for output in outputs if output.output_type == "error"] == []
+    text = "\n".join(output.data["text/plain"] for output in outputs if "data" in output)
+    assert "model[1].own is a generator of its own: no global seed reaches it" in text
+    assert re.search(r"the seed of In\[\d+\], line \d+ comes too late", text)
+    assert "('advice', '%nbguard fix determinism learn')" in text
+    assert "all that was set for it is as it was before" in text
+    assert "model[4] (ToTensorBase) cannot be exported" in text
+    assert "('ToTensorBase', 'Identity', torch.Size([4, 1]))" in text
+
+
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.ipynb")), ids=lambda path: path.name)
 def test_notebooks_are_committed_without_outputs(path: Path) -> None:
     import nbformat  # here: see `pytest_collection_modifyitems`
