@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from nbguard.memory.counters import Reading
-from nbguard.scan.devices.counters import Counters
-
 if TYPE_CHECKING:
     from nbguard.cells.hooks import CellFact
+    from nbguard.memory.counters import Reading
     from nbguard.reports.notices.judge import HeldStorages
     from nbguard.reports.notices.notice import Notice
+    from nbguard.scan.devices.counters import Counters
 
 _FLOOR = 64 * 1024
 """Bytes below which nothing is worth a notice, whatever its share."""
@@ -30,7 +29,7 @@ class LeftBehind:
 
     def __init__(self) -> None:
         self.patience = 50  # times the seconds of the last look before the next one, after cells that end well
-        self._counters = Counters()
+        self._counters: Counters | None = None  # made at the first cell after PyTorch was imported
         self._reading: Reading | None = None  # the last one
         self._held: HeldStorages | None = None  # at the last look
         self._began = 0.0  # when the cell did, by the clock of `perf_counter`
@@ -41,7 +40,7 @@ class LeftBehind:
         """Note when the cell begins; nothing is read."""
         self._began = time.perf_counter()
         if self._reading is None:
-            self._reading = self._counters.read()
+            self._reading = self._read()
 
     def least(self, least: int) -> int:
         """Return the bytes that are worth a notice: `least`, or a hundredth of what tensors held when last known, if less."""
@@ -56,12 +55,19 @@ class LeftBehind:
     def after(self, cell: CellFact, least: int) -> Notice | None:
         """Return the notice on what the cell has left without a name, if there is enough of it."""
         now, before = time.perf_counter(), self._reading
-        reading = self._reading = self._counters.read()
+        reading = self._reading = self._read()
         has_grown = reading is not None and before is not None and reading.grown_by(before) >= least
         is_due = now - self._began >= _QUICK and now - self._looked >= self.patience * self._seconds
         if cell.scan.last is None and not (has_grown and (cell.raised or is_due)):
             return None
         return self._look(cell, least)
+
+    def _read(self) -> Reading | None:
+        if self._counters is None:
+            from nbguard.scan.devices.counters import Counters
+
+            self._counters = Counters()
+        return self._counters.read()
 
     def _look(self, cell: CellFact, least: int) -> Notice | None:
         from nbguard.reports.notices.judge import held_storages

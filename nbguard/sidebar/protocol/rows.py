@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from nbguard.cleanup.plan.default import default_plan, holders_of
+from nbguard.memory.advice import HARD
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import EXPERIMENT_KINDS, Graph
 from nbguard.memory.references.graph import leading_to, nbytes_of, reach
@@ -31,7 +32,7 @@ _NOTES = {
     "garbage": "a cycle that running code may still use",
 }
 """The reason for which a row of this kind of root cannot be released."""
-_WORKSPACES_NOTE = "%reset_gpu --hard clears them"
+_WORKSPACES_NOTE = f"{HARD.command} clears them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
