@@ -30,18 +30,18 @@ def _storages(value):
     else: tensors = list((value.model if Learner in cls.__mro__ else value).parameters())
     return [StorageWeakRef(t.untyped_storage()) for t in tensors if t.layout is torch.strided and t.data_ptr()]
 def _is_part_of_a_name(name, obj):
-    # whether the name was bound last by `name = other.path`, and that path still leads to the object
-    path = rf"(?:^|[;\n])\s*{name} *= *([A-Za-z_]\w*(?:[.]\w+|\[[^\]]*\])*) *(?=$|[;#\n])"
-    found = [one for source in In for one in re.findall(path, source)]
+    # whether a cell before this one bound the name last by `name = other.path`, and that path still leads to the object
+    path = rf"(?:^|[;\n])\s*{name} *= *([A-Za-z]\w*(?:[.]\w+|\[[^\]]*\])*) *(?=$|[;#\n])"
+    found = [one for source in In[:-1] for one in re.findall(path, source)]
     try: return bool(found) and eval(found[-1], get_ipython().user_ns) is obj
     except Exception: return False
 def _before_cell():
     builtins._bound = {name: (weakref.ref(value), _storages(value)) for name, value in _experiments().items()}
-    builtins._told = {n.shape: n.times for n in nbguard.notices()}
+    builtins._told = {(n.kind, n.shape): n.times for n in nbguard.notices()}
 def _after_cell():
     now, found = _experiments(), {}
     gone = {name: refs for name, refs in builtins._bound.items() if now.get(name) is not refs[0]() or refs[0]() is None}
-    new = [n for n in nbguard.notices() if n.times != builtins._told.get(n.shape)]
+    new = [n for n in nbguard.notices() if n.times != builtins._told.get((n.kind, n.shape))]
     told = {}
     for name in gone:
         mine = [n for n in new if name in n.names and n.kind != 'growth']
