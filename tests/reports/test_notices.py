@@ -93,6 +93,17 @@ def test_the_view_that_keeps_a_storage() -> None:
     assert _judged(graph, _gone(graph, name="images"), {"row": 61 * MiB}) is None  # it shows all of it
 
 
+def test_a_loss_that_keeps_its_graph_is_no_view() -> None:
+    edges = {"loss": {" → graph": "node"}, "node": {"": "activation"}}
+    kinds = {"loss": "tensor", "node": "graph", "activation": "tensor"}
+    graph = make_graph({"loss": ["loss"]}, edges, {"activation": 61 * MiB}, kinds)
+    notice = _judged(graph, _gone(graph, name="h"), {"loss": 4})
+
+    assert notice is not None
+    assert notice.kind == "deleted"
+    assert notice.holders == ("loss → graph",)
+
+
 def test_memory_that_no_reference_of_pythons_leads_to_has_no_command() -> None:
     graph = make_graph({"x": ["x"]})
     notice = _judged(graph, _gone(graph, nbytes=4 * MiB))

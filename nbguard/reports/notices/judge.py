@@ -172,7 +172,8 @@ def _of_view(
     kept = {storage: next(iter(roots)) for storage, roots in held_by.items() if len(roots) == 1}
     for number in set(kept.values()):
         root = graph.roots[number]
-        nbytes = nbytes_of(graph, (storage for storage, n in kept.items() if n == number))
+        shown = {storage for node in root.nodes for storage in graph.nodes[node].storages}  # not those behind its graph
+        nbytes = nbytes_of(graph, (storage for storage, n in kept.items() if n == number and storage in shown))
         own = views.get(root.label)
         if root.kind != "name" or own is None or nbytes < max(least, own * _SMALL):
             continue
