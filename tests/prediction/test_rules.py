@@ -12,11 +12,11 @@ import torch
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.prediction.emulation.emulation import Emulation
 from nbguard.prediction.hardware import Gpu
-from tests.prediction.emulation.operators import probe
+from tests.prediction.operators import probe
 
 _PROBE = """
 import json, torch
-from tests.prediction.emulation.operators import probe
+from tests.prediction.operators import probe
 cuda = torch.cuda
 counters = cuda.memory_allocated, cuda.max_memory_allocated, cuda.reset_peak_memory_stats
 print(json.dumps(probe("cuda", *counters, {has_cudnn_attention})))

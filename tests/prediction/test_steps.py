@@ -17,7 +17,11 @@ from nbguard.prediction.prediction import FitPhase, MemoryCategory
 from tests.prediction.fits import Decoder
 
 MIB = 2**20
-WORDS = torch.zeros(4, 128, dtype=torch.long)
+
+
+def words() -> torch.Tensor:
+    """Return a batch; no global of this module holds it, which tests of other rooms would find in the process."""
+    return torch.zeros(4, 128, dtype=torch.long)
 
 
 def _bits(value: torch.Tensor) -> bytes:
@@ -60,11 +64,11 @@ def _state(loop: Loop) -> Any:
 def test_nothing_of_the_users_changes(steps: int, capsys: pytest.CaptureFixture[str]) -> None:
     loop = Loop()
     for _ in range(steps):
-        loop.step(WORDS)
+        loop.step(words())
     capsys.readouterr()
     before, numbers = _state(loop), torch.get_rng_state()
 
-    found = predict(loop.step, WORDS, gpu="16GiB")
+    found = predict(loop.step, words(), gpu="16GiB")
 
     assert _state(loop) == before
     assert torch.equal(torch.get_rng_state(), numbers)
@@ -86,24 +90,24 @@ def test_closures_globals_and_several_arguments_are_followed() -> None:
         scale.add_(1)
         optimizer.step()
 
-    found = predict(step, (WORDS, WORDS))
+    found = predict(step, (words(), words()))
 
     assert float(scale) == 1
     assert all(parameter.grad is None for parameter in model.parameters())
     kinds = {each.category: each.nbytes for each in found.categories}
     assert kinds[MemoryCategory.PARAMETERS] >= sum(each.numel() * 4 for each in model.parameters())
-    larger = predict(step, (WORDS, WORDS), batch_size=32)
+    larger = predict(step, (words(), words()), batch_size=32)
     assert larger.batch_sizes == (32, 32, 32)
     assert larger.peak_allocated > found.peak_allocated
 
 
 _FAKE = """
 import json
-from tests.prediction.test_steps import Loop, WORDS
+from tests.prediction.test_steps import Loop, words
 loop = Loop("cuda")
 torch.cuda.reset_peak_memory_stats()
 for _ in range(3):
-    batch = WORDS.repeat(4, 1)
+    batch = words().repeat(4, 1)
     loss = loop.step(batch)
 stats = torch.cuda.memory_stats()
 print(json.dumps([stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]]))
@@ -113,7 +117,7 @@ print(json.dumps([stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.p
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Seems like")
 def test_peaks_are_those_of_the_loop_to_the_byte(fake_cuda_run: Callable[..., str]) -> None:
-    found = predict(Loop().step, WORDS.repeat(4, 1))
+    found = predict(Loop().step, words().repeat(4, 1))
     allocated, reserved = json.loads(fake_cuda_run("import torch\n" + _FAKE, timeout=250).splitlines()[-1])
 
     print(f"step: allocated {found.peak_allocated} / {allocated}, reserved {found.peak_reserved} / {reserved}")
@@ -122,7 +126,7 @@ def test_peaks_are_those_of_the_loop_to_the_byte(fake_cuda_run: Callable[..., st
 
 def test_a_number_that_is_kept_decides_nothing_and_one_that_is_compared_does() -> None:
     loop = Loop()
-    assert predict(loop.step, WORDS, gpu="80GiB").unknown == ()
+    assert predict(loop.step, words(), gpu="80GiB").unknown == ()
 
     def stops(words: Any) -> Any:
         loss = loop.model(words).mean()
@@ -132,7 +136,7 @@ def test_a_number_that_is_kept_decides_nothing_and_one_that_is_compared_does() -
             loss = loss * 2
         loss.backward()
 
-    found = predict(stops, WORDS, gpu="80GiB")
+    found = predict(stops, words(), gpu="80GiB")
     assert found.fits is None
     assert "stops() in tests.prediction.test_steps" in found.unknown[0]
 
@@ -170,7 +174,7 @@ def test_what_the_copy_does_not_reach_is_refused_and_not_trained() -> None:
 )
 def test_bad_input_is_one_clear_line(fitted: Any, options: dict[str, Any], match: str) -> None:
     with pytest.raises(NbguardError, match=match) as caught:
-        predict(fitted, WORDS, **options)
+        predict(fitted, words(), **options)
     assert "\n" not in str(caught.value)
 
 
