@@ -141,16 +141,15 @@ def test_a_number_that_is_kept_decides_nothing_and_one_that_is_compared_does() -
     assert "stops() in tests.prediction.test_steps" in found.unknown[0]
 
 
-class Hidden:
-    """Holds a model where no copy looks for it."""
-
-    model = nn.Linear(8, 8)
-
-    def __deepcopy__(self, memo: Any) -> Hidden:
-        return self
-
-
 def test_what_the_copy_does_not_reach_is_refused_and_not_trained() -> None:
+    class Hidden:
+        """Holds a model where no copy looks for it."""
+
+        model = nn.Linear(8, 8)
+
+        def __deepcopy__(self, memo: Any) -> Hidden:
+            return self
+
     hidden, seen = Hidden(), nn.Linear(8, 8)
     before = _bits(hidden.model.weight)
 
@@ -167,14 +166,14 @@ def test_what_the_copy_does_not_reach_is_refused_and_not_trained() -> None:
 @pytest.mark.parametrize(
     ("fitted", "options", "match"),
     [
-        (lambda batch: None, {}, "refers to no model"),
-        (Loop().step, {"precision": "bf16"}, "says its precision itself"),
-        (Loop().step, {"precision": "int4"}, "precision is 'bf16' or 'fp16'"),
+        (lambda: lambda batch: None, {}, "refers to no model"),
+        (lambda: Loop().step, {"precision": "bf16"}, "says its precision itself"),
+        (lambda: Loop().step, {"precision": "int4"}, "precision is 'bf16' or 'fp16'"),
     ],
 )
 def test_bad_input_is_one_clear_line(fitted: Any, options: dict[str, Any], match: str) -> None:
     with pytest.raises(NbguardError, match=match) as caught:
-        predict(fitted, words(), **options)
+        predict(fitted(), words(), **options)
     assert "\n" not in str(caught.value)
 
 
