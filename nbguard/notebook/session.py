@@ -120,7 +120,7 @@ class Session:
             if self._notices is None:
                 from nbguard.cells.notices import NoticeWatch
 
-                self._notices = NoticeWatch(self._shell, _show_notice, lambda: self._hooks.source)
+                self._notices = NoticeWatch(self._shell, self._show_notice, lambda: self._hooks.source)
             self._notices.speak()
             if not self._speaks:
                 self._hooks.add(self._notices)
@@ -291,6 +291,12 @@ class Session:
         else:
             self._remove(self._ledger)
         return self.switches
+
+    def _show_notice(self, notice: Notice) -> None:
+        """Show a notice, unless it is of an error whose memory the line of the cell names, or which is cleaned up by itself."""
+        switches = self.switches
+        if notice.kind != "error" or not (switches.cells or switches.auto_clean_errors):
+            _show_notice(notice)
 
     def _run_ledger(self, *, shows: bool) -> None:
         from nbguard.cells.ledger import Ledger

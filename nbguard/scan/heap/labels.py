@@ -147,5 +147,5 @@ class Labels:
             return ""
         if type(obj) is types.MethodType:
             return ".__self__"
-        is_written = type(child) in (dict, list, tuple) and (kind == "class" or _has_items(type(obj)))
+        is_written = type(child) in (dict, list, tuple) and (kind in ("class", "code") or _has_items(type(obj)))
         return "" if is_written else f" → {name_of(type(child))}"
