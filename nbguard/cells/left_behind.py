@@ -32,6 +32,7 @@ class LeftBehind:
         self._counters: Counters | None = None  # made at the first cell after PyTorch was imported
         self._reading: Reading | None = None  # the last one
         self._held: HeldStorages | None = None  # at the last look
+        self._held_bytes = 0  # of all that it has: asked for after every cell
         self._began = 0.0  # when the cell did, by the clock of `perf_counter`
         self._looked = 0.0  # when the last look ended
         self._seconds = 0.0  # that it took
@@ -47,7 +48,7 @@ class LeftBehind:
         if self._reading is not None and self._reading.devices:
             held = sum(counted.allocated for counted in self._reading.devices)
         elif self._held is not None:
-            held = sum(nbytes for nbytes, _ in self._held.values())
+            held = self._held_bytes
         else:
             return least
         return min(least, max(_FLOOR, held // _SHARE))
@@ -77,6 +78,7 @@ class LeftBehind:
         analysis = cell.scan.get().analysis
         notice = judge_left(analysis, cell.number, self._held, least, raised=cell.raised)
         self._held = analysis.once(held_storages)
+        self._held_bytes = sum(nbytes for nbytes, _ in self._held.values())
         self._looked = time.perf_counter()
         self._seconds = self._looked - start
         return notice

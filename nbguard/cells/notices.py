@@ -104,7 +104,7 @@ class NoticeWatch:
         names.note(cell.number)
         grows = repeats.after(least)
         if gone and not self._has_cleaned:
-            for notice, holdings in self._judged(cell, gone):
+            for notice, holdings in self._judged(cell, gone, least):
                 self._tell(notice)
                 self._left[notice.fingerprint] = holdings
         if grows and (piled_up := repeats.judge(cell, least)) is not None:
@@ -113,14 +113,16 @@ class NoticeWatch:
         if left is not None and not self._has_cleaned:
             self._tell(left)
 
-    def _judged(self, cell: CellFact, gone: list[tuple[Departure, WeakHoldings]]) -> Iterator[tuple[Notice, WeakHoldings]]:
+    def _judged(
+        self, cell: CellFact, gone: list[tuple[Departure, WeakHoldings]], least: int
+    ) -> Iterator[tuple[Notice, WeakHoldings]]:
         from nbguard.reports.notices.judge import judge_departure
         from nbguard.scan.objects.named_tensors import named_tensors
 
         analysis = cell.scan.get().analysis
         views = named_tensors(self._shell.user_ns)
         for departure, holdings in gone:
-            notice = judge_departure(analysis, departure, self._left_behind.least(self.least), views)
+            notice = judge_departure(analysis, departure, least, views)
             if notice is not None:
                 yield notice, holdings
 

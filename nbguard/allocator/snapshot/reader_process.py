@@ -20,11 +20,9 @@ from typing import Any, BinaryIO, NoReturn
 
 from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
+from nbguard.allocator.snapshot.unpickle import DAMAGED, Progress, UnreadablePickle, asks_for, unreadable
 from nbguard.allocator.snapshot.wire import read_snapshot, write_snapshot
 from nbguard.errors import SnapshotError
-
-Progress = Callable[[int, int], None]
-"""Called now and then with (bytes done, bytes in all)."""
 
 _MEMORY = 16
 """Bytes of memory that reading may take for each byte of the file; honest ones take some 8."""
@@ -37,7 +35,6 @@ _READ, _REFUSED = b"+", b"-"
 _MAIN = "import sys; sys.path.insert(0, sys.argv[1]); from nbguard.allocator.snapshot import reader_process as r; r.main()"
 _DAMAGES = (pickle.UnpicklingError, EOFError, struct.error, LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """Errors of Python's unpickler at a damaged pickle."""
-_DAMAGED = "not a snapshot that can be read: the pickle ends too early or is damaged."
 
 
 def is_available() -> bool:
@@ -87,7 +84,7 @@ def read_pickle(file: BinaryIO, size: int, sidecar: Sidecar, progress: Progress 
 def _why_it_died(status: int) -> str:
     if status == -getattr(signal, "SIGXCPU", 0):
         return "not a snapshot that can be read: reading it takes far longer than its size explains."
-    return _DAMAGED
+    return DAMAGED
 
 
 def _without_collecting(make: Callable[[], Snapshot]) -> Snapshot:
@@ -108,16 +105,10 @@ class _PlainUnpickler(pickle.Unpickler):
     """Unpickles plain data; whatever asks for more ends it."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise SnapshotError(
-            f"not a snapshot that can be read: it asks for {f'{module}.{name}'[:120]!r}, and a snapshot holds plain data only; "
-            "nothing of it was run."
-        )
+        raise asks_for(f"{module}.{name}"[:120])
 
     def persistent_load(self, _pid: Any) -> NoReturn:
-        raise SnapshotError(
-            "not a snapshot that can be read: it asks for an object, and a snapshot holds plain data only; "
-            "nothing of it was run."
-        )
+        raise asks_for("an object")
 
 
 def main() -> None:
@@ -133,10 +124,12 @@ def main() -> None:
         snapshot = parse_snapshot(_PlainUnpickler(sys.stdin.buffer).load(), size)
     except SnapshotError as error:
         out.write(_REFUSED + str(error).encode())
+    except UnreadablePickle as bad:
+        out.write(_REFUSED + unreadable(bad).encode())
     except MemoryError:
         out.write(_REFUSED + b"not a snapshot that can be read: it would fill far more memory than its size explains.")
     except _DAMAGES:
-        out.write(_REFUSED + _DAMAGED.encode())
+        out.write(_REFUSED + DAMAGED.encode())
     else:
         out.write(_READ)
         write_snapshot(snapshot, out)

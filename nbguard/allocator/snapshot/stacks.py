@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
@@ -22,16 +22,6 @@ class Stacks(Sequence[Stack]):
     numbers: array[int] = field(default_factory=lambda: array("I"))
     # Of each stack, the end of its part of `numbers`.
     ends: array[int] = field(default_factory=lambda: array("Q"))
-
-    @classmethod
-    def of(cls, stacks: Iterable[Stack]) -> Stacks:
-        """Return stacks given as tuples of frames."""
-        number_of: dict[Frame, int] = {}
-        numbers, ends = array("I"), array("Q")
-        for stack in stacks:
-            numbers.extend(number_of.setdefault(frame, len(number_of)) for frame in stack)
-            ends.append(len(numbers))
-        return cls(tuple(number_of), numbers, ends)
 
     def __len__(self) -> int:
         return len(self.ends)

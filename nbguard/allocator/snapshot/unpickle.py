@@ -40,6 +40,9 @@ _REFERENCES = re.compile(rb"(?:j[\s\S]{4}){4,}")
 _U16, _I32, _U32, _U64, _F64 = (struct.Struct(form) for form in ("<H", "<i", "<I", "<Q", ">d"))
 
 
+DAMAGED = "not a snapshot that can be read: the pickle ends too early or is damaged."
+
+
 class UnreadablePickle(Exception):  # noqa: N818
     """The reason why a pickle is not read."""
 
@@ -58,11 +61,21 @@ def unpickle(data: bytes, progress: Progress | None = None) -> Any:
     try:
         return reader.read(progress or (lambda _done, _total: None))
     except UnreadablePickle as bad:
-        raise SnapshotError(f"not a snapshot that can be read: {bad}.") from None
+        raise SnapshotError(unreadable(bad)) from None
     except (IndexError, struct.error):
-        raise SnapshotError("not a snapshot that can be read: the pickle ends too early or is damaged.") from None
+        raise SnapshotError(DAMAGED) from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise SnapshotError("not a snapshot that can be read: the pickle is damaged.") from None
+
+
+def unreadable(why: UnreadablePickle) -> str:
+    """Return the message of the error for a pickle that is not read."""
+    return f"not a snapshot that can be read: {why}."
+
+
+def asks_for(wanted: str) -> UnreadablePickle:
+    """Return the reason why a pickle is not read that wants something looked up or made."""
+    return UnreadablePickle(f"it asks for {wanted!r}, and a snapshot holds plain data only; nothing of it was run")
 
 
 class _Reader:
@@ -133,8 +146,7 @@ class _Reader:
         asked = self.data[position : position + 80].split(b"\n")[:2] if opcode == 0x63 else self.stack[-2:]
         words = [word.decode("ascii", "replace") if isinstance(word, bytes) else word for word in asked]
         name = ".".join(word[:60] for word in words if isinstance(word, str)) if opcode in (0x63, 0x93) else "an object"
-        wanted = name or "a global"
-        raise UnreadablePickle(f"it asks for {wanted!r}, and a snapshot holds plain data only; nothing of it was run")
+        raise asks_for(name or "a global")
 
     # --- numbers, texts, and objects read before --------------------------------------------------------------------------
 
