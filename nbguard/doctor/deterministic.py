@@ -30,9 +30,9 @@ class DeterministicSwitch:
             raise UndiagnosableError("PyTorch is not imported in this kernel: there is nothing to set")
         if type(seed) is not int or not 0 <= seed < _MOST:
             raise UndiagnosableError(f"a seed is a whole number from 0 to {_MOST - 1}, not {seed!r}")
-        from nbguard.doctor.determinism.generators import LibraryGenerators
         from nbguard.doctor.determinism.seeds import loaders_of
         from nbguard.doctor.subject import subject_of
+        from nbguard.scan.devices.generators import LibraryGenerators
 
         self.seed = seed
         self._undo: list[Callable[[], object]] = []

@@ -14,10 +14,10 @@ from nbguard.prediction.emulation.emulation import Emulation, PredictedOutOfMemo
 from nbguard.prediction.emulation.recorder import names_of
 from nbguard.prediction.fits.batches import made, made_on_host
 from nbguard.prediction.fits.fit import Fit, FitSource
-from nbguard.prediction.fits.randomness import same_randomness
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.live import LiveDevice
 from nbguard.prediction.prediction import CategoryBytes, FitPhase, FitPhasePeak, MemoryCategory, PeakPlace
+from nbguard.scan.devices.generators import kept_generators
 from nbguard.units import format_bytes
 
 _BAND = 0.05
@@ -142,7 +142,7 @@ class FitTracer:
             with device.making(MemoryCategory.INPUTS, FitPhase.BATCH):
                 return made(shapes)
 
-        with same_randomness(), emulation:
+        with kept_generators(), emulation:
             emulation.storages.note(fit.resident)
             model = device.model.allocated - device.held
             try:

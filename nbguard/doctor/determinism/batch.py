@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from nbguard.doctor.determinism.digest import tensors_in
-from nbguard.doctor.determinism.generators import LibraryGenerators
 from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.subject import TrialSubject
 from nbguard.errors import UndiagnosableError
+from nbguard.scan.devices.generators import LibraryGenerators
 from nbguard.scan.heap.kinds import mro_of
 
 

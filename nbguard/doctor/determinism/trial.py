@@ -15,7 +15,6 @@ from nbguard.doctor.analysis.determinism import Cure, DeterminismFacts, HiddenSt
 from nbguard.doctor.analysis.deterministic import StepTimes
 from nbguard.doctor.analysis.step_trace import StepDifference, StepEvent, first_difference
 from nbguard.doctor.determinism.batch import TrialBatch
-from nbguard.doctor.determinism.generators import LibraryGenerators
 from nbguard.doctor.determinism.kept_state import KeptState, Place
 from nbguard.doctor.determinism.operations import (
     OperationTrace,
@@ -27,6 +26,7 @@ from nbguard.doctor.determinism.operations import (
 from nbguard.doctor.determinism.step import StepRunner
 from nbguard.doctor.subject import TrialSubject
 from nbguard.errors import UndiagnosableError
+from nbguard.scan.devices.generators import LibraryGenerators
 
 _RUNS = 3
 """Runs of the step: two that race can agree by chance."""

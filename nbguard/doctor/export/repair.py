@@ -11,12 +11,12 @@ from torch import nn
 from nbguard.doctor.analysis.repairs import repair_of
 from nbguard.doctor.determinism.batch import trial_batch
 from nbguard.doctor.determinism.digest import tensors_in
-from nbguard.doctor.determinism.generators import LibraryGenerators
 from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.export.model_copy import shared_copy
 from nbguard.doctor.export.trial import difference, exported, plain, set_module
 from nbguard.doctor.subject import TrialSubject, subject_of
 from nbguard.errors import UndiagnosableError
+from nbguard.scan.devices.generators import LibraryGenerators
 
 
 def exportable(learn: Any, batch: Any = None) -> nn.Module:

@@ -18,7 +18,6 @@ from nbguard.doctor.analysis.export import ExportAttempt, ExportFacts, ExportFai
 from nbguard.doctor.analysis.repairs import repair_of
 from nbguard.doctor.determinism.batch import TrialBatch
 from nbguard.doctor.determinism.digest import tensors_in
-from nbguard.doctor.determinism.generators import LibraryGenerators
 from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.export.draft import drafted_failures
 from nbguard.doctor.export.failures import failure_of
@@ -27,6 +26,7 @@ from nbguard.doctor.export.onnx import onnx_attempt
 from nbguard.doctor.export.surroundings import pickled_by_name, preprocessing
 from nbguard.doctor.subject import TrialSubject
 from nbguard.errors import UndiagnosableError
+from nbguard.scan.devices.generators import LibraryGenerators
 
 _CALLS = 5
 """Calls for a latency, of which the least counts."""

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.fits.randomness import same_randomness
+from nbguard.scan.devices.generators import kept_generators
 
 
 def batch_size_of(loader: Any, default: int = 1) -> int:
@@ -28,7 +28,7 @@ def first_batch(loader: Any) -> Any:
         raise UnpredictableError(
             f"{type(loader).__name__} has no items by number to make a batch of: give a batch, as in predict(learn, batch)"
         )
-    with same_randomness():
+    with kept_generators():
         try:
             return (
                 _of_fastais(loader, size) if is_fastais else loader.collate_fn([data[at] for at in range(min(size, len(data)))])

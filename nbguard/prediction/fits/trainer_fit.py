@@ -16,8 +16,8 @@ from nbguard.prediction.fits.batches import FULL, BatchShapes, sizes
 from nbguard.prediction.fits.copies import copied, device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier
-from nbguard.prediction.fits.randomness import same_randomness
 from nbguard.prediction.fits.step_fit import state_of
+from nbguard.scan.devices.generators import kept_generators
 
 
 @dataclass(kw_only=True)
@@ -171,7 +171,7 @@ def _first_batch(trainer: Any, size: int) -> Any:
     data = trainer.train_dataset
     if data is None or not hasattr(data, "__getitem__"):
         raise UnpredictableError("the Trainer's data set has no items by number: give a batch, as in predict(trainer, batch)")
-    with same_randomness():
+    with kept_generators():
         try:
             items = [data[place] for place in range(min(size, len(data)))]
             if trainer.args.remove_unused_columns and items and isinstance(items[0], dict):

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from nbguard.errors import NbguardError
-from nbguard.profiler import generators
 from nbguard.profiler.analysis.report import FitReport
+from nbguard.scan.devices.generators import kept_generators
 
 
 class Sink(Protocol):
@@ -27,7 +27,7 @@ class Sink(Protocol):
 def own_random(name: str) -> Iterator[None]:
     """Let a library draw random names and numbers without changing the program's own; its exceptions become one line."""
     try:
-        with generators.kept():
+        with kept_generators():
             yield
     except NbguardError:
         raise

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nbguard.profiler import generators
 from nbguard.profiler.record.call_arguments import names_of
+from nbguard.scan.devices.generators import kept_generators
 from nbguard.scan.heap.attributes import TRANSPARENT, attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
 
@@ -106,7 +106,7 @@ def rerun(
         raise NotPossibleError("a second forward pass might wait for the other ranks")
     buffers = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(generators.kept())
+        stack.enter_context(kept_generators())
         stack.enter_context(_attributes(module))
         prepare()
         for submodule in module.modules():
