@@ -1,4 +1,4 @@
-"""Bytes, durations and counts as people read them, with columns that re-add to their total."""
+"""Units and numbers: bytes, durations and counts as people read them, with columns that re-add to their total."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Sequence
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
+
+HALF_ROUNDS_TO_ZERO = 2.0**-25
+"""The largest number that float16 rounds to 0: half of the smallest that it has, and ties go to even."""
 
 _UNITS = ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"))
 _SECOND = 10**9

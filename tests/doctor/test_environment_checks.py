@@ -124,6 +124,11 @@ LEARNER_FAULTS: dict[str, tuple[LearnerFacts, str, str]] = {
         "advice",
         "the loss scale is static",
     ),
+    "eps that is just lost": (
+        replace(_LEARNER, precision=PrecisionFacts(half_parameters=4, eps=(2.0**-25,))),
+        "problem",
+        "eps=2.98023e-08 of the optimizer",
+    ),
     "eps": (
         replace(_LEARNER, precision=PrecisionFacts(half_parameters=4, eps=(1e-8,))),
         "problem",

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.environment import EnvironmentFacts
 from nbguard.memory.advice import diagnose
-from nbguard.units import format_bytes
+from nbguard.units import HALF_ROUNDS_TO_ZERO, format_bytes
 
 _NOTHING = f"no Learner was given: {diagnose().code}"
-_SMALLEST = 2.0**-25
-"""The largest eps that rounds to zero in float16, whose smallest number is 2**-24."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ def _precision_findings(facts: PrecisionFacts) -> Iterator[CheckFinding]:
             evidence=f"growth_interval={facts.growth_interval}: after an overflow it stays halved",
             command="torch.amp.GradScaler()   # its default doubles the scale after 2,000 steps without overflow",
         )
-    eps = [value for value in facts.eps if value < _SMALLEST]
+    eps = [value for value in facts.eps if value <= HALF_ROUNDS_TO_ZERO]
     if facts.half_parameters and eps:
         yield CheckFinding(
             severity="problem",

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from nbguard.profiler.analysis.report import FitFinding
 from nbguard.profiler.analysis.time import phases
-from nbguard.units import MiB, counted, format_bytes
+from nbguard.units import HALF_ROUNDS_TO_ZERO, MiB, counted, format_bytes
 
-HALF_ROUNDS_TO_ZERO = 2.0**-25
-"""The largest number that float16 rounds to 0."""
 _ENOUGH = 3
 _SHOWN = 3
 _MANY = 8
