@@ -180,3 +180,29 @@ def test_commands_are_made_in_one_module() -> None:
                 strays.append(f"{module}:{node.lineno} {text}")
 
     assert strays == []
+
+
+def at_import(tree: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls that run when a module is imported: outside functions, their decorators and defaults included."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            waiting += [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
+        elif not isinstance(node, ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+            if isinstance(node, ast.Call):
+                yield node
+
+
+def test_no_test_makes_tensors_when_it_is_imported() -> None:
+    """They would live as long as pytest, and every test that counts the tensors of its process would count them."""
+    harmless = ("torch.library.custom_op", "torch.cuda.is_available", "torch.get_num_threads", "torch.device")
+    strays = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        for call in at_import(ast.parse(file.read_bytes())):
+            name = ast.unparse(call.func)
+            if name.startswith(("torch.", "nn.")) and name not in harmless:
+                strays.append(f"{file.relative_to(ROOT)}:{call.lineno} {name}")
+
+    assert strays == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import nbguard
 from tests.doctor import learners, planted
 from tests.doctor.untouched import fingerprint
 
-MSE = nn.MSELoss()
+MSE = nn.functional.mse_loss
 
 
 def diagnosed(model: Any, batch: Any = None, **options: Any) -> nbguard.doctor.analysis.diagnosis.Diagnosis:
@@ -148,18 +149,28 @@ def test_threads_that_race_are_named_and_cured() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(
-    ("model", "batch", "reason"),
-    [
-        (nn.Linear(4, 2), torch.randn(8, 3), "one step of Linear cannot be run: RuntimeError: mat1 and mat2 shapes"),
-        (nn.Linear(4, 2), None, "a Linear has no loader: give a batch"),
-        (nn.Linear(4, 2), "words", "a str is no batch"),
-        (nn.Linear(4, 2), (), "the batch is empty"),
-        (nn.LazyLinear(2), torch.randn(8, 3), "weight has no shape yet: call the model on one batch first"),
-        (nn.Flatten(), torch.ones(3, 2, dtype=torch.long), "the model returns no tensor of floating point numbers"),
-    ],
-)
-def test_what_cannot_be_tried_is_not_checked_and_unchanged(model: Any, batch: Any, reason: str) -> None:
+UNUSABLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
+    "shape": (
+        lambda: nn.Linear(4, 2),
+        lambda: torch.randn(8, 3),
+        "one step of Linear cannot be run: RuntimeError: mat1 and mat2 shapes",
+    ),
+    "no batch": (lambda: nn.Linear(4, 2), lambda: None, "a Linear has no loader: give a batch"),
+    "text": (lambda: nn.Linear(4, 2), lambda: "words", "a str is no batch"),
+    "empty": (lambda: nn.Linear(4, 2), lambda: (), "the batch is empty"),
+    "lazy": (lambda: nn.LazyLinear(2), lambda: torch.randn(8, 3), "weight has no shape yet: call the model on one batch first"),
+    "whole numbers": (
+        nn.Flatten,
+        lambda: torch.ones(3, 2, dtype=torch.long),
+        "the model returns no tensor of floating point numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_what_cannot_be_tried_is_not_checked_and_unchanged(kind: str) -> None:
+    make_model, make_batch, reason = UNUSABLE[kind]
+    model, batch = make_model(), make_batch()
     before = None if isinstance(model, nn.LazyLinear) else fingerprint(model)
 
     diagnosis = diagnosed(model, batch)

@@ -116,12 +116,12 @@ class Attention(nn.Module):
         return x * weights
 
 
-@pytest.mark.parametrize("softmax", [nn.Softmax(1), partial(torch.softmax, dim=1)])
+@pytest.mark.parametrize("make_softmax", [partial(nn.Softmax, 1), lambda: partial(torch.softmax, dim=1)])
 @pytest.mark.parametrize("loss", [None, lambda output, y: (output - y).mean() * math.inf])
-def test_a_mask_that_others_take_in_their_stride_is_not_to_blame(softmax: Any, loss: Any) -> None:
+def test_a_mask_that_others_take_in_their_stride_is_not_to_blame(make_softmax: Callable[[], Any], loss: Any) -> None:
     watch = FiniteWatch()
     model = nn.Sequential(
-        nn.Linear(4, 8), Attention(softmax), Block(Faulty(3) if loss is None else nn.Identity()), nn.Linear(8, 1)
+        nn.Linear(4, 8), Attention(make_softmax()), Block(Faulty(3) if loss is None else nn.Identity()), nn.Linear(8, 1)
     )
     with recording(watch):
         train(model, data(), loss=loss)
