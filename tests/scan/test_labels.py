@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import nbguard
+from nbguard.scan.heap import compact
 
 
 class Thing:
@@ -115,10 +116,24 @@ def test_a_path_leads_to_the_object(kind: str) -> None:
     paths = [path for path in nbguard.why("mine", names).paths if path.text.startswith("it")]
 
     assert paths
+    assert_true(paths, names)
+
+
+@pytest.mark.parametrize("kind", _MAKE)
+def test_a_path_whose_steps_are_not_all_written_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where very many objects lead to memory: only those on a shortest path are asked for their attributes."""
+    monkeypatch.setattr(compact, "_LABEL_ALL", 0)
+    names: dict[str, Any] = {"it": _MAKE[kind](torch.ones(1000)), "nan": None}
+    names["mine"] = next(obj for obj in _tensors(names["it"]) if obj.numel() == 1000)
+
+    assert_true([path for path in nbguard.why("mine", names).paths if path.text.startswith("it")], names)
+
+
+def assert_true(paths: list[Any], names: dict[str, Any]) -> None:
     for path in paths:
+        assert "… → …" not in path.text
         if not any(mark in path.text for mark in (" → ", "…", "<")):
-            found = eval(path.text, {}, names)
-            assert found is names["mine"], path.text
+            assert eval(path.text, {}, names) is names["mine"], path.text
 
 
 def _tensors(obj: Any) -> list[torch.Tensor]:

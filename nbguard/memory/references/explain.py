@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
 from operator import or_
 from typing import ClassVar
 
 from nbguard.memory.advice import Advice
 from nbguard.memory.facts import Facts, Graph, Root
-from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, reach, shortest_path, shortest_paths, storages_of
+from nbguard.memory.references.graph import STALE_KINDS, nbytes_of, reach, shortest_path, shortest_paths, steps_of, storages_of
 from nbguard.memory.references.owner_sets import bits_of, owners_of_nodes
 from nbguard.memory.references.releases import release_of_way
 from nbguard.render.result import Result
@@ -97,10 +96,8 @@ def _ways(graph: Graph, root: Root, node: int, parents: Collection[int]) -> list
 
 def path_to(graph: Graph, root: Root, way: tuple[int, ...], storages_only: bool = False) -> Path:
     """Return a way, the nodes from `root` on, as a path with the line that cuts it."""
-    labels = [dict(graph.nodes[parent].references).get(child, "") for parent, child in pairwise(way)]
-    steps = (root.label, *(label for label in labels if label))
     return Path(
-        steps=steps,
+        steps=tuple(steps_of(graph, root, way)),
         cell=root.cell,
         stale=root.kind in STALE_KINDS,
         advice=release_of_way(graph, root, way),

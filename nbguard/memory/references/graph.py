@@ -30,6 +30,9 @@ GRADIENT = ".grad"
 KEY = " → key "
 """How the step from a dict to one of its keys is written."""
 
+SOMEWHERE = " → …"
+"""How steps are written whose writing is not known, or would be too long."""
+
 STALE_KINDS = frozenset({"out", "error", "cache", "garbage"})
 
 
@@ -131,17 +134,22 @@ def _search(
             (todo.append if label else todo.appendleft)(child)
 
 
+def steps_of(graph: Graph, root: Root, path: Iterable[int]) -> list[str]:
+    """Return the written steps of a path, the root's label first; steps that cannot be written, one after another, are one."""
+    steps = [root.label]
+    for parent, child in pairwise(path):
+        label = dict(graph.nodes[parent].references).get(child, "")
+        if label and not label == steps[-1] == SOMEWHERE:
+            steps.append(label)
+    return steps
+
+
 def path_text(graph: Graph, root: Root, path: Iterable[int], shorten: int = 0) -> str:
     """Return a path as the user would write it: `learn.model[0].weight`, `last error → fit → xb`.
 
     With `shorten`, at most that many steps are kept; the middle becomes `…`.
     """
-    steps = [root.label]
-    nodes = list(path)
-    for parent, child in pairwise(nodes):
-        label = dict(graph.nodes[parent].references).get(child, "")
-        if label:
-            steps.append(label)
+    steps = steps_of(graph, root, path)
     if shorten and len(steps) > shorten:
-        steps = [*steps[: shorten - 2], " → …", steps[-1]]
+        steps = [*steps[: shorten - 2], SOMEWHERE, steps[-1]]
     return "".join(steps)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, KEPT_KINDS, Graph, Node, Root, StorageFact
+from nbguard.memory.references.graph import SOMEWHERE
 from nbguard.scan.heap.kinds import name_of
 from nbguard.scan.heap.labels import Labels
 from nbguard.scan.heap.walk import Walk
@@ -39,7 +40,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
     nodes = []
     for old in relevant:
         obj, kind, children = walk.objects[old], walk.kind[old], children_of[old]
-        texts = texts_of.get(old, [""] * len(children))
+        texts = texts_of.get(old, [SOMEWHERE] * len(children))
         numbers, held = tuple(new[child] for child in children), tuple(walk.holds.get(old, ()))
         nodes.append(
             Node(

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from nbguard.memory.references.graph import DEFAULT, FUNCTION, GRAPH, KEY
+from nbguard.memory.references.graph import DEFAULT, FUNCTION, GRAPH, KEY, SOMEWHERE
 from nbguard.scan.heap.attributes import TRANSPARENT, Writer, attributes_of, hiding_names, key_text
 from nbguard.scan.heap.autograd import Autograd
 from nbguard.scan.heap.kinds import Unwalked, is_graph_node, mro_of, name_of, namespace_of
@@ -135,9 +135,9 @@ class Labels:
             return ""
         if type(child) is types.CellType and kind == "frame":
             try:
-                return known.get(-id(child.cell_contents), " → …")
+                return known.get(-id(child.cell_contents), SOMEWHERE)
             except ValueError:  # an empty cell
-                return " → …"
+                return SOMEWHERE
         if type(child) is types.FrameType:
             return f" → {child.f_code.co_name}" if kind == "traceback" else ""
         if kind in ("graph", "traceback", "cell", "array", "part of an array", "frame") or type(child) in (
