@@ -23,6 +23,11 @@ MORE = 50 if THOROUGH else 1
 """How many times the examples of a property test are tried."""
 
 
+def examples(count: int) -> int:
+    """Return how many examples of a dear property test are tried: `count`, in CI half of them."""
+    return count * MORE // (2 if _SPREAD else 1)
+
+
 def half_in_ci(cases: Iterable[T]) -> Sequence[T]:
     """Return the cases; in CI every second one."""
     return list(cases)[:: 2 if _SPREAD else 1]

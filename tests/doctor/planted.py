@@ -213,11 +213,15 @@ class Iterator(nn.Module):
         return x * next(self.steps)
 
 
+OBJECTS: list[object] = []
+
+
 class Identity(nn.Module):
     """What Python calls an object differs in each run."""
 
     def forward(self, x: Any) -> Any:
-        return x * (id(object()) % 97 + len(os.urandom(1)) + time.monotonic_ns() % 7)
+        OBJECTS.append(object())  # as long as the others live, it is where none of them is
+        return x * (1 + id(OBJECTS[-1]) % 1_000_003)
 
 
 class Norm(nn.Module):

@@ -14,7 +14,7 @@ from tests.fake_cuda.plugin import fake_settings
 from tests.kernels import FASTAI, TORCH, Zygote
 from tests.out_of_memory.oom_notebooks import FIT, NOTEBOOKS, PRELUDE, OomNotebook
 from tests.out_of_memory.rerun_program import PROGRAM
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, half_in_ci
 
 MIB = 1024**2
 ROUNDS = list[dict[str, Any]]
@@ -55,7 +55,7 @@ def check(rounds: ROUNDS) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
+@pytest.mark.parametrize("notebook", half_in_ci(NOTEBOOKS), ids=lambda notebook: notebook.name)
 def test_each_advice(notebook: OomNotebook, follow: Callable[[OomNotebook, int], ROUNDS]) -> None:
     """The best advice of each notebook, again and again as long as the cell fails; of the others a spread, or all."""
     rounds = follow(notebook, 0)

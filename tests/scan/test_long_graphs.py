@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.thorough import spread
+from tests.thorough import half_in_ci, spread
 
 pytestmark = pytest.mark.usefixtures("torch_process")
 
@@ -86,7 +86,7 @@ _CASES = [(graph, look, way, stack) for graph in _GRAPHS for look in _LOOKS for 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("graph", "look", "way", "stack"), spread(_CASES, 57))
+@pytest.mark.parametrize(("graph", "look", "way", "stack"), half_in_ci(spread(_CASES, 57)))
 def test_a_graph_looked_at_can_be_let_go(graph: str, look: str, way: str, stack: int) -> None:
     n, free = 80_000 if stack > 1024 else 20_000, _WAYS[way]
     if way == "backward" and graph == "in place":
