@@ -182,9 +182,10 @@ def _kept_output(facts: Facts, rows: tuple[Holder, ...], plan: Plan) -> Iterator
     total = sum(storage.nbytes for storage in facts.graph.storages)
     for holder in rows:
         if holder.kind == "out" and holder.label not in dropped and holder.retained > _WORTH_SAYING * total:
-            release = advice.release_output(holder.label, holder.retained)
+            release = advice.release_output(holder.label)
+            frees = promised(facts, (release,)) or 0
             words = f"{holder.label} ({holder.what}) is held by the output history only: {release.code} frees "
-            yield Finding("output", words + format_bytes(holder.retained), release)
+            yield Finding("output", words + format_bytes(frees), replace(release, frees=frees))
 
 
 def _stranded(analysis: Analysis) -> Iterator[Finding]:

@@ -57,11 +57,12 @@ def test_a_holder_retains_what_goes_when_it_alone_goes(graph: Graph) -> None:
     """Against roots of the user's own for a name, against all for a stale one: powers of two make each set distinct."""
     every = set(range(len(graph.roots)))
     users = {n for n in every if graph.roots[n].kind not in STALE_KINDS}
+    garbage = {n for n in every if graph.roots[n].kind == "garbage"}
     for holder in holders(graph):
         if holder.is_shared:
             continue
         mine = set(holder.roots)
-        rivals = every if holder.stale else users
+        rivals = users if not holder.stale else every if holder.kind == "garbage" else every - garbage
         gone = _alive(graph, mine) - _alive(graph, rivals - mine)
         assert holder.retained == nbytes_of(graph, gone)
         assert holder.reaches == nbytes_of(graph, _alive(graph, mine))
@@ -91,6 +92,13 @@ def test_a_displayed_result_holds_only_what_nothing_else_needs() -> None:
         ("learn", 10, False),
         ("Out[3]", 4, True),
     ]
+
+
+def test_cycles_that_wait_for_the_collector_share_nothing() -> None:
+    """Whatever releases `Out[4]` collects them, too: the model comes back with it."""
+    graph = make_graph({"Out[4]": ["m", "t"], "unreachable cycles": ["l"]}, {"l": {".model": "m"}}, {"m": 7, "t": 1, "l": 2})
+
+    assert [(holder.label, holder.retained) for holder in holders(graph)] == [("Out[4]", 8), ("unreachable cycles", 2)]
 
 
 def test_the_shortest_path_prefers_attributes_to_keys_of_a_dict() -> None:

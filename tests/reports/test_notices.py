@@ -7,7 +7,7 @@ from dataclasses import replace
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Graph
 from nbguard.reports.notices.judge import held_storages, judge_departure, judge_growth
-from nbguard.reports.notices.notice import Departure, Notice
+from nbguard.reports.notices.notice import Departure, Notice, again
 from nbguard.reports.notices.view import notice_line
 from nbguard.testing import make_facts, make_graph
 
@@ -149,3 +149,25 @@ def test_what_others_share_with_the_object_is_theirs() -> None:
 
     assert notice is not None
     assert notice_line(notice) == "`learn` is deleted, its 4.00 MiB are not: the last error holds them · `%reset_gpu`"
+
+
+def test_the_names_that_a_notice_has_told_of_stand_in_the_order_of_their_last_time() -> None:
+    notices = [_notice_on(name) for name in ("a", "b", "a")]
+
+    told = again(again(notices[0], notices[1]), notices[2])
+
+    assert told.names == ("b", "a")
+    assert told.times == 3
+
+
+def test_the_error_of_another_cell_is_another_cause() -> None:
+    assert _notice_on("a", cell=4).fingerprint == _notice_on("b", cell=4).fingerprint
+    assert _notice_on("a", cell=4).fingerprint != _notice_on("a", cell=5).fingerprint
+
+
+def _notice_on(name: str, cell: int = 4) -> Notice:
+    graph = make_graph({"last error": ["err"]}, {"err": {" → net": "net"}}, {"net": 4 * MiB}, {"net": "model"})
+    graph = replace(graph, roots=(replace(graph.roots[0], cell=cell),))
+    notice = _judged(graph, _gone(graph, _ref(graph, "model"), name=name))
+    assert notice is not None
+    return notice

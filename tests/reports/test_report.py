@@ -272,3 +272,19 @@ def test_a_displayed_tensor_that_a_cleanup_keeps_is_not_called_stale() -> None:
         ("Out[2]", True, "%reset_gpu"),
         ("Out[1]", False, "%reset_gpu Out[1]"),
     ]
+
+
+def test_what_a_displayed_result_and_waiting_garbage_have_is_promised_by_its_line() -> None:
+    """`{'model': learn.model, 'preds': preds}` displayed, then `del learn, preds`: the Learner is a cycle that waits."""
+    graph = make_graph(
+        {"Out[4]": ["shown"], "unreachable cycles": ["l"]},
+        {"shown": {"['model']": "m", "['preds']": "t"}, "l": {".model": "m"}},
+        {"m": 7 * MiB, "t": MiB, "l": 2 * MiB},
+        kinds={"m": "model", "l": "learner", "t": "tensor"},
+        types={"shown": "dict"},
+    )
+    (finding,) = (finding for finding in build_report(Analysis(make_facts(graph))).findings if finding.kind == "output")
+
+    assert finding.advice.command == "%reset_gpu Out[4]"
+    assert finding.advice.frees == 8 * MiB
+    assert "frees 8.00 MiB" in finding.sentence

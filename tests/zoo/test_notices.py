@@ -41,10 +41,11 @@ def _before_cell():
 def _after_cell():
     now, found = _experiments(), {}
     gone = {name: refs for name, refs in builtins._bound.items() if now.get(name) is not refs[0]() or refs[0]() is None}
-    new = [n for n in nbguard.notices() if n.times != builtins._told.get((n.kind, n.shape))]
+    before = lambda notice: builtins._told.get((notice.kind, notice.shape), 0)
+    new = [(n, n.names[before(n) - n.times:]) for n in nbguard.notices() if n.times > before(n)]  # the latest names last
     told = {}
     for name in gone:
-        mine = [n for n in new if name in n.names and n.kind != 'growth']
+        mine = [n for n, names in new if name in names and n.kind != 'growth']
         told[name] = ([list(n.holders) for n in mine], any(n.is_whole for n in mine))
     gc.collect()
     for name, (ref, storages) in gone.items():

@@ -2,7 +2,8 @@
 
 A storage belongs to the set of roots that reach it. Roots of the user's own (names, globals, running code) come first:
 only a storage that none of them reaches belongs to a hidden root (`Out[n]`, the last error, unreachable cycles).
-So `learn`, displayed once and still named, is `learn`; `Out[7]` is a holder only of what nothing else needs.
+So `learn`, displayed once and still named, is `learn`; `Out[7]` is a holder only of what nothing else needs. Cycles that wait
+for the collector hold nothing that anything else holds: whatever frees that collects them, too.
 Allocated blocks without a holder in Python are rows by their use, so that the holders re-add to what is allocated.
 """
 
@@ -56,6 +57,7 @@ def holdings(graph: Graph, device: str | None = None) -> tuple[Holding, ...]:
     """Return every holder as `holders` does, each with the storages that its `retained` bytes are."""
     groups = _alias_groups(graph)
     users = (1 << sum(graph.roots[group[0]].kind not in STALE_KINDS for group in groups)) - 1
+    garbage = sum(1 << number for number, group in enumerate(groups) if graph.roots[group[0]].kind == "garbage")
     entries = [[node for root in group for node in graph.roots[root].nodes] for group in groups]
     owned: dict[int, set[int]] = {}
     owners = owners_of_nodes(graph, entries)
@@ -69,7 +71,7 @@ def holdings(graph: Graph, device: str | None = None) -> tuple[Holding, ...]:
         nbytes = nbytes_of(graph, storages)
         for number in bits_of(mask):
             reaches[number] += nbytes
-        by_owners.setdefault(mask & users or mask, set()).update(storages)
+        by_owners.setdefault(mask & users or mask & ~garbage or mask, set()).update(storages)
     by_who = {tuple(bits_of(mask)): storages for mask, storages in by_owners.items()}
     by_who |= {(n,): set() for n in reaches if users >> n & 1 and (n,) not in by_who}
     rows = [

@@ -264,7 +264,8 @@ def _holder(path: Path, root: Root) -> str:
 
 def _shape(graph: Graph, path: Path) -> str:
     root = next(root for root in graph.roots if root.label == path.steps[0])
-    return f"{root.kind}: {_KEY.sub('[·]', _holder(path, root))}"
+    which = f" (In[{root.cell}])" if root.kind == "error" and root.cell is not None else ""  # the next error is another cause
+    return f"{root.kind}: {_KEY.sub('[·]', _holder(path, root))}{which}"
 
 
 def _cuts(paths: list[Path], roots: Mapping[str, Root], is_complete: bool) -> list[Advice]:

@@ -82,5 +82,5 @@ class Notices(Result):
 
 def again(former: Notice, notice: Notice) -> Notice:
     """Return a notice whose cause has been noticed before: it keeps the cell of the first time, and the names so far."""
-    names = tuple(dict.fromkeys((*former.names, *notice.names)))[-_NAMES:]
+    names = (*(name for name in former.names if name not in notice.names), *notice.names)[-_NAMES:]
     return replace(notice, cell=former.cell, times=former.times + 1, names=names)
