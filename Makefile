@@ -35,7 +35,7 @@ say = printf '\n==> %s\n' "$(1)"
 stop = { printf '\nnbguard: %s\n' "$(1)" >&2; exit 1; }
 REGISTRIES := The lines above say what could not be installed. Check that the package registries can be reached, then run it again.
 
-.PHONY: help unit test coverage lint protocol demo lab bench gpu-day build clean distclean debian-packages
+.PHONY: help unit test coverage lint docs protocol demo lab bench gpu-day build clean distclean debian-packages
 
 unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
 	@$(call say,tests without PyTorch)
@@ -92,6 +92,13 @@ lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, 
 
 protocol: $(STAMPS)/extra-lint ## write the sidebar's messages for TypeScript anew, from their Python types
 	@$(VENV)/bin/python -m nbguard.sidebar.protocol.generate_ts $(PROTOCOL)
+
+docs: $(STAMPS)/extra-docs ## the documentation as a site, in build/site; every link is checked
+	@$(call say,the site)
+	@$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/site \
+	  || $(call stop,A page is wrong: the lines above say where.)
+	@$(VENV)/bin/python docs/site/check_links.py build/site || $(call stop,Links are broken: the lines above say where.)
+	@printf '%s\n' 'Open build/site/index.html'
 
 bench: $(STAMPS)/extra-test debian-packages ## time nbguard beside its peers, in one run (installs them beside, not into .venv)
 	@$(call say,peers for the benchmark)
@@ -171,10 +178,10 @@ $(LABEXTENSION): $(JS_SOURCES) $(JS_PACKAGES) | $(STAMPS)/tools
 	@wc -c nbguard/labextension/static/*.js nbguard/notebook/static/*
 	@touch $@
 
-# Without the browser's side, which needs npm's packages.
-$(STAMPS)/extra-unit: pyproject.toml constraints.txt | $(STAMPS)/tools
-	@$(call say,nbguard with what its pure tests need: neither PyTorch nor npm)
-	@SKIP_JUPYTER_BUILDER=1 $(PIP) --no-build-isolation --editable '.[unit]' || $(call stop,$(REGISTRIES))
+# Without the browser's side, which needs npm's packages, and without PyTorch.
+$(STAMPS)/extra-unit $(STAMPS)/extra-docs: $(STAMPS)/extra-%: pyproject.toml constraints.txt | $(STAMPS)/tools
+	@$(call say,nbguard with its $* packages: neither PyTorch nor npm)
+	@SKIP_JUPYTER_BUILDER=1 $(PIP) --no-build-isolation --editable '.[$*]' || $(call stop,$(REGISTRIES))
 	@touch $@
 
 # nbguard as an editable install with one of the extras of pyproject.toml.

@@ -15,9 +15,8 @@ DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
-    "docs/architecture.md",
-    "docs/rooms.md",
     "tests/fake_cuda/README.md",
+    *(file.relative_to(ROOT).as_posix() for file in sorted((ROOT / "docs").rglob("*.md"))),
 )
 
 # A path that begins with a folder of the repository, and perhaps a name in that file: `nbguard/api.py:report`.

@@ -1,0 +1,52 @@
+"""The reference is complete: each word of a magic, each command and each public name has its place, and each command line parses."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+import nbguard
+from nbguard.cli import command_parser
+from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
+from nbguard.notebook.magics.grammar import Grammar
+from nbguard.notebook.magics.switch import GRAMMAR as NBGUARD
+from tests.site.pages import DOCS, ROOT, blocks, files
+
+
+@pytest.mark.parametrize(("page", "grammar"), [("gpumem", GPUMEM), ("nbguard", NBGUARD)])
+def test_each_word_of_a_magic_has_its_section(page: str, grammar: Grammar) -> None:
+    text = (DOCS / "magics" / f"{page}.md").read_text(encoding="utf-8")
+
+    assert re.findall(rf"^```{{magic}} {grammar.magic} (\w+)$", text, re.MULTILINE) == list(grammar._words)
+
+
+def test_each_command_has_its_section() -> None:
+    text = (DOCS / "command-line.md").read_text(encoding="utf-8")
+
+    assert sorted(re.findall(r"^```{command} (\w+)$", text, re.MULTILINE)) == sorted(commands())
+
+
+def commands() -> list[str]:
+    action = next(action for action in command_parser()._actions if action.dest == "command")
+    assert isinstance(action.choices, dict)
+    return list(action.choices)
+
+
+def test_each_public_name_has_its_entry() -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\.\. auto\w+:: nbguard\.(\w+)$", text, re.MULTILINE)
+
+    assert sorted(named) == sorted([*nbguard.__all__, "FitMonitor", "Sidebar"])
+
+
+@pytest.mark.parametrize("page", [*files(), ROOT / "README.md"], ids=lambda page: page.name)
+def test_each_command_line_is_one_that_nbguard_reads(page) -> None:  # type: ignore[no-untyped-def]
+    text = "\n".join([*blocks(page, "sh"), *re.findall(r"`(nbguard [a-z][^`]*)`", page.read_text(encoding="utf-8"))])
+    for line in re.findall(r"^(?:\$ )?nbguard (.*)$", text, re.MULTILINE):
+        words = shlex.split(line, comments=True)
+        try:
+            command_parser().parse_args(words)
+        except SystemExit as error:
+            raise AssertionError(f"{page}: nbguard {line}") from error
