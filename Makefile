@@ -43,7 +43,7 @@ unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most 
 	  || $(call stop,Tests failed. The last one again: make unit ARGS='--lf -x')
 
 # The rooms whose contract is to be pure: "pure rooms" in pyproject.toml, as folders.
-PURE := memory reports out_of_memory render allocator cleanup/plan sidebar/protocol profiler/analysis profiler/render doctor/analysis
+PURE := memory reports out_of_memory render allocator cleanup/plan sidebar/protocol profiler/analysis profiler/render doctor/analysis ranks/analysis
 comma := ,
 empty :=
 PURE_FILES := $(subst $(empty) ,$(comma),$(PURE:%=nbguard/%/*))

@@ -6,7 +6,8 @@ then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `p
 `snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
 before it starts: `predict`; whether this machine is set up for a fit, whether its steps repeat and its model exports:
 `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports. `%%profile_fit`, in Python `profile_fit` and
-`FitMonitor`, says where a fit's time and memory go.
+`FitMonitor`, says where a fit's time and memory go. `watch_ranks` says which rank of a distributed job hangs, in which
+collective and at which line; `load_ranks` the same of dumps of PyTorch's flight recorder.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from nbguard.notebook.session import history, notices
     from nbguard.notebook.widget import Sidebar as Sidebar
     from nbguard.prediction.predict import predict
+    from nbguard.ranks.load import load_ranks
+    from nbguard.ranks.watch import watch_ranks
     from nbguard.simulation.simulation import simulate
     from nbguard.snapshots.capture import record
     from nbguard.snapshots.diff import snapshot_diff
@@ -49,6 +52,7 @@ _HOMES = {
     "exportable": "nbguard.doctor.export.repair",
     "history": "nbguard.notebook.session",
     "live_snapshot": "nbguard.snapshots.save",
+    "load_ranks": "nbguard.ranks.load",
     "load_snapshot": "nbguard.allocator.snapshot.read",
     "notices": "nbguard.notebook.session",
     "predict": "nbguard.prediction.predict",
@@ -61,6 +65,7 @@ _HOMES = {
     "snapshot_report": "nbguard.snapshots.report",
     "simulate": "nbguard.simulation.simulation",
     "watch": "nbguard.cells.rounds",
+    "watch_ranks": "nbguard.ranks.watch",
     "what_if": "nbguard.allocator.replay.whatif",
     "whatif_report": "nbguard.snapshots.whatif",
     **dict.fromkeys(_API, "nbguard.api"),
@@ -80,6 +85,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "exportable",
     "history",
     "live_snapshot",
+    "load_ranks",
     "load_snapshot",
     "memory_map",
     "notices",
@@ -99,6 +105,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "snapshot_report",
     "unpark",
     "watch",
+    "watch_ranks",
     "what_if",
     "whatif_report",
     "why",

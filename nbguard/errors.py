@@ -51,6 +51,10 @@ class SnapshotError(NbguardError, ValueError):
     """A file is no memory snapshot that can be read; the message says what is wrong with it."""
 
 
+class RankFactsError(NbguardError, ValueError):
+    """A file is no dump of PyTorch's flight recorder and no facts of a rank; the message says what is wrong with it."""
+
+
 class ProfileFileError(NbguardError, ValueError):
     """A file is no saved profile that can be read; the message says what is wrong with it."""
 

@@ -11,9 +11,9 @@ from typing import Any
 from nbguard.cells.cell_end import CellEnd
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.distributed.rank import current_rank
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.profile import FitProfile
+from nbguard.ranks.rank import current_rank
 
 
 class CellProfile:

@@ -15,10 +15,12 @@ from pathlib import Path
 from nbguard.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text
 from nbguard.profiler.analysis.report import RankRow
 from nbguard.profiler.distributed.exchange import RankExchange
-from nbguard.profiler.distributed.liveness import RankLiveness, forget, job_folder, leave, pulse_of
-from nbguard.profiler.distributed.rank import Rank, current_rank, environment
+from nbguard.profiler.distributed.liveness import RankLiveness, forget, pulse_of
+from nbguard.profiler.distributed.settings import environment
 from nbguard.profiler.distributed.watchdog import RankWatchdog
 from nbguard.profiler.record.recorder import Recorder
+from nbguard.ranks.job_folder import job_folder, leave
+from nbguard.ranks.rank import Rank, current_rank
 
 _EVERY = 0.02  # seconds between two looks for messages
 _GRACE = 1.0  # seconds for the message of a rank to arrive, once that is gone

@@ -25,7 +25,7 @@ class Sites:
         shown = [frame for frame in frames if frame.get("line") and not str(frame.get("filename", "")).startswith("??")]
         if not shown:
             return ""
-        frame = next((frame for frame in shown if self._is_users(frame["filename"])), shown[0])
+        frame = next((frame for frame in shown if self.is_users(frame["filename"])), shown[0])
         return line_words(self.place(frame["filename"]), frame["line"], frame["name"])
 
     def place(self, filename: str) -> str:
@@ -33,5 +33,6 @@ class Sites:
         cell = self._cells.get(filename)
         return Path(filename).name if cell is None else f"In[{cell}]"
 
-    def _is_users(self, filename: str) -> bool:
+    def is_users(self, filename: str) -> bool:
+        """Say whether a file is a cell or a script of the user's, and no library."""
         return filename in self._cells or not filename.startswith((*self._libraries, "<frozen"))

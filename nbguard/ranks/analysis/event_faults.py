@@ -1,0 +1,81 @@
+"""Faults of ranks that have ended by an error or a signal: the first of them is the cause, the others' errors its echo."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from nbguard.ranks.analysis.diagnosis import RankFault
+from nbguard.ranks.analysis.facts import JobFacts, RankFacts
+from nbguard.ranks.analysis.words import call_words, place_words, ranks_words
+
+_ECHO = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|Timed out|timed out|remote (process|worker)|application timeout"
+    r"|communicator was aborted|DistBackendError|DistNetworkError|DistStoreError|SignalException|watchdog",
+    re.IGNORECASE,
+)
+"""Errors of a rank that another one has let down."""
+_UNUSED = "Expected to have finished reduction in the prior iteration"
+_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+
+
+def is_echo(error: str) -> bool:
+    """Say whether an error is that of a rank which waited for another in vain."""
+    return bool(_ECHO.search(error))
+
+
+def faults(job: JobFacts) -> Iterator[RankFault]:
+    """Yield the first death or error, if there is one that is no echo."""
+    events = [facts for facts in job.ranks if facts.state == "died" or (facts.state == "raised" and not is_echo(facts.error))]
+    if not events:
+        return
+    first = min(events, key=lambda facts: facts.at or float("inf"))
+    echoes = [facts.rank for facts in job.ranks if facts.state == "raised" and facts is not first]
+    evidence: tuple[str, ...] = ()
+    if echoes:
+        evidence = (f"the error{'s' if len(echoes) > 1 else ''} of {ranks_words(echoes)} came after it, and of it",)
+    yield _died(first, evidence) if first.state == "died" else _raised(first, evidence)
+
+
+def _died(facts: RankFacts, evidence: tuple[str, ...]) -> RankFault:
+    last = facts.calls[-1] if facts.calls else None
+    words = "" if last is None else f"; its last call was {call_words(last)}{place_words(last)}"
+    stands = f"it stood at `{facts.stands}`"
+    return RankFault(
+        kind="died",
+        ranks=(facts.rank,),
+        collective="" if last is None else last.name,
+        place=facts.stands or ("" if last is None else last.place),
+        last_common=None,
+        what=f"rank {facts.rank} has died: its process {facts.pid} is gone{words}",
+        evidence=(*((stands,) if facts.stands else ()), *evidence),
+        remedy="its own output says why; where there is none it was killed: `dmesg` tells if the host ran out of memory",
+    )
+
+
+def _raised(facts: RankFacts, evidence: tuple[str, ...]) -> RankFault:
+    at = f" at `{facts.error_place}`" if facts.error_place else ""
+    if _UNUSED in facts.error:
+        indices = _INDICES.search(facts.error)
+        which = f": those numbered {indices[1].strip().replace(' ', ', ')} in `model.parameters()`" if indices else ""
+        return RankFault(
+            kind="unused parameters",
+            ranks=(facts.rank,),
+            collective="all_reduce",
+            place=facts.error_place,
+            last_common=None,
+            what=f"rank {facts.rank} has left parameters unused in the batch before{at}: DistributedDataParallel waits for"
+            f" their gradients{which}",
+            evidence=evidence,
+            remedy="`DistributedDataParallel(model, find_unused_parameters=True)`, or use all in each loss on all ranks",
+        )
+    return RankFault(
+        kind="raised",
+        ranks=(facts.rank,),
+        collective="",
+        place=facts.error_place,
+        last_common=None,
+        what=f"rank {facts.rank} raised first{at}: {facts.error}",
+        evidence=evidence,
+        remedy=f"mend the error of rank {facts.rank}; the other ranks only waited for it",
+    )

@@ -1,0 +1,111 @@
+"""Facts of the ranks of a job: which collectives each has called, from which lines, and where it stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from nbguard.errors import RankFactsError
+
+RankState: TypeAlias = Literal["running", "ended", "raised", "died", "unknown"]
+"""`ended`: it has left the watch without an error; `died`: its process is gone; `unknown`: it was never heard of."""
+
+Caller: TypeAlias = Literal["", "DDP forward", "DDP backward"]
+"""The part of DistributedDataParallel that made a call; empty: the user's own code."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCall:
+    """One call of a collective, or of `send` or `recv`, on one rank."""
+
+    group: str  # name of the process group, the same on all its ranks
+    position: int  # among the collectives of this group on this rank, from 1; point-to-point calls count by themselves
+    name: str  # as in torch.distributed: "all_reduce"
+    elements: int | None = None  # of the tensor that all ranks give alike; None: a rank may choose it
+    dtype: str = ""  # of the tensor: "float32"
+    detail: str = ""  # what else must agree, where it is known: "src=0", "op=sum"; of a point-to-point call its peer
+    place: str = ""  # the user's line: "train.py:13", "In[4], line 2"; empty: not known
+    caller: Caller = ""
+    is_done: bool = True  # whether it has returned, or its work is complete
+    is_p2p: bool = False  # `send` or `recv`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What is known of one rank at one moment."""
+
+    rank: int
+    world: int  # number of ranks of the job
+    host: str = ""
+    pid: int = 0
+    state: RankState = "unknown"
+    calls: tuple[CollectiveCall, ...] = ()  # the last ones, in their order
+    groups: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (name of a process group, its ranks)
+    stands: str = ""  # the user's line at which its main thread is
+    function: str = ""  # the function in which its main thread is, innermost
+    stack: tuple[str, ...] = ()  # the lines of its main thread, innermost first
+    since: float = 0.0  # seconds that it has been at this line
+    works: bool = False  # whether its main thread has used the processor in that time
+    error: str = ""  # the exception that ended it: "ValueError: …"
+    error_place: str = ""  # the user's line that raised it
+    at: float = 0.0  # seconds since the epoch of these facts, or of the error or end
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What is known of all ranks of a job, by their numbers."""
+
+    world: int
+    ranks: tuple[RankFacts, ...]
+
+
+def to_text(facts: RankFacts) -> str:
+    """Return the facts of a rank as JSON text."""
+    return json.dumps({"nbguard_rank": _FORMAT, **asdict(facts)})
+
+
+def from_text(text: str | bytes) -> RankFacts:
+    """Return the facts in a JSON text.
+
+    Raises:
+        RankFactsError: they cannot be read; one line says why.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise RankFactsError("not the facts of a rank: the text is no JSON, or ends too early.") from None
+    if not isinstance(data, dict) or data.pop("nbguard_rank", None) != _FORMAT:
+        raise RankFactsError(f"not the facts of a rank: its JSON does not say nbguard_rank = {_FORMAT}.")
+    try:
+        calls = tuple(CollectiveCall(**call) for call in data.pop("calls"))
+        groups = tuple((str(name), tuple(map(int, ranks))) for name, ranks in data.pop("groups"))
+        facts = RankFacts(**{**data, "calls": calls, "groups": groups, "stack": tuple(data.pop("stack"))})
+    except (KeyError, TypeError, ValueError):
+        raise RankFactsError("not the facts of a rank: fields are missing, or unknown.") from None
+    _check(facts)
+    return facts
+
+
+def job_of(ranks: Iterable[RankFacts]) -> JobFacts:
+    """Return the facts of a job. A rank that is not among them is one of which nothing is known."""
+    known = {facts.rank: facts for facts in ranks}
+    world = max((facts.world for facts in known.values()), default=0)
+    world = max(world, *(rank + 1 for rank in known), 0) if known else world
+    return JobFacts(world, tuple(known.get(rank, RankFacts(rank=rank, world=world)) for rank in range(world)))
+
+
+def _check(facts: RankFacts) -> None:
+    """Refuse fields of other types: they come from a file."""
+    kinds: dict[str, Any] = {"rank": int, "world": int, "state": str, "stands": str, "error": str, "since": (int, float)}
+    wrong = [name for name, kind in kinds.items() if not isinstance(getattr(facts, name), kind)]
+    wrong += [
+        "calls"
+        for call in facts.calls
+        if type(call.position) is not int or type(call.name) is not str or type(call.elements) not in (int, type(None))
+    ][:1]
+    if wrong or not 0 <= facts.rank < 1 << 20 or not 0 <= facts.world < 1 << 20:
+        raise RankFactsError(f"not the facts of a rank: {', '.join(wrong) or 'its number'} cannot be.")

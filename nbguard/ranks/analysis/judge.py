@@ -1,0 +1,47 @@
+"""The cause why ranks wait for each other: one rule after another, the first that fits is the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nbguard.ranks.analysis import absence_faults, agreement_faults, event_faults
+from nbguard.ranks.analysis.alignment import GroupCalls, groups_of
+from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
+from nbguard.ranks.analysis.facts import CollectiveCall, JobFacts, RankFacts
+from nbguard.ranks.analysis.words import call_words, place_words
+
+
+def diagnosed(job: JobFacts) -> RankDiagnosis:
+    """Return what is wrong with the ranks of a job, the cause first."""
+    faults: list[RankFault] = []
+    for fault in _faults(job, groups_of(job)):
+        if not any(fault.kind == other.kind and fault.ranks == other.ranks for other in faults):
+            faults.append(fault)
+    return RankDiagnosis(world=job.world, faults=tuple(faults), places=tuple(map(_place, job.ranks)))
+
+
+def _faults(job: JobFacts, groups: tuple[GroupCalls, ...]) -> Iterator[RankFault]:
+    for group in groups:
+        yield from agreement_faults.faults(job, group)
+    yield from event_faults.faults(job)
+    yield from absence_faults.point_to_point(job)
+    for group in groups:
+        yield from absence_faults.faults(job, group)
+    yield from absence_faults.same_call(groups)
+
+
+def _place(facts: RankFacts) -> RankPlace:
+    waiting = outstanding(facts)
+    return RankPlace(
+        rank=facts.rank,
+        state=facts.state,
+        calls=max((call.position for call in facts.calls if not call.is_p2p and call.group in ("0", "")), default=0),
+        waits_in="" if waiting is None else call_words(waiting) + place_words(waiting),
+        stands=facts.stands,
+        stack=facts.stack,
+    )
+
+
+def outstanding(facts: RankFacts) -> CollectiveCall | None:
+    """Return the call that a rank waits in; None: it waits in none that is known."""
+    return next((call for call in reversed(facts.calls) if not call.is_done), None)

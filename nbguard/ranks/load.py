@@ -1,0 +1,59 @@
+"""`nbguard.load_ranks`: dumps of PyTorch's flight recorder, of gloo or NCCL, from files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+from nbguard.errors import RankFactsError
+from nbguard.ranks.analysis.diagnosis import RankDiagnosis
+from nbguard.ranks.analysis.facts import RankFacts, from_text, job_of
+from nbguard.ranks.analysis.flight_dump import read_dump
+from nbguard.ranks.analysis.judge import diagnosed
+
+_NUMBER = re.compile(r"(\d+)(?:\.\w+)?$")
+
+
+def load_ranks(paths: Iterable[str | PathLike[str]]) -> RankDiagnosis:
+    """Return what dumps of the ranks of one job say: which rank, which collective, which line.
+
+    The files may be strangers': nothing in them is run.
+
+    Args:
+        paths: one file per rank: a dump of the flight recorder as NCCL's watchdog writes it (`TORCH_FR_DUMP_TEMP_FILE`) or
+            `torch._C._distributed_c10d._dump_fr_trace()` returns it, its name ending with the number of the rank
+            (`nccl_trace_rank_3`); or facts that nbguard has written, which know it.
+
+    Raises:
+        RankFactsError: a file cannot be read, is neither, or does not say of which rank it is; one line says which and why.
+    """
+    ranks = {}
+    for path in map(Path, paths):
+        facts = _facts(path)
+        if facts.rank in ranks:
+            raise RankFactsError(f"{path.name}: there is another file of rank {facts.rank}: give one file per rank.")
+        ranks[facts.rank] = facts
+    if not ranks:
+        raise RankFactsError("no files: give one dump per rank, as in  nbguard.load_ranks(Path().glob('nccl_trace_rank_*'))")
+    world = max(max(ranks) + 1, *(facts.world for facts in ranks.values()))
+    return diagnosed(job_of(replace(facts, world=world) for facts in ranks.values()))
+
+
+def _facts(path: Path) -> RankFacts:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RankFactsError(f"{path.name} cannot be read: {error.strerror or type(error).__name__}.") from None
+    try:
+        if data[:1] == b"{":
+            return from_text(data)
+        dump = read_dump(data)
+    except RankFactsError as error:
+        raise RankFactsError(f"{path.name}: {error}") from None
+    number = _NUMBER.search(path.name)
+    if number is None:
+        raise RankFactsError(f"{path.name}: end its name with the number of the rank, as in  trace_rank_3")
+    return RankFacts(rank=int(number[1]), world=0, state="running", calls=dump.calls)

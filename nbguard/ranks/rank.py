@@ -1,0 +1,35 @@
+"""The rank of this process, by its process group or its launcher."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a distributed fit, by its number."""
+
+    rank: int  # from 0
+    world: int  # number of ranks
+
+    @property
+    def is_all_here(self) -> bool:
+        """Say whether all ranks are known to run on this host."""
+        return os.environ.get("LOCAL_WORLD_SIZE") == str(self.world)
+
+
+def current_rank() -> Rank | None:
+    """Return the rank of this process, by the process group or else by its launcher; None if it is the only process."""
+    torch: Any = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        process = Rank(distributed.get_rank(), distributed.get_world_size())
+    else:
+        rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+        if not (rank.isdecimal() and world.isdecimal()):
+            return None
+        process = Rank(int(rank), int(world))
+    return process if process.world > 1 else None

@@ -1,0 +1,176 @@
+"""The thread that notices that a rank waits in vain: it asks all ranks for their facts, and says what they come to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+
+from nbguard.ranks.analysis.diagnosis import RankDiagnosis
+from nbguard.ranks.analysis.facts import Caller, CollectiveCall, JobFacts, RankFacts, RankState
+from nbguard.ranks.analysis.judge import diagnosed
+from nbguard.ranks.flight_recorder import group_ranks, progress, recorded_calls, warm_up
+from nbguard.ranks.job_board import JobBoard
+from nbguard.ranks.rank import Rank
+from nbguard.ranks.standing import MainThread
+from nbguard.render.text import blocks_text
+from nbguard.scan.devices.processes import is_alive
+
+_EVERY = 0.5  # seconds between two looks
+_ANSWERS = 2.5  # seconds that the other ranks have to answer an alarm
+_FRESH = 2.0  # seconds that facts of another rank may be older than the alarm: it has been stuck for longer
+_log = logging.getLogger("nbguard")
+
+
+class HangWatchdog:
+    """Watches this rank, and answers the alarms of others. `timeout`: seconds without progress; `found` gets each diagnosis."""
+
+    def __init__(self, own: Rank, board: JobBoard, timeout: float, found: Callable[[RankDiagnosis], None]) -> None:
+        self._own, self._board, self._timeout, self._found = own, board, timeout, found
+        self._main = MainThread()
+        self._is_over = threading.Event()
+        self._handled = time.time()
+        self._speaking = threading.Lock()
+        self._said: set[tuple[object, ...]] = set()
+        self._warming: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="nbguard-watch-ranks", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._is_over.set()
+        self._thread.join(5)
+        if self._warming is not None:
+            self._warming.join(5)
+
+    def _run(self) -> None:
+        with suppress(Exception):  # a mistake of ours is no line in the program's output
+            self._watch()
+
+    def _watch(self) -> None:
+        state: object = None
+        moved = time.monotonic()
+        is_reported = False
+        while not self._is_over.wait(min(_EVERY, self._timeout / 4)):
+            groups = progress()
+            self._main.look()
+            now = groups, self._board.log.count, self._waits(groups)
+            if now != state:
+                state, moved, is_reported = now, time.monotonic(), False
+            waited = time.monotonic() - moved if now[2] else 0.0
+            if self._warming is None and (waited >= self._timeout / 2 or self._board.is_alarm_near()):
+                self._board.warn()
+                self._warming = threading.Thread(target=warm_up, name="nbguard-warm-up", daemon=True)
+                self._warming.start()
+            is_stuck = waited >= self._timeout
+            asked = self._board.alarm()
+            if asked > self._handled:
+                self.report(asked)
+            elif (is_stuck or self._lost_one()) and not is_reported:
+                is_reported = True
+                self.report(self._board.raise_alarm())
+
+    def _waits(self, groups: tuple[tuple[str, int, int], ...]) -> bool:
+        """Say whether a call of this rank has not come to its end."""
+        if any(begun > ended for _, begun, ended in groups):
+            return True
+        return any(not call.is_done for call in self._board.log.calls()[-1:])
+
+    def _lost_one(self) -> bool:
+        """Say whether another rank of this host has died in the watch."""
+        return any(log.state == "running" and not is_alive(log.process) for log in self._board.logs().values())
+
+    def report(
+        self, asked: float, error: str = "", at: tuple[str, Caller] = ("", ""), patience: float = _ANSWERS
+    ) -> RankDiagnosis | None:
+        """Publish the facts of this rank, wait for those of the others, and say what they come to, once for each cause."""
+        with self._speaking:
+            self._handled = max(self._handled, asked)
+            own = self.facts(error, at)
+            self._board.publish(own)
+            others = self._answers(asked, patience)
+            diagnosis = diagnosed(JobFacts(self._own.world, tuple(sorted((own, *others), key=lambda facts: facts.rank))))
+            if not diagnosis.faults:
+                return None
+            cause = diagnosis.faults[0]
+            key = cause.kind, cause.ranks, cause.place
+            if key not in self._said:
+                self._said.add(key)
+                self._found(diagnosis)
+                words = blocks_text(tuple(diagnosis.blocks()))
+                _log.warning("nbguard, rank %d: %s\n%s", self._own.rank, cause.what, words)
+            return diagnosis
+
+    def facts(self, error: str = "", at: tuple[str, Caller] = ("", ""), state: RankState = "running") -> RankFacts:
+        """Return the facts of this rank; `at` is the line, and the part of DDP, that raised its error."""
+        standing = self._main.standing() if state == "running" and not error else None
+        line, caller = at if standing is None else (standing.line, standing.caller)
+        return RankFacts(
+            rank=self._own.rank,
+            world=self._own.world,
+            host=platform.node(),
+            pid=os.getpid(),
+            state="raised" if error else state,
+            calls=_placed(joined(recorded_calls(), self._board.log.calls()), line, caller),
+            groups=group_ranks(),
+            stands=line,
+            function="" if standing is None else standing.function,
+            stack=() if standing is None else standing.stack,
+            since=round(self._main.since, 1),
+            works=standing is not None and self._main.works(),
+            error=error,
+            error_place=line if error else "",
+            at=time.time(),
+        )
+
+    def _answers(self, asked: float, patience: float) -> list[RankFacts]:
+        """Return the facts of the other ranks: those that they answer with; of a rank that does not, its log."""
+        asked -= min(_FRESH, self._timeout / 2)
+        facts: dict[int, RankFacts] = {}
+        others = [rank for rank in range(self._own.world) if rank != self._own.rank]
+        until = time.monotonic() + patience
+        while True:
+            logs = self._board.logs()
+            for rank in others:
+                answer = self._board.read(rank)
+                log = logs.get(rank)
+                is_gone = log is not None and log.state == "running" and not is_alive(log.process)
+                is_final = answer is not None and answer.state in ("raised", "ended")
+                if answer is not None and (answer.at >= asked or is_final) and not (is_gone and not is_final):
+                    facts[rank] = answer
+                elif log is not None:
+                    state: RankState = "died" if is_gone else log.state
+                    known = answer or RankFacts(rank=rank, world=self._own.world, groups=group_ranks())
+                    pid = log.process.pid
+                    facts[rank] = replace(known, state=state, pid=pid, calls=joined(known.calls, log.calls), at=0.0)
+            is_complete = all(rank in facts and (facts[rank].at >= asked or facts[rank].state != "running") for rank in others)
+            if is_complete or time.monotonic() > until:
+                return [facts.get(rank) or RankFacts(rank=rank, world=self._own.world) for rank in others]
+            time.sleep(0.02)
+
+
+def joined(recorded: tuple[CollectiveCall, ...], logged: tuple[CollectiveCall, ...]) -> tuple[CollectiveCall, ...]:
+    """Return the recorder's calls with what only the log knows of them, and the log's own: messages, calls not recorded."""
+    known = {(call.group, call.position): call for call in logged if not call.is_p2p}
+    calls = []
+    for call in recorded:
+        noted = known.pop((call.group, call.position), None)
+        if noted is not None and not call.caller and call.place in ("", noted.place):
+            calls.append(replace(noted, is_done=call.is_done))
+        else:
+            calls.append(call)
+    last = {call.group: call.position for call in recorded}
+    calls += [call for call in known.values() if call.position > last.get(call.group, 0)]
+    return (*calls, *(call for call in logged if call.is_p2p))
+
+
+def _placed(calls: tuple[CollectiveCall, ...], line: str, caller: Caller) -> tuple[CollectiveCall, ...]:
+    """Return the calls, the one that waits without a line with that of the main thread."""
+    return tuple(
+        replace(call, place=line, caller=caller) if not call.is_done and not call.place and line else call for call in calls
+    )

@@ -1,0 +1,439 @@
+"""Faults of distributed programs, planted: each is a function that all ranks run, and what nbguard has to say of it.
+
+A line that must be named ends with a comment `# <- NAME`, NAME being the function's. Of two ranks one culprit is named
+where the program shows who it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+Ranks = Callable[[int], Sequence[int]]
+"""The ranks at fault, by the number of ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A planted fault and what must be said of it."""
+
+    run: Callable[[int, int], object]  # gets rank and number of ranks
+    kinds: tuple[str, ...]  # that fit
+    ranks: Ranks = lambda world: [1]
+    pair: Sequence[int] | None = None  # the ranks where there are two, if not `ranks(2)`
+    collective: str = ""  # that must be named; empty: none
+    is_placed: bool = True  # whether the line must be named
+    ends: bool = False  # whether it ends by itself, without the watchdog
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+    def culprits(self, world: int) -> list[int]:
+        return sorted(self.pair if world == 2 and self.pair is not None else self.ranks(world))
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the lines that may be named, as `faults.py:12`."""
+        text = Path(__file__).read_text().splitlines()
+        return [f"faults.py:{at}" for at, line in enumerate(text, 1) if line.endswith(f"# <- {self.name}")]
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(**said: object) -> Callable[[Callable[[int, int], object]], Callable[[int, int], object]]:
+    """Enter a function in the table."""
+
+    def enter(run: Callable[[int, int], object]) -> Callable[[int, int], object]:
+        FAULTS.append(Fault(run=run, **said))  # type: ignore[arg-type]
+        return run
+
+    return enter
+
+
+def all_of(world: int) -> Sequence[int]:
+    return range(world)
+
+
+def warm(times: int = 3) -> torch.Tensor:
+    """Return a tensor after some calls that all ranks agree in."""
+    x = torch.ones(4)
+    for _ in range(times):
+        dist.all_reduce(x)
+    return x
+
+
+def model(norm: bool = False) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.Linear(8, 2)]
+    return DistributedDataParallel(nn.Sequential(*layers))
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(6, 4)
+
+
+@fault(kinds=("left out",), collective="all_reduce")
+def skips_before_a_barrier(rank: int, world: int) -> None:
+    x = warm()
+    if rank != 1:
+        dist.all_reduce(x)  # <- skips_before_a_barrier
+    dist.barrier()
+
+
+@fault(kinds=("left out",), collective="broadcast")
+def skips_in_the_fifth_round(rank: int, world: int) -> None:
+    x = torch.ones(8)
+    for step in range(9):
+        if rank != 1 or step != 5:
+            dist.broadcast(x, 0)  # <- skips_in_the_fifth_round
+        dist.all_reduce(x)
+
+
+@fault(kinds=("left out",), collective="all_reduce")
+def skips_one_of_many_alike(rank: int, world: int) -> None:
+    x = torch.ones(1)
+    if rank != 1:
+        dist.all_reduce(x)  # <- skips_one_of_many_alike
+    dist.all_reduce(x)
+    dist.all_reduce(x)
+    dist.all_reduce(x)
+
+
+@fault(kinds=("type",), collective="all_reduce", pair=(0, 1))
+def another_type_at_one_line(rank: int, world: int) -> None:
+    x = warm()
+    call = dist.all_reduce if rank != 1 else partial(dist.broadcast, src=0)
+    call(x)  # <- another_type_at_one_line
+    dist.barrier()
+
+
+@fault(kinds=("order", "left out"), collective="all_reduce")
+def another_order(rank: int, world: int) -> None:
+    x = warm()
+    if rank != 1:
+        dist.all_reduce(x)  # <- another_order
+        dist.broadcast(x, 0)
+    else:
+        dist.broadcast(x, 0)
+        dist.all_reduce(x)
+
+
+@fault(kinds=("size",), collective="all_reduce", pair=(0, 1), ends=True)
+def another_size(rank: int, world: int) -> None:
+    warm()
+    x = torch.ones(64 if rank == 1 else 16)
+    dist.all_reduce(x)  # <- another_size
+    dist.barrier()
+
+
+@fault(kinds=("dtype",), collective="all_reduce", pair=(0, 1), ends=True)
+def another_dtype(rank: int, world: int) -> None:
+    warm()
+    x = torch.ones(16, dtype=torch.float64 if rank == 1 else torch.float32)
+    dist.all_reduce(x)  # <- another_dtype
+    dist.barrier()
+
+
+@fault(kinds=("size",), collective="broadcast", pair=(0, 1), ends=True)
+def another_size_to_broadcast(rank: int, world: int) -> None:
+    warm()
+    x = torch.ones(8 if rank == 1 else 32)
+    dist.broadcast(x, 0)  # <- another_size_to_broadcast
+    dist.barrier()
+
+
+@fault(kinds=("root or operation",), collective="broadcast", pair=(0, 1))
+def another_root(rank: int, world: int) -> None:
+    x = warm()
+    dist.broadcast(x, 1 if rank == 1 else 0)  # <- another_root
+    for _ in range(3):
+        dist.all_reduce(x)
+    dist.barrier()
+    if rank == 1:
+        time.sleep(60)
+    dist.barrier()
+
+
+@fault(kinds=("extra", "left out"), collective="all_reduce", ranks=lambda world: [0])
+def logs_on_one_rank(rank: int, world: int) -> None:
+    x = warm()
+    for step in range(4):
+        dist.broadcast(x, 0)
+        if rank == 0 and step == 2:
+            dist.all_reduce(x)  # <- logs_on_one_rank
+    dist.barrier()
+
+
+@fault(kinds=("extra", "left out"), collective="barrier", ranks=lambda world: [0], pair=(1,))
+def waits_alone_for_a_checkpoint(rank: int, world: int) -> None:
+    warm()
+    if rank == 0:
+        dist.barrier()  # <- waits_alone_for_a_checkpoint
+
+
+@fault(kinds=("uneven batches",), collective="all_reduce")
+def fewer_batches(rank: int, world: int) -> None:
+    net = model()
+    for _ in range(4 if rank == 1 else 6):
+        net(batch()).sum().backward()  # <- fewer_batches
+
+
+@fault(kinds=("uneven batches",), collective="broadcast")
+def fewer_batches_with_batchnorm(rank: int, world: int) -> None:
+    net = model(norm=True)
+    for _ in range(4 if rank == 1 else 6):
+        net(batch()).sum().backward()  # <- fewer_batches_with_batchnorm
+    dist.barrier()
+
+
+@fault(kinds=("uneven batches",), collective="all_reduce")
+def stops_early_by_its_own_loss(rank: int, world: int) -> None:
+    net = model()
+    for step in range(8):
+        net(batch()).sum().backward()  # <- stops_early_by_its_own_loss
+        if rank == 1 and step == 3:
+            break
+    dist.barrier()
+
+
+@fault(kinds=("uneven batches",), collective="all_reduce")
+def skips_a_batch_with_nan(rank: int, world: int) -> None:
+    net = model()
+    for step in range(5):
+        loss = net(batch()).sum()
+        if rank == 1 and step == 2:
+            continue
+        loss.backward()  # <- skips_a_batch_with_nan
+    dist.barrier()
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        x = self.body(x)
+        return self.one(x) + self.other(x) if both else self.one(x)
+
+
+@fault(kinds=("unused parameters",), collective="all_reduce", ends=True)
+def a_head_is_not_used(rank: int, world: int) -> None:
+    net = DistributedDataParallel(TwoHeads())
+    for step in range(5):
+        net(batch(), rank != 1 or step < 2).sum().backward()  # <- a_head_is_not_used
+
+
+@fault(kinds=("raised",), ends=True)
+def raises_on_one_rank(rank: int, world: int) -> None:
+    x = warm()
+    if rank == 1:
+        raise ValueError("a broken image")  # <- raises_on_one_rank
+    dist.all_reduce(x)
+
+
+@fault(kinds=("died",), ends=True, is_placed=False)
+def is_killed(rank: int, world: int) -> None:
+    x = warm()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(x)
+
+
+@fault(kinds=("died",), ends=True, is_placed=False)
+def exits_in_between(rank: int, world: int) -> None:
+    x = warm()
+    if rank == 1:
+        os._exit(3)
+    dist.all_reduce(x)
+
+
+@fault(kinds=("slow",), collective="all_reduce")
+def is_only_slow(rank: int, world: int) -> None:
+    x = warm()
+    until = time.monotonic() + 60
+    while rank == 1 and time.monotonic() < until:
+        sum(range(1000))
+    dist.all_reduce(x)  # <- is_only_slow
+
+
+@fault(kinds=("stuck",), collective="all_reduce")
+def waits_for_a_lock(rank: int, world: int) -> None:
+    x = warm()
+    if rank == 1:
+        threading.Event().wait(60)
+    dist.all_reduce(x)  # <- waits_for_a_lock
+
+
+@fault(kinds=("order",), collective="all_reduce", ranks=all_of)
+def groups_in_another_order(rank: int, world: int) -> None:
+    one, other = dist.new_group(list(range(world))), dist.new_group(list(range(world)))
+    x = warm()
+    first, second = (other, one) if rank % 2 else (one, other)
+    dist.all_reduce(x, group=first)  # <- groups_in_another_order
+    dist.all_reduce(x, group=second)
+
+
+@fault(kinds=("point to point",), collective="recv")
+def a_message_is_not_sent(rank: int, world: int) -> None:
+    x = warm()
+    if rank == 0:
+        dist.recv(x, 1)  # <- a_message_is_not_sent
+    dist.barrier()
+
+
+@fault(kinds=("point to point",), collective="recv", ranks=lambda world: [0, 1])
+def both_wait_for_a_message(rank: int, world: int) -> None:
+    x = warm()
+    if rank < 2:
+        dist.recv(x, 1 - rank)  # <- both_wait_for_a_message
+        dist.send(x, 1 - rank)
+    dist.barrier()
+
+
+@fault(kinds=("left out",), collective="all_gather")
+def leaves_a_metric_out(rank: int, world: int) -> None:
+    net = model()
+    for _ in range(3):
+        net(batch()).sum().backward()
+    if rank != 1:
+        dist.all_gather([torch.zeros(2) for _ in range(world)], torch.ones(2))  # <- leaves_a_metric_out
+    dist.barrier()
+
+
+@fault(kinds=("left out",), collective="all_gather")
+def leaves_objects_out(rank: int, world: int) -> None:
+    warm()
+    if rank != 1:
+        dist.all_gather_object([None] * world, {"rank": rank})  # <- leaves_objects_out
+    dist.barrier()
+
+
+@fault(kinds=("left out",), collective="all_reduce")
+def in_a_group_of_its_own(rank: int, world: int) -> None:
+    group = dist.new_group([0, 1])
+    x = warm()
+    if rank == 0:
+        dist.all_reduce(x, group=group)  # <- in_a_group_of_its_own
+    if rank < 2:
+        dist.broadcast(x, 0, group=group)
+
+
+@fault(kinds=("left out",), collective="reduce_scatter")
+def leaves_a_shard_out(rank: int, world: int) -> None:
+    warm()
+    if rank != 1:
+        dist.reduce_scatter(torch.ones(2), [torch.ones(2) for _ in range(world)])  # <- leaves_a_shard_out
+    dist.barrier()
+
+
+# --- programs in which nothing is wrong ---------------------------------------------------------------------------------------
+
+HEALTHY: list[Callable[[int, int], object]] = []
+
+
+def healthy(run: Callable[[int, int], object]) -> Callable[[int, int], object]:
+    HEALTHY.append(run)
+    return run
+
+
+@healthy
+def plain_steps(rank: int, world: int) -> None:
+    net = model()
+    for _ in range(20):
+        net(batch()).sum().backward()
+
+
+@healthy
+def steps_with_batchnorm(rank: int, world: int) -> None:
+    net = model(norm=True)
+    for _ in range(20):
+        net(batch()).sum().backward()
+
+
+@healthy
+def one_rank_is_ten_times_slower(rank: int, world: int) -> None:
+    net = model()
+    for _ in range(8):
+        time.sleep(0.2 if rank == 1 else 0.02)
+        net(batch()).sum().backward()
+
+
+@healthy
+def uneven_batches_with_join(rank: int, world: int) -> None:
+    from torch.distributed.algorithms.join import Join
+
+    net = model()
+    with Join([net]):
+        for _ in range(4 + 6 * rank):
+            net(batch()).sum().backward()
+
+
+@healthy
+def an_unused_head_that_ddp_knows_of(rank: int, world: int) -> None:
+    net = DistributedDataParallel(TwoHeads(), find_unused_parameters=True)
+    for step in range(8):
+        net(batch(), rank != 1 or step < 2).sum().backward()
+
+
+@healthy
+def messages_and_collectives(rank: int, world: int) -> None:
+    x = warm()
+    for _ in range(5):
+        if rank == 0:
+            dist.send(x, 1)
+        elif rank == 1:
+            dist.recv(x, 0)
+        dist.all_reduce(x)
+
+
+@healthy
+def groups_of_some(rank: int, world: int) -> None:
+    group = dist.new_group([0, 1])
+    x = warm()
+    for _ in range(10):
+        if rank < 2:
+            dist.all_reduce(x, group=group)
+        dist.broadcast(x, 0)
+
+
+@healthy
+def objects_and_gathers(rank: int, world: int) -> None:
+    for _ in range(4):
+        dist.all_gather_object([None] * world, "x" * (rank * 100))
+        dist.gather(torch.ones(3), [torch.ones(3) for _ in range(world)] if rank == 0 else None)
+        dist.scatter(torch.ones(3), [torch.ones(3) for _ in range(world)] if rank == 0 else None)
+        dist.reduce(torch.ones(5), 0)
+
+
+@healthy
+def gradients_are_accumulated(rank: int, world: int) -> None:
+    net = model()
+    for step in range(12):
+        if step % 4:
+            with net.no_sync():
+                net(batch()).sum().backward()
+        else:
+            net(batch()).sum().backward()
+
+
+@healthy
+def a_long_evaluation_on_one_rank(rank: int, world: int) -> None:
+    net = model()
+    net(batch()).sum().backward()
+    if rank == 0:
+        time.sleep(1.0)
+    dist.barrier()

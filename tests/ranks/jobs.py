@@ -1,0 +1,163 @@
+"""Ranks that run a planted fault under `watch_ranks`.
+
+`python -m tests.ranks.jobs FOLDER WORLD NAME…` forks the ranks of one job after another from one process that has imported
+PyTorch; `… rank FOLDER NAME` is one rank, whose number a launcher gives; `… notebook FOLDER WORLD NAME` launches them by
+accelerate's `notebook_launcher`. Each rank writes FOLDER/NAME-WORLD-RANK.json: the diagnosis, when it was made, its facts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import nbguard
+from nbguard.ranks import watchdog
+from nbguard.ranks.analysis.diagnosis import RankDiagnosis
+from nbguard.ranks.analysis.facts import JobFacts, to_text
+from tests.ranks import faults
+
+TIMEOUT = 2.0
+LIMIT = 40.0
+RUNS = {each.name: each.run for each in faults.FAULTS} | {run.__name__: run for run in faults.HEALTHY}
+
+
+def rank_main(name: str, folder: Path) -> None:
+    """Run one rank; RANK and WORLD_SIZE say which."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    path = folder / f"{name}-{world}-{rank}"
+    warned = _Warnings()
+    logging.getLogger("nbguard").addHandler(warned)
+    _keep_facts(path, warned)
+    begun = time.time()
+    watch = nbguard.watch_ranks(timeout=TIMEOUT)
+    threading.Thread(target=_end_later, args=(watch, path, warned, begun), daemon=True).start()
+    with suppress(RuntimeError if name in {each.name for each in faults.FAULTS} else ZeroDivisionError), watch:
+        RUNS[name](rank, world)
+        if name in {each.name for each in faults.FAULTS} and not watch.diagnosis:
+            watch.stop()  # this rank is at its end, the others are not: its process goes on
+            while not any(folder.glob(f"{name}-{world}-*.json")):
+                time.sleep(0.1)
+            os._exit(0)
+    _write(watch, path, warned, begun)
+    if name in {each.name for each in faults.FAULTS}:
+        os._exit(0)
+    dist.destroy_process_group()
+
+
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.at = 0.0
+        self.since = 0.0  # when the ranks got stuck
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+        self.at = self.at or time.time()
+
+
+def _keep_facts(path: Path, warned: _Warnings) -> None:
+    """Have the facts that a diagnosis rests on, and this rank's own dump, written to files: tests replay them."""
+    diagnosed = watchdog.diagnosed
+
+    def kept(job: JobFacts) -> RankDiagnosis:
+        stuck = [facts.at - facts.since for facts in job.ranks if facts.state == "running" and facts.at and not facts.works]
+        warned.since = max(warned.since, min(stuck, default=0.0))
+        path.with_suffix(".facts").write_text("\n".join(map(to_text, job.ranks)))
+        path.with_suffix(".dump").write_bytes(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
+        return diagnosed(job)
+
+    watchdog.diagnosed = kept
+
+
+def _end_later(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun: float) -> None:
+    """End this rank some time after its diagnosis, when the others have made theirs."""
+    until = time.time() + LIMIT
+    while not warned.at and time.time() < until:
+        time.sleep(0.05)
+    if warned.at:
+        _write(watch, path, warned, begun)
+        world, until = int(os.environ["WORLD_SIZE"]), time.time() + 6
+        while time.time() < until and len(list(path.parent.glob(f"{path.name.rpartition('-')[0]}-*.json"))) < world:
+            time.sleep(0.05)
+        os._exit(0)
+
+
+def _write(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun: float) -> None:
+    said = None if watch.diagnosis is None else [asdict(fault) for fault in watch.diagnosis.faults]
+    data = {"faults": said, "late": warned.at - (warned.since or begun) if warned.at else None, "texts": warned.texts}
+    path.with_suffix(".json").write_text(json.dumps(data))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def fork_job(name: str, folder: Path, world: int) -> None:
+    """Run a job in forks of this process."""
+    port = free_port()
+    pids = []
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            with (folder / f"{name}-{world}-{rank}.log").open("w") as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+            here = {
+                "RANK": rank,
+                "WORLD_SIZE": world,
+                "LOCAL_WORLD_SIZE": world,
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+            os.environ.update({key: str(value) for key, value in here.items()})
+            try:
+                rank_main(name, folder)
+            finally:
+                os._exit(0)
+        pids.append(pid)
+    until = time.time() + LIMIT + 10
+    while pids and time.time() < until:
+        done, _ = os.waitpid(-1, os.WNOHANG)
+        pids = [pid for pid in pids if pid != done]
+        time.sleep(0.02)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[0] == "rank":
+        rank_main(arguments[2], Path(arguments[1]))
+    elif arguments[0] == "notebook":
+        from accelerate import notebook_launcher
+
+        port = str(free_port())
+        notebook_launcher(rank_main, (arguments[3], Path(arguments[1])), num_processes=int(arguments[2]), use_port=port)
+    else:
+        folder, world = Path(arguments[0]), int(arguments[1])
+        for name in arguments[2:]:
+            started = time.time()
+            fork_job(name, folder, world)
+            print(name, f"{time.time() - started:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
