@@ -191,6 +191,7 @@ def _change(fit: Fit, code: str) -> None:
 def _unknown(emulation: Emulation) -> list[str]:
     """Return what may take memory and was not traced, in words."""
     unknown = [f"{line} reads a value: which way the code takes then is not known" for line in emulation.operators.reads]
+    unknown += [f"the buffers of {kind} are not known" for kind in sorted(emulation.operators.unknown)]
     if emulation.operators.attentions:
         unknown.append("attention in half precision runs in cuDNN on this GPU")
     if emulation.storages.unseen:

@@ -47,7 +47,7 @@ class _StorageRef(weakref.ref[Any]):
     token: int
 
 
-def _is_autograds() -> bool:
+def is_autograds() -> bool:
     """Say whether autograd's engine itself has called an operation, to add up gradients: no Python code has, but its start.
 
     Modes of nbguard's that are entered above this one stand between, and their calls of operators.
@@ -100,7 +100,7 @@ class StorageMode(TorchDispatchMode):  # type: ignore[misc]
             except BaseException:
                 del args, kwargs  # this frame is in the traceback: it must not keep what C++ would have let go
                 raise
-            if func is _ADD and _is_autograds():
+            if func is _ADD and is_autograds():
                 self._note_sum(args[0], out)
             failed = self._note((out,), func)
             if failed is None and _is_mutable(func):  # resize_, set_ and out= change storages of arguments

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from nbguard.cli import main
+
 _SCRIPT = """
 import torch
 model = torch.nn.Linear(3, 2)
@@ -20,17 +22,17 @@ def broken():
 """
 
 
-def doctor(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m nbguard doctor` with these arguments in a folder with a script."""
-    (folder / "train.py").write_text(_SCRIPT)
-    here = {name: value for name, value in os.environ.items() if not name.startswith("KMP_")}  # other tests' libraries set one
-    return subprocess.run(
-        [sys.executable, "-m", "nbguard", "doctor", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**here, "OMP_NUM_THREADS": "1", **variables},
-    )
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_process: None) -> Path:
+    """A folder with a script, in which the command is run: in this process, as PyTorch takes two seconds to import."""
+    (tmp_path / "train.py").write_text(_SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in [name for name in os.environ if name.startswith("KMP_")]:  # other tests' libraries set one
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -43,29 +45,37 @@ def doctor(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
     ],
     ids=["nothing", "note", "advice", "problem"],
 )
+@pytest.mark.usefixtures("folder")
 def test_the_exit_status_is_that_of_the_gravest_finding(
-    tmp_path: Path, torch_process: None, variables: dict[str, str], status: int
+    variables: dict[str, str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = doctor(tmp_path, "--strict", "--json", "--environment", **variables)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
-    data = json.loads(run.stdout)
-    assert run.returncode == status, run.stdout
+    assert main(["doctor", "--strict", "--json", "--environment"]) == status
+
+    data = json.loads(capsys.readouterr().out)
     assert data["kind"] == "diagnosis"
     assert {check["topic"] for check in data["checks"]} == {"environment"}
 
 
-def test_without_strict_a_problem_is_no_failure(tmp_path: Path, torch_process: None) -> None:
-    run = doctor(tmp_path, "--environment", PYTORCH_ALLOC_CONF="nonsense")
+def test_without_strict_a_problem_is_no_failure_in_a_shell(folder: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "nbguard", "doctor", "--environment"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTORCH_ALLOC_CONF": "nonsense"},
+    )
 
     assert run.returncode == 0
     assert "problem      PYTORCH_ALLOC_CONF cannot be used as it is" in run.stdout
 
 
-def test_a_script_makes_what_is_tried(tmp_path: Path, torch_process: None) -> None:
-    run = doctor(tmp_path, "train:make", "--environment")
-
-    assert run.returncode == 0
-    assert run.stdout.startswith("Linear: ")
+@pytest.mark.usefixtures("folder")
+def test_a_script_makes_what_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "train:make", "--environment"]) == 0
+    assert capsys.readouterr().out.startswith("Linear: ")
 
 
 @pytest.mark.parametrize(
@@ -77,7 +87,7 @@ def test_a_script_makes_what_is_tried(tmp_path: Path, torch_process: None) -> No
         ("train:broken", "nbguard: train:broken cannot be made: OSError: no data here"),
     ],
 )
-def test_a_wrong_target_is_one_line(tmp_path: Path, torch_process: None, target: str, line: str) -> None:
-    run = doctor(tmp_path, target)
-
-    assert (run.returncode, run.stderr.strip()) == (2, line)
+@pytest.mark.usefixtures("folder")
+def test_a_wrong_target_is_one_line(target: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", target]) == 2
+    assert capsys.readouterr().err.strip() == line

@@ -13,6 +13,7 @@ from torch import nn
 import nbguard
 from tests.doctor import learners, planted
 from tests.doctor.untouched import fingerprint
+from tests.thorough import left_out_by_ci
 
 MSE = nn.functional.mse_loss
 
@@ -121,6 +122,7 @@ def test_a_fault_of_the_loss_is_named() -> None:
     assert "first in the loss function" in diagnosis.findings[0].what
 
 
+@left_out_by_ci
 @pytest.mark.skipif(torch.get_num_threads() > 64, reason="needs a thread of its own")
 def test_threads_that_race_are_named_and_cured() -> None:
     """Scattered gradients that several threads add up: on CPUs PyTorch's own nondeterminism, which its mode cures."""

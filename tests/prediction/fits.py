@@ -1,6 +1,7 @@
 """Fits that are the same on any device: `make("gpt adamw bf16", "cuda")` returns a Learner.
 
 The first word is the model, the others what is different: the optimizer, the precision, callbacks, the memory format.
+`random7` is the seventh of the random models.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.prediction import architectures
+from tests.prediction.random_models import random_model
 
 _IMAGES = {"vit_b_16": 224}
 _VOCABULARY = 5000
@@ -181,6 +183,9 @@ def _parts(name: str) -> tuple[Any, int, Any, Any, int | None]:
         return model, 512, lambda place: (torch.full((3,), place % 7), torch.zeros(6), torch.zeros(1)), MSELossFlat(), 2
     if name in _ARCHITECTURES:
         return _of_architecture(name)
+    if name.startswith("random"):
+        model, item, loss = random_model(int(name.removeprefix("random")))
+        return model, 64, item, loss, None
     if name.startswith("xresnet"):
         from fastai.vision.models import xresnet
 
@@ -212,7 +217,8 @@ def make(case: str, device: str, size: int | None = None, path: str = ".", items
         item = partial(_picture, 128)
     train = DataLoader(Items(trained, item), bs=size, num_workers=0, device=torch.device(device), **more)
     valid = DataLoader(Items(held_out, item), bs=size, num_workers=0, device=torch.device(device), **more)
-    options: dict[str, Any] = {"metrics": accuracy} if name not in _WITHOUT_ACCURACY else {}
+    has_classes = name not in _WITHOUT_ACCURACY and not name.startswith("random")
+    options: dict[str, Any] = {"metrics": accuracy} if has_classes else {}
     optimizers = {
         "sgd": partial(SGD, mom=0.9),
         "adamw": partial(OptimWrapper, opt=torch.optim.AdamW),

@@ -36,7 +36,7 @@ print(json.dumps(calibration.outcomes()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "fitted", "near"), [("resnet18", False, 0), ("gpt bf16", True, 0.01)])
+@pytest.mark.parametrize(("case", "fitted", "near"), [("efficientnet", False, 0), ("gpt bf16", True, 0.01)])
 def test_it_begins_with_what_is_there(case: str, fitted: bool, near: float, fake_cuda_run: Callable[..., str]) -> None:
     code = "import torch\n" + _LIVE.format(case=case, fitted=fitted)
     answer, said = fake_cuda_run(code, timeout=250, fastai=True).splitlines()[-2:]

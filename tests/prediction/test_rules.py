@@ -21,8 +21,8 @@ cuda = torch.cuda
 counters = cuda.memory_allocated, cuda.max_memory_allocated, cuda.reset_peak_memory_stats
 print(json.dumps(probe("cuda", *counters, {has_cudnn_attention})))
 """
-_ABOVE = ("bits", "max float", "attention float32")
-"""Calls whose backward pass takes less than is predicted: a mode makes PyTorch compose it out of place."""
+_ABOVE = ("bits", "attention", "embeddings", "rows by index", "sorted")
+"""Calls that may take less than is predicted: a mode makes PyTorch compose them out of place, or the rule is a bound."""
 
 
 def _predicted(gpu: Gpu) -> dict[str, Any]:
@@ -54,8 +54,9 @@ def test_operators_take_what_they_take_on_cuda(arch: tuple[int, int], fake_cuda_
     different = {name: (found[name], real[name]) for name in real if found[name] != real[name]}
     exact = {name: both for name, both in different.items() if not any(word in name for word in _ABOVE)}
     assert exact == {}
-    for (forward, backward), (real_forward, real_backward) in different.values():  # never less
-        assert forward == real_forward
-        assert backward[0] >= real_backward[0]
-        assert backward[1] == real_backward[1]
+    assert len(different) < 0.15 * len(real)
+    for name, (foreseen, measured) in different.items():  # never less at once, and the same is kept
+        for (peak, kept), (real_peak, real_kept) in zip(filter(None, foreseen), filter(None, measured), strict=True):
+            assert peak >= real_peak, name
+            assert kept == real_kept, name
     assert torch.ops.aten.dropout(torch.ones(3, device="meta"), 0.0, True).shape == (3,)

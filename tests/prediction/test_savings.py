@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from nbguard.prediction.predict import predict
+from nbguard.prediction.prediction import Prediction
 from tests.prediction.fits import make
+from tests.thorough import spread
 
 MIB = 2**20
 
 
-@pytest.mark.parametrize("case", ["gpt", "resnet18 channels_last", "mlp bf16 sgd"])
+@cache
+def _foreseen(case: str) -> Prediction:
+    return predict(make(case, "cpu", 8), savings=True)
+
+
+@pytest.mark.parametrize("case", spread(["bert", "efficientnet", "gpt", "mlp bf16 sgd", "resnet18 channels_last"], 3))
 def test_the_lines_do_what_was_said(case: str) -> None:
-    before = predict(make(case, "cpu", 4), savings=True)
+    before = _foreseen(case)
     assert before.savings
     for saving in before.savings:
         assert saving.saved == before.peak_reserved - saving.peak_reserved
-        learn = make(case, "cpu", 4, items=(14, 4))
+        learn = make(case, "cpu", 8)
         exec(saving.code, {"learn": learn})
         after = predict(learn, batch_size=saving.batch_size, settings=saving.settings)
         assert (after.peak_allocated, after.peak_reserved) == (saving.peak_allocated, saving.peak_reserved), saving.name
@@ -34,12 +43,12 @@ def test_a_gpu_that_is_slow_in_bfloat16_is_offered_float16_only() -> None:
 
 
 def test_the_report_shows_what_helps_with_its_lines_and_names_the_rest() -> None:
-    prediction = predict(make("gpt", "cpu"), savings=True)
+    prediction = _foreseen("bert")
     text = prediction._repr_mimebundle_()["text/plain"]
     helping = [saving for saving in prediction.savings if saving.saved > 0.01 * prediction.peak_reserved]
 
     assert [saving.saved for saving in prediction.savings] == sorted((each.saved for each in prediction.savings), reverse=True)
-    assert {"bfloat16", "checkpoints of 4 Layer"} <= {saving.name for saving in helping}
+    assert {"bfloat16", "checkpoints of 4 BertLayer"} <= {saving.name for saving in helping}
     for saving in helping:
         for line in saving.code.splitlines():
             assert line in text

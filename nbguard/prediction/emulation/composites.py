@@ -21,6 +21,9 @@ def kernels(gpu: Gpu) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Yield (operator, kernel) as they run on `gpu`."""
     yield "dropout", _dropout
     yield "linear", _linear
+    if hasattr(torch.ops.aten, "_fused_rms_norm"):  # since PyTorch 2.8
+        yield "rms_norm", _rms_norm
+    yield "mish_backward", _mish_backward
     yield "scaled_dot_product_attention", partial(attention, gpu)
 
 
@@ -42,3 +45,30 @@ def _linear(tensor: Any, weight: Any, bias: Any = None) -> Any:
         return torch.addmm(bias, rows, weight.t()).view(*tensor.shape[:-1], weight.shape[0])
     out = torch.matmul(tensor, weight.t())
     return out if bias is None else out.add_(bias)
+
+
+class _RmsNorm(torch.autograd.Function):  # type: ignore[misc]
+    """CUDA's fused kernel: the output, and one number for each row (`_fused_rms_norm_cuda` in layer_norm_kernel.cu)."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, weight: Any, rows: list[int]) -> Any:
+        out = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        dtype = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+        ctx.save_for_backward(tensor, weight, torch.empty(rows, dtype=dtype, device="meta"))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ARG004 - its size is the output's
+        tensor, weight, _ = ctx.saved_tensors
+        wanted = zip((tensor, weight), ctx.needs_input_grad, strict=False)
+        return *(torch.empty_like(each) if is_wanted else None for each, is_wanted in wanted), None
+
+
+def _rms_norm(tensor: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:  # noqa: ARG001 - the operator's
+    rows = [*tensor.shape[: tensor.ndim - len(shape)], *[1] * len(shape)]
+    return _RmsNorm.apply(tensor, weight, rows)
+
+
+def _mish_backward(gradient: Any, _: Any) -> Any:
+    """Return what CUDA's kernel makes at once; meta tensors take several steps."""
+    return torch.empty_like(gradient)

@@ -15,7 +15,8 @@ from nbguard.errors import UnpredictableError
 from nbguard.prediction.emulation.recorder import RecordingDevice
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.prediction import MemoryCategory
-from nbguard.prediction.rules import REPLACED, TEMPORARIES
+from nbguard.prediction.rules import REPLACED, TEMPORARIES, UNKNOWN
+from nbguard.scan.storage_events import is_autograds
 
 _aten = torch.ops.aten
 _OutOfMemoryError: Any = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
@@ -36,6 +37,13 @@ _GEMMS = frozenset(
 )
 """Operators that call cuBLAS, and make its workspace where their thread has none yet."""
 _CONVOLUTIONS = frozenset({_aten.convolution.default, _aten.convolution_backward.default})
+_IN_PLACE = {
+    _aten.index_add.default: _aten.index_add_.default,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.index_put.default: _aten.index_put_.default,
+}
+"""Operators by which autograd fills a new tensor with zeros: on CUDA in place, under a mode with another tensor."""
 _FLASH = _aten._scaled_dot_product_flash_attention.default
 _HOPPER = (9, 0)
 """From this architecture on PyTorch prefers cuDNN's attention for half precision (`check_prefer_cudnn_attention`)."""
@@ -65,6 +73,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         """Number of calls of cuDNN's convolutions, whose workspaces are not known."""
         self.attentions = 0
         """Number of calls of attention that cuDNN may run, whose workspaces are not known."""
+        self.unknown: set[str] = set()
+        """Kinds of operators that were called and take memory by no known rule."""
         self._device = device
         self._workspaces: list[int] = []
         self._with_workspace = set((False, True)[:workspaces])
@@ -100,6 +110,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         host = _HOST_READS.get(func)
         if host is not None and (out := host(self, args, kwargs)) is not NotImplemented:
             return out
+        func = _IN_PLACE[func] if func in _IN_PLACE and is_autograds() else func
         replaced = REPLACED.get(func)
         out = NotImplemented if replaced is None else replaced(self, func, args, kwargs)
         if out is NotImplemented:
@@ -110,6 +121,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             self.convolutions += 1
         if func is _FLASH and self.gpu.architecture >= _HOPPER:
             self.attentions += 1
+        if func in UNKNOWN:
+            self.unknown.add(UNKNOWN[func])
         temporaries = TEMPORARIES.get(func)
         if temporaries is not None:
             self.temporaries(*temporaries(self.gpu, args, kwargs))

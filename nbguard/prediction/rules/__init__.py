@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nbguard.prediction.rules import attention, indexing, layers, losses, reductions
+import torch
+
+from nbguard.prediction.rules import attention, convolutions, indexing, layers, losses, reductions
 from nbguard.prediction.rules.rule import Replacement, Temporaries
 
 TEMPORARIES: Mapping[Any, Temporaries] = {
@@ -18,4 +20,10 @@ TEMPORARIES: Mapping[Any, Temporaries] = {
     **indexing.TEMPORARIES,
     **layers.TEMPORARIES,
 }
-REPLACED: Mapping[Any, Replacement] = {**attention.REPLACED, **layers.REPLACED, **losses.REPLACED}
+REPLACED: Mapping[Any, Replacement] = {**attention.REPLACED, **convolutions.REPLACED, **layers.REPLACED, **losses.REPLACED}
+
+UNKNOWN: Mapping[Any, str] = {
+    torch.ops.aten._trilinear.default: "bilinear layers",
+    torch.ops.aten.im2col.default: "unfold()",
+}
+"""Operators whose buffers are not known, in words: a fit that uses them is never said to fit."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nbguard.prediction.hardware import Gpu
-from nbguard.prediction.rules.rule import Allocator, Replacement, ceil_div, nbytes, up
+from nbguard.prediction.rules.rule import Allocator, Replacement, argument, ceil_div, nbytes, up
 
 _HALF = (torch.float16, torch.bfloat16)
 _LARGEST_HEAD = 256
@@ -82,14 +82,39 @@ def _like(tensor: Any) -> Any:
     return torch.empty_like(tensor.transpose(1, 2)).transpose(1, 2)
 
 
-def _flash(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+def _flash(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     query, key = args[0], args[1]
-    batch, heads, length, _width = query.shape
+    batch, heads, length, width = query.shape
     out = _like(query)
     sums = torch.empty(batch, heads, length, device="meta", dtype=torch.float32)
-    seed = torch.empty(2, device="meta", dtype=torch.uint64)
-    unused = torch.empty((), device="meta", dtype=torch.uint64)
-    return out, sums, None, None, length, key.shape[2], seed, unused, torch.empty(0, device="meta", dtype=query.dtype)
+    drops = bool(argument(args, kwargs, 3, "dropout_p", 0.0))
+    splits = 1 if drops else _splits(device.gpu, batch * heads, length, key.shape[2], width)
+    rows = splits * batch * heads * length * 4 if splits > 1 else 0
+    with device.buffers(rows, rows * up(width, 32), 16 if drops else 0):
+        seed = torch.empty(2, device="meta", dtype=torch.uint64)
+        unused = torch.empty((), device="meta", dtype=torch.uint64)
+        return out, sums, None, None, length, key.shape[2], seed, unused, torch.empty(0, device="meta", dtype=query.dtype)
+
+
+def _splits(gpu: Gpu, heads: int, length: int, others: int, width: int) -> int:
+    """Return into how many parts the keys are divided where queries alone do not fill the GPU (`num_splits_heuristic`).
+
+    Args:
+        gpu: has so many multiprocessors.
+        heads: of all items of a batch.
+        length: number of queries.
+        others: number of keys.
+        width: of a head.
+    """
+    blocks = heads * ceil_div(length, 64)
+    of_keys = ceil_div(others, 256 if width <= 64 else 128 if width <= 128 else 64)
+    places = 2 * gpu.multiprocessors
+    if blocks >= 0.8 * places:
+        return 1
+    counts = range(1, min(128, places, of_keys) + 1)
+    usable = [n for n in counts if n == 1 or ceil_div(of_keys, n) != ceil_div(of_keys, n - 1)]
+    full = {n: blocks * n / places / ceil_div(blocks * n, places) for n in usable}
+    return next(n for n in usable if full[n] >= 0.85 * max(full.values()))
 
 
 def _flash_backward(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Gradients of lookups: sorted copies of the indices, and partial sums of segments."""
+"""Sorting, and gradients of lookups: sorted copies of the indices, and partial sums of segments."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ _WITHOUT_SORTING = 3072
 _SEGMENT = 10
 """NROWS_PER_THREAD: rows of one partial sum."""
 _WARP = 32
+_CUB = 18_432
+"""Bytes that CUB takes to sort indices besides, as measured: a bound."""
+_SMALL_SORT = 4096
+"""Length of rows up to which they are sorted in place (`should_use_small_sort`)."""
+_BYTES_OF_SORT = 33
+"""Bytes for each element of longer rows, as measured: a bound."""
 
 
 def _embedding_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
@@ -25,6 +31,16 @@ def _embedding_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> t
     count = indices.numel()
     if count <= _WITHOUT_SORTING:
         return ()
+    return _sorted_gradient(gradient, count, rows)
+
+
+def _bag_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the same for bags (`embedding_bag_backward_cuda_sum_avg` in aten/src/ATen/native/cuda/EmbeddingBag.cu)."""
+    gradient, indices, rows = args[0], args[1], args[6]
+    return (*_sorted_gradient(gradient, indices.numel(), rows), _CUB) if indices.numel() else ()
+
+
+def _sorted_gradient(gradient: Any, count: int, rows: int) -> tuple[int, ...]:
     segments = min(count, rows) + ceil_div(count, _SEGMENT)
     return *[8 * count] * 4, segments * up(gradient.shape[-1], _WARP) * 4, 8 * count
 
@@ -34,11 +50,22 @@ def _index_put(_: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
     if not argument(args, kwargs, 3, "accumulate", False):
         return ()
     count = prod(torch.broadcast_shapes(*(index.shape for index in args[1] if index is not None)))
-    return (8 * count,) * 6
+    return *(8 * count,) * 6, _CUB
+
+
+def _sorted(_: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the numbers of a row, or what CUB takes for long rows: no more than that (aten/src/ATen/native/cuda/Sort.cpp)."""
+    tensor = args[0]
+    dim = next((each for each in (*args[1:], kwargs.get("dim")) if type(each) is int), -1)
+    length = tensor.shape[dim] if tensor.ndim else 1
+    return (8 * length,) if length <= _SMALL_SORT else (_BYTES_OF_SORT * tensor.numel(),)
 
 
 TEMPORARIES: dict[Any, Temporaries] = {
     _aten.embedding_dense_backward.default: _embedding_backward,
+    _aten._embedding_bag_backward.default: _bag_backward,
+    _aten.sort.default: _sorted,
+    _aten.sort.stable: _sorted,
     _aten.index_put.default: _index_put,
     _aten.index_put_.default: _index_put,
     _aten._index_put_impl_.default: _index_put,

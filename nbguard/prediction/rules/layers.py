@@ -1,4 +1,4 @@
-"""Dropout, layer norm and softmax."""
+"""Dropout, norms, softmax and shifts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from nbguard.prediction.hardware import Gpu
-from nbguard.prediction.rules.rule import Allocator, Replacement, Temporaries, nbytes
+from nbguard.prediction.rules.rule import Allocator, Replacement, Temporaries, argument, ceil_div, nbytes, power_below
 
 _aten = torch.ops.aten
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def _dropout(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
@@ -26,12 +27,62 @@ def _dropout_backward(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[s
 def _layer_norm(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
     """Return a contiguous output and the statistics (`layer_norm_cuda` in aten/src/ATen/native/cuda/layer_norm_kernel.cu)."""
     tensor, shape = args[:2]
-    if not tensor.is_contiguous():
-        device.temporaries(nbytes(tensor))
-    out = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     kept = [*tensor.shape[: tensor.ndim - len(shape)], *[1] * len(shape)]
-    dtype = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
-    return out, torch.empty(kept, dtype=dtype, device="meta"), torch.empty(kept, dtype=dtype, device="meta")
+    dtype = torch.float32 if tensor.dtype in _HALF else tensor.dtype
+    with device.buffers(0 if tensor.is_contiguous() else nbytes(tensor)):
+        out = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        return out, torch.empty(kept, dtype=dtype, device="meta"), torch.empty(kept, dtype=dtype, device="meta")
+
+
+def _layer_norm_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return a contiguous copy of the input (`layer_norm_backward_cuda`)."""
+    return () if args[1].is_contiguous() else (nbytes(args[1]),)
+
+
+def _group_norm(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return scale and shift of each item's channels (`GroupNormKernelImplInternal` in group_norm_kernel.cu)."""
+    tensor, weight, batch, channels, groups = args[0], args[1], args[3], args[4], args[6]
+    of_groups = (4 * batch * groups,) * 2 if tensor.dtype in _HALF else ()
+    return of_groups if weight is None else (*(4 * batch * channels,) * 2, *of_groups)
+
+
+def _group_norm_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return sums by channel, and factors by channel and group (`GroupNormBackwardKernelImplInternal`)."""
+    batch, channels, groups = args[5], args[6], args[8]
+    return *(4 * batch * channels,) * 3, *(4 * batch * groups,) * 2
+
+
+_TILE = 32
+_BLOCK = 512
+_VALUES_OF_THREAD = 16
+_MOST_BLOCKS = 128
+"""OPTIMAL_TILE_W, MAX_BLOCK_SIZE, ELEMENTS_PER_THREAD and MAX_H_BLOCK of Normalization.cuh."""
+
+
+def _batch_norm_of_rows(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the statistics of each block of rows, and semaphores (`flexible_launch_configs` in Normalization.cuh)."""
+    tensor = args[0]
+    if tensor.ndim != 2 or not args[5]:
+        return ()
+    rows, width = tensor.shape
+    across = min(power_below(width), _TILE)
+    down = min(power_below(ceil_div(rows, _VALUES_OF_THREAD)), _BLOCK // across)
+    across = min(power_below(width), _BLOCK // down)
+    blocks = min(ceil_div(rows, down * _VALUES_OF_THREAD), _MOST_BLOCKS)
+    return (4 * 4 * width * blocks, 4 * ceil_div(width, across)) if blocks > 1 else ()
+
+
+def _batch_norm_of_rows_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the two sums of each channel (`batch_norm_backward_reduce_cuda_channels_last_template`)."""
+    return (4 * args[1].shape[1],) * 2 if args[1].ndim == 2 else ()
+
+
+def _roll(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the output; each dimension is shifted by itself (`roll_common` in aten/src/ATen/native/TensorTransformations.h)."""
+    tensor, dims = args[0], argument(args, kwargs, 2, "dims", ())
+    copy = 0 if tensor.is_contiguous() else nbytes(tensor)
+    with device.buffers(copy, *(nbytes(tensor),) * (len(dims) - 1)):
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _softmax_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
@@ -39,9 +90,29 @@ def _softmax_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tup
     return (nbytes(args[0]),)
 
 
+def _log_sigmoid(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    """Return the output, and a buffer that only the host's kernel fills (`log_sigmoid_forward_out_cuda`)."""
+    return torch.empty_like(args[0]), torch.empty(0, dtype=args[0].dtype, device="meta")
+
+
+def _distances(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return both sets of points with their norms and ones beside them (`_euclidean_dist` in aten/src/ATen/native/Distance.cpp)."""
+    return tuple((nbytes(each) // each.shape[-1]) * (each.shape[-1] + 2) for each in args[:2])
+
+
 REPLACED: dict[Any, Replacement] = {
     _aten.native_dropout.default: _dropout,
     _aten.native_dropout_backward.default: _dropout_backward,
     _aten.native_layer_norm.default: _layer_norm,
+    _aten.roll.default: _roll,
+    _aten.log_sigmoid_forward.default: _log_sigmoid,
 }
-TEMPORARIES: dict[Any, Temporaries] = {_aten._softmax_backward_data.default: _softmax_backward}
+TEMPORARIES: dict[Any, Temporaries] = {
+    _aten._softmax_backward_data.default: _softmax_backward,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
+    _aten.native_group_norm.default: _group_norm,
+    _aten.native_group_norm_backward.default: _group_norm_backward,
+    _aten._euclidean_dist.default: _distances,
+    _aten.native_batch_norm.default: _batch_norm_of_rows,
+    _aten.native_batch_norm_backward.default: _batch_norm_of_rows_backward,
+}

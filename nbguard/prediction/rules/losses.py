@@ -19,10 +19,10 @@ def _cross_entropy_of_bits(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -
     return nbytes(args[0]), nbytes(args[0])
 
 
-def _squared_error(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _reduced_in_place(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the loss, summed up as any reduction, in a storage of the input's size, which lives as long as the loss.
 
-    Source: `mse_loss_out` in aten/src/ATen/native/Loss.cpp: the output is made as large as the input, then resized, and no
+    Source: `mse_loss_out` and `smooth_l1_loss_out` in aten/src/ATen/native/Loss.cpp: the output is made as large as the input, then resized, and no
     resizing to fewer bytes gives memory back.
     """
     if not argument(args, kwargs, 2, "reduction", 1):
@@ -32,5 +32,17 @@ def _squared_error(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mappi
     return out.resize_(())
 
 
-REPLACED: dict[Any, Replacement] = {_aten.mse_loss.default: _squared_error}
-TEMPORARIES: dict[Any, Temporaries] = {_aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_bits}
+def _huber(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the losses of the elements, and what their sum takes (`huber_loss` in aten/src/ATen/native/Loss.cpp)."""
+    is_reduced = argument(args, kwargs, 2, "reduction", 1)
+    return (nbytes(args[0]), *buffers(gpu, args[0], None, 4)) if is_reduced else ()
+
+
+REPLACED: dict[Any, Replacement] = {
+    _aten.mse_loss.default: _reduced_in_place,
+    _aten.smooth_l1_loss.default: _reduced_in_place,
+}
+TEMPORARIES: dict[Any, Temporaries] = {
+    _aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_bits,
+    _aten.huber_loss.default: _huber,
+}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from nbguard.prediction.hardware import Gpu
-from nbguard.prediction.rules.rule import Temporaries, argument, ceil_div
+from nbguard.prediction.rules.rule import Temporaries, argument, ceil_div, nbytes, power_below
 
 _THREADS = 512
 """MAX_NUM_THREADS of a reduction."""
@@ -68,9 +68,9 @@ def _split(
         elif first >= 128 and len(reduced) + len(kept) == 1:
             first //= 4
     most = _THREADS // vector
-    width = min(_power_below(first, most), _WARP)
-    height = min(_power_below(second, most), most // width)
-    width = min(_power_below(first, most), most // height)
+    width = min(power_below(first), most, _WARP)
+    height = min(power_below(second), most // width)
+    width = min(power_below(first), most // height)
     step_in, step_out = (width, 1) if is_fast else (1, width)
     is_high = ceil_div(inputs, step_in) >= min(height * _VALUES[0], _VALUES[1])
     if is_high:
@@ -93,11 +93,6 @@ def _output_vector(reduced: list[Span], kept: list[Span]) -> int:
         while number % vector:
             vector //= 2
     return vector
-
-
-def _power_below(number: int, most: int) -> int:
-    """Return the largest power of two that is neither above `number` nor above `most`."""
-    return most if number >= most else 1 << (max(1, number).bit_length() - 1)
 
 
 def _sum(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
@@ -128,6 +123,17 @@ def _place(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[in
     return buffers(gpu, args[0], [dim] if isinstance(dim, int) else None, 16)  # a value and its index
 
 
+def _truth(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    return buffers(gpu, args[0], [argument(args, kwargs, 1, "dim")], 1)
+
+
+def _logarithm(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the greatest values and the exponents (`logsumexp_out_impl` in aten/src/ATen/native/ReduceOps.cpp)."""
+    dims = argument(args, kwargs, 1, "dim", ())
+    outputs = args[0].numel() // prod(args[0].shape[dim] for dim in dims)
+    return outputs * args[0].element_size(), nbytes(args[0]), *buffers(gpu, args[0], dims, 4)
+
+
 _aten = torch.ops.aten
 TEMPORARIES: dict[Any, Temporaries] = {
     _aten.sum.dim_IntList: _sum,
@@ -146,4 +152,7 @@ TEMPORARIES: dict[Any, Temporaries] = {
     _aten.min.dim: _place,
     _aten.argmax.default: _place,
     _aten.argmin.default: _place,
+    _aten.all.dim: _truth,
+    _aten.any.dim: _truth,
+    _aten.logsumexp.default: _logarithm,
 }

@@ -43,6 +43,11 @@ def ceil_div(number: int, by: int) -> int:
     return -(-number // by)
 
 
+def power_below(number: int) -> int:
+    """Return the largest power of two that is not above `number`, 1 at least."""
+    return 1 << (max(1, number).bit_length() - 1)
+
+
 def argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str, default: Any = None) -> Any:
     """Return an operator's argument, given by place or by name."""
     return args[place] if len(args) > place else kwargs.get(name, default)
