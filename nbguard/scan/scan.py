@@ -18,7 +18,8 @@ from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, StorageFa
 from nbguard.memory.references.graph import STALE_KINDS
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, pinned_facts, tracked_device
 from nbguard.scan.heap.compact import compact
-from nbguard.scan.heap.kinds import Kinds
+from nbguard.scan.heap.kinds import Kinds, module_namespaces
+from nbguard.scan.heap.other_holders import other_holders
 from nbguard.scan.heap.unreached import orphan_roots
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.scan.objects.compiled import has_compiled
@@ -33,6 +34,9 @@ from nbguard.scan.roots.namespace import Cells, module_roots, output_places, out
 from nbguard.scan.roots.registries import registry_roots
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.scan.roots.tracebacks import error_roots
+
+_COUNTED = ("name", "module", "out")
+"""Kinds of roots whose references are all in namespaces that can be counted."""
 
 _WORTH_A_CLIMB = 0.01
 """Share of the bytes found that must be unexplained before holders in libraries are searched for (promise: 99 % named)."""
@@ -178,6 +182,7 @@ def _scan_once(notebook: Notebook, tensors: bool) -> Scan:
         devices, missing = device_facts(tracked)
     threshold = int(_WORTH_A_CLIMB * sum(storage.nbytes for storage in walk.storages))
     roots += orphan_roots(walk, None if notebook.is_running else threshold)
+    roots += [] if notebook.is_running else other_holders(walk, roots)
     graph = compact(walk, roots, _block_sizes(devices))
     numbers = {node.ref: number for number, node in enumerate(graph.nodes)}
     facts = Facts(
@@ -256,14 +261,22 @@ def _walk_from(roots: list[LiveRoot], walk: Walk) -> list[tuple[LiveRoot, list[i
 
 
 def _count_entries(roots: list[tuple[LiveRoot, list[int]]], walk: Walk, notebook: Notebook) -> None:
-    """Note the objects that stale roots refer to, each with the number of these references; known for `Out` only."""
-    spaces = [] if notebook.shell is None else [notebook.out, *(space for space, _ in output_places(notebook.shell))]
+    """Note the objects that roots refer to, each with the number of these references; None where their places are not known."""
+    spaces: list[dict[Any, Any]] = [notebook.namespace, *_namespaces_of_modules(roots)]
+    if notebook.shell is not None:
+        spaces += [notebook.out, *(space for space, _ in output_places(notebook.shell)), notebook.hidden]
     places = {id(place): place for place in [*spaces, *(root.objects for root, _ in roots)]}
     known = Counter(map(id, gc.get_referents(*places.values())))
-    for root, entries in roots:
-        if root.kind in STALE_KINDS:
-            walk.entries.update((n, known[id(walk.objects[n])] if root.kind == "out" else None) for n in entries)
+    counts = {n: known[id(walk.objects[n])] for _, entries in roots for n in entries}
+    elsewhere = {n for root, entries in roots if root.kind not in _COUNTED for n in entries}
+    walk.entries.update((n, None if n in elsewhere else count) for n, count in counts.items())
     walk.places = set(places)
+
+
+def _namespaces_of_modules(roots: list[tuple[LiveRoot, list[int]]]) -> list[dict[str, Any]]:
+    """Return the globals of the user's modules."""
+    namespaces = module_namespaces()
+    return [namespaces[name] for name in {root.module for root, _ in roots if root.kind == "module"}]
 
 
 def _entries(walk: Walk, root: LiveRoot) -> list[int]:

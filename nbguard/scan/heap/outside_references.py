@@ -1,52 +1,97 @@
-"""Objects of a set that are held from outside of it: by the collector's own rule, with the references of C++ counted in."""
+"""Objects that are held from outside of a set: by the collector's own rule, with the references of C++ counted in."""
 
 from __future__ import annotations
 
 import gc
 import sys
+import types
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from nbguard.scan.heap.walk import Walk, references_by_asking
 
-_UNCOUNTED = "graph"  # C++ owns the nodes of graphs: their counts say nothing
+_UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its descriptors: their counts say nothing
+_IN_NUMPY = ("array", "part of an array")  # numpy's iterators, and tensors made of arrays, refer to them in C
 _HOLDS_IN_CPP = ("tensor", "graph")
 _OF_AN_ERROR = ("frame", "traceback")  # many places hold these; a cleanup leaves them where they are
+_FRAMES = (types.FrameType, types.TracebackType)
 
 
-def held_outside(walk: Walk, first: int) -> list[int]:
-    """Return the objects from `first` on that have more references than the set itself accounts for."""
-    inside = [0] * (len(walk.objects) - first)
-    in_cpp: Counter[int] = Counter()
-    for parent in range(first, len(walk.objects)):
-        for child in walk.children[parent]:
-            if child >= first:
-                inside[child - first] += 1
-        if parent in walk.only_stale and walk.kind[parent] == "array":
-            for element in _elements(walk, parent):
-                inside[element - first] += element >= first
-        if walk.kind[parent] in _HOLDS_IN_CPP:
-            shown = {id(ref) for ref in gc.get_referents(walk.objects[parent])}
-            in_cpp.update(child for child in walk.children[parent] if id(walk.objects[child]) not in shown)
-    ours = references_by_asking()
-    objects = walk.objects
-    of_an_error = {n for n in walk.only_stale if walk.kind[n] in _OF_AN_ERROR}
-    held = []
-    for n in range(first, len(objects)):
-        from_roots = walk.entries.get(n, 0)
-        if walk.kind[n] == _UNCOUNTED or from_roots is None or n in of_an_error:
-            continue
-        extra = sys.getrefcount(objects[n]) - ours - inside[n - first] - from_roots
-        if walk.kind[n] == "tensor" and walk.referents.autograd is not None:
-            references = walk.referents.autograd.cpp_references(objects[n])
-            extra -= references > 0  # C++ keeps the Python object, too
-            if references > in_cpp[n]:  # by more than the graphs, gradients and views that were found: a cache, a library
-                extra += 1
-        if extra > 0:
-            held.append(n)
-    matters = walk.leading_to((n for n in range(first, len(objects)) if is_goal(walk, n)), first, of_an_error)
-    return [n for n in held if n in matters]  # a `print` or a lock that everybody holds explains nothing
+class Region:
+    """Objects of a walk whose holders are looked for: those that matter, and what is added to the walk as their holder.
+
+    Either those that only stale roots or none lead to, or (`named`) those that the user's own roots lead to.
+    """
+
+    def __init__(self, walk: Walk, *, named: bool) -> None:
+        self.walk = walk
+        self.first = 0 if named else walk.only_stale.start
+        """Number from which on objects may refer to its own."""
+
+        self._stop = walk.only_stale.start if named else len(walk.objects)
+        self._added = len(walk.objects)
+        self.known = self._added if named else self.first
+        """Number below which an object is in use itself: its own holders are not looked for."""
+
+        if named:
+            self._frames = {n for n in range(self._stop) if type(walk.objects[n]) in _FRAMES}
+        else:
+            self._frames = {n for n in walk.only_stale if walk.kind[n] in _OF_AN_ERROR}
+        goals = [n for n in range(self.first, self._added) if is_goal(walk, n)]
+        self._leading = walk.leading_to(goals, self.first)
+        blocked = () if named else self._frames
+        self._wanted = self._leading if named else walk.leading_to(goals, self.first, blocked)
+        self._blocked: Collection[int] = blocked
+
+    def extend(self) -> None:
+        """Take in what has been added to the walk and leads to something of the region."""
+        self._leading = self.walk.leading_to(self._leading, self._added)
+        self._wanted = self.walk.leading_to(self._wanted, self._added, self._blocked)
+
+    def held(self) -> list[int]:
+        """Return the objects that have more references than the walk accounts for."""
+        walk, objects = self.walk, self.walk.objects
+        inside, in_cpp = self._references()
+        ours = references_by_asking()
+        held = []
+        for n in sorted(self._wanted):
+            from_roots = walk.entries.get(n, 0)
+            if not (self.first <= n < self._stop or n >= self._added) or n in self._frames:
+                continue
+            if walk.kind[n] in _UNCOUNTED or from_roots is None or (n < self.known and walk.kind[n] in _IN_NUMPY):
+                continue
+            extra = sys.getrefcount(objects[n]) - ours - inside[n] - from_roots
+            if walk.kind[n] == "tensor" and walk.referents.autograd is not None:
+                references = walk.referents.autograd.cpp_references(objects[n])
+                extra -= references > 0  # C++ keeps the Python object, too
+                if references > in_cpp[n]:  # by more than the graphs, gradients and views that were found: a cache, a library
+                    extra += 1
+            if extra > 0:
+                held.append(n)
+        return held
+
+    def _references(self) -> tuple[Counter[int], Counter[int]]:
+        """Return how often the walk's objects refer to each that matters: all references, and those that are C++'s own."""
+        walk = self.walk
+        inside, in_cpp = Counter[int](), Counter[int]()
+        for parent in self._leading:
+            children = walk.children[parent]
+            inside.update(children)
+            if walk.kind[parent] == "array" and parent < walk.only_stale.stop:
+                inside.update(_elements(walk, parent))
+            if walk.kind[parent] in _HOLDS_IN_CPP:
+                shown = {id(ref) for ref in gc.get_referents(walk.objects[parent])}
+                in_cpp.update(child for child in children if id(walk.objects[child]) not in shown)
+        return inside, in_cpp
+
+    def below(self, tops: Iterable[int]) -> set[int]:
+        """Return the objects that matter and that `tops` lead to, these included."""
+        return below(self.walk, self.first, tops, self._leading)
+
+    def points(self, tops: Iterable[int]) -> set[int]:
+        """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them."""
+        return {n for n in self.below(tops) if n in self.walk.only_stale or is_goal(self.walk, n)}
 
 
 def _elements(walk: Walk, array: int) -> Iterator[int]:
@@ -55,33 +100,26 @@ def _elements(walk: Walk, array: int) -> Iterator[int]:
     Of what no root leads to these count as references from outside: the collector does not see them either.
     """
     numpy: Any = sys.modules["numpy"]
+    made: list[type] = [list] * numpy.ndarray.__dict__["ndim"].__get__(walk.objects[array])
+    if numpy.ndarray.__dict__["dtype"].__get__(walk.objects[array]).names is not None:
+        made.append(tuple)  # a record
     holders = [array]
-    for _ in range(numpy.ndarray.__dict__["ndim"].__get__(walk.objects[array])):
-        holders = [child for at in holders for child in walk.children[at] if type(walk.objects[child]) is list]
+    for cls in made:
+        holders = [child for at in holders for child in walk.children[at] if type(walk.objects[child]) is cls]
     for holder in holders:
         yield from walk.children[holder]
 
 
-def below(walk: Walk, first: int, tops: Iterable[int]) -> set[int]:
-    """Return the objects from number `first` on that `tops` lead to, these included."""
+def below(walk: Walk, first: int, tops: Iterable[int], within: Collection[int] | None = None) -> set[int]:
+    """Return the objects from number `first` on, of those `within`, that `tops` lead to, these included."""
     reached = {n for n in tops if n >= first}
     todo = list(reached)
     while todo:
         for child in walk.children[todo.pop()]:
-            if child >= first and child not in reached:
+            if child >= first and child not in reached and (within is None or child in within):
                 reached.add(child)
                 todo.append(child)
     return reached
-
-
-def points_below(walk: Walk, first: int, tops: list[int]) -> set[int]:
-    """Return the objects below `tops` that need an explanation."""
-    return {n for n in below(walk, first, tops) if _is_point(walk, n)}
-
-
-def _is_point(walk: Walk, number: int) -> bool:
-    """Say whether the holder of an object must be named: the object matters, or a cleanup would release it."""
-    return number in walk.only_stale or is_goal(walk, number)
 
 
 def is_goal(walk: Walk, number: int) -> bool:

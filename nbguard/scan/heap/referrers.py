@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import sys
 import types
+from collections.abc import Iterable
 from functools import partial
 from operator import is_not
 from typing import Any
 
 from nbguard.scan.heap.kinds import module_namespaces, name_of, namespace_of, never_asked
-from nbguard.scan.heap.outside_references import held_outside, points_below
+from nbguard.scan.heap.outside_references import Region
 from nbguard.scan.heap.walk import Walk
 from nbguard.scan.roots.root import LiveRoot
 
@@ -20,18 +21,22 @@ _FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own
 _NOT_FOLLOWED = "held in a way that is not followed"
 
 
-def name_by_referrers(walk: Walk, first: int, held: list[int]) -> tuple[list[tuple[LiveRoot, list[int]]], list[int]]:
+def name_by_referrers(
+    region: Region, held: list[int], explained: Iterable[int] = ()
+) -> tuple[list[tuple[LiveRoot, list[int]]], list[int]]:
     """Follow holders upwards, the nearest first; return roots that could be named and what else is held outside.
 
     The search ends when all that it set out from is explained by a named root: that root may itself be known by many names.
+    `explained` is explained already.
     """
+    walk = region.walk
     named: list[tuple[LiveRoot, list[int]]] = []
-    explained: set[int] = set()
+    explained = set(explained)
     asked: set[int] = set()
     lowest = len(walk.objects)
     modules = {id(namespace): name for name, namespace in module_namespaces().items()} | walk.shell
     for _ in range(_MOST_STEPS):
-        asking = {id(walk.objects[n]): n for n in held if n not in asked and points_below(walk, first, [n]) - explained}
+        asking = {id(walk.objects[n]): n for n in held if n not in asked and region.points([n]) - explained}
         if not asking:
             break
         asked.update(asking.values())
@@ -41,8 +46,8 @@ def name_by_referrers(walk: Walk, first: int, held: list[int]) -> tuple[list[tup
             held_by_it = [asking[id(child)] for child in gc.get_referents(holder) if id(child) in asking]
             if id(holder) in walk.places:
                 held_by_it = [n for n in held_by_it if n not in walk.entries]
-            if held_by_it:  # another thread may have let go of it since
-                label, what, module = _name_of_root(walk, first, holder, held_by_it, modules)
+            if held_by_it and not _is_accounted_for(region, holder, held_by_it):  # another thread may have let go of it since
+                label, what, module = _name_of_root(region, holder, held_by_it, modules)
                 if label:
                     is_class = walk.kinds.of(type(holder)) == "class"
                     root = LiveRoot(kind="library", label=label, objects=(), what=what, module=module, is_class=is_class)
@@ -54,14 +59,29 @@ def name_by_referrers(walk: Walk, first: int, held: list[int]) -> tuple[list[tup
             walk.add_unwalked(frame)
             del frame
         for root, entries in sorted(roots, key=lambda named_root: _foreign(walk, *named_root)):
-            if points := points_below(walk, first, entries) - explained:
+            if points := region.points(entries) - explained:
                 named.append((root, entries))
                 explained |= points
         for n in range(lowest, len(walk.objects)):  # holders may hold holders that were found after them
             below = (walk.number.get(id(ref), -1) for ref in gc.get_referents(walk.objects[n]))  # no list of ours may stay:
-            walk.children[n] = [at for at in below if at >= first]  # it would count as a holder
-        held = held_outside(walk, first)
+            walk.children[n] = [at for at in below if at >= 0]  # it would count as a holder
+        region.extend()
+        held = region.held()
     return named, held
+
+
+def unnamed_root(walk: Walk, held: list[int]) -> tuple[LiveRoot, list[int]]:
+    """Return the root of objects whose holder cannot be followed further; its label has their types."""
+    names = sorted({name_of(type(walk.objects[n])) for n in held})
+    label = f"libraries ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+    what = "held in a way that Python does not show"
+    return LiveRoot(kind="library", label=label, objects=(), what=what, is_shown=False), held
+
+
+def _is_accounted_for(region: Region, holder: Any, held_by_it: list[int]) -> bool:
+    """Say whether a holder is in use itself, and the walk knows that it has these objects."""
+    number = region.walk.number.get(id(holder), region.known)
+    return number < region.known and set(held_by_it) <= set(region.walk.children[number])
 
 
 def _callers(walk: Walk, new: int) -> list[Any]:
@@ -102,12 +122,12 @@ def _foreign(walk: Walk, root: LiveRoot, entries: list[int]) -> tuple[bool, bool
     return not (type(home) is str and root.label.startswith(f"{home}.")), is_private, root.label
 
 
-def _name_of_root(walk: Walk, first: int, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> tuple[str, str, str]:
+def _name_of_root(region: Region, holder: Any, held_by_it: list[int], modules: dict[int, str]) -> tuple[str, str, str]:
     """Return (label, explanation, module) if `holder` is where the search ends: a module's globals, or below a root.
 
     The label is an expression once that module is imported; without a module it is none.
     """
-    module = modules.get(id(holder))
+    walk, module = region.walk, modules.get(id(holder))
     if module is not None:
         label = _global_name(module, holder, walk.objects[held_by_it[0]])
         if id(holder) in walk.shell:
@@ -122,7 +142,7 @@ def _name_of_root(walk: Walk, first: int, holder: Any, held_by_it: list[int], mo
         is_global = vars(sys.modules.get(module, types)).get(name_of(holder)) is holder
         label = _global_name(f"{module}.{name_of(holder)}", namespace_of(holder), walk.objects[held_by_it[0]])
         return label, "class of a library", module if is_global else ""
-    if walk.number.get(id(holder), first) < first:
+    if walk.number.get(id(holder), region.known) < region.known:
         return f"a {name_of(type(holder))} that you hold", _NOT_FOLLOWED, ""
     return "", "", ""
 

@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from nbguard.scan.heap.collectable import stuck_in_cpp
-from nbguard.scan.heap.kinds import name_of
-from nbguard.scan.heap.outside_references import below, held_outside, points_below
-from nbguard.scan.heap.referrers import name_by_referrers
+from nbguard.scan.heap.outside_references import Region, below
+from nbguard.scan.heap.referrers import name_by_referrers, unnamed_root
 from nbguard.scan.heap.unwalked import fill_rest
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk
 from nbguard.scan.roots.root import LiveRoot
@@ -41,7 +40,8 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     if len(walk.objects) == first:
         return []
     by_rest = [] if walk.rest is None else [n for n in walk.children[walk.rest] if n >= first]
-    held = held_outside(walk, first)
+    region = Region(walk, named=False)
+    held = region.held()
     known = below(walk, first, by_rest)
     held = [n for n in held if n not in known]
     if name_above is None:
@@ -53,8 +53,8 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
             )
         ]
     named: list[tuple[LiveRoot, list[int]]] = []
-    if held and _is_worth_it(walk, first, held, name_above):
-        named, held = name_by_referrers(walk, first, held)
+    if held and _is_worth_it(region, held, name_above):
+        named, held = name_by_referrers(region, held)
     if by_rest:
         named.append(
             (
@@ -63,9 +63,9 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
             )
         )
     alive = below(walk, first, held + [entry for _, entries in named for entry in entries])
-    explained = points_below(walk, first, [entry for _, entries in named for entry in entries])
+    explained = region.points(entry for _, entries in named for entry in entries)
     garbage = [n for n in range(unreached, len(walk.objects)) if n not in alive]
-    unknown = [n for n in held if points_below(walk, first, [n]) - explained]
+    unknown = [n for n in held if region.points([n]) - explained]
     tied = [n for n in unknown if n in below(walk, first, walk.children[n])] + sorted(stuck_in_cpp(walk, garbage))
     if tied:
         whole = below(walk, first, tied)
@@ -75,18 +75,7 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     if garbage:
         named.append((LiveRoot(kind="garbage", label="unreachable cycles", objects=(), what=_count(walk, garbage)), garbage))
     if unknown:
-        named.append(
-            (
-                LiveRoot(
-                    kind="library",
-                    label=_tops(walk, unknown),
-                    objects=(),
-                    what="held in a way that Python does not show",
-                    is_shown=False,
-                ),
-                unknown,
-            )
-        )
+        named.append(unnamed_root(walk, unknown))
     return named
 
 
@@ -103,14 +92,8 @@ def _tie(walk: Walk, cycle: Iterable[int]) -> str:
     return f"{what}: Python cannot collect such a cycle"
 
 
-def _tops(walk: Walk, held: list[int]) -> str:
-    """Return the types of the holders that cannot be followed further, e.g. `libraries (a Tensor, a dict)`."""
-    names = sorted({name_of(type(walk.objects[n])) for n in held})
-    return f"libraries ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-
-
-def _is_worth_it(walk: Walk, first: int, held: list[int], name_above: int) -> bool:
-    points = points_below(walk, first, held)
+def _is_worth_it(region: Region, held: list[int], name_above: int) -> bool:
+    walk, points = region.walk, region.points(held)
     storages = {storage for n in points for storage in walk.holds.get(n, ())}
     nbytes = sum(walk.storages[storage].nbytes for storage in storages)
     return nbytes > name_above or any(walk.kind[n] == "learner" or n in walk.only_stale for n in points)

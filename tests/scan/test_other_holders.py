@@ -1,0 +1,119 @@
+"""An object with a name that a library has as well is not promised by the name; what waits for the collector holds nothing."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from nbguard.cleanup.apply.apply import apply
+from nbguard.cleanup.plan.plan import Outcome, Request
+from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.memory.references.holders import holders
+from nbguard.scan.scan import Notebook, scan
+from nbguard.scan.targets import resolve_targets
+
+_BYTES = 4 * 50_000
+
+
+class Box:
+    """An object of the user's."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module that is no file of the user's."""
+    gc.collect()
+    module = types.ModuleType("library_of_this_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    yield module
+    vars(module).clear()
+
+
+def _release(names: dict[str, Any], *targets: str) -> tuple[dict[str, int], Outcome]:
+    """Delete targets as `%reset_gpu` does; return the bytes that each holder had before, and the outcome."""
+    notebook = Notebook(None, names)
+    seen = scan(notebook)
+    request = Request(targets=resolve_targets(targets, names, {}, {}))
+    rows = {row.label: row.retained for row in holders(seen.facts.graph)}
+    return rows, apply(plan_cleanup(seen.facts, request), notebook, seen).outcome
+
+
+def _is_exact(outcome: Outcome) -> bool:
+    return (outcome.realised, outcome.extra, outcome.survivors) == (outcome.plan.promised, 0, ())
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_what_a_library_has_besides_is_not_promised(library: types.ModuleType, depth: int) -> None:
+    kept: Any = Box(data=torch.ones(50_000))
+    names = {"kept": kept, "own": torch.ones(50_000)}
+    for _ in range(depth):
+        kept = [kept]
+    library.__dict__["registry"] = kept
+    del kept
+
+    rows, outcome = _release(names, "kept", "own")
+
+    assert _is_exact(outcome)
+    assert outcome.realised == _BYTES
+    assert rows["own"] == _BYTES
+    assert rows["kept + library_of_this_test.registry"] == _BYTES
+    assert rows["kept"] == 0
+
+
+def test_a_logger_belongs_to_logging() -> None:
+    """Seed 3181 of the random notebooks: `%reset_gpu Keep handler log ex` promised 22,344 bytes and freed none."""
+    handler = logging.Handler()
+    handler.records = [torch.ones(50_000)]  # type: ignore[attr-defined]
+    log = logging.getLogger("nbguard.test_other_holders")
+    log.addHandler(handler)
+    names = {"log": log, "handler": handler}
+    del handler, log
+    try:
+        rows, outcome = _release(names, "log", "handler")
+
+        assert _is_exact(outcome)
+        assert outcome.realised == 0
+        assert rows["log"] == rows["handler"] == 0
+    finally:
+        logging.getLogger("nbguard.test_other_holders").handlers.clear()
+
+
+def test_what_waits_for_the_collector_holds_nothing_of_a_names() -> None:
+    """A dead cycle of objects that themselves hold no memory refers to an object with a name."""
+    names = {"kept": Box(data=torch.ones(50_000))}
+    gc.collect()
+    gc.disable()
+    try:
+        cycle = Box(kept=names["kept"])
+        cycle.__dict__["itself"] = cycle
+        del cycle
+
+        rows, outcome = _release(names, "kept")
+    finally:
+        gc.enable()
+
+    assert rows["kept"] == _BYTES
+    assert _is_exact(outcome)
+    assert outcome.realised == _BYTES
+
+
+def test_records_of_an_array_are_the_arrays_own() -> None:
+    table = numpy.array([(1, Box(data=torch.ones(50_000)))], dtype=[("n", int), ("obj", object)])
+    names = {"table": table}
+    del table
+
+    rows, outcome = _release(names, "table")
+
+    assert rows["table"] == outcome.realised == _BYTES
+    assert _is_exact(outcome)
