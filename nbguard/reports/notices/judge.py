@@ -236,8 +236,12 @@ def _notice(
 ) -> Notice:
     graph = analysis.facts.graph
     roots = {root.label: root for root in graph.roots}
-    first = paths[0]
-    lines = _needed(analysis.facts, _cuts(paths, roots, is_complete))
+    lines = _cuts(paths, roots, is_complete)
+    if not lines and (own := [path for path in paths if roots[path.steps[0]].kind != "library"]):
+        lines = _cuts(own, roots, is_complete)  # what these lines empty a library may have as well: a queue, with its threads
+        is_enough = bool(lines) and (promised(analysis.facts, lines) or 0) >= nbytes
+        paths, lines = (own, lines) if is_enough else (paths, [])
+    first, lines = paths[0], _needed(analysis.facts, lines)
     return Notice(
         kind=kind,
         name=gone.name,
