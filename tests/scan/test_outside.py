@@ -185,3 +185,35 @@ def test_a_module_and_a_weak_reference_of_the_users_are_looked_into(library: _Li
     rows = {row.label: row.retained for row in nbguard.report(names).devices[0].holders}
 
     assert (rows["box"], rows["told"]) == (40, 80)
+
+
+def test_looking_at_what_runs_at_exit_runs_no_code_of_a_callable_object() -> None:
+    """`atexit` compares what it has with what is to be unregistered: an `__eq__` of the user's must not run."""
+    ran: list[object] = []
+
+    class Callback:
+        def __call__(self) -> None: ...
+
+        def __eq__(self, other: object) -> bool:
+            ran.append(other)
+            return other is self
+
+        __hash__ = None  # type: ignore[assignment]
+
+    callback = Callback()
+
+    data = torch.ones(50_000)
+
+    def save() -> None:
+        data.sum()
+
+    atexit.register(save)
+    atexit.register(callback)
+    try:
+        labels = [holder.label for holder in nbguard.report({}).devices[0].holders]
+        assert ran == []
+        assert sys.getprofile() is None
+        assert any("atexit callback save" in label for label in labels)
+    finally:
+        atexit.unregister(callback)
+        atexit.unregister(save)

@@ -75,6 +75,15 @@ class _Listing:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def may_run(self, frame: types.FrameType, event: str, _: object) -> None:
+        """Stop any other function of Python's before its first line: a profile function that raises ends the call."""
+        if event == "call" and frame.f_code is not _Listing.__eq__.__code__:
+            raise _UsersCodeError
+
+
+class _UsersCodeError(Exception):
+    """Ends a comparison that would have run code of the user's."""
+
 
 def _at_exit(
     namespace: dict[str, Any], is_users: Callable[[object], bool], is_experiment: Callable[[object], bool]
@@ -82,13 +91,19 @@ def _at_exit(
     """Yield the functions that are to run when the process ends; not their arguments, which Python shows to nobody.
 
     `atexit` keeps them in C (CPython 3.10 to 3.14), and compares each with what is to be unregistered. Functions and methods
-    leave the answer to the other side, which takes note of them.
+    leave the answer to the other side, which takes note of them. An object with an `__eq__` of its own would run that: it is
+    stopped before its first line, and the list ends there. Under a profiler, whose place that takes, nothing is listed.
     """
+    if sys.getprofile() is not None:
+        return
     listing = _Listing()
     try:
+        sys.setprofile(listing.may_run)
         atexit.unregister(listing)  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001 - a callable of the user's that cannot be compared
-        return
+    except Exception:  # noqa: BLE001, S110 - a callable that cannot be compared: neither it nor those after it are known
+        pass
+    finally:
+        sys.setprofile(None)
     names = {id(value): name for name, value in list(namespace.items()) if type(name) is str and not name.startswith("_")}
     for function in listing.seen:
         owner = function.__self__ if type(function) is types.MethodType else None
