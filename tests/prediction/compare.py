@@ -48,7 +48,7 @@ def runner(**settings: object) -> Iterator[Callable[..., str]]:
     """Yield what runs code on the fake device, as the fixture `fake_cuda_run` does."""
     zygote = Zygote(FASTAI, environment())
 
-    def run(code: str, *, fastai: bool = True, conf: str = "", timeout: float = 250, **more: object) -> str:  # noqa: ARG001
+    def run(code: str, *, fastai: bool = True, conf: str = "", timeout: float = 250, **more: object) -> str:
         out, errors = zygote.run(CHECK + code, fake_settings(conf, **settings, **more), timeout)
         assert out, errors[-2000:]
         return out

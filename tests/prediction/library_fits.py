@@ -1,4 +1,4 @@
-"""Fits by other libraries' loops, the same on any device: Transformers' Trainer and Lightning's. The libraries are imported here."""
+"""Fits by other libraries' loops, the same on any device: Transformers' Trainer and Lightning's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINERS = (
     "t5",
     "bert last",
 )
-"""Transformers' models, and what is different: precision, evaluation, gradients of two batches, optimizer, a smaller last batch."""
+"""Transformers' models, and what is different: precision, evaluation, added gradients, optimizer, a smaller last batch."""
 MODULES = ("decoder", "decoder bf16", "decoder fp16", "images", "images sgd", "decoder validate")
 
 _WORDS, _LENGTH = 2000, 64
@@ -46,7 +46,9 @@ def trainer(case: str, device: str, folder: str) -> Any:
 
     def item(place: int) -> dict[str, Any]:
         values = {key: torch.full((_LENGTH,), place % 7) for key in keys}
-        return values | ({"labels": torch.tensor(place % 3)} if name == "bert" else {"labels": torch.full((_LENGTH,), place % 7)})
+        return values | (
+            {"labels": torch.tensor(place % 3)} if name == "bert" else {"labels": torch.full((_LENGTH,), place % 7)}
+        )
 
     arguments = transformers.TrainingArguments(
         folder,
@@ -116,7 +118,7 @@ def module(case: str) -> tuple[Any, Any, dict[str, Any]]:
             out = self.model(x)
             return functional.cross_entropy(out.flatten(0, 1) if is_text else out, y.flatten())
 
-        def training_step(self, batch: Any, number: int) -> Any:  # noqa: ARG002 - Lightning's signature
+        def training_step(self, batch: Any, number: int) -> Any:
             loss = self._loss(batch)
             self.log("loss", loss)
             return loss
@@ -128,7 +130,7 @@ def module(case: str) -> tuple[Any, Any, dict[str, Any]]:
 
     if "validate" in words:
 
-        def validation_step(self: Any, batch: Any, number: int) -> None:  # noqa: ARG001 - Lightning's signature
+        def validation_step(self: Any, batch: Any, number: int) -> None:
             self.log("held out", self._loss(batch))
 
         Module.validation_step = validation_step

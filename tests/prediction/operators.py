@@ -105,7 +105,10 @@ def _layers(name: str, r: Make, index: Make) -> Iterator[Probe]:
     yield f"rms norm {name}", lambda: f.rms_norm(r(16, 197, 768), [768], r(768))
     yield f"layer norm of a view {name}", lambda: f.layer_norm(r(16, 768, 197).transpose(1, 2), [768], r(768), r(768))
     yield f"layer norm without weights {name}", lambda: f.layer_norm(r(16, 197, 768), [768])
-    yield f"batch norm of rows {name}", lambda: f.batch_norm(r(4096, 512), r(512, grad=False), r(512, grad=False), r(512), r(512), True)
+    yield (
+        f"batch norm of rows {name}",
+        lambda: f.batch_norm(r(4096, 512), r(512, grad=False), r(512, grad=False), r(512), r(512), True),
+    )
     yield f"silu {name}", lambda: f.silu(r(512, 1024))
     yield f"tanh gelu {name}", lambda: f.gelu(r(512, 1024), approximate="tanh")
     yield f"glu {name}", lambda: f.glu(r(512, 1024))
@@ -144,8 +147,9 @@ def _losses(name: str, r: Make, index: Make) -> Iterator[Probe]:
     yield f"divergence {name}", lambda: f.kl_div(r(512, 2000), r(512, 2000, grad=False), reduction="batchmean")
     yield f"squares, summed {name}", lambda: f.mse_loss(r(512, 2000), r(512, 2000, grad=False), reduction="sum")
     yield f"squares, each {name}", lambda: f.mse_loss(r(512, 2000), r(512, 2000, grad=False), reduction="none")
-    yield f"weighted bits {name}", lambda: f.binary_cross_entropy_with_logits(
-        r(512, 20), r(512, 20, grad=False), pos_weight=r(20, grad=False)
+    yield (
+        f"weighted bits {name}",
+        lambda: f.binary_cross_entropy_with_logits(r(512, 20), r(512, 20, grad=False), pos_weight=r(20, grad=False)),
     )
     yield f"cosine embedding {name}", lambda: f.cosine_embedding_loss(r(512, 64), r(512, 64), r(512, grad=False))
     yield f"cosine {name}", lambda: f.cosine_similarity(r(2048, 128), r(2048, 128))
@@ -208,8 +212,9 @@ def _attentions(name: str, r: Make) -> Iterator[Probe]:
     for width in (32, 40, 80, 96, 128):
         yield f"attention over heads of {width} {name}", lambda width=width: attend(*(r(4, 4, 200, width) for _ in range(3)))
     yield f"attention with a mask {name}", lambda: attend(*(r(4, 8, 128, 64) for _ in range(3)), r(4, 1, 128, 128, grad=False))
-    yield f"attention with a mask of bits {name}", lambda: attend(
-        *(r(4, 8, 128, 64) for _ in range(3)), r(128, 128, grad=False) > 0
+    yield (
+        f"attention with a mask of bits {name}",
+        lambda: attend(*(r(4, 8, 128, 64) for _ in range(3)), r(128, 128, grad=False) > 0),
     )
     yield f"attention to others {name}", lambda: attend(r(4, 8, 50, 64), r(4, 8, 130, 64), r(4, 8, 130, 64))
     yield f"attention with dropout {name}", lambda: attend(*(r(4, 8, 128, 64) for _ in range(3)), dropout_p=0.1)

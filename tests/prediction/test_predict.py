@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fastai.callback.core import Callback
-from torch import nn
+from torch import distributed, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from nbguard.errors import NbguardError, UnpredictableError
@@ -266,11 +267,40 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
-@pytest.mark.parametrize("kind", ["DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"])
-def test_shards_and_replicas_of_torchs_are_refused_by_their_class(kind: str) -> None:
-    """Classes of these names from torch: to make real ones takes a process group."""
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def _sharded(model: nn.Module) -> nn.Module:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    sharded: nn.Module = fsdp.fully_shard(model, mesh=distributed.device_mesh.init_device_mesh("cpu", (1,)))
+    return sharded
+
+
+def _wrapped(model: nn.Module) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="this PyTorch is not built for several processes")
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make_parallel", "kind"),
+    [
+        (nn.parallel.DistributedDataParallel, "DistributedDataParallel"),
+        (_wrapped, "FullyShardedDataParallel"),
+        (_sharded, "FSDPModule"),
+    ],
+)
+def test_shards_and_replicas_are_refused_by_their_class(make_parallel: Callable[[nn.Module], nn.Module], kind: str) -> None:
     learn = make("mlp", "cpu", 8)
-    learn.model = type(kind, (nn.Sequential,), {"__module__": "torch.distributed.fsdp"})(nn.Linear(512, 10))
+    learn.model = make_parallel(nn.Linear(512, 10))
     with pytest.raises(UnpredictableError, match=f"the model is a {kind}: its .* process group"):
         predict(learn)
 

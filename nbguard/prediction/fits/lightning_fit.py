@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensor
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier
 
+_STATES = 4
+"""Tensors of one number beside the last value of a logged name (`_ResultMetric` in lightning/pytorch/trainer/connectors)."""
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -31,6 +33,7 @@ class LightningFit:
     batches: int | None = None
     device: str = "cuda"
     left_out: tuple[str, ...] = ()
+    logged: dict[str, list[Any]] = field(default_factory=dict)  # by name: what a logged value keeps
 
     @property
     def models(self) -> Iterable[Any]:
@@ -51,6 +54,7 @@ class LightningFit:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nothing is logged without a Trainer
             optimizer = _optimizer(self.module)
+            self.module.log, self.module.log_dict = self._log, self._log_all
             scaler = torch.amp.GradScaler("cuda") if self.precision == "fp16" else None
             self.module.train()
             for number, _ in enumerate(self.sizes):
@@ -64,7 +68,8 @@ class LightningFit:
     def _train(self, batch: Any, number: int, optimizer: Any, scaler: Any) -> None:
         def closure() -> Any:
             with self._autocast():
-                loss = _loss(self.module.training_step(batch, number))
+                output = _loss(self.module.training_step(batch, number))  # is kept to the end of the step
+                loss = output / 1  # by the number of batches that are added up
             optimizer.zero_grad()
             (loss if scaler is None else scaler.scale(loss)).backward()
             return loss.detach()
@@ -75,6 +80,16 @@ class LightningFit:
             closure()
             scaler.step(optimizer)
             scaler.update()
+
+    def _log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+        """Keep of a logged value what Lightning's result of that name keeps on the device: states, defaults, the last value."""
+        if name not in self.logged:
+            self.logged[name] = [torch.zeros((), device="meta") for _ in range(_STATES)]
+        self.logged[name][_STATES:] = [value.detach().clone() if isinstance(value, torch.Tensor) else value]
+
+    def _log_all(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        for name, value in values.items():
+            self._log(name, value)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast("cuda", _TYPES[self.precision]) if self.precision else nullcontext()

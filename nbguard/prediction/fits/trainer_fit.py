@@ -69,8 +69,12 @@ class TrainerFit:
             if scaler is not None:
                 scaler.unscale_(trainer.optimizer)
             if args.max_grad_norm > 0:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-            trainer.optimizer.step() if scaler is None else scaler.step(trainer.optimizer)
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)  # noqa: F841 - kept for the log
+            if scaler is None:
+                trainer.optimizer.step()
+            else:
+                scaler.step(trainer.optimizer)
+                scaler.update()
             model.zero_grad()
         self._evaluate(make)
 

@@ -78,7 +78,7 @@ def _batch_norm_of_rows_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, A
 
 
 def _roll(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the output; each dimension is shifted by itself (`roll_common` in aten/src/ATen/native/TensorTransformations.h)."""
+    """Return the output; each dimension is shifted by itself (`roll_common` in TensorTransformations.h)."""
     tensor, dims = args[0], argument(args, kwargs, 2, "dims", ())
     copy = 0 if tensor.is_contiguous() else nbytes(tensor)
     with device.buffers(copy, *(nbytes(tensor),) * (len(dims) - 1)):
@@ -96,7 +96,7 @@ def _log_sigmoid(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, A
 
 
 def _distances(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return both sets of points with their norms and ones beside them (`_euclidean_dist` in aten/src/ATen/native/Distance.cpp)."""
+    """Return both sets of points with norms and ones beside them (`_euclidean_dist` in Distance.cpp)."""
     return tuple((nbytes(each) // each.shape[-1]) * (each.shape[-1] + 2) for each in args[:2])
 
 

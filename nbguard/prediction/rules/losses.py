@@ -22,8 +22,8 @@ def _cross_entropy_of_bits(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -
 def _reduced_in_place(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the loss, summed up as any reduction, in a storage of the input's size, which lives as long as the loss.
 
-    Source: `mse_loss_out` and `smooth_l1_loss_out` in aten/src/ATen/native/Loss.cpp: the output is made as large as the input, then resized, and no
-    resizing to fewer bytes gives memory back.
+    Source: `mse_loss_out` and `smooth_l1_loss_out` in aten/src/ATen/native/Loss.cpp: the output is made as large as the
+    input, then resized, and no resizing to fewer bytes gives memory back.
     """
     if not argument(args, kwargs, 2, "reduction", 1):
         return NotImplemented
