@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from nbguard.doctor.analysis.launch.facts import PREFIXES, LaunchFacts, Listener, SelfTest
-from nbguard.doctor.analysis.launch.launcher import number
+from nbguard.ranks.analysis.launcher import number
 from nbguard.render.words import clean
 
 _PORT = 29500
@@ -38,7 +38,7 @@ def launch_facts(variables: Mapping[str, str] = os.environ) -> LaunchFacts:
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     has_group = distributed is not None and distributed.is_available() and distributed.is_initialized()
     return LaunchFacts(
-        variables=tuple(sorted((name, value) for name, value in variables.items() if name.startswith(PREFIXES) or name == "FORK_LAUNCHED")),
+        variables=tuple(sorted((name, value) for name, value in variables.items() if name.startswith(PREFIXES))),
         pid=os.getpid(),
         port=port,
         listener=_listener(port),
@@ -98,7 +98,7 @@ def _is_alike(process: psutil.Process, command: list[str]) -> bool:
     return False
 
 
-def self_test() -> SelfTest:
+def two_processes() -> SelfTest:
     """Have two processes of this host add a tensor together over gloo; seconds, as each imports PyTorch."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

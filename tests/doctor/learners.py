@@ -111,8 +111,8 @@ def tabular() -> Made:
 
 
 def xresnet() -> Made:
-    from fastai.losses import CrossEntropyLossFlat
     from fastai.layers import ResBlock
+    from fastai.losses import CrossEntropyLossFlat
     from fastai.vision.models.xresnet import XResNet
 
     return _learner(XResNet(ResBlock, 1, [1, 1, 1, 1], n_out=3), _image(32), CrossEntropyLossFlat()), None, None

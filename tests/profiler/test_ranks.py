@@ -41,7 +41,8 @@ def _report(folder: Path, name: str) -> RankReport:
     assert path.exists(), (folder / f"{name}-0.log").read_text()
     data: dict[str, Any] = json.loads(path.read_text())
     rows = tuple(RankRow(**row) for row in data["rows"])
-    return RankReport(data["world"], rows, tuple(FitFinding(**each) for each in data["findings"]), data["note"])
+    findings = tuple(FitFinding(**each) for each in data["findings"])
+    return RankReport(world=data["world"], rows=rows, findings=findings, note=data["note"], launch=data["launch"])
 
 
 def _finding(report: RankReport, word: str) -> FitFinding:

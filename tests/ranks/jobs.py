@@ -46,7 +46,7 @@ def rank_main(name: str, folder: Path) -> None:
     warned = _Warnings()
     logging.getLogger("nbguard").addHandler(warned)
     _keep_facts(path, warned)
-    begun = time.time()
+    begun, before = time.time(), _folders()
     watch = nbguard.watch_ranks(timeout=TIMEOUT)
     threading.Thread(target=_end_later, args=(watch, path, warned, begun), daemon=True).start()
     with suppress(RuntimeError if name in FAULTY else ()), watch:
@@ -60,18 +60,22 @@ def rank_main(name: str, folder: Path) -> None:
     if name in FAULTY:
         os._exit(0)
     dist.barrier()  # now all have left the watch
-    path.with_suffix(".left").write_text(json.dumps(_left()))
+    path.with_suffix(".left").write_text(json.dumps(_left(before)))
     dist.destroy_process_group()
 
 
-def _left() -> dict[str, object]:
+def _left(before: set[str]) -> dict[str, object]:
     """Return what the watch has left behind in this process and its folder: nothing, once all ranks have left it."""
     cells = (getattr(dist, name).__closure__[0].cell_contents for name in ("all_reduce", "broadcast", "barrier", "send"))
     return {
         "threads": [thread.name for thread in threading.enumerate() if thread.name.startswith("nbguard")],
         "hooks": sum(cell.__module__.startswith("nbguard") for cell in cells),
-        "files": [file.name for file in Path(tempfile.gettempdir()).glob("nbguard-ranks-*")],
+        "files": sorted(_folders() - before),
     }
+
+
+def _folders() -> set[str]:
+    return {file.name for file in Path(tempfile.gettempdir()).glob("nbguard-ranks-*")}
 
 
 class _Warnings(logging.Handler):
@@ -107,7 +111,7 @@ def _end_later(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun:
         time.sleep(0.05)
     if warned.at:
         _write(watch, path, warned, begun)
-        world, until = int(os.environ["WORLD_SIZE"]), time.time() + 6
+        world, until = int(os.environ["WORLD_SIZE"]), time.time() + 12
         while time.time() < until and len(list(path.parent.glob(f"{path.name.rpartition('-')[0]}-*.json"))) < world:
             time.sleep(0.05)
         os._exit(0)
@@ -116,7 +120,9 @@ def _end_later(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun:
 def _write(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun: float) -> None:
     said = None if watch.diagnosis is None else [asdict(fault) for fault in watch.diagnosis.faults]
     data = {"faults": said, "late": warned.at - (warned.since or begun) if warned.at else None, "texts": warned.texts}
-    path.with_suffix(".json").write_text(json.dumps(data))
+    fresh = path.with_suffix(f".new-{threading.get_ident()}")
+    fresh.write_text(json.dumps(data))
+    fresh.replace(path.with_suffix(".json"))  # another thread may end this process meanwhile
 
 
 def free_port() -> int:

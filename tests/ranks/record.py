@@ -23,7 +23,10 @@ def main(folder: Path) -> None:
     lines = []
     for fault in FAULTS:
         for world in (2, 4):
-            facts = next(path for rank in range(world) if (path := folder / f"{fault.name}-{world}-{rank}.facts").exists())
+            paths = (folder / f"{fault.name}-{world}-{rank}.facts" for rank in range(world))
+            facts = next((path for path in paths if path.exists()), None)
+            if facts is None:
+                continue
             said = {
                 "name": fault.name,
                 "world": world,

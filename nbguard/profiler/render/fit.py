@@ -67,7 +67,8 @@ def _head(report: FitReport) -> Head:
         batches = counted(report.missed, "batch was", "batches were")
         ending = f"{batches} over when the profile began{'' if report.ending == 'complete' else f'; {ending}'}"
     batches = counted(report.timing.batches, "training batch", "training batches")
-    return Head(report.title, ending, f"{format_time(report.timing.wall)} · {batches}", report.is_partial)
+    launch = f" · {report.ranks.launch}" if report.ranks is not None and report.ranks.launch else ""
+    return Head(report.title, ending, f"{format_time(report.timing.wall)} · {batches}{launch}", report.is_partial)
 
 
 def _last(report: FitReport) -> Iterator[tuple[str, str]]:

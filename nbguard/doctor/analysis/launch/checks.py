@@ -7,11 +7,11 @@ from ipaddress import ip_address
 
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.launch.facts import LaunchFacts, SelfTest
-from nbguard.doctor.analysis.launch.launcher import launch_of, number
+from nbguard.ranks.analysis.launcher import RANK_VARIABLES, launch_of, number
 
 _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-_ASK = "two processes were not tried: `nbguard.diagnose(ranks=True, self_test=True)` does"
+_ASK = "not asked for: `nbguard.diagnose_launch(self_test=True)` has two processes work together"
 
 
 def launch_checks(facts: LaunchFacts, tried: SelfTest | None) -> tuple[Check, ...]:
@@ -29,7 +29,7 @@ def _launcher_findings(facts: LaunchFacts) -> Iterator[CheckFinding]:
     variables, launch = facts.variable, launch_of(facts.variable)
     rank, world = number(variables.get("RANK")), number(variables.get("WORLD_SIZE"))
     if launch.launcher in ("srun", "mpirun") and (launch.world or 1) > 1 and "RANK" not in variables:
-        names = ("SLURM_PROCID", "SLURM_NTASKS") if launch.launcher == "srun" else ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+        names = RANK_VARIABLES[launch.launcher]
         yield CheckFinding(
             severity="problem",
             what=f"each of {launch.world} processes believes to be alone: {launch.launcher} numbers them, PyTorch reads RANK",
@@ -64,7 +64,7 @@ def _launcher_findings(facts: LaunchFacts) -> Iterator[CheckFinding]:
             severity="problem",
             what=f"the process group has {facts.group_world} ranks, WORLD_SIZE says {world}",
             evidence=f"rank {facts.group_rank} of {facts.group_world} in the group",
-            command="import torch; torch.distributed.destroy_process_group()   # then make it anew, without rank= and world_size=",
+            command="import torch; torch.distributed.destroy_process_group()   # then make it without rank= and world_size=",
         )
 
 
@@ -106,7 +106,7 @@ def _address(facts: LaunchFacts) -> Check:
             severity="problem",
             what=f"MASTER_ADDR={host} means each host itself, and the job has ranks on several",
             evidence=f"{world} ranks, {local} of them on this host; {evidence}",
-            command="torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 train.py   # HOST: an address of rank 0's",
+            command="torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 train.py   # HOST: rank 0's",
         )
         return checked("ranks", "address", evidence, finding)
     return checked("ranks", "address", evidence)
@@ -116,6 +116,7 @@ def _interfaces(facts: LaunchFacts) -> Check:
     states = dict(facts.interfaces)
     if not states:
         return not_checked("ranks", "interfaces", "the system does not name its interfaces")
+    up = ", ".join(interface for interface, is_up in states.items() if is_up) or "none"
     findings = []
     for name in _INTERFACES:
         wanted = facts.variable.get(name, "").removeprefix("=")
@@ -128,19 +129,18 @@ def _interfaces(facts: LaunchFacts) -> Check:
                     CheckFinding(
                         severity="problem",
                         what=f"{name} names {each}, which {'is down' if known else 'is no interface of this host'}",
-                        evidence=f"interfaces that are up: {', '.join(interface for interface, is_up in states.items() if is_up)}",
+                        evidence=f"interfaces that are up: {up}",
                         command=f'import os; del os.environ["{name}"]   # before the process group is made',
                     )
                 )
-    up = ", ".join(interface for interface, is_up in states.items() if is_up)
-    return checked("ranks", "interfaces", f"up: {up or 'none'}", *findings)
+    return checked("ranks", "interfaces", f"up: {up}", *findings)
 
 
 def _self_test(tried: SelfTest | None) -> Check:
     if tried is None:
         return not_checked("ranks", "self-test", _ASK)
     if not tried.error:
-        return checked("ranks", "self-test", f"two processes of this host have added a tensor together in {tried.seconds:.1f} s")
+        return checked("ranks", "self-test", f"two processes here have added a tensor together in {tried.seconds:.1f} s")
     finding = CheckFinding(
         severity="problem",
         what="two processes of this host cannot work together",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 PREFIXES = (
-    "ACCELERATE_", "FASTAI_", "GLOO_", "GROUP_", "KUBERNETES_SERVICE_", "LOCAL_", "MASTER_", "NCCL_", "NODE_", "OMPI_COMM_",
-    "PMI_", "RANK", "ROLE_", "SLURM_", "TORCHELASTIC_", "WORLD_SIZE",
+    "ACCELERATE_", "FORK_LAUNCHED", "GLOO_", "GROUP_", "KUBERNETES_SERVICE_", "LOCAL_", "MASTER_", "NCCL_", "NODE_",
+    "OMPI_COMM_", "PMI_", "RANK", "ROLE_", "SLURM_", "TORCHELASTIC_", "WORLD_SIZE",
 )  # fmt: skip
 """Beginnings of the names of variables that launchers set or read."""
 

@@ -16,7 +16,8 @@ _LAUNCHERS = (
 )
 """A variable that only this launcher sets; the first that is set tells. torchrun and accelerate also run below SLURM."""
 
-_RANKS = {"srun": ("SLURM_PROCID", "SLURM_NTASKS"), "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")}
+RANK_VARIABLES = {"srun": ("SLURM_PROCID", "SLURM_NTASKS"), "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")}
+"""The names that launchers have for the rank and the number of ranks, where they do not set RANK and WORLD_SIZE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,11 @@ class Launch:
 
 
 def launch_of(variables: Mapping[str, str]) -> Launch:
-    """Return the launcher of a process with these variables, with RANK and WORLD_SIZE, else with what the launcher calls them."""
+    """Return the launcher of a process with these variables, with RANK and WORLD_SIZE, else by its own names."""
     launcher = next((name for variable, name in _LAUNCHERS if variable in variables), "")
     rank, world = number(variables.get("RANK")), number(variables.get("WORLD_SIZE"))
-    if rank is None and launcher in _RANKS:
-        rank, world = (number(variables.get(name)) for name in _RANKS[launcher])
+    if rank is None and launcher in RANK_VARIABLES:
+        rank, world = (number(variables.get(name)) for name in RANK_VARIABLES[launcher])
     return Launch(launcher, rank, world)
 
 
