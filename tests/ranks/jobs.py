@@ -97,6 +97,8 @@ def _keep_facts(path: Path, warned: _Warnings) -> None:
     def kept(job: JobFacts) -> RankDiagnosis:
         stuck = [facts.at - facts.since for facts in job.ranks if facts.state == "running" and facts.at and not facts.works]
         warned.since = max(warned.since, min(stuck, default=0.0))
+        if path.with_suffix(".facts").exists():  # of the first diagnosis; later the other ranks have ended
+            return diagnosed(job)
         path.with_suffix(".facts").write_text("\n".join(map(to_text, job.ranks)))
         path.with_suffix(".dump").write_bytes(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
         return diagnosed(job)
