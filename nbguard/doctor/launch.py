@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from nbguard.doctor.analysis.launch.facts import PREFIXES, LaunchFacts, Listener, SelfTest
+from nbguard.doctor.analysis.launch.facts import PREFIXES, LaunchFacts, PortOwner, SelfTest
 from nbguard.ranks.analysis.launcher import number
 from nbguard.render.words import clean
 
@@ -51,12 +51,12 @@ def launch_facts(variables: Mapping[str, str] = os.environ) -> LaunchFacts:
     )
 
 
-def _listener(port: int) -> Listener | None:
+def _listener(port: int) -> PortOwner | None:
     """Return the process that listens at a port of this host; None: nobody, or the system does not say."""
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
-                return Listener(connection.pid, _command(connection.pid))
+                return PortOwner(connection.pid, _command(connection.pid))
     return None
 
 

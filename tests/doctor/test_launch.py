@@ -11,7 +11,7 @@ import pytest
 import nbguard
 from nbguard.doctor.analysis.diagnosis import Check
 from nbguard.doctor.analysis.launch.checks import launch_checks
-from nbguard.doctor.analysis.launch.facts import LaunchFacts, Listener, SelfTest
+from nbguard.doctor.analysis.launch.facts import LaunchFacts, PortOwner, SelfTest
 from nbguard.doctor.launch import launch_facts
 from nbguard.ranks.analysis.launcher import launch_of
 
@@ -66,7 +66,7 @@ def test_a_good_launch_has_no_findings() -> None:
             "the process group has 2 ranks, WORLD_SIZE says 4",
             {"variables": TORCHRUN, "group_world": 2},
         ),
-        ("port", "port 29500 is in use", {"listener": Listener(7, "python train.py")}),
+        ("port", "port 29500 is in use", {"listener": PortOwner(7, "python train.py")}),
         ("address", "stands for no address", {"variables": TORCHRUN, "addresses": ()}),
         (
             "address",
@@ -91,7 +91,7 @@ def test_a_bad_launch_has_a_finding_with_a_command(check: str, says: str, facts:
 
 
 def test_a_port_that_the_job_itself_listens_at_is_in_order() -> None:
-    assert checks(variables=TORCHRUN, listener=Listener(7, "python"))["port"].state == "ok"
+    assert checks(variables=TORCHRUN, listener=PortOwner(7, "python"))["port"].state == "ok"
 
 
 def test_the_facts_are_those_of_this_host() -> None:

@@ -13,7 +13,7 @@ PREFIXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class PortOwner:
     """A process that listens at a port."""
 
     pid: int | None  # None: the system does not say
@@ -27,7 +27,7 @@ class LaunchFacts:
     variables: tuple[tuple[str, str], ...]  # set ones whose names begin with PREFIXES
     pid: int
     port: int  # that would be used: MASTER_PORT, or the default
-    listener: Listener | None = None  # at that port of this host; None: nobody
+    listener: PortOwner | None = None  # at that port of this host; None: nobody
     addresses: tuple[str, ...] = ()  # that MASTER_ADDR stands for; empty: it is not set, or stands for none
     interfaces: tuple[tuple[str, bool], ...] = ()  # name, and whether it is up
     has_group: bool = False  # whether torch.distributed is initialised in this process
