@@ -49,7 +49,7 @@ def rank_main(name: str, folder: Path) -> None:
     begun, before = time.time(), _folders()
     watch = nbguard.watch_ranks(timeout=TIMEOUT)
     threading.Thread(target=_end_later, args=(watch, path, warned, begun), daemon=True).start()
-    with suppress(RuntimeError if name in FAULTY else ()), watch:
+    with suppress(*([RuntimeError] if name in FAULTY else [])), watch:
         getattr(faults, name)(rank, world)
         if name in FAULTY and not watch.diagnosis:
             watch.stop()  # this rank is at its end, the others are not: its process goes on

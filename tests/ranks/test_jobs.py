@@ -102,7 +102,16 @@ def launch(launcher: str, name: str, world: int, folder: Path) -> None:
     if launcher == "torchrun":
         run(folder, "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", *rank)
     elif launcher == "accelerate":
-        options = ("--cpu", "--multi_cpu", "--num_processes", str(world), "--num_machines", "1", "--mixed_precision", "no")
+        options: tuple[str, ...] = (
+            "--cpu",
+            "--multi_cpu",
+            "--num_processes",
+            str(world),
+            "--num_machines",
+            "1",
+            "--mixed_precision",
+            "no",
+        )
         options += ("--dynamo_backend", "no", "--main_process_port", "0", "--num_cpu_threads_per_process", "1")
         run(folder, "accelerate.commands.launch", *options, "-m", *rank)
     elif launcher == "notebook":

@@ -9,7 +9,6 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError
-from nbguard.ranks import job_folder
 from nbguard.ranks.analysis.facts import CollectiveCall
 from nbguard.ranks.call_log import CallLog, read_log
 
@@ -28,7 +27,7 @@ def test_a_timeout_that_cannot_be_is_one_line(timeout: object) -> None:
 
 
 def test_a_program_of_one_process_is_left_alone(alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_folder.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     with nbguard.watch_ranks() as watch:
         pass
 
