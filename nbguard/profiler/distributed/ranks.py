@@ -22,7 +22,6 @@ from nbguard.profiler.record.recorder import Recorder
 from nbguard.ranks.analysis.launcher import launch_of
 from nbguard.ranks.job_folder import job_folder, leave
 from nbguard.ranks.rank import Rank, current_rank
-from nbguard.ranks.watch import watch_ranks
 
 _EVERY = 0.02  # seconds between two looks for messages
 _GRACE = 1.0  # seconds for the message of a rank to arrive, once that is gone
@@ -48,7 +47,6 @@ class RankWatch:
         self._folder: Path | None = None
         self._liveness: RankLiveness | None = None
         self._watchdog: RankWatchdog | None = None
-        self._hangs = watch_ranks(patience)
         self._recorder: Recorder | None = None
         self._batch = 0
         self._observed: RankObservations | None = None
@@ -62,10 +60,6 @@ class RankWatch:
         """Show signs of life from the first batch on, if this is a rank by then: a process group may be made in the cell."""
         self._recorder = recorder
         recorder.subscribe("loader", self._loads)
-
-    def ended(self, error: BaseException | None) -> None:
-        """Say how the fit has ended on this rank, before anything else: others may wait for it in vain."""
-        self._hangs.stop(error)
 
     def stop(self) -> None:
         """Let go of the log. The signs of life and the watchdog stay until `exchange`: others may still be at work."""
@@ -121,7 +115,6 @@ class RankWatch:
             self._folder = job_folder()
             self._liveness = RankLiveness(self._folder, self._rank.rank, self._fit)
             if self._recorder is not None:
-                self._hangs.start()
                 self._recorder.subscribe("batch", self._begins, every_batch=True)
                 self._recorder.subscribe("phase", self._ended, every_batch=True)
                 self._start_watchdog(self._rank)
@@ -179,7 +172,6 @@ class RankWatch:
         return is_unseen and (waited < _GRACE or self._folder is None or not at.is_all_here)
 
     def _leave(self, at: Rank) -> None:
-        self._hangs.stop()
         if self._watchdog is not None:
             self._watchdog.stop()
         with suppress(OSError):
