@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from nbguard.cells.rounds import watch
     from nbguard.doctor.deterministic import deterministic
     from nbguard.doctor.diagnose import diagnose
+    from nbguard.doctor.diagnose_launch import diagnose_launch
     from nbguard.doctor.export.repair import exportable
     from nbguard.errors import NbguardError, NoTorchError, ParkedError, SettingsError, SnapshotError, StoppedAtNaN, TargetError
     from nbguard.notebook.monitor import FitMonitor as FitMonitor
@@ -49,6 +50,7 @@ _HOMES = {
     "Sidebar": "nbguard.notebook.widget",
     "deterministic": "nbguard.doctor.deterministic",
     "diagnose": "nbguard.doctor.diagnose",
+    "diagnose_launch": "nbguard.doctor.diagnose_launch",
     "exportable": "nbguard.doctor.export.repair",
     "history": "nbguard.notebook.session",
     "live_snapshot": "nbguard.snapshots.save",
@@ -81,6 +83,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "TargetError",
     "deterministic",
     "diagnose",
+    "diagnose_launch",
     "end_zombies",
     "exportable",
     "history",

@@ -82,15 +82,19 @@ _STATUS = {"problem": 3, "advice": 1}
 def _doctor(options: argparse.Namespace) -> int:
     """Diagnose this environment, and what a script makes. PyTorch is imported, unless that would end the process."""
     from nbguard.doctor.diagnose import diagnose
+    from nbguard.doctor.diagnose_launch import diagnose_launch
     from nbguard.doctor.target import import_torch, made_by
     from nbguard.render.text import blocks_text
 
     try:
         import_torch()
-        subject, batch = made_by(options.target) if options.target else (None, None)
-        topics = options.topics or _TOPICS
-        chosen = {topic: topic in topics for topic in _TOPICS}
-        diagnosis = diagnose(subject, batch, **chosen)  # type: ignore[arg-type]
+        if options.ranks or options.self_test:
+            diagnosis = diagnose_launch(self_test=options.self_test)
+        else:
+            subject, batch = made_by(options.target) if options.target else (None, None)
+            topics = options.topics or _TOPICS
+            chosen = {topic: topic in topics for topic in _TOPICS}
+            diagnosis = diagnose(subject, batch, **chosen)  # type: ignore[arg-type]
     except NbguardError as error:
         print(f"nbguard: {error}", file=sys.stderr)
         return 2
@@ -187,6 +191,8 @@ def _parser() -> argparse.ArgumentParser:
         doctor.add_argument(
             f"--{topic}", dest="topics", action="append_const", const=topic, default=[], help=f"check {topic}; default: all"
         )
+    doctor.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
+    doctor.add_argument("--self-test", action="store_true", help="with --ranks: have two processes work together")
     doctor.add_argument("--strict", action="store_true", help="exit with 1 for a piece of advice, 3 for a problem")
     doctor.add_argument("--json", action="store_true", help="as JSON")
     replay = commands.add_parser("replay", help="replay the recorded trace and say how much of it is reproduced")

@@ -47,9 +47,9 @@ class CallLog:
         """Note a call that begins at a line; return its number, for `end`."""
         number = self._count + 1
         at = _START + number % _KEPT * _CALL.size
-        elements = -1 if call.elements is None else call.elements
+        numbers = number, call.position, -1 if call.elements is None else call.elements
         texts = call.group.encode(), call.name.encode(), call.dtype.encode(), call.detail.encode(), place
-        _CALL.pack_into(self._map, at, number, call.position, elements, call.is_done, call.is_p2p, *texts)
+        _CALL.pack_into(self._map, at, *numbers, call.is_done, call.is_p2p, *texts)
         self._count = number
         _HEAD.pack_into(self._map, OWNER.size, self._rank, 0, number)
         return number

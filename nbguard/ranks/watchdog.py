@@ -71,7 +71,7 @@ class HangWatchdog:
             asked = self._board.alarm()
             if asked > self._handled:
                 self.report(asked)
-            elif (is_stuck or self._lost_one()) and not is_reported:
+            elif not is_reported and (is_stuck or (waited > _EVERY / 2 and self._lost_one())):
                 is_reported = True
                 self.report(self._board.raise_alarm())
 

@@ -245,8 +245,8 @@ def rich() -> FitReport:
         Setting("OMP threads", "16"),
     )
     ranks = RankReport(
-        2,
-        (
+        world=2,
+        rows=(
             RankRow(
                 rank=0,
                 host="node-a",
@@ -272,7 +272,7 @@ def rich() -> FitReport:
                 device="cuda:1",
             ),
         ),
-        (
+        findings=(
             FitFinding(
                 kind="straggler",
                 severity="advice",
@@ -281,6 +281,7 @@ def rich() -> FitReport:
                 change="look at its loader",
             ),
         ),
+        launch="torchrun, rank 0 of 2",
     )
     comparison = Comparison(
         "a step takes 12.3 % less than in the run before, and more memory",

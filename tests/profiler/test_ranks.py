@@ -41,7 +41,8 @@ def _report(folder: Path, name: str) -> RankReport:
     assert path.exists(), (folder / f"{name}-0.log").read_text()
     data: dict[str, Any] = json.loads(path.read_text())
     rows = tuple(RankRow(**row) for row in data["rows"])
-    return RankReport(data["world"], rows, tuple(FitFinding(**each) for each in data["findings"]), data["note"])
+    findings = tuple(FitFinding(**each) for each in data["findings"])
+    return RankReport(world=data["world"], rows=rows, findings=findings, note=data["note"], launch=data["launch"])
 
 
 def _finding(report: RankReport, word: str) -> FitFinding:
@@ -213,14 +214,15 @@ def test_a_beat_costs_next_to_nothing(tmp_path: Path) -> None:
 
 
 def test_what_killed_jobs_have_left_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nbguard.profiler.distributed import liveness as heartbeat
+    from nbguard.profiler.distributed.liveness import RankLiveness
+    from nbguard.ranks import job_folder as heartbeat
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     monkeypatch.setenv("MASTER_PORT", "1")
     left = heartbeat.job_folder()
-    heart = heartbeat.RankLiveness(left, 0, 1)
+    heart = RankLiveness(left, 0, 1)
     path = next(left.iterdir())
     monkeypatch.setenv("MASTER_PORT", "2")
     mine = heartbeat.job_folder()

@@ -1,7 +1,6 @@
-"""Faults of distributed programs, planted: each is a function that all ranks run, and what nbguard has to say of it.
+"""Distributed programs with a planted fault, and some without: each a function that all ranks run.
 
-A line that must be named ends with a comment `# <- NAME`, NAME being the function's. Of two ranks one culprit is named
-where the program shows who it is.
+What must be said of each is in `planted.py`. A line that must be named ends with a comment `# <- NAME`: the function's.
 """
 
 from __future__ import annotations
@@ -10,61 +9,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-Ranks = Callable[[int], Sequence[int]]
-"""The ranks at fault, by the number of ranks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """A planted fault and what must be said of it."""
-
-    run: Callable[[int, int], object]  # gets rank and number of ranks
-    kinds: tuple[str, ...]  # that fit
-    ranks: Ranks = lambda world: [1]
-    pair: Sequence[int] | None = None  # the ranks where there are two, if not `ranks(2)`
-    collective: str = ""  # that must be named; empty: none
-    is_placed: bool = True  # whether the line must be named
-    ends: bool = False  # whether it ends by itself, without the watchdog
-
-    @property
-    def name(self) -> str:
-        return self.run.__name__
-
-    def culprits(self, world: int) -> list[int]:
-        return sorted(self.pair if world == 2 and self.pair is not None else self.ranks(world))
-
-    @property
-    def lines(self) -> list[str]:
-        """Return the lines that may be named, as `faults.py:12`."""
-        text = Path(__file__).read_text().splitlines()
-        return [f"faults.py:{at}" for at, line in enumerate(text, 1) if line.endswith(f"# <- {self.name}")]
-
-
-FAULTS: list[Fault] = []
-
-
-def fault(**said: object) -> Callable[[Callable[[int, int], object]], Callable[[int, int], object]]:
-    """Enter a function in the table."""
-
-    def enter(run: Callable[[int, int], object]) -> Callable[[int, int], object]:
-        FAULTS.append(Fault(run=run, **said))  # type: ignore[arg-type]
-        return run
-
-    return enter
-
-
-def all_of(world: int) -> Sequence[int]:
-    return range(world)
 
 
 def warm(times: int = 3) -> torch.Tensor:
@@ -85,7 +35,6 @@ def batch() -> torch.Tensor:
     return torch.randn(6, 4)
 
 
-@fault(kinds=("left out",), collective="all_reduce")
 def skips_before_a_barrier(rank: int, world: int) -> None:
     x = warm()
     if rank != 1:
@@ -93,7 +42,6 @@ def skips_before_a_barrier(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("left out",), collective="broadcast")
 def skips_in_the_fifth_round(rank: int, world: int) -> None:
     x = torch.ones(8)
     for step in range(9):
@@ -102,7 +50,6 @@ def skips_in_the_fifth_round(rank: int, world: int) -> None:
         dist.all_reduce(x)
 
 
-@fault(kinds=("left out",), collective="all_reduce")
 def skips_one_of_many_alike(rank: int, world: int) -> None:
     x = torch.ones(1)
     if rank != 1:
@@ -112,7 +59,6 @@ def skips_one_of_many_alike(rank: int, world: int) -> None:
     dist.all_reduce(x)
 
 
-@fault(kinds=("type",), collective="all_reduce", pair=(0, 1))
 def another_type_at_one_line(rank: int, world: int) -> None:
     x = warm()
     call = dist.all_reduce if rank != 1 else partial(dist.broadcast, src=0)
@@ -120,7 +66,6 @@ def another_type_at_one_line(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("order", "left out"), collective="all_reduce")
 def another_order(rank: int, world: int) -> None:
     x = warm()
     if rank != 1:
@@ -131,7 +76,6 @@ def another_order(rank: int, world: int) -> None:
         dist.all_reduce(x)
 
 
-@fault(kinds=("size",), collective="all_reduce", pair=(0, 1), ends=True)
 def another_size(rank: int, world: int) -> None:
     warm()
     x = torch.ones(64 if rank == 1 else 16)
@@ -139,7 +83,6 @@ def another_size(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("dtype",), collective="all_reduce", pair=(0, 1), ends=True)
 def another_dtype(rank: int, world: int) -> None:
     warm()
     x = torch.ones(16, dtype=torch.float64 if rank == 1 else torch.float32)
@@ -147,7 +90,6 @@ def another_dtype(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("size",), collective="broadcast", pair=(0, 1), ends=True)
 def another_size_to_broadcast(rank: int, world: int) -> None:
     warm()
     x = torch.ones(8 if rank == 1 else 32)
@@ -155,7 +97,6 @@ def another_size_to_broadcast(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("root or operation",), collective="broadcast", pair=(0, 1))
 def another_root(rank: int, world: int) -> None:
     x = warm()
     dist.broadcast(x, 1 if rank == 1 else 0)  # <- another_root
@@ -167,7 +108,6 @@ def another_root(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("extra", "left out"), collective="all_reduce", ranks=lambda world: [0])
 def logs_on_one_rank(rank: int, world: int) -> None:
     x = warm()
     for step in range(4):
@@ -177,21 +117,18 @@ def logs_on_one_rank(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("extra", "left out"), collective="barrier", ranks=lambda world: [0], pair=(1,))
 def waits_alone_for_a_checkpoint(rank: int, world: int) -> None:
     warm()
     if rank == 0:
         dist.barrier()  # <- waits_alone_for_a_checkpoint
 
 
-@fault(kinds=("uneven batches",), collective="all_reduce")
 def fewer_batches(rank: int, world: int) -> None:
     net = model()
     for _ in range(4 if rank == 1 else 6):
         net(batch()).sum().backward()  # <- fewer_batches
 
 
-@fault(kinds=("uneven batches",), collective="broadcast")
 def fewer_batches_with_batchnorm(rank: int, world: int) -> None:
     net = model(norm=True)
     for _ in range(4 if rank == 1 else 6):
@@ -199,7 +136,6 @@ def fewer_batches_with_batchnorm(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("uneven batches",), collective="all_reduce")
 def stops_early_by_its_own_loss(rank: int, world: int) -> None:
     net = model()
     for step in range(8):
@@ -209,7 +145,6 @@ def stops_early_by_its_own_loss(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("uneven batches",), collective="all_reduce")
 def skips_a_batch_with_nan(rank: int, world: int) -> None:
     net = model()
     for step in range(5):
@@ -230,14 +165,12 @@ class TwoHeads(nn.Module):
         return self.one(x) + self.other(x) if both else self.one(x)
 
 
-@fault(kinds=("unused parameters",), collective="all_reduce", ends=True)
 def a_head_is_not_used(rank: int, world: int) -> None:
     net = DistributedDataParallel(TwoHeads())
     for step in range(5):
         net(batch(), rank != 1 or step < 2).sum().backward()  # <- a_head_is_not_used
 
 
-@fault(kinds=("raised",), ends=True)
 def raises_on_one_rank(rank: int, world: int) -> None:
     x = warm()
     if rank == 1:
@@ -245,7 +178,6 @@ def raises_on_one_rank(rank: int, world: int) -> None:
     dist.all_reduce(x)
 
 
-@fault(kinds=("died",), ends=True, is_placed=False)
 def is_killed(rank: int, world: int) -> None:
     x = warm()
     if rank == 1:
@@ -253,7 +185,6 @@ def is_killed(rank: int, world: int) -> None:
     dist.all_reduce(x)
 
 
-@fault(kinds=("died",), ends=True, is_placed=False)
 def exits_in_between(rank: int, world: int) -> None:
     x = warm()
     if rank == 1:
@@ -261,7 +192,6 @@ def exits_in_between(rank: int, world: int) -> None:
     dist.all_reduce(x)
 
 
-@fault(kinds=("slow",), collective="all_reduce")
 def is_only_slow(rank: int, world: int) -> None:
     x = warm()
     until = time.monotonic() + 60
@@ -270,7 +200,6 @@ def is_only_slow(rank: int, world: int) -> None:
     dist.all_reduce(x)  # <- is_only_slow
 
 
-@fault(kinds=("stuck",), collective="all_reduce")
 def waits_for_a_lock(rank: int, world: int) -> None:
     x = warm()
     if rank == 1:
@@ -278,7 +207,6 @@ def waits_for_a_lock(rank: int, world: int) -> None:
     dist.all_reduce(x)  # <- waits_for_a_lock
 
 
-@fault(kinds=("order",), collective="all_reduce", ranks=all_of)
 def groups_in_another_order(rank: int, world: int) -> None:
     one, other = dist.new_group(list(range(world))), dist.new_group(list(range(world)))
     x = warm()
@@ -287,7 +215,6 @@ def groups_in_another_order(rank: int, world: int) -> None:
     dist.all_reduce(x, group=second)
 
 
-@fault(kinds=("point to point",), collective="recv")
 def a_message_is_not_sent(rank: int, world: int) -> None:
     x = warm()
     if rank == 0:
@@ -295,7 +222,6 @@ def a_message_is_not_sent(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("point to point",), collective="recv", ranks=lambda world: [0, 1])
 def both_wait_for_a_message(rank: int, world: int) -> None:
     x = warm()
     if rank < 2:
@@ -304,7 +230,6 @@ def both_wait_for_a_message(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("left out",), collective="all_gather")
 def leaves_a_metric_out(rank: int, world: int) -> None:
     net = model()
     for _ in range(3):
@@ -314,7 +239,6 @@ def leaves_a_metric_out(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("left out",), collective="all_gather")
 def leaves_objects_out(rank: int, world: int) -> None:
     warm()
     if rank != 1:
@@ -322,7 +246,6 @@ def leaves_objects_out(rank: int, world: int) -> None:
     dist.barrier()
 
 
-@fault(kinds=("left out",), collective="all_reduce")
 def in_a_group_of_its_own(rank: int, world: int) -> None:
     group = dist.new_group([0, 1])
     x = warm()
@@ -332,7 +255,6 @@ def in_a_group_of_its_own(rank: int, world: int) -> None:
         dist.broadcast(x, 0, group=group)
 
 
-@fault(kinds=("left out",), collective="reduce_scatter")
 def leaves_a_shard_out(rank: int, world: int) -> None:
     warm()
     if rank != 1:
@@ -342,29 +264,19 @@ def leaves_a_shard_out(rank: int, world: int) -> None:
 
 # --- programs in which nothing is wrong ---------------------------------------------------------------------------------------
 
-HEALTHY: list[Callable[[int, int], object]] = []
 
-
-def healthy(run: Callable[[int, int], object]) -> Callable[[int, int], object]:
-    HEALTHY.append(run)
-    return run
-
-
-@healthy
 def plain_steps(rank: int, world: int) -> None:
     net = model()
     for _ in range(20):
         net(batch()).sum().backward()
 
 
-@healthy
 def steps_with_batchnorm(rank: int, world: int) -> None:
     net = model(norm=True)
     for _ in range(20):
         net(batch()).sum().backward()
 
 
-@healthy
 def one_rank_is_ten_times_slower(rank: int, world: int) -> None:
     net = model()
     for _ in range(8):
@@ -372,7 +284,6 @@ def one_rank_is_ten_times_slower(rank: int, world: int) -> None:
         net(batch()).sum().backward()
 
 
-@healthy
 def uneven_batches_with_join(rank: int, world: int) -> None:
     from torch.distributed.algorithms.join import Join
 
@@ -382,14 +293,12 @@ def uneven_batches_with_join(rank: int, world: int) -> None:
             net(batch()).sum().backward()
 
 
-@healthy
 def an_unused_head_that_ddp_knows_of(rank: int, world: int) -> None:
     net = DistributedDataParallel(TwoHeads(), find_unused_parameters=True)
     for step in range(8):
         net(batch(), rank != 1 or step < 2).sum().backward()
 
 
-@healthy
 def messages_and_collectives(rank: int, world: int) -> None:
     x = warm()
     for _ in range(5):
@@ -400,7 +309,6 @@ def messages_and_collectives(rank: int, world: int) -> None:
         dist.all_reduce(x)
 
 
-@healthy
 def groups_of_some(rank: int, world: int) -> None:
     group = dist.new_group([0, 1])
     x = warm()
@@ -410,7 +318,6 @@ def groups_of_some(rank: int, world: int) -> None:
         dist.broadcast(x, 0)
 
 
-@healthy
 def objects_and_gathers(rank: int, world: int) -> None:
     for _ in range(4):
         dist.all_gather_object([None] * world, "x" * (rank * 100))
@@ -419,7 +326,6 @@ def objects_and_gathers(rank: int, world: int) -> None:
         dist.reduce(torch.ones(5), 0)
 
 
-@healthy
 def gradients_are_accumulated(rank: int, world: int) -> None:
     net = model()
     for step in range(12):
@@ -430,7 +336,6 @@ def gradients_are_accumulated(rank: int, world: int) -> None:
             net(batch()).sum().backward()
 
 
-@healthy
 def a_long_evaluation_on_one_rank(rank: int, world: int) -> None:
     net = model()
     net(batch()).sum().backward()

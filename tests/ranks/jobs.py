@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -24,13 +25,15 @@ import torch.distributed as dist
 
 import nbguard
 from nbguard.ranks import watchdog
+from nbguard.ranks.analysis import judge
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis
 from nbguard.ranks.analysis.facts import JobFacts, to_text
 from tests.ranks import faults
+from tests.ranks.planted import FAULTS
 
 TIMEOUT = 2.0
 LIMIT = 40.0
-RUNS = {each.name: each.run for each in faults.FAULTS} | {run.__name__: run for run in faults.HEALTHY}
+FAULTY = frozenset(fault.name for fault in FAULTS)
 
 
 def rank_main(name: str, folder: Path) -> None:
@@ -43,20 +46,36 @@ def rank_main(name: str, folder: Path) -> None:
     warned = _Warnings()
     logging.getLogger("nbguard").addHandler(warned)
     _keep_facts(path, warned)
-    begun = time.time()
+    begun, before = time.time(), _folders()
     watch = nbguard.watch_ranks(timeout=TIMEOUT)
     threading.Thread(target=_end_later, args=(watch, path, warned, begun), daemon=True).start()
-    with suppress(RuntimeError if name in {each.name for each in faults.FAULTS} else ZeroDivisionError), watch:
-        RUNS[name](rank, world)
-        if name in {each.name for each in faults.FAULTS} and not watch.diagnosis:
+    with suppress(*([RuntimeError] if name in FAULTY else [])), watch:
+        getattr(faults, name)(rank, world)
+        if name in FAULTY and not watch.diagnosis:
             watch.stop()  # this rank is at its end, the others are not: its process goes on
             while not any(folder.glob(f"{name}-{world}-*.json")):
                 time.sleep(0.1)
             os._exit(0)
     _write(watch, path, warned, begun)
-    if name in {each.name for each in faults.FAULTS}:
+    if name in FAULTY:
         os._exit(0)
+    dist.barrier()  # now all have left the watch
+    path.with_suffix(".left").write_text(json.dumps(_left(before)))
     dist.destroy_process_group()
+
+
+def _left(before: set[str]) -> dict[str, object]:
+    """Return what the watch has left behind in this process and its folder: nothing, once all ranks have left it."""
+    cells = (getattr(dist, name).__closure__[0].cell_contents for name in ("all_reduce", "broadcast", "barrier", "send"))
+    return {
+        "threads": [thread.name for thread in threading.enumerate() if thread.name.startswith("nbguard")],
+        "hooks": sum(cell.__module__.startswith("nbguard") for cell in cells),
+        "files": sorted(_folders() - before),
+    }
+
+
+def _folders() -> set[str]:
+    return {file.name for file in Path(tempfile.gettempdir()).glob("nbguard-ranks-*")}
 
 
 class _Warnings(logging.Handler):
@@ -73,16 +92,18 @@ class _Warnings(logging.Handler):
 
 def _keep_facts(path: Path, warned: _Warnings) -> None:
     """Have the facts that a diagnosis rests on, and this rank's own dump, written to files: tests replay them."""
-    diagnosed = watchdog.diagnosed
+    diagnosed = judge.diagnosed
 
     def kept(job: JobFacts) -> RankDiagnosis:
         stuck = [facts.at - facts.since for facts in job.ranks if facts.state == "running" and facts.at and not facts.works]
         warned.since = max(warned.since, min(stuck, default=0.0))
+        if path.with_suffix(".facts").exists():  # of the first diagnosis; later the other ranks have ended
+            return diagnosed(job)
         path.with_suffix(".facts").write_text("\n".join(map(to_text, job.ranks)))
         path.with_suffix(".dump").write_bytes(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
         return diagnosed(job)
 
-    watchdog.diagnosed = kept
+    vars(watchdog)["diagnosed"] = kept
 
 
 def _end_later(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun: float) -> None:
@@ -92,7 +113,7 @@ def _end_later(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun:
         time.sleep(0.05)
     if warned.at:
         _write(watch, path, warned, begun)
-        world, until = int(os.environ["WORLD_SIZE"]), time.time() + 6
+        world, until = int(os.environ["WORLD_SIZE"]), time.time() + 12
         while time.time() < until and len(list(path.parent.glob(f"{path.name.rpartition('-')[0]}-*.json"))) < world:
             time.sleep(0.05)
         os._exit(0)
@@ -101,7 +122,9 @@ def _end_later(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun:
 def _write(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun: float) -> None:
     said = None if watch.diagnosis is None else [asdict(fault) for fault in watch.diagnosis.faults]
     data = {"faults": said, "late": warned.at - (warned.since or begun) if warned.at else None, "texts": warned.texts}
-    path.with_suffix(".json").write_text(json.dumps(data))
+    fresh = path.with_suffix(f".new-{threading.get_ident()}")
+    fresh.write_text(json.dumps(data))
+    fresh.replace(path.with_suffix(".json"))  # another thread may end this process meanwhile
 
 
 def free_port() -> int:

@@ -18,6 +18,7 @@ from nbguard.memory.processes import Zombies
 from nbguard.memory.recording import Recording
 from nbguard.memory.references.explain import explain
 from nbguard.memory.simulated import SimulationState
+from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import build_map
 from nbguard.reports.notices.notice import Notice, Notices
@@ -49,6 +50,25 @@ _THREADS = CheckFinding(
 )
 
 EXAMPLES: tuple[Result, ...] = (
+    RankDiagnosis(
+        world=2,
+        faults=(
+            RankFault(
+                kind="left out",
+                ranks=(1,),
+                collective="all_reduce",
+                place="train.py:13",
+                last_common=7,
+                what="rank 1 has left out the `all_reduce` of 4 × float32 that rank 0 waits for at `train.py:13`",
+                evidence=("rank 0: `all_reduce` of 4 × float32 at `train.py:13`",),
+                remedy="call the same collectives in the same order on all ranks",
+            ),
+        ),
+        places=(
+            RankPlace(rank=0, state="running", calls=8, waits_in="`all_reduce` of 4 × float32", stands="train.py:13"),
+            RankPlace(rank=1, state="ended", calls=7, waits_in="", stands=""),
+        ),
+    ),
     Deterministic(is_on=True, seed=4, mode="on", times=StepTimes(plain=10, deterministic=12)),
     RepairedModel(name="exportable", replaced=(("layers.13", "ToTensorBase", "Identity"),)),
     Diagnosis(

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from nbguard.render.result import Result
 
-Topic = Literal["environment", "determinism", "export"]
+Topic = Literal["environment", "determinism", "export", "ranks"]
 Severity = Literal["note", "advice", "problem"]
 State = Literal["ok", "note", "advice", "problem", "not checked"]
 

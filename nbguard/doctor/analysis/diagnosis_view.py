@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, Diagnosis, State
 from nbguard.render.blocks import Block, Listing, Point, Points, Section, Table, TableRow, Title
 
-_TOPICS = ("environment", "determinism", "export")
+_TOPICS = ("environment", "determinism", "export", "ranks")
 _ORDER: tuple[State, ...] = ("problem", "advice", "note", "not checked", "ok")
 _MANY = {"problem": "problems", "advice": "pieces of advice", "note": "notes", "not checked": "not checked", "ok": "in order"}
 _ONE = {"problem": "problem", "advice": "piece of advice", "note": "note", "not checked": "not checked", "ok": "in order"}

@@ -213,7 +213,7 @@ class RankRow:
     device: str = ""  # as torch writes it; "": not known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """All ranks, and the differences between them."""
 
@@ -221,6 +221,7 @@ class RankReport:
     rows: tuple[RankRow, ...]  # by rank
     findings: tuple[FitFinding, ...] = ()
     note: str = ""  # ranks that did not report, in words
+    launch: str = ""  # launcher, rank and number of ranks, in words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from nbguard.profiler.distributed.liveness import RankLiveness, forget, pulse_of
 from nbguard.profiler.distributed.settings import environment
 from nbguard.profiler.distributed.watchdog import RankWatchdog
 from nbguard.profiler.record.recorder import Recorder
+from nbguard.ranks.analysis.launcher import launch_of
 from nbguard.ranks.job_folder import job_folder, leave
 from nbguard.ranks.rank import Rank, current_rank
 
@@ -156,6 +157,7 @@ class RankWatch:
             messages=(own, *(message for text in texts.values() if (message := from_text(text)))),
             pulses=tuple(pulses.values()),
             waited=round(1e9 * waited),
+            launch=replace(launch_of(os.environ), rank=at.rank, world=at.world).words,
         )
 
     def _pulses(self, others: range, texts: dict[int, str]) -> dict[int, Pulse]:

@@ -18,6 +18,7 @@ from nbguard.profiler.render.rows import (
 )
 from nbguard.profiler.render.time import epoch_blocks, time_blocks
 from nbguard.render.blocks import Block, FactLines, Head, Listing, Picture
+from nbguard.render.words import NAME, clean
 from nbguard.units import counted, format_time
 
 _ENDINGS: dict[Ending, str] = {
@@ -67,7 +68,8 @@ def _head(report: FitReport) -> Head:
         batches = counted(report.missed, "batch was", "batches were")
         ending = f"{batches} over when the profile began{'' if report.ending == 'complete' else f'; {ending}'}"
     batches = counted(report.timing.batches, "training batch", "training batches")
-    return Head(report.title, ending, f"{format_time(report.timing.wall)} · {batches}", report.is_partial)
+    launch = f" · {clean(report.ranks.launch, NAME)}" if report.ranks is not None and report.ranks.launch else ""
+    return Head(report.title, ending, f"{format_time(report.timing.wall)} · {batches}{launch}", report.is_partial)
 
 
 def _last(report: FitReport) -> Iterator[tuple[str, str]]:

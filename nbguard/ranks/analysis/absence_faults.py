@@ -73,7 +73,7 @@ def _absent(kind: FaultKind, late: list[RankFacts], waiting: list[int], waited: 
         other = next(call for facts in late for call in facts.calls if not call.is_done and call.group != waited.group)
         what = (
             f"{who} {'waits' if len(ranks) == 1 else 'wait'} in {call_words(other)} of group {other.group}{place_words(other)},"
-            f" {others} in {call_words(waited)} of group {waited.group}{place_words(waited)}: the groups are used in a different"
+            f" {others} in {call_words(waited)} of group {waited.group}{place_words(waited)}: the groups are used in another"
             " order"
         )
         culprits = [*ranks, *waiting]
@@ -175,5 +175,5 @@ def same_call(groups: tuple[GroupCalls, ...]) -> Iterator[RankFault]:
                 place=calls[0].place,
                 last_common=group.last,
                 what=f"all ranks are in the same {call_words(calls[0])}{place_words(calls[0])}, and it does not end",
-                remedy="see whether the hosts reach each other: `%nbguard doctor --ranks` looks at address, port and interface",
+                remedy="see whether the hosts reach each other, and whether all gave the same root and operation",
             )

@@ -58,6 +58,7 @@ class RankObservations:
     messages: tuple[RankMessage, ...]  # of the ranks that reported, rank 0 first
     pulses: tuple[Pulse, ...] = ()  # signs of life of ranks of the same host that did not report
     waited: int = 0  # nanoseconds that rank 0 waited for messages
+    launch: str = ""  # launcher, rank and number of ranks, in words
 
 
 def rank_report(observed: RankObservations) -> RankReport:
@@ -75,7 +76,7 @@ def rank_report(observed: RankObservations) -> RankReport:
         findings.append(finding)
     findings += [*skews(rows), *_mismatches(observed.messages)]
     note = "" if len(heard) == world else f"{world - len(heard)} of {world} ranks did not report; waited {format_time(waited)}."
-    return RankReport(world, tuple(rows), tuple(findings), note)
+    return RankReport(world=world, rows=tuple(rows), findings=tuple(findings), note=note, launch=observed.launch)
 
 
 def _silent(rank: int, pulse: Pulse | None, waited: int, host: str) -> tuple[RankRow, FitFinding]:
