@@ -94,6 +94,13 @@ def loaded_at_once(scripts: dict[str, str]) -> set[str]:
     return loaded
 
 
+def test_nothing_of_others_is_bundled(wheel: zipfile.ZipFile) -> None:
+    """What is, has to be named with its licence in the release (CONTRIBUTING.md)."""
+    static = f"nbguard-{nbguard.__version__}.data/data/share/jupyter/labextensions/nbguard/static"
+
+    assert json.loads(wheel.read(f"{static}/third-party-licenses.json")) == {"packages": []}
+
+
 def test_the_widget_fetches_nothing(wheel: zipfile.ZipFile) -> None:
     for name in ("widget.js", "widget.css"):
         text = wheel.read(f"nbguard/notebook/static/{name}").decode()

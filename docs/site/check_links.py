@@ -1,4 +1,4 @@
-"""Every link of the built site leads somewhere inside of it, and no page fetches anything: python docs/site/check_links.py FOLDER."""
+"""Every link of the built site leads somewhere inside of it, and no page fetches anything: check_links.py FOLDER."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def mistakes(site: Path) -> list[str]:
     lines = []
     for file, page in pages.items():
         name = file.relative_to(site)
-        for address in page.fetched:
-            if urlsplit(address).scheme not in ("", "data") or urlsplit(address).netloc:
-                lines.append(f"{name}: fetches {address}")
+        lines += [f"{name}: fetches {address}" for address in page.fetched if _is_elsewhere(address)]
         for address in (*page.links, *page.fetched):
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:
@@ -52,6 +50,11 @@ def mistakes(site: Path) -> list[str]:
             elif target in pages and unquote(parts.fragment) not in pages[target].anchors:
                 lines.append(f"{name}: no place for {address}")
     return lines
+
+
+def _is_elsewhere(address: str) -> bool:
+    parts = urlsplit(address)
+    return parts.scheme not in ("", "data") or bool(parts.netloc)
 
 
 def main() -> int:

@@ -27,7 +27,10 @@ _FREE = (DevicePart.FREE,)
 _PROTOCOL = "2.1.0"
 _SIDEBAR = "application/vnd.nbguard.sidebar+json"
 """Type of the output that the extension of JupyterLab shows: live or as a picture."""
-_NO_KERNEL = "this is no ipykernel: there is no page to show a sidebar in (%gpumem reports in a terminal)"
+_NO_KERNEL = (
+    "this is no ipykernel, so that there is nobody to keep a sidebar up to date: nbguard.report() shows the same figures "
+    "of this moment, also in marimo (%gpumem in a terminal)"
+)
 _NOT_BUILT = "this install has no built view: `make build` makes it in the sources, a wheel has it (pip install nbguard)"
 _OFF = "nbguard is off in this kernel: run `%load_ext nbguard`, or `%nbguard on`"
 

@@ -58,7 +58,11 @@ def snapshot_map(path: str | Path, progress: Progress | None = None) -> MemoryMa
     Raises:
         SnapshotError: the file, or the one beside it, cannot be read.
     """
-    snapshot, names = load_named(path, progress)
+    return map_of(path, *load_named(path, progress))
+
+
+def map_of(path: str | Path, snapshot: Snapshot, names: NotebookNames) -> MemoryMap:
+    """Return the map of a snapshot that was loaded from `path`."""
     return saved_map(Path(path).name, _devices(snapshot, names), _notes(snapshot, names))
 
 
@@ -89,7 +93,7 @@ def _notes(snapshot: Snapshot, names: NotebookNames) -> tuple[str, ...]:
         notes.append("the file beside it is of another snapshot: its names are left out, sizes and version may be wrong")
     if names.holders is None:
         has_stacks = any(block.stack >= 0 for segment in snapshot.segments for block in segment.blocks)
-        by = "holders are the lines that allocated" if has_stacks else "and no history was recorded: holders are not known"
+        by = "holders are the lines that allocated" if has_stacks else "holders are not known, as no stacks were recorded"
         notes.append(f"no names ({advice.SNAPSHOT.command} writes them beside it): {by}")
     if names.unnamed:
         notes.append(f"{names.unnamed} small holders had no room in the file beside it")

@@ -41,7 +41,7 @@ class WhatIfs(Result):
 
 
 def whatifs_data(whatifs: WhatIfs) -> dict[str, Any]:
-    """Return for each device the same data as `python -m nbguard whatif --json`; bytes as integers."""
+    """Return for each device the same data as `nbguard whatif --json`; bytes as integers."""
     devices = [{"file": whatifs.name, **whatif_data(whatif)} for whatif in whatifs.devices]
     return {"name": whatifs.name, "devices": devices, "to_free": list(whatifs.to_free)}
 

@@ -31,13 +31,13 @@ def test_the_demo_runs_and_frees_what_it_promises(tmp_path: Path, capsys: pytest
     ):
         assert holder in text
     if "No GPU in this process" in text:
-        assert [line for line in _readme_lines() if line not in text] == []
+        assert [line for line in _shown_lines() if line not in text] == []
 
 
-def _readme_lines() -> list[str]:
-    """Return the lines of the cleanup that the README shows, without what it cuts."""
-    readme = (_FOLDER.parent / "README.md").read_text(encoding="utf-8")
-    block = readme.partition("In [17]: %reset_gpu\n")[2].partition("```")[0]
+def _shown_lines() -> list[str]:
+    """Return the lines of the cleanup that the site shows, without what it cuts."""
+    page = (_FOLDER.parent / "docs/guide/stale.md").read_text(encoding="utf-8")
+    block = page.partition("In [17]: %reset_gpu\n")[2].partition("```")[0]
     return [line.partition(" · …")[0] for line in block.splitlines()]
 
 

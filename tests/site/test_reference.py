@@ -1,4 +1,4 @@
-"""The reference is complete: each word of a magic, each command and each public name has its place, and each command line parses."""
+"""The reference is complete: each word, command and public name has its place, and each command line parses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_each_public_name_has_its_entry() -> None:
 def test_each_command_line_is_one_that_nbguard_reads(page) -> None:  # type: ignore[no-untyped-def]
     text = "\n".join([*blocks(page, "sh"), *re.findall(r"`(nbguard [a-z][^`]*)`", page.read_text(encoding="utf-8"))])
     for line in re.findall(r"^(?:\$ )?nbguard (.*)$", text, re.MULTILINE):
-        words = shlex.split(line, comments=True)
+        words = shlex.split(line.partition(" > ")[0], comments=True)
         try:
             command_parser().parse_args(words)
         except SystemExit as error:

@@ -55,6 +55,14 @@ def _state(replay: DeviceReplay) -> str:
 
 def whatif_blocks(whatif: WhatIf, name: str = "what if") -> Iterator[Block]:
     """Yield the self-check of the replay, the table of settings, the recommendation and notes; `name`: of the file."""
+    yield from trial_blocks(whatif, name)
+    if whatif.replay.events:
+        yield Line(recommendation(whatif), "strong")
+        yield from note_blocks(whatif)
+
+
+def trial_blocks(whatif: WhatIf, name: str) -> Iterator[Block]:
+    """Yield the self-check of the replay and the table of the settings that were tried."""
     device = f"cuda:{whatif.replay.device}"
     if not whatif.replay.events:
         start = "torch.cuda.memory._record_memory_history() starts one."
@@ -65,7 +73,10 @@ def whatif_blocks(whatif: WhatIf, name: str = "what if") -> Iterator[Block]:
     yield Line(f"{requests_name(whatif)}{capacity}", "dim")
     rows = tuple(TableRow(cells=_cells(row)) for row in whatif.rows)
     yield Table(names=_NAMES, rows=rows, figures=(1, 2, 3, 4), widest=100)
-    yield Line(recommendation(whatif), "strong")
+
+
+def note_blocks(whatif: WhatIf) -> Iterator[Block]:
+    """Yield what must be known to read the figures, if there is anything."""
     if sentences := tuple(notes(whatif)):
         yield Listing(sentences=sentences)
 

@@ -14,11 +14,12 @@ from nbguard.units import counted, format_bytes
 def zombies_blocks(zombies: Zombies) -> Iterator[Block]:
     """Yield the processes on the GPUs, orphans first, then the sentences on them."""
     if zombies.judged:
-        yield Table(rows=tuple(map(_row, zombies.judged)), figures=(3,))
+        yield Table(rows=tuple(map(process_row, zombies.judged)), figures=(3,))
     yield from map(Line, _sentences(zombies))
 
 
-def _row(judged: Judged) -> TableRow:
+def process_row(judged: Judged) -> TableRow:
+    """Return a process with its judgement as a row."""
     process = judged.found
     started = datetime.fromtimestamp(process.process.started).strftime("%Y-%m-%d %H:%M")
     command = " ".join(process.command) or "(command not readable)"

@@ -40,7 +40,7 @@ def _options() -> MagicArgumentParser:
         "--json", metavar="FILE", default="", help="write the report as JSON, nanoseconds and bytes as integers"
     )
     options.add_argument(
-        "--save", metavar="FILE", default="", help="save the profile; `python -m nbguard profile FILE` shows its report again"
+        "--save", metavar="FILE", default="", help="save the profile; `nbguard profile FILE` shows its report again"
     )
     options.add_argument(
         "--predict", action="store_true", help="run nothing of the cell: foresee the memory that its fits will take"

@@ -13,12 +13,20 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
+try:
+    import psutil
+except ImportError:  # there are no wheels of it for this platform (Pyodide): then no process is known
+    psutil = None
 
 from nbguard.memory.processes import DeviceProcess, Kernel, Process, Surroundings, connection_of, is_kernel
 from nbguard.scan.devices.nvml import NvmlReader
 
 Answer = TypeVar("Answer")
+
+_NO_PSUTIL = "psutil is not installed: processes are not known (pip install psutil)"
+_REFUSALS: tuple[type[Exception], ...] = (OSError, ValueError, NotImplementedError)
+if psutil is not None:
+    _REFUSALS += (psutil.Error,)
 
 _PROC = Path("/proc")
 _FORKED = 0x40  # PF_FORKNOEXEC, field 9 of /proc/PID/stat
@@ -32,13 +40,18 @@ def _ask(question: Callable[[], Answer]) -> Answer | None:
     """Return the answer, or None where the process is gone or the system does not tell."""
     try:
         return question()
-    except (psutil.Error, OSError, ValueError, NotImplementedError):
+    except _REFUSALS:
         return None
+
+
+def _entry(pid: int) -> Any:
+    """Return psutil's view of a process; None if there is none, or no psutil."""
+    return None if psutil is None else _ask(lambda: psutil.Process(pid))
 
 
 def process_of(pid: int) -> Process | None:
     """Return the process that has `pid` now; None if there is none, or only the entry of one that has ended."""
-    entry = _ask(lambda: psutil.Process(pid))
+    entry = _entry(pid)
     if entry is None or _ask(entry.status) in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
         return None
     started = _ask(entry.create_time)
@@ -57,13 +70,14 @@ def is_child(process: Process) -> bool:
 
 def is_listed(process: Process) -> bool:
     """Say whether the system still has an entry for this very process, be it one that has ended and was not asked for."""
-    entry = _ask(lambda: psutil.Process(process.pid))
+    entry = _entry(process.pid)
     return entry is not None and _ask(entry.create_time) == process.started
 
 
 def private_bytes(pid: int) -> int | None:
     """Return the bytes of memory that come back when this process ends: those it shares with no other."""
-    nbytes = _ask(lambda: psutil.Process(pid).memory_full_info().uss)
+    entry = _entry(pid)
+    nbytes = None if entry is None else _ask(lambda: entry.memory_full_info().uss)
     return None if nbytes is None else int(nbytes)
 
 
@@ -109,6 +123,8 @@ def device_processes() -> tuple[tuple[DeviceProcess, ...], str]:
     Own processes that have a device's files open are on it whatever the list says: a forked worker keeps the memory of a
     kernel that has died without being listed.
     """
+    if psutil is None:
+        return (), _NO_PSUTIL
     with NvmlReader() as nvml:
         everybody = nvml.everybody()
         reason = nvml.reason or ""
@@ -145,7 +161,7 @@ def _holders_of_device_files() -> Iterator[int]:
 
 
 def _facts(pid: int, devices: tuple[tuple[str, int | None], ...], holds_files: bool) -> DeviceProcess | None:
-    entry = _ask(lambda: psutil.Process(pid))
+    entry = _entry(pid)
     started = None if entry is None else _ask(entry.create_time)
     if entry is None or started is None:
         return None

@@ -1,4 +1,4 @@
-"""`python -m nbguard replay` and `whatif`, from the golden runs made into snapshots."""
+"""The command line on snapshots, from the golden runs made into files, and on this machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import gzip
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,127 @@ def test_gz_is_read_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
 
     assert first | {"file": ""} == second | {"file": ""}
+
+
+def test_diagnose_says_why_it_ran_out_and_what_would_have_helped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = snapshot_file(tmp_path, "2.11.0_49")
+
+    assert main(["diagnose", str(file), "--html", str(tmp_path / "page.html")]) == 1
+    text = capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    assert re.search(r"cuda:0 ran out of memory: .* was asked for; the device had .* left \(\d+ requests failed", text)
+    assert text.index("No setting here helps: request") < text.index("Who held the memory") < text.index("Other settings")
+    assert text.count("No setting here helps: request") == 1
+    assert "stranded" in text
+    assert "<svg" in page
+    assert "<script" not in page
+    assert not re.search(r"""(?:src|href)=["']?https?:""", page)
+
+
+def test_diagnose_as_json_has_all_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = snapshot_file(tmp_path, "2.11.0_49")
+
+    main(["diagnose", "--json", str(file)])
+    found = json.loads(capsys.readouterr().out)
+
+    ooms = [
+        event for event in oracle.read(next(path for path in RUNS if "2.11.0_49" in path.name))["events"] if event[0] == "oom"
+    ]
+    assert found["kind"] == "snapshotdiagnosis"
+    (refusal,) = found["refusals"]
+    assert (refusal["free"], refusal["size"], refusal["refusals"]) == (ooms[0][1], ooms[0][2], len(ooms))
+    assert found["trials"][0]["events"] == found["trials"][0]["reproduced"]
+    assert found["report"]["kind"] == "saved"
+    assert found["map"]["kind"] == "memorymap"
+
+
+def test_diagnose_of_a_run_that_went_well_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = snapshot_file(tmp_path, "2.13.0_111")
+    snapshot = pickle.loads(file.read_bytes())
+    for trace in snapshot["device_traces"]:
+        del trace[next((place for place, event in enumerate(trace) if event["action"] == "oom"), len(trace)) :]
+    snapshot["segments"] = []
+    file.write_bytes(pickle.dumps({**snapshot, "device_traces": [[] for _ in snapshot["device_traces"]]}))
+
+    assert main(["diagnose", str(file)]) == 0
+    assert "The file has no history" in capsys.readouterr().out
+
+
+def test_map_and_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = snapshot_file(tmp_path, "2.13.0_118"), snapshot_file(tmp_path, "2.11.0_49")
+
+    assert main(["map", str(after), "-n", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert main(["diff", str(before), str(after), "--json"]) == 0
+    changes = json.loads(capsys.readouterr().out)
+
+    assert "pinned by" in shown
+    (device,) = changes["devices"]
+    for rows, total in (("holders", "allocated"), ("pools", "reserved")):
+        assert sum(row["grown"] for row in device[rows]) == device[total]["grown"]
+
+
+@pytest.mark.parametrize("command", ["map", "diagnose"])
+def test_a_page_that_cannot_be_written_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = snapshot_file(tmp_path, "2.13.0_118")
+
+    assert main([command, str(file), "--html", str(tmp_path)]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_completion_is_a_script_of_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+
+    assert "diagnose" in script
+    assert "complete -" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_no_gpu_is_status_1_and_a_reason(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+
+    assert main(["gpus"]) == 1
+    assert "nvidia-ml-py is not installed" in capsys.readouterr().out
+    assert main(["gpus", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["gpus"] == []
+
+
+def test_a_lock_names_what_a_notebook_imports_and_what_that_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, notebook = tmp_path / "train.py", tmp_path / "train.ipynb"
+    script.write_text("def main():\n    import hypothesis.strategies\n")
+    cells = [{"cell_type": "code", "source": ["%load_ext nbguard\n", "!ls\n", "import pytest as test"]}]
+    notebook.write_text(json.dumps({"cells": cells}))
+
+    assert main(["lock", str(script)]) == 0
+    of_script = capsys.readouterr().out
+    assert main(["lock", str(notebook)]) == 0
+    of_notebook = capsys.readouterr().out
+
+    assert f"\nhypothesis=={version('hypothesis')}\n" in of_script
+    assert f"\nsortedcontainers=={version('sortedcontainers')}\n" in of_script  # that hypothesis needs
+    assert "pytest==" not in of_script
+    assert f"\npytest=={version('pytest')}\n" in of_notebook
+    assert f"\npluggy=={version('pluggy')}\n" in of_notebook
+    assert main(["lock", str(tmp_path / "nowhere.py")]) == 2
+    assert "nowhere.py cannot be read" in capsys.readouterr().err
+
+
+def test_a_lock_names_the_index_of_the_cuda_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from nbguard.doctor import lock
+
+    metadata = tmp_path / "madeup-1.0+cu130.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: madeup\nVersion: 1.0+cu130\n")
+    (metadata / "top_level.txt").write_text("madeup\n")
+    script = tmp_path / "train.py"
+    script.write_text("import madeup\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert lock.lock_of([str(script)]).splitlines()[1:] == [
+        "--extra-index-url https://download.pytorch.org/whl/cu130",
+        "madeup==1.0+cu130",
+    ]

@@ -1,0 +1,32 @@
+"""The command line: `nbguard COMMAND`, the same as `python -m nbguard COMMAND`. Commands on files need no PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from nbguard.cli.arguments import command_parser
+from nbguard.errors import NbguardError
+
+__all__ = ["command_parser", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status.
+
+    0 is success. 1 is an answer that calls for something: a replay that is not exact, a fit that may not fit, a run that is
+    recorded as out of memory, no GPU; of `doctor --strict`, a piece of advice. 2 is a file or an option that cannot be used.
+    3 is a problem that `doctor --strict` has found. 130 is an interrupt.
+    """
+    options = command_parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except NbguardError as error:
+        print(f"nbguard: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()  # Python would say at its end that the pipe is broken
+        return 2
+    except KeyboardInterrupt:
+        print("nbguard: interrupted", file=sys.stderr)
+        return 130

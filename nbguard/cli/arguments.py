@@ -1,0 +1,166 @@
+"""The parser of the command line: its commands, and the arguments of each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from nbguard.cli import commands, files
+from nbguard.units import parse_bytes
+
+_SNAPSHOT = "from torch.cuda.memory._dump_snapshot, or as JSON"
+_LINES = "one JSON object per line; bytes as integers"
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser. The options that it returns have `run`, the function that does the command and returns its status."""
+    parser = argparse.ArgumentParser(
+        prog="nbguard",
+        description="Says why a recorded run ran out of GPU memory and what would have helped, what is on this machine's GPUs, "
+        "and what a fit will take; loads nbguard in every notebook.",
+        epilog="nbguard COMMAND --help shows the options of one.",
+    )
+    known = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    add: Callable[..., argparse.ArgumentParser] = known.add_parser
+    _add_snapshot_commands(add)
+    _add_machine_commands(add)
+    _add_fit_commands(add)
+    _add_notebook_commands(add)
+    return parser
+
+
+def _add_snapshot_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    diagnose = _of_files(
+        add("diagnose", help="say who held the memory of a snapshot, why it ran out, and what would have helped")
+    )
+    _add_trials(diagnose)
+    _add_rows(diagnose, "holders per device")
+    _add_page(diagnose)
+    diagnose.set_defaults(run=files.diagnose)
+    the_map = _of_files(add("map", help="show a snapshot's segments and blocks, and what pins free memory"))
+    _add_rows(the_map, "segments per pool")
+    _add_page(the_map)
+    the_map.set_defaults(run=files.show_map)
+    diff = add("diff", help="show what grew between two snapshots")
+    diff.add_argument("before", metavar="BEFORE", help="the earlier file")
+    diff.add_argument("after", metavar="AFTER", help="the later file")
+    diff.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
+    _add_rows(diff, "rows of a table")
+    diff.set_defaults(run=files.diff)
+    replay = _of_files(add("replay", help="replay the recorded trace and say how much of it is reproduced"))
+    _add_recording(replay)
+    replay.set_defaults(run=files.replay)
+    whatif = _of_files(add("whatif", help="replay it under other settings of the allocator"))
+    _add_trials(whatif)
+    whatif.set_defaults(run=files.whatif)
+
+
+def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    gpus = add("gpus", help="list this machine's GPUs and the processes on them")
+    gpus.add_argument("--json", action="store_true", help="as JSON, bytes as integers")
+    gpus.set_defaults(run=commands.list_gpus)
+    doctor = add("doctor", help="check this machine, and the model that a script makes")
+    doctor.add_argument(
+        "target", nargs="?", metavar="MODULE:NAME", help="a Learner, or a function that makes one, or a model and a batch"
+    )
+    for topic in commands.TOPICS:
+        doctor.add_argument(
+            f"--{topic}", dest="topics", action="append_const", const=topic, default=[], help=f"check {topic}; default: all"
+        )
+    doctor.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
+    doctor.add_argument("--self-test", action="store_true", help="with --ranks: have two processes work together")
+    doctor.add_argument("--strict", action="store_true", help="exit with 1 for a piece of advice, 3 for a problem")
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    doctor.set_defaults(run=commands.doctor)
+
+
+def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    predict = add("predict", help="foresee the memory of a script's first fit: it runs up to there")
+    predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
+    predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
+    predict.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
+    predict.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
+    predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
+    predict.set_defaults(run=commands.predict)
+    profile = add("profile", help="show the report of a fit again, from a profile saved with --save")
+    profile.add_argument("files", nargs="+", metavar="FILE", help="from `%%%%profile_fit --save FILE`")
+    profile.add_argument("--json", action="store_true", help="one JSON object per line; nanoseconds and bytes as integers")
+    profile.set_defaults(run=files.profile)
+
+
+def _add_notebook_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
+    for name, change, help_text in (
+        ("enable", "enable", "load nbguard in every notebook: one file in IPython's startup folder"),
+        ("disable", "disable", "remove that file"),
+        ("status", "startup", "say whether it is there, and where"),
+    ):
+        command = add(name, help=help_text)
+        command.add_argument("--profile", default="default", metavar="NAME", help="the IPython profile (default)")
+        command.set_defaults(run=commands.startup, change=change)
+    lock = add("lock", help="write the exact versions of what a notebook or script imports, as requirements")
+    lock.add_argument("sources", nargs="*", metavar="FILE", help="notebooks and scripts; none: all that is installed here")
+    lock.set_defaults(run=commands.lock)
+    completion = add("completion", help="print a script that completes nbguard's commands in your shell")
+    completion.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="the shell")
+    completion.set_defaults(run=lambda options: commands.completion(command_parser(), options.shell))
+
+
+def _of_files(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add files to a command, and JSON."""
+    command.add_argument("files", nargs="+", metavar="FILE", help=_SNAPSHOT)
+    command.add_argument("--json", action="store_true", help=_LINES)
+    return command
+
+
+def _add_recording(command: argparse.ArgumentParser) -> None:
+    """Add what a file that others recorded lacks."""
+    command.add_argument("--torch", type=_version, metavar="VERSION", help="the PyTorch that recorded it, such as 2.13")
+    command.add_argument("--fraction", type=_share, metavar="X", help="of it that the process might take, such as 0.5")
+    command.add_argument("--capacity", type=_bytes, metavar="SIZE", help="memory of the device, such as 16GiB")
+
+
+def _add_trials(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set", action="append", default=[], metavar="CONF", help="settings to try, as in PYTORCH_ALLOC_CONF; may be repeated"
+    )
+    _add_recording(command)
+
+
+def _add_rows(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument("-n", type=_items, default=12, metavar="ROWS", help=f"show at most this many {what} (12)")
+
+
+def _add_page(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--html", metavar="PAGE", help="also write it as a web page, with the map as a picture")
+
+
+def _version(text: str) -> str:
+    from nbguard.allocator.model.policy import parse_version
+
+    try:
+        parse_version(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _items(text: str) -> int:
+    if text.isascii() and text.isdecimal() and int(text):
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of items")
+
+
+def _share(text: str) -> float:
+    try:
+        if 0 < float(text) <= 1:
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is no share; write it as 0.5")
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

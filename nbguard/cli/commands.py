@@ -1,0 +1,85 @@
+"""Commands on this machine, its notebooks, and scripts that train."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from nbguard.errors import NbguardError
+
+TOPICS = ("environment", "determinism", "export")
+_STATUS = {"problem": 3, "advice": 1}
+"""Exit status of `doctor --strict` by the severity of its gravest finding; a note is no reason to fail."""
+
+
+def startup(options: argparse.Namespace) -> int:
+    """Have nbguard loaded in every notebook, or no longer, and say how it is."""
+    from nbguard.notebook import startup
+
+    print(getattr(startup, options.change)(options.profile).sentence)
+    return 0
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Foresee the first fit of a script; return 0 where it fits or no GPU was named, 1 where it does not or may not."""
+    try:
+        from nbguard.prediction.script import predict_script
+    except ImportError:
+        raise NbguardError("PyTorch is not installed here: there is no fit to foresee") from None
+    from nbguard.render.text import blocks_text
+
+    found = predict_script(options.script, options.gpu, options.settings, options.bs)
+    print(json.dumps(found.to_data()) if options.json else blocks_text(found.blocks()), flush=True)
+    return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in found.fits))
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Diagnose this environment, and what a script makes. PyTorch is imported, unless that would end the process."""
+    from nbguard.doctor.diagnose import diagnose
+    from nbguard.doctor.diagnose_launch import diagnose_launch
+    from nbguard.doctor.target import import_torch, made_by
+    from nbguard.render.text import blocks_text
+
+    import_torch()
+    if options.ranks or options.self_test:
+        diagnosis = diagnose_launch(self_test=options.self_test)
+    else:
+        subject, batch = made_by(options.target) if options.target else (None, None)
+        topics = options.topics or TOPICS
+        chosen = {topic: topic in topics for topic in TOPICS}
+        diagnosis = diagnose(subject, batch, **chosen)  # type: ignore[arg-type]
+    print(json.dumps(diagnosis.to_data()) if options.json else blocks_text(diagnosis.blocks()), flush=True)
+    return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
+
+
+def list_gpus(options: argparse.Namespace) -> int:
+    """List the GPUs and what is on them; return 1 where the driver shows none."""
+    from nbguard.cleanup.apply.processes import find_zombies
+    from nbguard.memory.gpus import Gpus
+    from nbguard.render.text import blocks_text
+    from nbguard.scan.devices.gpus import read_gpus
+
+    gpus, driver, reason = read_gpus()
+    processes = find_zombies().judged if gpus else ()
+    shown = Gpus(gpus=gpus, driver=driver, unavailable=reason, processes=processes)
+    print(json.dumps(shown.to_data()) if options.json else blocks_text(shown.blocks()), flush=True)
+    return int(not gpus)
+
+
+def lock(options: argparse.Namespace) -> int:
+    """Print the exact versions of what files import, or of all that is installed here."""
+    from nbguard.doctor.lock import lock_of
+
+    print(lock_of(options.sources), end="", flush=True)
+    return 0
+
+
+def completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    """Print a script for a shell."""
+    try:
+        import shtab  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise NbguardError("completion is made by shtab:  pip install shtab , then this again") from None
+    sys.stdout.write(f"{shtab.complete(parser, shell)}\n")
+    return 0

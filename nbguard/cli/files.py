@@ -1,0 +1,144 @@
+"""Commands on files: memory snapshots of PyTorch's allocator, and saved profiles. None of them needs PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nbguard.cli.progress import progress
+from nbguard.errors import NbguardError
+from nbguard.render.result import Result
+
+_LARGE = 32 * 1024**2
+"""Bytes of a file from which on reading it shows progress."""
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Say of each snapshot who held its memory, why it ran out, and what would have helped; 1 where one ran out."""
+    from nbguard.snapshots.diagnosis import SnapshotDiagnosis, diagnose_snapshot
+
+    def each(name: str) -> int:
+        diagnosis: SnapshotDiagnosis = diagnose_snapshot(
+            name,
+            options.set,
+            torch_version=options.torch,
+            capacity=options.capacity,
+            fraction=options.fraction,
+            progress=progress("read", _LARGE),
+        )
+        _show(diagnosis, options)
+        return int(bool(diagnosis.refusals))
+
+    return _of_each(options.files, each)
+
+
+def show_map(options: argparse.Namespace) -> int:
+    """Show the map of each snapshot."""
+    from nbguard.snapshots.report import snapshot_map
+
+    def each(name: str) -> int:
+        _show(snapshot_map(name, progress("read", _LARGE)), options)
+        return 0
+
+    return _of_each(options.files, each)
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Show what grew between two snapshots."""
+    from nbguard.snapshots.diff import snapshot_diff
+
+    _show(snapshot_diff(options.before, options.after, progress("read", _LARGE)), options)
+    return 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Replay the trace of each snapshot; 1 where one is not reproduced in full."""
+    from nbguard.allocator.replay.data import file_replay_data
+    from nbguard.allocator.replay.replay import replay as replayed
+    from nbguard.allocator.replay.view import replay_blocks
+    from nbguard.allocator.snapshot.read import load_snapshot
+    from nbguard.render.text import blocks_text
+
+    def each(name: str) -> int:
+        replays = replayed(load_snapshot(name, progress("read", _LARGE)), options.torch, options.capacity, options.fraction)
+        _print(json.dumps(file_replay_data(name, replays)) if options.json else blocks_text(replay_blocks(name, replays)))
+        return 0 if all(device.is_exact for device in replays) else 1
+
+    return _of_each(options.files, each)
+
+
+def whatif(options: argparse.Namespace) -> int:
+    """Replay the trace of each snapshot under other settings."""
+    from nbguard.allocator.replay.data import whatif_data
+    from nbguard.allocator.replay.view import whatif_blocks
+    from nbguard.allocator.replay.whatif import what_if
+    from nbguard.allocator.snapshot.read import load_snapshot
+    from nbguard.render.text import blocks_text
+
+    def each(name: str) -> int:
+        snapshot = load_snapshot(name, progress("read", _LARGE))
+        for device in snapshot.devices:
+            shown = progress("runs") if not options.json else None
+            result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, progress=shown)
+            if options.json:
+                _print(json.dumps({"file": name, **whatif_data(result)}))
+            else:
+                _print(blocks_text(whatif_blocks(result, name)), end="\n\n")
+        return 0
+
+    return _of_each(options.files, each)
+
+
+def profile(options: argparse.Namespace) -> int:
+    """Show the report of each saved profile."""
+    from nbguard.profiler.analysis.fit_report import build_fit_report
+    from nbguard.profiler.files import read_observations
+    from nbguard.render.text import blocks_text
+
+    def each(name: str) -> int:
+        report = build_fit_report(read_observations(name))
+        _print(json.dumps(report.to_data()) if options.json else blocks_text(report.blocks()))
+        return 0
+
+    return _of_each(options.files, each)
+
+
+def _of_each(names: list[str], do: Callable[[str], int]) -> int:
+    """Do it for each file; a file that cannot be used is a line, and the next one's turn. Return the gravest status."""
+    status = 0
+    for name in names:
+        try:
+            status = max(status, do(name))
+        except NbguardError as error:
+            print(f"nbguard: {error}", file=sys.stderr)
+            status = 2
+    return status
+
+
+def _show(result: Result, options: argparse.Namespace) -> None:
+    """Print a result as text, or as JSON on one line; write it as a page, too, where one was asked for."""
+    from nbguard.render.text import blocks_text
+
+    page: str | None = getattr(options, "html", None)
+    if page is not None:
+        _write_page(result, Path(page), limit=options.n)
+    _print(json.dumps(result.to_data()) if options.json else blocks_text(result.blocks(limit=options.n)))
+    if page is not None:
+        print(f"nbguard: written to {page}", file=sys.stderr)
+
+
+def _write_page(result: Result, file: Path, **details: int) -> None:
+    from nbguard.render.page import page
+
+    try:
+        file.write_text(page(result, **details), encoding="utf-8")
+    except OSError as error:
+        raise NbguardError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _print(text: str, **how: Any) -> None:
+    print(text, flush=True, **how)

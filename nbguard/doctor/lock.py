@@ -1,0 +1,101 @@
+"""The exact versions of what notebooks and scripts import, as requirements: what it takes to make this environment again."""
+
+from __future__ import annotations
+
+import ast
+import json
+import platform
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, packages_distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from nbguard.errors import NbguardError
+
+_INDEX = "https://download.pytorch.org/whl/"
+"""PyTorch's own index of wheels; its folders are called as the local part of a version: `2.13.0+cu130` is in `cu130`."""
+
+
+def lock_of(sources: Iterable[str] = ()) -> str:
+    """Return requirements, a line for each package, with the index of PyTorch's build by name.
+
+    Args:
+        sources: notebooks and Python files: what they import is listed, with all that it needs. None: all that is installed.
+
+    Raises:
+        NbguardError: a file cannot be read, or imports something that is not installed here.
+    """
+    files = [Path(source) for source in sources]
+    named = {name for file in files for name in _packages_of(file)} if files else {_name(each) for each in distributions()}
+    needed = sorted(_with_needs(named))
+    builds = sorted({version.partition("+")[2] for _, version in needed if "+" in version} - {""})
+    made = f"# Made by nbguard lock, with Python {platform.python_version()}" + (
+        f", of {', '.join(map(str, files))}" if files else ""
+    )
+    lines = [made, *(f"--extra-index-url {_INDEX}{build}" for build in builds)]
+    return "\n".join([*lines, *(f"{name}=={version}" for name, version in needed)]) + "\n"
+
+
+def _with_needs(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, version) of packages and of all that they need in turn."""
+    left, seen = list(names), set[str]()
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:
+            continue  # of another platform, or an extra that is not installed
+        yield name, found.version
+        needs = map(Requirement, found.requires or ())
+        left += [canonicalize_name(need.name) for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+
+
+def _name(found: Distribution) -> str:
+    return canonicalize_name(found.metadata["Name"])
+
+
+def _packages_of(file: Path) -> Iterator[str]:
+    """Yield the packages that a notebook or a script imports."""
+    known = packages_distributions()
+    for module in sorted(_imports(_source(file))):
+        if module in known:
+            yield from map(canonicalize_name, known[module])
+
+
+def _imports(source: str) -> set[str]:
+    """Return the top-level modules that a source imports, in functions, too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def _source(file: Path) -> str:
+    """Return the Python of a file; of a notebook its cells, without magics and shell commands."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix != ".ipynb":
+            return text
+        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NbguardError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is no notebook'}") from None
+    return "\n".join(line for cell in cells for line in _python_of("".join(cell["source"])))
+
+
+def _python_of(cell: str) -> list[str]:
+    """Return a cell's lines of Python: what `%load_ext` loads as an import, no other magic."""
+    lines = []
+    for line in cell.splitlines():
+        if line.startswith("%load_ext "):
+            lines.append(f"import {line.split()[1]}")
+        elif not line.lstrip().startswith(("%", "!", "?")):
+            lines.append(line)
+    return lines

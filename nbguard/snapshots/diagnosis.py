@@ -1,0 +1,111 @@
+"""The diagnosis of a snapshot file: the requests that failed, the holders, the settings that would have helped, the map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nbguard.allocator.replay.data import whatif_data
+from nbguard.allocator.replay.whatif import WhatIf, what_if
+from nbguard.allocator.snapshot.snapshot import Snapshot
+from nbguard.errors import SnapshotError
+from nbguard.render.json import fields_as_data
+from nbguard.render.result import Result
+from nbguard.reports.memory_map import MemoryMap
+from nbguard.snapshots.load import Progress, load_named, site_of
+from nbguard.snapshots.report import SnapshotReport, map_of, report_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRequest:
+    """The first request of a device for which there was no memory, as the trace has it. Sizes are bytes."""
+
+    device: str  # "cuda:0"
+    size: int  # that was asked for
+    free: int | None  # that the driver had left then; None: not recorded
+    site: str  # the line that asked: `train.py, line 12 in forward()`; empty where no stack was recorded
+    refusals: int  # out-of-memory events in the device's trace, this one among them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDiagnosis(Result):
+    """All that one snapshot file tells about why its memory ran out, or how full it was."""
+
+    kind: ClassVar[str] = "snapshotdiagnosis"
+    view: ClassVar[str] = "nbguard.snapshots.diagnosis_view:diagnosis_blocks"
+    data: ClassVar[str] = "nbguard.snapshots.diagnosis:diagnosis_data"
+
+    report: SnapshotReport  # the holders and pools at the end
+    map: MemoryMap  # the segments and blocks at the end
+    refusals: tuple[RefusedRequest, ...]  # of each device that ran out of memory
+    trials: tuple[WhatIf, ...]  # of each device with a trace: the same run under other settings
+    untried: tuple[str, ...] = ()  # sentences on devices whose trace cannot be run again
+
+
+def diagnosis_data(diagnosis: SnapshotDiagnosis) -> dict[str, Any]:
+    """Return the fields of the JSON: those of the parts, each with its kind."""
+    return {
+        "refusals": [fields_as_data(refusal) for refusal in diagnosis.refusals],
+        "trials": [whatif_data(trial) for trial in diagnosis.trials],
+        "untried": list(diagnosis.untried),
+        "report": diagnosis.report.to_data(),
+        "map": diagnosis.map.to_data(),
+    }
+
+
+def diagnose_snapshot(
+    path: str | Path,
+    confs: Iterable[str] = (),
+    torch_version: str | None = None,
+    capacity: int | None = None,
+    fraction: float | None = None,
+    progress: Progress | None = None,
+) -> SnapshotDiagnosis:
+    """Return the diagnosis of a snapshot file. Nothing of the file is run, and PyTorch is not needed.
+
+    Args:
+        path: of the file.
+        confs: settings to try, as in `PYTORCH_ALLOC_CONF`; by default a choice that suits the version.
+        torch_version: that recorded the file, where neither it nor its sidecar has it.
+        capacity: bytes that the allocator can have in all, where nothing in the file tells.
+        fraction: share of `capacity` that the process may take, where the sidecar has none.
+        progress: called while the file is read.
+
+    Raises:
+        SettingsError: a string in `confs` is no settings of PyTorch.
+        SnapshotError: the file, or the one beside it, cannot be read.
+    """
+    snapshot, names = load_named(path, progress)
+    trials, untried = [], []
+    for number in snapshot.devices:
+        if snapshot.trace(number).events:
+            try:
+                trials.append(what_if(snapshot, number, confs, torch_version, capacity, fraction))
+            except SnapshotError as error:
+                untried.append(f"cuda:{number} cannot be run again: {error}")
+    return SnapshotDiagnosis(
+        report=report_of(path, snapshot, names),
+        map=map_of(path, snapshot, names),
+        refusals=tuple(_refusals(snapshot)),
+        trials=tuple(trials),
+        untried=tuple(untried),
+    )
+
+
+def _refusals(snapshot: Snapshot) -> Iterator[RefusedRequest]:
+    """Yield the first refused request of each device that has one."""
+    for number in snapshot.devices:
+        trace = snapshot.trace(number)
+        places = [place for place, event in enumerate(trace.events) if event[0] == "oom"]
+        if places:
+            _, free, size, _ = trace.events[places[0]]
+            stack = trace.stacks[places[0]] if trace.stacks else -1
+            yield RefusedRequest(
+                device=f"cuda:{number}",
+                size=size,
+                free=free if free >= 0 else None,
+                site=site_of(snapshot.stacks[stack]) if stack >= 0 else "",
+                refusals=len(places),
+            )
