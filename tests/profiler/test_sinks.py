@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nbguard
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.figures import figures, summary
 from nbguard.profiler.analysis.report import (
     EpochRow,
     FitFinding,
     FitReport,
+    MemoryPoint,
     MemoryReport,
     Overhead,
     PhasePeak,
@@ -113,6 +115,44 @@ def test_figures_have_units_and_what_is_not_known_is_left_out() -> None:
     assert not [key for key, _ in found if "gpu" in key or "reserved" in key]
     assert ("nbguard/phase_median_seconds/validation forward", None) not in found
     assert sum(value for (key, _), value in found.items() if "phase_share" in key) == pytest.approx(1)
+
+
+def test_memory_is_told_by_epoch() -> None:
+    report = _report()
+    starts = (0, 500 * MS, 600 * MS)
+    epochs = tuple(replace(epoch, start=start) for epoch, start in zip(report.timing.epochs, starts, strict=True))
+    levels = ((10, 5, 8), (400, 9, 9), (500, 4, 12), (599, 3, 12), (700, 6, 12), (999, 2, 12))
+    points = tuple(
+        MemoryPoint(at=at * MS, phase=phases.FORWARD, batch=1, allocated=allocated, reserved=reserved)
+        for at, allocated, reserved in levels
+    )
+    assert isinstance(report.memory, MemoryReport)
+    report = replace(report, timing=replace(report.timing, epochs=epochs), memory=replace(report.memory, points=points))
+    found = {(each.name, each.of, each.epoch): each.value for each in figures(report)}
+
+    assert [found["epoch_memory_peak", of, epoch] for of, epoch in _EPOCHS] == [9, 4, 6]
+    assert [found["epoch_memory_end", of, epoch] for of, epoch in _EPOCHS] == [9, 3, 2]
+    assert [found["epoch_memory_unused", of, epoch] for of, epoch in _EPOCHS] == [0, 9, 10]
+    assert [found["epoch_memory_reserved", of, epoch] for of, epoch in _EPOCHS] == [9, 12, 12]
+
+
+_EPOCHS = (("training", 0), ("validation", 0), ("training", 1))
+
+
+def test_a_fit_of_two_epochs_tells_its_memory_by_epoch() -> None:
+    import torch
+
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(32, 4)), batch_size=4)
+    model = torch.nn.Linear(4, 1)
+    with nbguard.profile_fit(show=False) as profile:
+        for _ in range(2):
+            for (x,) in loader:
+                model(x).sum().backward()
+
+    found = {(each.of, each.epoch): each.value for each in figures(profile.report) if each.name == "epoch_memory_peak"}
+    assert len(found) == 2
+    assert isinstance(profile.report.memory, MemoryReport)
+    assert 0 < max(found.values()) <= profile.report.memory.peak
 
 
 def test_csv_has_a_row_per_figure_and_later_fits_below(tmp_path: Path, unchanged: None) -> None:
