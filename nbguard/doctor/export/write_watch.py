@@ -45,7 +45,7 @@ class WriteWatch(TorchDispatchMode):  # type: ignore[misc]
 def _pointer(tensor: torch.Tensor) -> int:
     """Return where the memory of a tensor begins; 0 of one that has none, such as a sparse one."""
     try:
-        return tensor.untyped_storage().data_ptr()
+        return int(tensor.untyped_storage().data_ptr())
     except (NotImplementedError, RuntimeError):
         return 0
 
