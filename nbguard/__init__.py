@@ -5,9 +5,10 @@ then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `p
 `memory_map`; of recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`,
 `snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
 before it starts: `predict`; whether this machine is set up for a fit, whether its steps repeat and its model exports:
-`diagnose`; `deterministic` makes it repeat, `exportable` a model that exports. `%%profile_fit`, in Python `profile_fit` and
-`FitMonitor`, says where a fit's time and memory go. `watch_ranks` says which rank of a distributed job hangs, in which
-collective and at which line; `load_ranks` the same of dumps of PyTorch's flight recorder.
+`diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; what a run was made of: `run_record`, and
+what differs between two: `compare`. `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and
+memory go. `watch_ranks` says which rank of a distributed job hangs, in which collective and at which line; `load_ranks` the
+same of dumps of PyTorch's flight recorder.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from nbguard.prediction.predict import predict
     from nbguard.ranks.load import load_ranks
     from nbguard.ranks.watch import watch_ranks
+    from nbguard.runs.comparing import compare
+    from nbguard.runs.run_record import run_record
     from nbguard.simulation.simulation import simulate
     from nbguard.snapshots.capture import record
     from nbguard.snapshots.diff import snapshot_diff
@@ -48,6 +51,7 @@ _API = ("end_zombies", "memory_map", "oom", "park", "plan", "release", "report",
 _HOMES = {
     "FitMonitor": "nbguard.notebook.monitor",
     "Sidebar": "nbguard.notebook.widget",
+    "compare": "nbguard.runs.comparing",
     "deterministic": "nbguard.doctor.deterministic",
     "diagnose": "nbguard.doctor.diagnose",
     "diagnose_launch": "nbguard.doctor.diagnose_launch",
@@ -61,6 +65,7 @@ _HOMES = {
     "profile_fit": "nbguard.notebook.profile",
     "record": "nbguard.snapshots.capture",
     "replay": "nbguard.allocator.replay.replay",
+    "run_record": "nbguard.runs.run_record",
     "save_snapshot": "nbguard.snapshots.save",
     "snapshot_diff": "nbguard.snapshots.diff",
     "snapshot_map": "nbguard.snapshots.report",
@@ -81,6 +86,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "SnapshotError",
     "StoppedAtNaN",
     "TargetError",
+    "compare",
     "deterministic",
     "diagnose",
     "diagnose_launch",
@@ -101,6 +107,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "release",
     "replay",
     "report",
+    "run_record",
     "save_snapshot",
     "simulate",
     "snapshot_diff",

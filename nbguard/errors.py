@@ -47,6 +47,10 @@ class UndiagnosableError(NbguardError, ValueError):
     """A model cannot be tried as it was given; the message says what is missing. Nothing has been changed."""
 
 
+class RunRecordError(NbguardError, ValueError):
+    """There is no record of a run where one was asked for; the message says what there is, and how to write one."""
+
+
 class SnapshotError(NbguardError, ValueError):
     """A file is no memory snapshot that can be read; the message says what is wrong with it."""
 

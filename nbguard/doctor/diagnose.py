@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nbguard.doctor.analysis.cell_seeds import seeds_in
 from nbguard.doctor.analysis.determinism import no_step, step_checks
 from nbguard.doctor.analysis.diagnosis import Check, Diagnosis, not_checked
 from nbguard.doctor.analysis.export import export_checks, no_export
@@ -20,6 +19,7 @@ from nbguard.doctor.learner_facts import learner_facts
 from nbguard.doctor.subject import TrialSubject, subject_of
 from nbguard.errors import UndiagnosableError
 from nbguard.memory import advice
+from nbguard.runs.analysis.cell_seeds import seeds_in
 
 
 def diagnose(

@@ -14,8 +14,8 @@ def line_bundle(sentence: str) -> dict[str, str]:
     return {"text/plain": sentence, "text/html": str(tag("div", sentence, style=_STYLE))}
 
 
-def display_bundle(bundle: dict[str, Any]) -> None:
-    """Display a mimebundle under the running cell."""
+def display_bundle(bundle: dict[str, Any], metadata: dict[str, Any] | None = None) -> None:
+    """Display a mimebundle under the running cell; the notebook keeps the `metadata` with the output."""
     from IPython.display import display
 
-    display(bundle, raw=True)  # type: ignore[no-untyped-call]
+    display(bundle, raw=True, metadata=metadata)  # type: ignore[no-untyped-call]

@@ -159,7 +159,7 @@ class FitProfile:
 def _keep(analysis: FitAnalysis, key: str) -> None:
     """Keep the figures of a fit, to compare the next run of the same code with."""
     if analysis.timing.batches:
-        run_history.keep(key, analysis.run_record)
+        run_history.keep(key, analysis.samples)
 
 
 def _bare(observed: FitObservations) -> FitReport:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from nbguard.profiler.analysis.run_record import RunRecord
+from nbguard.profiler.analysis.fit_samples import FitSamples
 
 _LIMIT = 20
 
-_runs: dict[str, RunRecord] = {}
+_runs: dict[str, FitSamples] = {}
 
 
-def keep(cell: str, run: RunRecord) -> None:
+def keep(cell: str, run: FitSamples) -> None:
     """Keep the run of a cell, known by its text; the oldest go when there are too many."""
     _runs.pop(cell, None)
     _runs[cell] = run
@@ -17,7 +17,7 @@ def keep(cell: str, run: RunRecord) -> None:
         del _runs[oldest]
 
 
-def last(cell: str) -> RunRecord | None:
+def last(cell: str) -> FitSamples | None:
     """Return the last run of a cell of this text; of a text never run, as after an edit, the last run of any cell."""
     return _runs.get(cell) or next(reversed(_runs.values()), None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -36,6 +37,40 @@ LINES = {
 
 def exported(model: Any, batch: Any = None, **options: Any) -> Diagnosis:
     return nbguard.diagnose(model, batch, environment=False, determinism=False, **options)
+
+
+class _Writing(nn.Module):
+    """Writes into its parameters whenever it is called, also in eval mode."""
+
+    def __init__(self, through: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.through = through
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            if self.through == "in place":
+                self.linear.weight.mul_(1.5)
+            elif self.through == "data":
+                self.linear.weight.data.add_(1)
+            elif self.through == "a view":
+                self.linear.weight[0].fill_(2)
+            else:
+                torch.mul(self.linear.bias, 2, out=self.linear.bias)
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("through", ["in place", "data", "a view", "out"])
+def test_a_model_that_writes_into_its_parameters_is_tried_on_a_copy(through: str) -> None:
+    model, batch = _Writing(through), torch.ones(4, 3)
+    before = fingerprint(model)
+
+    diagnosis = exported(model, batch)
+    assert fingerprint(model) == before
+    assert "a call of the model writes into its parameters: it was tried on a copy with memory of its own" in diagnosis.notes
+    with suppress(NbguardError):
+        nbguard.exportable(model, batch)
+    assert fingerprint(model) == before
 
 
 @cache

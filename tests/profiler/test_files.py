@@ -11,7 +11,7 @@ import pytest
 
 from nbguard.errors import NbguardError
 from nbguard.profiler import run_history as kept
-from nbguard.profiler.analysis.run_record import RunRecord
+from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.files import check_path, write_json, write_text
 
 
@@ -70,8 +70,8 @@ def _no_runs() -> Iterator[None]:
     kept.forget()
 
 
-def _run(title: str) -> RunRecord:
-    return RunRecord(title=title, batches=1, steps=(1,))
+def _run(title: str) -> FitSamples:
+    return FitSamples(title=title, batches=1, steps=(1,))
 
 
 @pytest.mark.usefixtures("_no_runs")

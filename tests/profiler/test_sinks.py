@@ -9,6 +9,7 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,12 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nbguard
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.figures import figures, summary
 from nbguard.profiler.analysis.report import (
     EpochRow,
     FitFinding,
     FitReport,
+    MemoryPoint,
     MemoryReport,
     Overhead,
     PhasePeak,
@@ -31,6 +34,9 @@ from nbguard.profiler.analysis.report import (
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.sinks import open_sink
 from nbguard.profiler.sinks.sink import own_random
+from nbguard.runs.analysis.record import record_from
+from nbguard.runs.comparing import compare, record_of
+from tests.runs.records import run
 
 MS = 1_000_000
 STEP = "nbguard/step_median_seconds"
@@ -111,6 +117,44 @@ def test_figures_have_units_and_what_is_not_known_is_left_out() -> None:
     assert sum(value for (key, _), value in found.items() if "phase_share" in key) == pytest.approx(1)
 
 
+def test_memory_is_told_by_epoch() -> None:
+    report = _report()
+    starts = (0, 500 * MS, 600 * MS)
+    epochs = tuple(replace(epoch, start=start) for epoch, start in zip(report.timing.epochs, starts, strict=True))
+    levels = ((10, 5, 8), (400, 9, 9), (500, 4, 12), (599, 3, 12), (700, 6, 12), (999, 2, 12))
+    points = tuple(
+        MemoryPoint(at=at * MS, phase=phases.FORWARD, batch=1, allocated=allocated, reserved=reserved)
+        for at, allocated, reserved in levels
+    )
+    assert isinstance(report.memory, MemoryReport)
+    report = replace(report, timing=replace(report.timing, epochs=epochs), memory=replace(report.memory, points=points))
+    found = {(each.name, each.of, each.epoch): each.value for each in figures(report)}
+
+    assert [found["epoch_memory_peak", of, epoch] for of, epoch in _EPOCHS] == [9, 4, 6]
+    assert [found["epoch_memory_end", of, epoch] for of, epoch in _EPOCHS] == [9, 3, 2]
+    assert [found["epoch_memory_unused", of, epoch] for of, epoch in _EPOCHS] == [0, 9, 10]
+    assert [found["epoch_memory_reserved", of, epoch] for of, epoch in _EPOCHS] == [9, 12, 12]
+
+
+_EPOCHS = (("training", 0), ("validation", 0), ("training", 1))
+
+
+def test_a_fit_of_two_epochs_tells_its_memory_by_epoch() -> None:
+    import torch
+
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(32, 4)), batch_size=4)
+    model = torch.nn.Linear(4, 1)
+    with nbguard.profile_fit(show=False) as profile:
+        for _ in range(2):
+            for (x,) in loader:
+                model(x).sum().backward()
+
+    found = {(each.of, each.epoch): each.value for each in figures(profile.report) if each.name == "epoch_memory_peak"}
+    assert len(found) == 2
+    assert isinstance(profile.report.memory, MemoryReport)
+    assert 0 < max(found.values()) <= profile.report.memory.peak
+
+
 def test_csv_has_a_row_per_figure_and_later_fits_below(tmp_path: Path, unchanged: None) -> None:
     for step in (12, 8):
         open_sink("csv:fits.csv").write(_report(step * MS))
@@ -161,6 +205,69 @@ def test_prometheus_text_is_read_by_its_own_parser(tmp_path: Path, unchanged: No
     assert found["nbguard_phase_median_seconds", phases.WAIT] == 0.005
     assert found["nbguard_memory_peak_bytes", None] == 3 << 30
     assert found["nbguard_epoch_total_seconds", "training"] == 0.4  # the last one
+
+
+def _recorded(torch_seed: str = "42") -> FitReport:
+    return replace(_report(), record=run(("seeds", "torch", torch_seed), ("place", "notebook", "/home/me/work.ipynb")))
+
+
+def test_tensorboard_has_the_record_as_hyper_parameters_and_text(unchanged: None) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    open_sink("tensorboard:runs/one").write(_recorded())
+    events = EventAccumulator("runs/one")
+    events.Reload()
+
+    data = plugin_data_pb2.HParamsPluginData()
+    data.ParseFromString(events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
+    values = data.session_start_info.hparams
+    assert values["seeds.torch"].number_value == 42
+    assert values["hyper-parameters.lr of group 0"].number_value == 0.001
+    assert values["versions.torch"].string_value == "2.13.0"
+    (text,) = events.Tensors("nbguard/run/text_summary")
+    shown = text.tensor_proto.string_val[0].decode()
+    assert record_from(json.loads(shown.removeprefix("```json\n").removesuffix("\n```"))) == _recorded().record
+    assert [path.name for path in Path("runs").rglob("*") if path.is_dir()] == ["one"]
+
+
+def test_mlflow_has_the_record_as_parameters_tags_and_a_file(mlflow: Any, tmp_path: Path, unchanged: None) -> None:
+    _check_mlflow_record(mlflow)
+
+
+def test_mlflows_file_store_takes_it_too(mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(f"file://{tmp_path}/store")
+    _check_mlflow_record(mlflow)
+    assert list((tmp_path / "store").rglob("nbguard.seeds.torch"))
+
+
+def _check_mlflow_record(mlflow: Any) -> None:
+    """Log a record to a new run and to one that has a parameter of that name already, and read both back."""
+    state = random.getstate()
+    open_sink("mlflow:fits").write(_recorded())
+    client = mlflow.MlflowClient()
+    (made,) = client.search_runs([client.get_experiment_by_name("fits").experiment_id])
+
+    assert made.data.params["nbguard.seeds.torch"] == "42"
+    assert made.data.params["nbguard.hyper-parameters.lr of group 0"] == "0.001"
+    tags = made.data.tags
+    assert (tags["mlflow.source.name"], tags["mlflow.source.type"]) == ("/home/me/work.ipynb", "NOTEBOOK")
+    assert (tags["mlflow.source.git.commit"], tags["mlflow.source.git.diff"]) == ("1234", "-a\n+b")
+    assert record_of(made.info.run_id) == _recorded().record
+    with mlflow.start_run() as mine:
+        mlflow.log_param("nbguard.seeds.torch", "mine")
+        for seed in ("42", "43"):
+            open_sink("mlflow").write(_recorded(seed))
+    assert client.get_run(mine.info.run_id).data.params["nbguard.seeds.torch"] == "mine"
+    assert compare(made.info.run_id, mine.info.run_id).sentence == "Most likely cause: seeds, torch: 42 → 43"
+    random.setstate(state)
+
+
+def test_a_run_that_mlflow_does_not_have_is_said(mlflow: Any) -> None:
+    with pytest.raises(NbguardError, match=r"^the run 0{32} of MLflow's has no record: "):
+        record_of("0" * 32)
 
 
 @pytest.fixture
@@ -226,6 +333,18 @@ def test_wandb_offline_makes_a_run_without_a_login(wandb: Any, monkeypatch: pyte
     assert [(row["nbguard/epoch"], row[EPOCH]) for row in history] == [(0, 0.5), (1, 0.4)]
 
 
+def test_wandb_has_the_record_in_its_config(wandb: Any, monkeypatch: pytest.MonkeyPatch, unchanged: None) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+
+    open_sink("wandb:fits").write(_recorded())
+
+    _, last = _wandb_run()
+    assert record_from(json.loads(last["nbguard/run"])) == _recorded().record
+    config = _wandb_config()
+    assert config["nbguard"]["seeds"]["torch"] == 42
+    assert config["nbguard"]["versions"]["torch"] == "2.13.0"
+
+
 def test_wandb_goes_on_with_an_active_run_and_leaves_it_open(
     wandb: Any, monkeypatch: pytest.MonkeyPatch, unchanged: None
 ) -> None:
@@ -258,6 +377,7 @@ def _written_run() -> tuple[list[dict[str, Any]], dict[str, Any]]:
     from wandb.proto import wandb_internal_pb2
 
     has_ended = False
+    _CONFIG.clear()
     (path,) = Path.cwd().glob("wandb/offline-run-*/run-*.wandb")
     history: list[dict[str, Any]] = []
     last: dict[str, Any] = {}
@@ -268,8 +388,19 @@ def _written_run() -> tuple[list[dict[str, Any]], dict[str, Any]]:
             history.append({_key(item): json.loads(item.value_json) for item in record.history.item})
         elif record.WhichOneof("record_type") == "summary":
             last |= {_key(item): json.loads(item.value_json) for item in record.summary.update}
+        elif record.WhichOneof("record_type") in ("config", "run"):
+            changes = record.config if record.HasField("config") else record.run.config
+            _CONFIG.update({_key(item): json.loads(item.value_json) for item in changes.update})
         has_ended |= record.WhichOneof("record_type") == "exit"
     return (history, last) if has_ended else ([], {})
+
+
+_CONFIG: dict[str, Any] = {}
+"""The config of the run that was read last."""
+
+
+def _wandb_config() -> dict[str, Any]:
+    return dict(_CONFIG)
 
 
 def _key(item: Any) -> str:

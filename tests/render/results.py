@@ -25,6 +25,7 @@ from nbguard.reports.notices.notice import Notice, Notices
 from nbguard.reports.notices.rounds import LeftByRounds, RoundsReport
 from nbguard.reports.report import build_report
 from nbguard.reports.switches import Switches
+from nbguard.runs.analysis.comparison import compare_records
 from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
 from nbguard.snapshots.report import SnapshotReport
 from nbguard.snapshots.save import SnapshotFiles
@@ -37,6 +38,7 @@ from tests.render.test_processes import _KEEPER, _ORPHAN, _OTHER
 from tests.render.test_render import _afternoon, _done, _oom
 from tests.render.test_saved import _snapshot
 from tests.render.test_simulate import _AFTER
+from tests.runs.records import run
 
 MiB = 1024**2
 _RECORDING = Recording("on", 100_000, 4)
@@ -69,6 +71,8 @@ EXAMPLES: tuple[Result, ...] = (
             RankPlace(rank=1, state="ended", calls=7, waits_in="", stands=""),
         ),
     ),
+    run(),
+    compare_records(run(), run(("seeds", "torch", "43"))),
     Deterministic(is_on=True, seed=4, mode="on", times=StepTimes(plain=10, deterministic=12)),
     RepairedModel(name="exportable", replaced=(("layers.13", "ToTensorBase", "Identity"),)),
     Diagnosis(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nbguard.doctor.analysis.cell_seeds import CellCall, CellSeeds
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.memory.advice import make_deterministic
+from nbguard.runs.analysis.cell_seeds import CellCall, CellSeeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

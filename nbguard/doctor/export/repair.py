@@ -14,6 +14,7 @@ from nbguard.doctor.determinism.digest import tensors_in
 from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.export.model_copy import shared_copy
 from nbguard.doctor.export.trial import difference, exported, plain, set_module
+from nbguard.doctor.export.write_watch import own_if_written
 from nbguard.doctor.subject import TrialSubject, subject_of
 from nbguard.errors import UndiagnosableError
 from nbguard.scan.devices.generators import LibraryGenerators
@@ -71,10 +72,10 @@ def _compare(subject: TrialSubject, model: nn.Module, batch: Any) -> None:
     Raises:
         UndiagnosableError: the values differ.
     """
-    eager, _ = shared_copy(subject.model)
     generators = LibraryGenerators()
     state = KeptState([("model", subject.model)], [*subject.model.parameters(), *subject.model.buffers()])
     try:
+        eager, _ = shared_copy(own_if_written(subject, batch).model)
         with torch.no_grad():
             outputs = [list(tensors_in(each(*batch.inputs, **(batch.named_inputs or {})))) for each in (eager, model)]
     finally:

@@ -24,6 +24,7 @@ from nbguard.doctor.export.failures import failure_of
 from nbguard.doctor.export.model_copy import shared_copy
 from nbguard.doctor.export.onnx import onnx_attempt
 from nbguard.doctor.export.surroundings import pickled_by_name, preprocessing
+from nbguard.doctor.export.write_watch import own_if_written
 from nbguard.doctor.subject import TrialSubject
 from nbguard.errors import UndiagnosableError
 from nbguard.scan.devices.generators import LibraryGenerators
@@ -54,9 +55,10 @@ def exported(subject: TrialSubject, batch: TrialBatch) -> ExportFacts:
         generators.restore()
 
 
-def _exported(subject: TrialSubject, batch: TrialBatch) -> ExportFacts:
-    model, left_out = shared_copy(subject.model)
+def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
     batch = batch.resized(max(batch.items or _LEAST, _LEAST))
+    subject = own_if_written(given, batch)
+    model, left_out = shared_copy(subject.model)
     try:
         eager = _latency(lambda: model(*batch.inputs, **(batch.named_inputs or {})))
     except Exception as error:
@@ -67,6 +69,8 @@ def _exported(subject: TrialSubject, batch: TrialBatch) -> ExportFacts:
     strict, _ = _program("strict", subject, batch, {"strict": True})
     attempts = (static, dynamic, strict, _traced(subject, batch), onnx_attempt(dynamic_program or program, batch))
     notes = [f"{left_out} hooks that are functions were left out of the copy that was exported"] if left_out else []
+    if subject is not given:
+        notes.append("a call of the model writes into its parameters: it was tried on a copy with memory of its own")
     return ExportFacts(
         attempts=attempts,
         eager=eager,

@@ -9,6 +9,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from nbguard.notebook.magics.command_line import guarded, show
 from nbguard.notebook.magics.doctor import add_doctor, add_fix, diagnosed, fixed
 from nbguard.notebook.magics.grammar import Grammar, Word, with_words
+from nbguard.notebook.magics.runs import add_compare, add_record, compared, recorded
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from nbguard.doctor.analysis.repairs import RepairedModel
     from nbguard.reports.notices.notice import Notices
     from nbguard.reports.switches import Switches
+    from nbguard.runs.analysis.comparison import RunComparison
+    from nbguard.runs.analysis.record import RunRecord
+
+    Shown = Switches | Notices | Diagnosis | Deterministic | RepairedModel | RunRecord | RunComparison
 
 
 def _add_on(options: MagicArgumentParser) -> None:
@@ -71,6 +76,18 @@ GRAMMAR = Grammar(
             advice="say what to fix, and of which Learner, as in  %nbguard fix determinism learn",
             add=add_fix,
         ),
+        "record": Word(
+            usage="record [LEARN]",
+            help="what a run is made of: seeds, data, split, hyper-parameters, code, versions, hardware, git",
+            advice="name one Learner or model, or none, as in  %nbguard record learn --save run.json",
+            add=add_record,
+        ),
+        "compare": Word(
+            usage="compare BEFORE AFTER",
+            help="what differs between two runs, ranked by what can change bits",
+            advice="name two runs, as in  %nbguard compare run.json fit",
+            add=add_compare,
+        ),
         "sidebar": Word(usage="sidebar", help="show the sidebar below the cell", advice="takes nothing more"),
     },
 )
@@ -84,7 +101,7 @@ class SwitchMagics(Magics):
 
     @line_magic
     @with_words(GRAMMAR)
-    def nbguard(self, line: str) -> Switches | Notices | Diagnosis | Deterministic | RepairedModel | None:
+    def nbguard(self, line: str) -> Shown | None:
         """Switch nbguard's work around the cells on and off, say what is on, show the sidebar, or try a Learner.
 
         Loading nbguard switches three things on: a card after a cell that ran out of memory, a line after a cell that
@@ -110,6 +127,10 @@ class SwitchMagics(Magics):
                 return show(self.shell, options, guarded("%nbguard doctor", diagnosed, self.shell, options))
             case "fix":
                 return show(self.shell, options, guarded("%nbguard fix", fixed, self.shell, session, options))
+            case "record":
+                return show(self.shell, options, guarded("%nbguard record", recorded, self.shell, options))
+            case "compare":
+                return show(self.shell, options, guarded("%nbguard compare", compared, self.shell, options))
             case "notices":
                 made = session.notices if options.state is None else session.speak_up(on=options.state == "on")
                 return show(self.shell, options, made)

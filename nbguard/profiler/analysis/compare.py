@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.report import Comparison, RunChange
-from nbguard.profiler.analysis.run_record import RunRecord
 from nbguard.profiler.analysis.time.bootstrap import ENOUGH, median, ratio_interval, says_something
 from nbguard.units import format_bytes, format_time
 
@@ -21,7 +21,7 @@ _SHARE = 0.01
 _ONE_RUN_EACH = "One run each: other work of the machine shows as a difference, too."
 
 
-def compare(now: RunRecord, before: RunRecord) -> Comparison:
+def compare(now: FitSamples, before: FitSamples) -> Comparison:
     """Return the changes since the run `before`, the step first."""
     changes: list[RunChange] = []
     if now.steps and before.steps:
@@ -53,7 +53,7 @@ def _change(name: str, now: tuple[int, ...], before: tuple[int, ...]) -> RunChan
     return replace(change, is_significant=not low <= 1 <= high, low=low, high=high)
 
 
-def _phases(now: RunRecord, before: RunRecord) -> Iterator[RunChange]:
+def _phases(now: FitSamples, before: FitSamples) -> Iterator[RunChange]:
     """Yield the phases that both runs have and that take a part of the step worth naming, the largest difference first."""
     former = {samples.phase: samples.values for samples in before.phases}
     least = _SHARE * max(median(now.steps), median(before.steps))
@@ -63,7 +63,7 @@ def _phases(now: RunRecord, before: RunRecord) -> Iterator[RunChange]:
     yield from sorted(notable, key=lambda change: -abs(change.now - change.before))
 
 
-def _sentence(now: RunRecord, before: RunRecord, changes: list[RunChange]) -> str:
+def _sentence(now: FitSamples, before: FitSamples, changes: list[RunChange]) -> str:
     if not changes or changes[0].name != STEP:
         return "No step of both runs is known, so there is nothing to compare: a run needs batches after its warm-up"
     step, fewest = changes[0], min(len(now.steps), len(before.steps))
@@ -76,7 +76,7 @@ def _sentence(now: RunRecord, before: RunRecord, changes: list[RunChange]) -> st
     return words(step)
 
 
-def _notes(now: RunRecord, before: RunRecord) -> Iterator[str]:
+def _notes(now: FitSamples, before: FitSamples) -> Iterator[str]:
     """Yield other differences between the runs, and the limits of the comparison, in words."""
     if before.title != now.title:
         yield f"Compared with: {before.title}"

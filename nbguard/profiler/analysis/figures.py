@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from nbguard.profiler.analysis.report import EpochRow, FitReport, MemoryReport, TimeRow
+from nbguard.profiler.analysis.report import EpochRow, FitReport, MemoryPoint, MemoryReport, TimeRow
 
 Unit = Literal["seconds", "bytes", "ratio", ""]
 
@@ -89,11 +90,46 @@ def _memory(report: FitReport) -> Iterator[Figure]:
 
 
 def _epochs(report: FitReport) -> Iterator[Figure]:
+    memory = epoch_memory(report)
     for epoch in report.timing.epochs:
         kind = _kind(epoch)
         yield Figure(name="epoch_total", value=epoch.total / _NS, unit="seconds", of=kind, epoch=epoch.number)
         yield Figure(name="epoch_wait_for_data", value=epoch.wait / _NS, unit="seconds", of=kind, epoch=epoch.number)
         yield Figure(name="epoch_batches", value=epoch.batches, unit="", of=kind, epoch=epoch.number)
+        points = memory.get((kind, epoch.number), ())
+        if points:
+            last = points[-1]
+            yield Figure(
+                name="epoch_memory_peak",
+                value=max(point.allocated for point in points),
+                unit="bytes",
+                of=kind,
+                epoch=epoch.number,
+            )
+            yield Figure(name="epoch_memory_end", value=last.allocated, unit="bytes", of=kind, epoch=epoch.number)
+            if last.reserved is not None:
+                unused = last.reserved - last.allocated
+                yield Figure(name="epoch_memory_reserved", value=last.reserved, unit="bytes", of=kind, epoch=epoch.number)
+                yield Figure(name="epoch_memory_unused", value=unused, unit="bytes", of=kind, epoch=epoch.number)
+
+
+def epoch_memory(report: FitReport) -> dict[tuple[str, int], tuple[MemoryPoint, ...]]:
+    """Return the readings of memory in each epoch, by its kind and number; an epoch lasts until the next one begins.
+
+    Readings are thinned: the highest of them is the highest level that was seen, and the epoch's peak at most that of the fit.
+    """
+    memory = report.memory
+    known = [epoch for epoch in report.timing.epochs if epoch.start is not None]
+    if not isinstance(memory, MemoryReport) or not known:
+        return {}
+    ordered = sorted(known, key=lambda epoch: epoch.start or 0)
+    starts = [epoch.start or 0 for epoch in ordered]
+    points: dict[tuple[str, int], list[MemoryPoint]] = {}
+    for point in memory.points:
+        place = bisect_right(starts, point.at) - 1
+        if place >= 0:
+            points.setdefault((_kind(ordered[place]), ordered[place].number), []).append(point)
+    return {key: tuple(values) for key, values in points.items()}
 
 
 def _kind(epoch: EpochRow) -> str:

@@ -10,6 +10,7 @@ from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.compare import compare
 from nbguard.profiler.analysis.distributed.ranks import rank_report
 from nbguard.profiler.analysis.first_steps import first_steps
+from nbguard.profiler.analysis.fit_samples import FitSamples, fit_samples
 from nbguard.profiler.analysis.health.health import health
 from nbguard.profiler.analysis.health.syncs import copied_time
 from nbguard.profiler.analysis.loader.fetches import profiling_time, training_loader
@@ -30,7 +31,6 @@ from nbguard.profiler.analysis.report import (
     Setting,
     Timing,
 )
-from nbguard.profiler.analysis.run_record import RunRecord, run_record
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batches, divide
 from nbguard.profiler.analysis.time.callbacks import slow_callbacks
@@ -148,13 +148,14 @@ class FitAnalysis:
             notes=(*observed.mistakes, *self._missed()),
             missed=observed.subject.missed,
             earlier=tuple(map(build_fit_report, observed.earlier)),
+            record=observed.record,
         )
 
     @cached_property
-    def run_record(self) -> RunRecord:
+    def samples(self) -> FitSamples:
         """Return the figures of this fit that a later one can be compared with."""
         steady = steady_batches(self.batches)
-        return run_record(
+        return fit_samples(
             self._title,
             self.timing.batches,
             [batch.step for batch in steady],
@@ -198,7 +199,7 @@ class FitAnalysis:
         if not self.observations.is_compared or not self.timing.batches:
             return None
         before = self.observations.before
-        return Comparison("there is no earlier run to compare with") if before is None else compare(self.run_record, before)
+        return Comparison("there is no earlier run to compare with") if before is None else compare(self.samples, before)
 
     def _findings(self) -> Iterator[FitFinding]:
         observed, timing = self.observations, self.timing

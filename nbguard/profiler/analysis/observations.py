@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from nbguard.errors import ProfileFileError
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.distributed.ranks import RankObservations
+from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.health.amp import AmpFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
@@ -19,10 +20,10 @@ from nbguard.profiler.analysis.memory.growth import KeptGraphs
 from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
 from nbguard.profiler.analysis.plain_data import from_plain, to_plain
 from nbguard.profiler.analysis.report import Ending
-from nbguard.profiler.analysis.run_record import RunRecord
 from nbguard.profiler.analysis.time.gpu import GpuObservations
 from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.analysis.time.stacks import StackSamples
+from nbguard.runs.analysis.record import RunRecord
 
 KIND = "fit observations"
 VERSION = 1
@@ -71,7 +72,8 @@ class FitObservations:
     ranks: RankObservations | None = None  # messages of all ranks, on rank 0; None: one process, or another rank
     is_compared: bool = False  # with `--compare last`
     earlier: tuple[FitObservations, ...] = ()  # of the fits before it in the same cell, each with its part of the log
-    before: RunRecord | None = None  # the run to compare with; None: there is none
+    before: FitSamples | None = None  # the run to compare with; None: there is none
+    record: RunRecord | None = None  # of what the run was made of, where it is logged; None: not asked for
 
     def to_json(self) -> str:
         """Return the observations as one line of JSON."""

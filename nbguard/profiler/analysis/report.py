@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from nbguard.memory.facts import Unavailable
 from nbguard.render.result import Result
+from nbguard.runs.analysis.record import RunRecord
 
 Ending = Literal["complete", "error", "interrupted", "out of memory", "stopped at NaN"]
 Group = Literal["batch", "validation", "around"]
@@ -286,6 +287,7 @@ class FitReport(Result):
     files: tuple[str, ...] = ()  # written by --trace, --json and --log
     missed: int = 0  # batches that were over when the profile began
     earlier: tuple[FitReport, ...] = ()  # of the fits before this one in the same cell, the first one first
+    record: RunRecord | None = field(default=None, metadata={"json": False}, repr=False)  # of the run, with --log
 
     @property
     def is_partial(self) -> bool:

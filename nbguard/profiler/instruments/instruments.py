@@ -28,6 +28,7 @@ from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
 from nbguard.profiler.instruments.overhead import OverheadWatch
+from nbguard.profiler.instruments.run import RunWatch
 from nbguard.profiler.instruments.stack_sampler import StackSampler
 from nbguard.profiler.instruments.subject import Subject
 from nbguard.profiler.options import FitOptions
@@ -73,8 +74,10 @@ class FitInstruments:
         self._stacks = StackSampler()
         self._overhead = OverheadWatch()
         self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
+        self._run = RunWatch(bool(options.logs), self.loaders.loader_of)
         self.mistakes: list[str] = []
         self._parts: tuple[Instrument[Any], ...] = (
+            self._run,  # first: before anything else looks at the fit
             self._subject,
             self.loaders,
             self._gpu,
@@ -114,6 +117,7 @@ class FitInstruments:
             finite=self._ask(self._finite, FiniteFacts()),
             stacks=self._ask(self._stacks, StackSamples()),
             mark_cost=self._ask(self._overhead, 0),
+            record=self._ask(self._run, None),
         )
 
     def _ask(self, part: Instrument[_T], otherwise: _T) -> _T:

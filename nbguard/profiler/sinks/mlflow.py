@@ -8,9 +8,13 @@ from typing import Any
 from nbguard.profiler.analysis.figures import figures, summary
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.sinks.sink import library, own_random
+from nbguard.runs.analysis.record import RunRecord
+from nbguard.runs.comparing import ARTIFACT
 
 _EXPERIMENT = "nbguard"
 _AT_ONCE = 1000  # metrics that MLflow takes in one request
+_PARAMS = 100  # parameters that it takes in one request
+_VALUE, _TAG = 6000, 8000  # characters of the value of a parameter and of a tag
 
 
 class MlflowSink:
@@ -48,3 +52,35 @@ class MlflowSink:
         for start in range(0, len(metrics), _AT_ONCE):
             self._client.log_batch(run, metrics[start : start + _AT_ONCE])
         self._client.log_text(run, summary(report), "nbguard.md")
+        if report.record is not None:
+            self._keep(run, report.record)
+
+    def _keep(self, run: str, record: RunRecord) -> None:
+        """Keep the record: as parameters, of which the ones that the user has set stay, as MLflow's own tags, and as a file."""
+        entities, data = self._mlflow.entities, self._client.get_run(run).data
+        names = {_name(name): value[:_VALUE] for name, value in record.flat().items()}
+        params = [entities.Param(name, value) for name, value in names.items() if name not in data.params]
+        tags = {name: value for name, value in _tags(record).items() if value and name not in data.tags}
+        for start in range(0, len(params), _PARAMS):
+            self._client.log_batch(run, params=params[start : start + _PARAMS])
+        self._client.log_batch(run, tags=[entities.RunTag(name, value[:_TAG]) for name, value in tags.items()])
+        self._client.log_dict(run, record.to_data(), ARTIFACT)
+
+
+def _name(name: str) -> str:
+    """Return the name of a fact as MLflow takes it: letters, digits and `_-./: `, 250 characters at most."""
+    return "".join(char if char.isalnum() or char in "_-./: " else "_" for char in f"nbguard.{name}")[:250]
+
+
+def _tags(record: RunRecord) -> dict[str, str]:
+    """Return the tags by which MLflow itself tells where a run comes from."""
+    git, place = record.of("git"), record.of("place")
+    return {
+        "mlflow.source.name": place.get("notebook", ""),
+        "mlflow.source.type": "NOTEBOOK" if "notebook" in place or record.cells else "LOCAL",
+        "mlflow.source.git.commit": git.get("commit", ""),
+        "mlflow.source.git.branch": git.get("branch", ""),
+        "mlflow.source.git.dirty": git.get("dirty", "").lower(),
+        "mlflow.source.git.diff": record.diff,
+        "mlflow.source.git.repoURL": git.get("repository", ""),
+    }

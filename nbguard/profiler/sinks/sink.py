@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -21,6 +22,27 @@ class Sink(Protocol):
 
     def write(self, report: FitReport) -> None:
         """Write the figures of a finished report. NbguardError, in one line, where that fails."""
+
+
+def numbers_of(values: Mapping[str, str]) -> dict[str, str | int | float | bool]:
+    """Return texts as logs of experiments plot them: numbers and truth values as such, others as texts."""
+    return {name: _number(value) for name, value in values.items()}
+
+
+def _number(text: str) -> str | int | float | bool:
+    if text in ("True", "False"):
+        return text == "True"
+    for kind in (int, float):
+        try:
+            number = kind(text)
+        except ValueError:
+            continue
+        return number if math.isfinite(number) and abs(number) < _PLOTTED and "_" not in text else text
+    return text
+
+
+_PLOTTED = 2**53
+"""Numbers from here on are kept as text: as a float they would be another one."""
 
 
 @contextmanager

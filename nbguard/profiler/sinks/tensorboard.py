@@ -1,4 +1,4 @@
-"""A folder of TensorBoard's: scalars, by epoch where there are epochs, and the sentences of the report as text."""
+"""A folder of TensorBoard's: scalars, by epoch where there are any, the report's sentences and the record of the run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.figures import figures, summary
 from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.sinks.sink import library, own_random
+from nbguard.profiler.sinks.sink import library, numbers_of, own_random
+from nbguard.render.json import to_json
 
 
 class TensorBoardSink:
@@ -24,8 +25,13 @@ class TensorBoardSink:
             raise NbguardError(f"cannot make the folder {self._folder}: {error.strerror}; name another") from error
 
     def write(self, report: FitReport) -> None:
-        """Write the scalars and the text."""
+        """Write the scalars, the text, and the record as hyper-parameters and as text."""
         with own_random("TensorBoard"), self._writer(log_dir=str(self._folder)) as writer:
             for figure in figures(report):
                 writer.add_scalar(figure.key, figure.value, figure.epoch or 0)
             writer.add_text("nbguard/report", summary(report), 0)
+            if report.record is not None:
+                step = report.timing.step
+                metrics = {} if step is None else {"nbguard/step_median_seconds": step / 1e9}
+                writer.add_hparams(numbers_of(report.record.flat()), metrics, run_name=".")
+                writer.add_text("nbguard/run", f"```json\n{to_json(report.record.to_data())}\n```", 0)

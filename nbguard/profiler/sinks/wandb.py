@@ -8,7 +8,8 @@ from typing import Any
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.figures import figures, summary
 from nbguard.profiler.analysis.report import FitReport
-from nbguard.profiler.sinks.sink import library, own_random
+from nbguard.profiler.sinks.sink import library, numbers_of, own_random
+from nbguard.render.json import to_json
 
 _PROJECT = "nbguard"
 
@@ -32,7 +33,7 @@ class WandbSink:
         return settings.mode != "online" or bool(self._wandb.login(prompt=False, verify=False))
 
     def write(self, report: FitReport) -> None:
-        """Log the epochs one after the other and set the rest in the run's summary."""
+        """Log the epochs one after the other, set the rest in the run's summary, and the record in its config."""
         with own_random("W&B"):
             if self._wandb.run is not None:
                 self._log(self._wandb.run, report)
@@ -49,3 +50,8 @@ class WandbSink:
         for number, values in epochs.items():
             run.log({"nbguard/epoch": number, **values})
         run.summary.update(whole)
+        if report.record is not None:
+            record = report.record
+            topics = dict.fromkeys(fact.topic for fact in record.facts)
+            run.config.update({"nbguard": {topic: numbers_of(record.of(topic)) for topic in topics}}, allow_val_change=True)
+            run.summary.update({"nbguard/run": to_json(record.to_data())})

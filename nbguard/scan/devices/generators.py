@@ -20,22 +20,27 @@ class LibraryGenerators:
     def __init__(self) -> None:
         torch: Any = sys.modules.get("torch")
         numpy: Any = sys.modules.get("numpy")
-        self._states: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
+        self._kept: list[tuple[str, Callable[[Any], object], Any]] = [("python", random.setstate, random.getstate())]
         if numpy is not None:
-            self._states.append((numpy.random.set_state, numpy.random.get_state()))
+            self._kept.append(("numpy", numpy.random.set_state, numpy.random.get_state()))
         if torch is None:
             return
-        self._states.append((torch.set_rng_state, torch.get_rng_state()))
+        self._kept.append(("torch", torch.set_rng_state, torch.get_rng_state()))
         for name in _DEVICES:
             module = getattr(torch, name, None)
-            if module is not None and _is_in_use(module) and hasattr(module, "get_rng_state_all"):
-                self._states.append((module.set_rng_state_all, module.get_rng_state_all()))
-            elif name == "mps" and module is not None and _is_in_use(module):
-                self._states.append((module.set_rng_state, module.get_rng_state()))
+            if module is not None and is_in_use(module) and hasattr(module, "get_rng_state_all"):
+                self._kept.append((name, module.set_rng_state_all, module.get_rng_state_all()))
+            elif name == "mps" and module is not None and is_in_use(module):
+                self._kept.append((name, module.set_rng_state, module.get_rng_state()))
+
+    @property
+    def states(self) -> list[tuple[str, Any]]:
+        """Return (library or device, state) of each: python, numpy, torch, then the devices in use."""
+        return [(name, state) for name, _, state in self._kept]
 
     def restore(self) -> None:
         """Put all of them back."""
-        for put, state in self._states:
+        for _, put, state in self._kept:
             put(state)
 
 
@@ -49,7 +54,7 @@ def kept_generators() -> Iterator[None]:
         generators.restore()
 
 
-def _is_in_use(module: Any) -> bool:
+def is_in_use(module: Any) -> bool:
     """Say whether a device has been opened by this process."""
     initialised = getattr(module, "is_initialized", None)
     if initialised is not None:

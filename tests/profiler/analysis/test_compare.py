@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbguard.profiler.analysis.compare import PEAK, compare, words
+from nbguard.profiler.analysis.fit_samples import LIMIT, FitSamples, fit_samples, thinned
 from nbguard.profiler.analysis.report import Setting
-from nbguard.profiler.analysis.run_record import LIMIT, RunRecord, run_record, thinned
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.bootstrap import ratio_interval, stretch
 
@@ -32,9 +32,9 @@ def _drifting(batches: int, seed: int, memory: float = 0.9) -> list[int]:
     return values
 
 
-def _run(step: float, batches: int = 60, seed: int = 1, **facts: object) -> RunRecord:
+def _run(step: float, batches: int = 60, seed: int = 1, **facts: object) -> FitSamples:
     parts = {phases.FORWARD: _noisy(3e6, batches, seed + 50), phases.WAIT: _noisy(step - 3e6, batches, seed + 90)}
-    run = run_record("In[1] · fastai fit", batches + 3, _noisy(step, batches, seed), parts, 100 * MIB)
+    run = fit_samples("In[1] · fastai fit", batches + 3, _noisy(step, batches, seed), parts, 100 * MIB)
     return replace(run, **facts)  # type: ignore[arg-type]
 
 

@@ -104,6 +104,11 @@ class LoaderWatch:
                 for board in watched.boards:
                     board.close()
 
+    def loader_of(self, iterator: Any) -> Any:
+        """Return the loader that an iterator is over; None where that is not known, or gone."""
+        watched = self._iterators.get(iterator)
+        return None if watched is None or watched.ref is None else watched.ref()
+
     def hand_over(self, iterator: Any) -> _Watched | None:
         """Return the observations of an iterator's loader so far. Another watch goes on with them: its workers are heard on."""
         handed = self._handed = self._iterators.get(iterator)

@@ -1,4 +1,4 @@
-"""The record of a fit for a comparison with a later one: samples of its steady state, thinned, and a few figures."""
+"""The samples of a fit for a comparison with a later one: times of its steady state, thinned, and a few figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class FitSamples:
     """One fit that has ended."""
 
     title: str  # of its report
@@ -34,17 +34,17 @@ class RunRecord:
     settings: tuple[Setting, ...] = ()  # e.g. batch size, workers, device, torch
 
 
-def run_record(
+def fit_samples(
     title: str,
     batches: int,
     steps: Sequence[int],
     phases: Mapping[str, Sequence[int]],
     peak: int | None = None,
     settings: Iterable[Setting] = (),
-) -> RunRecord:
-    """Return the record of a fit with these `steps` and `phases`: nanoseconds of each batch of the steady state."""
+) -> FitSamples:
+    """Return the samples of a fit with these `steps` and `phases`: nanoseconds of each batch of the steady state."""
     samples = (Samples(phase, thinned(values, PHASE_LIMIT)) for phase, values in phases.items())
-    return RunRecord(
+    return FitSamples(
         title=title, batches=batches, steps=thinned(steps), phases=tuple(samples), peak=peak, settings=tuple(settings)
     )
 

@@ -31,6 +31,7 @@ class CellCall:
     name: str  # as written, without its arguments
     argument: str = ""  # of a split, the one that is missing
     column: int = 0  # of the line
+    text: str = ""  # the whole call, as written
 
     @property
     def order(self) -> tuple[int, int, int]:
@@ -58,7 +59,9 @@ def seeds_in(cells: Sequence[str]) -> CellSeeds:
     for number, source in enumerate(cells):
         for call in _calls(source):
             name = _name(call.func)
-            here = CellCall(cell=number, line=call.lineno, name=ast.unparse(call.func), column=call.col_offset)
+            here = CellCall(
+                cell=number, line=call.lineno, name=ast.unparse(call.func), column=call.col_offset, text=ast.unparse(call)
+            )
             if name in _SEEDING:
                 seeds.append(here)
             if missing := _missing(call, name):

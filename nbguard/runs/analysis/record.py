@@ -1,0 +1,141 @@
+"""The record of a run: what it would take to repeat it, as names with values. What is not known has a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from nbguard.errors import RunRecordError
+from nbguard.render.result import Result
+
+Topic = Literal[
+    "seeds",
+    "data",
+    "split",
+    "hyper-parameters",
+    "model",
+    "loaders",
+    "precision",
+    "generators",
+    "code",
+    "versions",
+    "hardware",
+    "variables",
+    "git",
+    "place",
+]
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+"""In the order in which a difference explains another run: the first decide bits, the last hardly ever do."""
+
+KIND = "run_record"
+"""The `kind` of a record in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFact:
+    """One thing that a run was made of."""
+
+    topic: Topic
+    name: str  # within the topic
+    value: str  # as text; of what is large, a hash
+
+
+@dataclass(frozen=True, slots=True)
+class MissingFact:
+    """One thing that a run was made of and that is not known."""
+
+    topic: Topic
+    name: str
+    reason: str  # why it is not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCell:
+    """A cell that ran before the fit and that the Learner comes from."""
+
+    number: int  # In[number]
+    source: str  # as it ran, without what looks like a secret
+    role: str  # made: it bound a name that the run needs; used: it mentions the Learner after that; runs: it is the fit's own
+    edited: str = ""  # since it ran, as the saved notebook tells: "yes", "no"; empty: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord(Result):
+    """What a run was made of, as it was at its beginning."""
+
+    kind: ClassVar[str] = KIND
+    view: ClassVar[str] = "nbguard.runs.analysis.record_view:record_blocks"
+    label: ClassVar[str] = "Record of a run"
+
+    subject: str  # class of the Learner and of the model; empty: none was given
+    time: str  # when it was collected: ISO 8601, UTC
+    facts: tuple[RunFact, ...]  # by topic
+    missing: tuple[MissingFact, ...] = ()
+    cells: tuple[RunCell, ...] = ()  # in the order in which they ran
+    diff: str = ""  # `git diff HEAD`, cut to a bound, without notebooks and what looks like a secret
+    seconds: float = 0.0  # that collecting it took
+
+    def of(self, topic: Topic) -> dict[str, str]:
+        """Return the facts of a topic by name."""
+        return {fact.name: fact.value for fact in self.facts if fact.topic == topic}
+
+    def flat(self) -> dict[str, str]:
+        """Return all facts by `topic.name`, as logs of experiments keep parameters."""
+        return {f"{fact.topic}.{fact.name}": fact.value for fact in self.facts}
+
+
+def record_from(data: Any) -> RunRecord:
+    """Return the record that JSON data hold, as `RunRecord.to_data` has made them.
+
+    Raises:
+        RunRecordError: they hold something else.
+    """
+    if type(data) is not dict or data.get("kind") != KIND:
+        raise RunRecordError("it holds no record of a run: write one, as in  %nbguard record learn --save run.json")
+    return RunRecord(
+        subject=_text(data, "subject"),
+        time=_text(data, "time"),
+        facts=tuple(RunFact(_topic(row), _text(row, "name"), _text(row, "value")) for row in _rows(data, "facts")),
+        missing=tuple(MissingFact(_topic(row), _text(row, "name"), _text(row, "reason")) for row in _rows(data, "missing")),
+        cells=tuple(
+            RunCell(
+                number=_number(row),
+                source=_text(row, "source"),
+                role=_text(row, "role"),
+                edited=_text(row, "edited"),
+            )
+            for row in _rows(data, "cells")
+        ),
+        diff=_text(data, "diff"),
+        seconds=float(data["seconds"]) if type(data.get("seconds")) in (int, float) else 0.0,
+    )
+
+
+def _rows(data: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    rows = data.get(name)
+    if type(rows) is not list or any(type(row) is not dict for row in rows):
+        raise RunRecordError(f"its field {name!r} is no list of objects: the record is damaged")
+    yield from rows
+
+
+def _text(row: dict[str, Any], name: str) -> str:
+    value = row.get(name)
+    if type(value) is not str:
+        raise RunRecordError(f"its field {name!r} is no text: the record is damaged")
+    return value
+
+
+def _topic(row: dict[str, Any]) -> Topic:
+    topic = _text(row, "topic")
+    for known in TOPICS:
+        if topic == known:
+            return known
+    raise RunRecordError(f"it has a topic {topic[:40]!r} that this version of nbguard does not know")
+
+
+def _number(row: dict[str, Any]) -> int:
+    value = row.get("number")
+    if type(value) is not int:
+        raise RunRecordError("the number of one of its cells is no number: the record is damaged")
+    return value

@@ -1,0 +1,122 @@
+"""`nbguard.compare`: two runs, as records, reports of fits, files or runs of MLflow."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from nbguard.errors import RunRecordError
+from nbguard.runs.analysis.comparison import RunComparison, compare_records
+from nbguard.runs.analysis.record import KIND, RunRecord, record_from
+from nbguard.scan.heap.kinds import name_of
+
+METADATA = "nbguard_run"
+"""The key under which a notebook keeps the record, in the metadata of the output that shows the report."""
+
+ARTIFACT = "nbguard_run.json"
+"""The file of a run of MLflow's that keeps the record."""
+
+_LARGEST = 100 * 1024**2
+_MLFLOW = re.compile(r"[0-9a-f]{32}")
+
+
+def compare(before: Any, after: Any) -> RunComparison:
+    """Return what differs between two runs, ranked by what can change bits; its first sentence names the likeliest cause.
+
+    Args:
+        before: a `RunRecord`, a report of `%%profile_fit --log`, the path of a JSON file or a notebook with one, or the id of a
+            run of MLflow's.
+        after: likewise, of the later run.
+
+    Raises:
+        NbguardError: one of the two has no record.
+    """
+    return compare_records(record_of(before), record_of(after))
+
+
+def record_of(source: Any) -> RunRecord:
+    """Return the record that a value, a file or a run of MLflow's holds.
+
+    Raises:
+        RunRecordError: it holds none; the message says what to do.
+    """
+    if type(source) is RunRecord:
+        return source
+    if type(source) is str or isinstance(source, Path):
+        return _from_text(str(source))
+    if type(source) is dict:
+        return record_from(source)
+    if type(source).__module__ == "nbguard.profiler.analysis.report":
+        if source.record is None:
+            raise RunRecordError("this report has no record: log the fit, or write one, as in  %nbguard record learn -o run")
+        record: RunRecord = source.record
+        return record
+    raise RunRecordError(
+        f"a {name_of(type(source))} is no run: give a record of nbguard.run_record(learn), a file or the id of an MLflow run"
+    )
+
+
+def save_record(record: RunRecord, path: str | Path) -> Path:
+    """Write a record as JSON and return the path. RunRecordError where it cannot be written."""
+    target = Path(path).expanduser()
+    beside = target.with_name(f"{target.name}.tmp")
+    try:
+        beside.write_text(json.dumps(record.to_data(), indent=1, ensure_ascii=False), encoding="utf-8")
+        beside.replace(target)
+    except OSError as error:
+        raise RunRecordError(f"cannot write {target}: {error.strerror}; name another file") from None
+    return target
+
+
+def _from_text(text: str) -> RunRecord:
+    """Return the record of a file, or of a run of MLflow's."""
+    path = Path(text).expanduser()
+    if path.is_file():
+        try:
+            return _from_file(path)
+        except RunRecordError as error:
+            raise RunRecordError(f"{text}: {error}") from None
+    if _MLFLOW.fullmatch(text):
+        return _from_mlflow(text)
+    raise RunRecordError(f"there is no file {text}: name a JSON file, a notebook or the id of an MLflow run (32 digits)")
+
+
+def _from_file(path: Path) -> RunRecord:
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise RunRecordError(f"it is larger than {_LARGEST >> 20} MiB: this is no record")
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RunRecordError(f"it cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise RunRecordError("it holds no JSON") from None
+    if type(data) is dict and data.get("kind") != KIND and type(data.get("cells")) is list:
+        data = _last_of_notebook(data["cells"])
+    return record_from(data)
+
+
+def _last_of_notebook(cells: list[Any]) -> Any:
+    """Return the data of the last record in a notebook's outputs; RunRecordError where there is none."""
+    outputs = [output for cell in cells if type(cell) is dict for output in cell.get("outputs") or () if type(output) is dict]
+    for output in reversed(outputs):
+        metadata = output.get("metadata")
+        if type(metadata) is dict and METADATA in metadata:
+            return metadata[METADATA]
+    raise RunRecordError("no output of this notebook has a record: profile a fit with --log, and save the notebook")
+
+
+def _from_mlflow(run: str) -> RunRecord:
+    try:
+        mlflow: Any = importlib.import_module("mlflow")
+    except ImportError:
+        raise RunRecordError(f"{run} looks like a run of MLflow's, which is not installed: pip install mlflow") from None
+    try:
+        where = mlflow.MlflowClient().get_run(run).info.artifact_uri
+        data = mlflow.artifacts.load_dict(f"{where}/{ARTIFACT}")
+    except Exception as error:  # noqa: BLE001 - MLflow's and its stores' errors have no common class
+        first = (str(error).splitlines() or [""])[0][:200]
+        raise RunRecordError(f"the run {run} of MLflow's has no record: {first}") from None
+    return record_from(data)
