@@ -14,6 +14,7 @@ from nbguard.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, 
 from nbguard.doctor.analysis.repairs import RepairedModel
 from nbguard.memory.advice import release_names
 from nbguard.memory.analysis import Analysis
+from nbguard.memory.gpus import GpuReading, Gpus
 from nbguard.memory.processes import Zombies
 from nbguard.memory.recording import Recording
 from nbguard.memory.references.explain import explain
@@ -26,6 +27,7 @@ from nbguard.reports.notices.rounds import LeftByRounds, RoundsReport
 from nbguard.reports.report import build_report
 from nbguard.reports.switches import Switches
 from nbguard.runs.analysis.comparison import compare_records
+from nbguard.snapshots.diagnosis import RefusedRequest, SnapshotDiagnosis
 from nbguard.snapshots.diff import DeviceDiff, SizeChange, SnapshotDiff
 from nbguard.snapshots.report import SnapshotReport
 from nbguard.snapshots.save import SnapshotFiles
@@ -44,6 +46,14 @@ MiB = 1024**2
 _RECORDING = Recording("on", 100_000, 4)
 _CHANGE = SizeChange("learn", MiB, 3 * MiB, 2 * MiB)
 
+_SAVED = SnapshotReport(
+    file="run.pickle",
+    torch_version="2.13.0",
+    settings="",
+    events=(3,),
+    report=build_report(Analysis(_afternoon())),
+    notes=("no names",),
+)
 _THREADS = CheckFinding(
     severity="advice",
     what="PyTorch computes with 64 threads on 8 cores",
@@ -131,13 +141,19 @@ EXAMPLES: tuple[Result, ...] = (
         unnamed=0,
         recording=_RECORDING,
     ),
-    SnapshotReport(
-        file="run.pickle",
-        torch_version="2.13.0",
-        settings="",
-        events=(3,),
-        report=build_report(Analysis(_afternoon())),
-        notes=("no names",),
+    _SAVED,
+    SnapshotDiagnosis(
+        report=_SAVED,
+        map=build_map(Analysis(_mapped()), 300 * MiB),
+        refusals=(RefusedRequest(device="cuda:0", size=MiB, free=512, site="train.py, line 12", refusals=1),),
+        trials=(what_if(_snapshot(), 0, ["expandable_segments:True"], capacity=1024),),
+        untried=("cuda:1 cannot be run again: its trace is cut",),
+    ),
+    Gpus(
+        gpus=(GpuReading(index=0, name="NVIDIA H100", total=80 * MiB, used=MiB, capability=(9, 0)),),
+        driver="driver 580.1, CUDA up to 13.0",
+        unavailable="",
+        processes=(_ORPHAN, _KEEPER),
     ),
     SnapshotDiff(
         "before.pickle",
