@@ -60,11 +60,11 @@ def memory_map(request: int | str | None = None, namespace: dict[str, Any] | Non
         NbguardError: `request` is no size.
         NoTorchError: PyTorch is not imported yet.
     """
-    nbytes = _nbytes(request)
+    nbytes = request_bytes(request)
     return build_map(scan(Notebook.current(namespace)).analysis, nbytes)
 
 
-def _nbytes(size: int | str | None) -> int | None:
+def request_bytes(size: int | str | None) -> int | None:
     """Return a size in bytes; raise NbguardError if it is none, or not above 0."""
     try:
         nbytes = parse_bytes(size) if isinstance(size, str) else size

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nbguard.profiler.instruments.memory.counters import MemoryCounter
     from nbguard.profiler.options import FitOptions
     from nbguard.reports.cell_ledger import CellRecord, History
+    from nbguard.reports.memory_map import MemoryMap
     from nbguard.reports.notices.notice import Notice, Notices
     from nbguard.reports.report import Report
     from nbguard.sidebar.hub.hub import Hub
@@ -263,6 +264,14 @@ class Session:
         from nbguard import api
 
         return api.report() if self.simulation is None else self.simulation.report()
+
+    def memory_map(self, request: int | str | None) -> MemoryMap:
+        """Return the map of the devices, or of the simulated one while that is on. NbguardError for a size that is none."""
+        from nbguard import api
+
+        if self.simulation is None:
+            return api.memory_map(request)
+        return self.simulation.memory_map(api.request_bytes(request))
 
     def oom(self) -> OomCard | None:
         """Return the card on the last error, if it ran out of memory: of a simulated device, too."""

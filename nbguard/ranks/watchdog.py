@@ -8,7 +8,6 @@ import platform
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis
@@ -49,8 +48,10 @@ class HangWatchdog:
             self._warming.join(5)
 
     def _run(self) -> None:
-        with suppress(Exception):  # a mistake of ours is no line in the program's output
+        try:
             self._watch()
+        except Exception as error:  # noqa: BLE001 - a mistake of ours is one line, and the program goes on without the watch
+            _log.warning("nbguard's watch of rank %d has ended: %s: %s", self._own.rank, type(error).__name__, error)
 
     def _watch(self) -> None:
         state: object = None

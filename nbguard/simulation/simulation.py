@@ -17,6 +17,7 @@ from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.simulated import DEVICE, NAME, TRACKED, Simulated, on_simulated
 from nbguard.out_of_memory.card import OomCard, build_card
+from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import Report, build_report
 from nbguard.scan.scan import Notebook, scan
 from nbguard.scan.storage_events import StorageMode
@@ -174,6 +175,15 @@ class Simulation:
             namespace: the names to report by; the notebook's, or the script's `__main__`, if not given.
         """
         return build_report(Analysis(self._look(namespace)))
+
+    def memory_map(self, request: int | None = None, namespace: dict[str, Any] | None = None) -> MemoryMap:
+        """Return the map of the simulated device: segments and blocks, their holders, and pins of free memory.
+
+        Args:
+            request: bytes: also find the cheapest way to a request of so many in one piece.
+            namespace: as in `report`.
+        """
+        return build_map(Analysis(self._look(namespace)), request)
 
     def oom(self, namespace: dict[str, Any] | None = None) -> OomCard | None:
         """Return the card on the last error, or on the one being handled; None if it did not run out of memory."""

@@ -89,6 +89,30 @@ def test_the_report_shows_the_simulated_device_with_its_holders(notebook: Kernel
     assert "simulated" not in notebook.run("%gpumem").ok().text
 
 
+def test_the_map_shows_the_simulated_device(notebook: Kernel) -> None:
+    """What the report recommends: of 80 tensors of 1 MiB every second one is free, and its neighbour keeps it."""
+    notebook.run("%gpumem simulate 2GiB").ok()
+    notebook.run("xs = [torch.ones(1 << 18) for _ in range(80)]; del xs[::2]").ok()
+
+    drawn = notebook.run("%gpumem map --request 64MiB").ok().text
+
+    assert drawn.startswith("simulated:0")
+    assert "xs" in drawn
+    assert "a request of 64.00 MiB succeeds now" in drawn
+    assert "stranded 40.00 MiB" in drawn
+
+
+def test_a_cleanup_gives_the_simulated_cache_back(notebook: Kernel) -> None:
+    notebook.run("%gpumem simulate 2GiB").ok()
+    notebook.run("xs = [torch.ones(1 << 22) for _ in range(10)]").ok()
+    assert "reserved 160.00 MiB" in notebook.run("%gpumem map").ok().text
+
+    notebook.run("%reset_gpu --dry-run xs").ok()
+    notebook.run("%reset_gpu xs").ok()
+
+    assert "PyTorch has reserved nothing there" in notebook.run("%gpumem map").ok().text
+
+
 def test_running_out_of_memory_shows_the_card_of_the_simulated_device(notebook: Kernel) -> None:
     notebook.run("%gpumem simulate 200MiB").ok()
     notebook.run("kept = torch.ones(30 << 20)").ok()

@@ -197,7 +197,7 @@ class GpuMemMagics(Magics):
                 return show(self.shell, options, recorded, limit=options.n)
             case "map":
                 if options.file is None:
-                    drawn = guarded("%gpumem map", api.memory_map, options.request)
+                    drawn = guarded("%gpumem map", session.memory_map, options.request)
                 else:
                     drawn = guarded("%gpumem map", snapshots.map_of, options.file)
                 if options.device is not None:

@@ -165,12 +165,17 @@ class ResetGpuMagics(Magics):
         running code uses, never a live kernel, never another user's process.
         """
         from nbguard import api
+        from nbguard.cleanup.plan.plan import Outcome
 
         options = _parse(line)
         if options is None:
             return None
-        session_of(self.shell).expect_cleanup()
-        return show(self.shell, options, self._done(api, options))
+        session = session_of(self.shell)
+        session.expect_cleanup()
+        done = self._done(api, options)
+        if type(done) is Outcome and session.simulation is not None:
+            session.simulation.empty_cache()  # as a cleanup does on a device
+        return show(self.shell, options, done)
 
     @staticmethod
     def _done(api: Any, options: argparse.Namespace) -> Plan | Outcome | Unparked | Zombies:
