@@ -125,6 +125,19 @@ def test_what_each_run_of_something_leaves(notebook: Kernel) -> None:
     assert notebook.value("rounds.report.leaks and [nbytes >> 20 for nbytes in rounds.report.rounds[1:]] == [4, 4]")
 
 
+def test_what_the_graph_of_a_name_keeps_is_no_leak_of_a_library(notebook: Kernel) -> None:
+    """Where Python sees each operation, autograd's own copies of results are objects that nothing in Python refers to."""
+    notebook.run(
+        "hist, net = [], torch.nn.Sequential(torch.nn.Linear(64, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1))\n"
+        "def step(): hist.append(net(torch.ones(256, 64)))"
+    ).ok()
+
+    leaking = notebook.run("%gpumem leak 3 step()").ok().text
+
+    assert "hist[" in leaking
+    assert "libraries" not in leaking
+
+
 def test_what_a_cell_leaves_without_a_name(notebook: Kernel) -> None:
     """By its error, by the result that it shows, by a library's cache; once each, and not what runs out of memory."""
     left = "__import__('nbguard.notebook.session').notebook.session.session_of(get_ipython())._notices._left_behind"
