@@ -8,7 +8,7 @@ from nbguard.ranks.analysis.agreement_faults import JOIN
 from nbguard.ranks.analysis.alignment import GroupCalls
 from nbguard.ranks.analysis.diagnosis import FaultKind, RankFault
 from nbguard.ranks.analysis.facts import CollectiveCall, JobFacts, RankFacts
-from nbguard.ranks.analysis.words import call_words, have, place_words, ranks_words, stands_words
+from nbguard.ranks.analysis.words import call_at, call_words, have, place_words, ranks_words, stands_words, wait
 
 
 def faults(job: JobFacts, group: GroupCalls) -> Iterator[RankFault]:
@@ -55,8 +55,7 @@ def _elsewhere(facts: RankFacts, group: GroupCalls) -> CollectiveCall | None:
 def _absent(kind: FaultKind, late: list[RankFacts], waiting: list[int], waited: CollectiveCall, last: int | None) -> RankFault:
     ranks = [facts.rank for facts in late]
     who, others = ranks_words(ranks), ranks_words(waiting)
-    verb = "waits" if len(waiting) == 1 else "wait"
-    at = f"{call_words(waited)} that {others} {verb} for{place_words(waited)}"
+    at = f"{call_words(waited)} that {others} {wait(waiting)} for{place_words(waited)}"
     common = "" if last is None else f"; last common: seq {last}"
     evidence = [f"rank {facts.rank}: {stands_words(facts)}" for facts in late if facts.stands]
     remedy = "call the same collectives on all ranks: none under `if rank == …`"
@@ -72,7 +71,7 @@ def _absent(kind: FaultKind, late: list[RankFacts], waiting: list[int], waited: 
     elif kind == "order":
         other = next(call for facts in late for call in facts.calls if not call.is_done and call.group != waited.group)
         what = (
-            f"{who} {'waits' if len(ranks) == 1 else 'wait'} in {call_words(other)} of group {other.group}{place_words(other)},"
+            f"{who} {wait(ranks)} in {call_words(other)} of group {other.group}{place_words(other)},"
             f" {others} in {call_words(waited)} of group {waited.group}{place_words(waited)}: the groups are used in another"
             " order"
         )
@@ -102,8 +101,7 @@ def _absent(kind: FaultKind, late: list[RankFacts], waiting: list[int], waited: 
 def _ended(ranks: list[int], waiting: list[int], waited: CollectiveCall) -> tuple[list[int], FaultKind, str]:
     """Return (ranks at fault, kind, sentence) where some have ended and others wait: at fault is the smaller part."""
     who, others = ranks_words(ranks), ranks_words(waiting)
-    verb = "waits" if len(waiting) == 1 else "wait"
-    call = f"{call_words(waited)}{place_words(waited)}"
+    verb, call = wait(waiting), call_at(waited)
     if len(waiting) < len(ranks):
         if waited.caller:
             return (
@@ -174,6 +172,6 @@ def same_call(groups: tuple[GroupCalls, ...]) -> Iterator[RankFault]:
                 collective=calls[0].name,
                 place=calls[0].place,
                 last_common=group.last,
-                what=f"all ranks are in the same {call_words(calls[0])}{place_words(calls[0])}, and it does not end",
+                what=f"all ranks are in the same {call_at(calls[0])}, and it does not end",
                 remedy="see whether the hosts reach each other, and whether all gave the same root and operation",
             )

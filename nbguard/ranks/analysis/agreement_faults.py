@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from nbguard.ranks.analysis.alignment import GroupCalls, differences, is_shift
 from nbguard.ranks.analysis.diagnosis import FaultKind, RankFault
 from nbguard.ranks.analysis.facts import CollectiveCall, JobFacts
-from nbguard.ranks.analysis.words import call_words, have, place_words, ranks_words
+from nbguard.ranks.analysis.words import are, call_at, call_words, have, place_words, ranks_words, wait
 
 Made: TypeAlias = Mapping[int, CollectiveCall]
 """The calls of ranks at one position."""
@@ -19,6 +20,34 @@ JOIN = (
     " `with torch.distributed.algorithms.join.Join([model]):`"
 )
 _SAME_ORDER = "call the same collectives in the same order on all ranks: none under `if rank == …`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The calls of a group at the first position at which its ranks call something else."""
+
+    group: GroupCalls
+    position: int
+    waited: CollectiveCall  # of the ranks that are right, or of one side where nobody is known to be
+    own: CollectiveCall  # of the others
+    waiting: Sequence[int]  # ranks that make the call `waited`
+    culprits: tuple[int, ...]  # ranks at fault; all of them where it is not known which
+    usual: int  # one of the ranks that make the call `waited`
+
+    @property
+    def is_even(self) -> bool:
+        """Return whether it is not known which side is at fault."""
+        return self.usual in self.culprits
+
+    @property
+    def who(self) -> str:
+        """Return the ranks at fault in words."""
+        return ranks_words(self.culprits)
+
+    @property
+    def others(self) -> str:
+        """Return the waiting ranks in words."""
+        return ranks_words(self.waiting)
 
 
 def faults(job: JobFacts, group: GroupCalls) -> Iterator[RankFault]:
@@ -119,13 +148,15 @@ def _fault(job: JobFacts, group: GroupCalls, position: int, made: Made, usual: i
     waited = made[usual]
     own = made[next((rank for rank in culprits if rank != usual), usual)]
     waiting = [rank for rank, call in made.items() if _key(call) == _key(waited)]
-    kind, what, remedy = _judged(group, position, waited, own, waiting, culprits, usual)
+    kind, what, remedy = _judged(
+        Difference(group=group, position=position, waited=waited, own=own, waiting=waiting, culprits=culprits, usual=usual)
+    )
     last = position - 1 if position > group.first else None
     common = "" if last is None else f"; last common: seq {last}"
     named = own if kind == "extra" else waited
     each: dict[str, list[int]] = {}
     for rank, call in made.items():
-        each.setdefault(call_words(call) + place_words(call), []).append(rank)
+        each.setdefault(call_at(call), []).append(rank)
     evidence = tuple(f"{ranks_words(ranks)}: {words}" for words, ranks in each.items())
     dead = [facts.rank for facts in job.ranks if facts.state == "died" and facts.rank in made]
     if dead and kind in ("size", "dtype"):
@@ -142,75 +173,60 @@ def _fault(job: JobFacts, group: GroupCalls, position: int, made: Made, usual: i
     )
 
 
-def _judged(
-    group: GroupCalls,
-    position: int,
-    waited: CollectiveCall,
-    own: CollectiveCall,
-    waiting: list[int],
-    culprits: tuple[int, ...],
-    usual: int,
-) -> tuple[FaultKind, str, str]:
+def _judged(difference: Difference) -> tuple[FaultKind, str, str]:
     """Return the kind of a difference, the sentence and the remedy."""
-    who, others = ranks_words(culprits), ranks_words(waiting)
-    verb = "waits" if len(waiting) == 1 else "wait"
+    waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
+    culprits, waiting = difference.culprits, difference.waiting
     if waited.caller and not own.caller:
         what = (
-            f"{who} {have(culprits)} had fewer batches: {others} {verb} in DistributedDataParallel for"
-            f" {call_words(waited)}{place_words(waited)}, {who} {'is' if len(culprits) == 1 else 'are'} past the loop, in"
-            f" {call_words(own)}{place_words(own)}"
+            f"{who} {have(culprits)} had fewer batches: {others} {wait(waiting)} in DistributedDataParallel for"
+            f" {call_at(waited)}, {who} {are(culprits)} past the loop, in {call_at(own)}"
         )
         return "uneven batches", what, JOIN
-    if own.caller and not waited.caller and usual not in culprits:
+    if own.caller and not waited.caller and not difference.is_even:
+        they = "it" if len(culprits) == 1 else "they"
         what = (
-            f"{who} {have(culprits)} had more batches: {'it waits' if len(culprits) == 1 else 'they wait'} in"
-            f" DistributedDataParallel for {call_words(own)}{place_words(own)}, {others} {'is' if len(waiting) == 1 else 'are'}"
-            f" past the loop, in {call_words(waited)}{place_words(waited)}"
+            f"{who} {have(culprits)} had more batches: {they} {wait(culprits)} in DistributedDataParallel for {call_at(own)},"
+            f" {others} {are(waiting)} past the loop, in {call_at(waited)}"
         )
         return "uneven batches", what, JOIN
     kinds = differences(waited, own)
-    if waited.place != own.place and (kinds[:1] in ((), ("type",)) or usual not in culprits):
-        return _displaced(group, position, waited, own, waiting, culprits, usual)
-    return _unlike(kinds, waited, own, others, culprits, usual)
+    if waited.place != own.place and (kinds[:1] in ((), ("type",)) or not difference.is_even):
+        return _displaced(difference)
+    return _unlike(difference, kinds)
 
 
-def _displaced(
-    group: GroupCalls,
-    position: int,
-    waited: CollectiveCall,
-    own: CollectiveCall,
-    waiting: list[int],
-    culprits: tuple[int, ...],
-    usual: int,
-) -> tuple[FaultKind, str, str]:
+def _displaced(difference: Difference) -> tuple[FaultKind, str, str]:
     """Return the judgement on ranks that are at different lines."""
-    who, others = ranks_words(culprits), ranks_words(waiting)
-    verb = "waits" if len(waiting) == 1 else "wait"
-    at = f"{call_words(waited)} that {others} {verb} for{place_words(waited)}"
-    instead, usually = (f"{call_words(call)}{place_words(call)}" for call in (own, waited))
-    if usual in culprits:
-        first, second = waiting, [rank for rank in culprits if rank not in waiting]
+    waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
+    culprits, waiting = difference.culprits, difference.waiting
+    if difference.is_even:
+        rest = [rank for rank in culprits if rank not in waiting]
         what = (
-            f"{ranks_words(first)} {verb} in {usually}, {ranks_words(second)}"
-            f" {'waits' if len(second) == 1 else 'wait'} in {instead}: they call in a different order"
+            f"{others} {wait(waiting)} in {call_at(waited)}, {ranks_words(rest)} {wait(rest)} in {call_at(own)}:"
+            " they call in a different order"
         )
         return "order", what, _SAME_ORDER
-    culprit = next(rank for rank in culprits if rank != usual)
+    group, position = difference.group, difference.position
     is_new = _is_known(group, position, waited) and not _is_known(group, position, own)
-    if is_new or not (waited.is_done or _has_passed(group, position, waited, own, usual, culprit)):
-        what = f"{who} {have(culprits)} called {instead}, which {others} {have(waiting)} not: {others} {verb} in {usually}"
+    if is_new or not (waited.is_done or _has_passed(group, position, waited, own, difference.usual, culprits[0])):
+        what = (
+            f"{who} {have(culprits)} called {call_at(own)}, which {others} {have(waiting)} not:"
+            f" {others} {wait(waiting)} in {call_at(waited)}"
+        )
         return "extra", what, _SAME_ORDER
     if waited.is_done:
         made = f"{call_words(waited)} that {others} {have(waiting)} made{place_words(waited)}"
-        return "left out", f"{who} {have(culprits)} left out the {made}, and went on with {instead}", _SAME_ORDER
-    what = f"{who} {have(culprits)} left out the {at}, and {'is' if len(culprits) == 1 else 'are'} in {instead}"
+        return "left out", f"{who} {have(culprits)} left out the {made}, and went on with {call_at(own)}", _SAME_ORDER
+    at = f"{call_words(waited)} that {others} {wait(waiting)} for{place_words(waited)}"
+    what = f"{who} {have(culprits)} left out the {at}, and {are(culprits)} in {call_at(own)}"
     return "left out", what, _SAME_ORDER
 
 
-def _unlike(
-    kinds: tuple[str, ...], waited: CollectiveCall, own: CollectiveCall, others: str, culprits: tuple[int, ...], usual: int
-) -> tuple[FaultKind, str, str]:
+def _unlike(difference: Difference, kinds: tuple[str, ...]) -> tuple[FaultKind, str, str]:
     """Return the judgement on ranks that call at one line, or the same collective, with something else."""
+    waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
+    culprits = difference.culprits
     kind: FaultKind = "type"
     remedy = "make the same call with the same kind of tensor on all ranks"
     if kinds[:1] == ("size",):
@@ -219,16 +235,10 @@ def _unlike(
         kind, remedy = "dtype", f"convert first, as in `tensor.to(torch.{waited.dtype})`"
     elif kinds[:1] == ("detail",):
         kind, remedy = "root or operation", "give the same root (`src`, `dst`) and the same operation (`op`) on all ranks"
-    if usual in culprits:
-        rest = ranks_words([rank for rank in culprits if f"rank {rank}" != others])
-        what = f"{others} calls {call_words(waited)}{place_words(waited)}, {rest} {call_words(own)}{place_words(own)}"
-        if len(culprits) > 2:
-            each = [f"{call_words(call)}{place_words(call)}" for call in (waited, own)]
-            what = f"{ranks_words(culprits)} call different things: {each[0]} and {each[1]}"
-        return kind, what, remedy
-    verb = "calls" if len(culprits) == 1 else "call"
-    what = (
-        f"{ranks_words(culprits)} {verb} {call_words(own)}{place_words(own)}, where {others} wait in"
-        f" {call_words(waited)}{place_words(waited)}"
-    )
-    return kind, what, remedy
+    if not difference.is_even:
+        verb = "calls" if len(culprits) == 1 else "call"
+        return kind, f"{who} {verb} {call_at(own)}, where {others} wait in {call_at(waited)}", remedy
+    if len(culprits) > 2:
+        return kind, f"{who} call different things: {call_at(waited)} and {call_at(own)}", remedy
+    rest = ranks_words([rank for rank in culprits if rank not in difference.waiting])
+    return kind, f"{others} calls {call_at(waited)}, {rest} {call_at(own)}", remedy

@@ -21,6 +21,16 @@ def have(ranks: Collection[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
+def are(ranks: Collection[int]) -> str:
+    """Return the verb that goes with so many ranks."""
+    return "is" if len(ranks) == 1 else "are"
+
+
+def wait(ranks: Collection[int]) -> str:
+    """Return the verb that goes with so many ranks."""
+    return "waits" if len(ranks) == 1 else "wait"
+
+
 def call_words(call: CollectiveCall) -> str:
     """Return a call in words: "`all_reduce` of 4 × float32"."""
     words = f"`{call.name}`"
@@ -35,6 +45,11 @@ def place_words(call: CollectiveCall) -> str:
     """Return the line of a call in words: " at `train.py:13`"; empty where it is not known."""
     by = f" in {call.caller}" if call.caller else ""
     return f"{by} at `{call.place}`" if call.place else by
+
+
+def call_at(call: CollectiveCall) -> str:
+    """Return a call and its line in words: "`all_reduce` of 4 × float32 at `train.py:13`"."""
+    return call_words(call) + place_words(call)
 
 
 def stands_words(facts: RankFacts) -> str:
