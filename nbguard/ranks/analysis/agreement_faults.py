@@ -23,7 +23,7 @@ _SAME_ORDER = "call the same collectives in the same order on all ranks: none un
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class CallDifference:
     """The calls of a group at the first position at which its ranks call something else."""
 
     group: GroupCalls
@@ -149,7 +149,7 @@ def _fault(job: JobFacts, group: GroupCalls, position: int, made: Made, usual: i
     own = made[next((rank for rank in culprits if rank != usual), usual)]
     waiting = [rank for rank, call in made.items() if _key(call) == _key(waited)]
     kind, what, remedy = _judged(
-        Difference(group=group, position=position, waited=waited, own=own, waiting=waiting, culprits=culprits, usual=usual)
+        CallDifference(group=group, position=position, waited=waited, own=own, waiting=waiting, culprits=culprits, usual=usual)
     )
     last = position - 1 if position > group.first else None
     common = "" if last is None else f"; last common: seq {last}"
@@ -173,7 +173,7 @@ def _fault(job: JobFacts, group: GroupCalls, position: int, made: Made, usual: i
     )
 
 
-def _judged(difference: Difference) -> tuple[FaultKind, str, str]:
+def _judged(difference: CallDifference) -> tuple[FaultKind, str, str]:
     """Return the kind of a difference, the sentence and the remedy."""
     waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
     culprits, waiting = difference.culprits, difference.waiting
@@ -196,7 +196,7 @@ def _judged(difference: Difference) -> tuple[FaultKind, str, str]:
     return _unlike(difference, kinds)
 
 
-def _displaced(difference: Difference) -> tuple[FaultKind, str, str]:
+def _displaced(difference: CallDifference) -> tuple[FaultKind, str, str]:
     """Return the judgement on ranks that are at different lines."""
     waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
     culprits, waiting = difference.culprits, difference.waiting
@@ -223,7 +223,7 @@ def _displaced(difference: Difference) -> tuple[FaultKind, str, str]:
     return "left out", what, _SAME_ORDER
 
 
-def _unlike(difference: Difference, kinds: tuple[str, ...]) -> tuple[FaultKind, str, str]:
+def _unlike(difference: CallDifference, kinds: tuple[str, ...]) -> tuple[FaultKind, str, str]:
     """Return the judgement on ranks that call at one line, or the same collective, with something else."""
     waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
     culprits = difference.culprits
