@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from nbguard.cli import commands, files
+from nbguard.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
 from nbguard.units import parse_bytes
 
 _SNAPSHOT = "from torch.cuda.memory._dump_snapshot, or as JSON"
@@ -63,7 +64,7 @@ def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     doctor.add_argument(
         "target", nargs="?", metavar="MODULE:NAME", help="a Learner, or a function that makes one, or a model and a batch"
     )
-    for topic in commands.TOPICS:
+    for topic in DIAGNOSE_TOPICS:
         doctor.add_argument(
             f"--{topic}", dest="topics", action="append_const", const=topic, default=[], help=f"check {topic}; default: all"
         )

@@ -8,7 +8,6 @@ import sys
 
 from nbguard.errors import NbguardError
 
-TOPICS = ("environment", "determinism", "export")
 _STATUS = {"problem": 3, "advice": 1}
 """Exit status of `doctor --strict` by the severity of its gravest finding; a note is no reason to fail."""
 
@@ -29,13 +28,14 @@ def predict(options: argparse.Namespace) -> int:
         raise NbguardError("PyTorch is not installed here: there is no fit to foresee") from None
     from nbguard.render.text import blocks_text
 
-    found = predict_script(options.script, options.gpu, options.settings, options.bs)
-    print(json.dumps(found.to_data()) if options.json else blocks_text(found.blocks()), flush=True)
-    return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in found.fits))
+    foreseen = predict_script(options.script, options.gpu, options.settings, options.bs)
+    print(json.dumps(foreseen.to_data()) if options.json else blocks_text(foreseen.blocks()), flush=True)
+    return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
 
 
 def doctor(options: argparse.Namespace) -> int:
     """Diagnose this environment, and what a script makes. PyTorch is imported, unless that would end the process."""
+    from nbguard.doctor.analysis.diagnosis import chosen
     from nbguard.doctor.diagnose import diagnose
     from nbguard.doctor.diagnose_launch import diagnose_launch
     from nbguard.doctor.target import import_torch, made_by
@@ -46,9 +46,7 @@ def doctor(options: argparse.Namespace) -> int:
         diagnosis = diagnose_launch(self_test=options.self_test)
     else:
         subject, batch = made_by(options.target) if options.target else (None, None)
-        topics = options.topics or TOPICS
-        chosen = {topic: topic in topics for topic in TOPICS}
-        diagnosis = diagnose(subject, batch, **chosen)  # type: ignore[arg-type]
+        diagnosis = diagnose(subject, batch, **chosen(options.topics))  # type: ignore[arg-type]
     print(json.dumps(diagnosis.to_data()) if options.json else blocks_text(diagnosis.blocks()), flush=True)
     return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
 

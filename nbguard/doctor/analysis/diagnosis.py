@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from nbguard.render.result import Result
 
 Topic = Literal["environment", "determinism", "export", "ranks"]
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+DIAGNOSE_TOPICS: tuple[Topic, ...] = ("environment", "determinism", "export")
+"""Topics of `nbguard.diagnose`, in the order of its report; ranks have `nbguard.diagnose_launch`."""
+
 Severity = Literal["note", "advice", "problem"]
 State = Literal["ok", "note", "advice", "problem", "not checked"]
 
 SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "note")
 """From the gravest down."""
+
+
+def chosen(topics: Collection[str]) -> dict[str, bool]:
+    """Return the topics of `nbguard.diagnose` as its arguments: on are those that are named, all where none is."""
+    return {topic: topic in (topics or DIAGNOSE_TOPICS) for topic in DIAGNOSE_TOPICS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

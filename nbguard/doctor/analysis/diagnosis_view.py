@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, Diagnosis, State
+from nbguard.doctor.analysis.diagnosis import TOPICS, Check, CheckFinding, Diagnosis, State
 from nbguard.render.blocks import Block, Listing, Point, Points, Section, Table, TableRow, Title
 
-_TOPICS = ("environment", "determinism", "export", "ranks")
 _ORDER: tuple[State, ...] = ("problem", "advice", "note", "not checked", "ok")
 _MANY = {"problem": "problems", "advice": "pieces of advice", "note": "notes", "not checked": "not checked", "ok": "in order"}
 _ONE = {"problem": "problem", "advice": "piece of advice", "note": "note", "not checked": "not checked", "ok": "in order"}
@@ -24,7 +23,7 @@ def diagnosis_blocks(diagnosis: Diagnosis) -> Iterator[Block]:
     yield Title(f"{subject}{counts or 'nothing was asked'} · {diagnosis.seconds:.2g} s", "strong")
     if diagnosis.findings:
         yield Points(tuple(map(_point, diagnosis.findings)), is_numbered=False)
-    for topic in _TOPICS:
+    for topic in TOPICS:
         checks = [check for check in diagnosis.checks if check.topic == topic]
         if checks:
             yield Section(topic)

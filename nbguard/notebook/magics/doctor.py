@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from nbguard.doctor.analysis.repairs import RepairedModel
     from nbguard.notebook.session import Session
 
-_TOPICS = ("environment", "determinism", "export")
-
 
 def add_doctor(options: MagicArgumentParser) -> None:
     """Add the arguments of `%nbguard doctor`."""
+    from nbguard.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
+
     options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model; none: only the environment is checked")
     options.add_argument("--batch", metavar="NAME", help="a batch to try, as the training loader yields it")
     options.add_argument("--ranks", action="store_true", help="check whether ranks of a distributed job can be launched here")
     options.add_argument("--self-test", action="store_true", help="with --ranks: have two processes work together")
     options.add_argument("--loss", metavar="NAME", help="the loss function of a model that is no Learner's")
-    for topic in _TOPICS:
+    for topic in DIAGNOSE_TOPICS:
         options.add_argument(f"--{topic}", action="store_true", help=f"check {topic}; without any of these, all are checked")
 
 
@@ -35,16 +35,16 @@ def diagnosed(shell: Any, options: argparse.Namespace) -> Diagnosis:
     Raises:
         NbguardError: a name does not exist, or stands for nothing that can be tried.
     """
+    from nbguard.doctor.analysis.diagnosis import DIAGNOSE_TOPICS, chosen
     from nbguard.doctor.diagnose import diagnose
     from nbguard.doctor.diagnose_launch import diagnose_launch
 
     if options.ranks or options.self_test:
         return diagnose_launch(self_test=options.self_test)
     learn, batch, loss = (named(shell, name) for name in (options.name, options.batch, options.loss))
-    topics = [topic for topic in _TOPICS if getattr(options, topic)] or _TOPICS
-    chosen = {topic: topic in topics for topic in _TOPICS}
+    topics = [topic for topic in DIAGNOSE_TOPICS if getattr(options, topic)]
     cells, name = shell.user_ns.get("In", ()), options.name or "learn"
-    return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, **chosen)
+    return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, **chosen(topics))
 
 
 def add_fix(options: MagicArgumentParser) -> None:
