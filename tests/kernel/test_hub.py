@@ -11,7 +11,7 @@ import pytest
 
 from tests.kernel.conftest import held, running, training
 from tests.kernels import Kernel, wait_until
-from tests.panels import Panel
+from tests.panels import Panel, settle
 
 
 def _is_well_under_way(tick: dict[str, Any]) -> bool:
@@ -264,12 +264,18 @@ def test_what_was_not_agreed_to_is_not_done(kernel: Kernel, panel: Panel) -> Non
     assert refused["why"] == "this plan is no longer known: ask for a new one"
 
 
+def _settled_heap(kernel: Kernel, panel: Panel, label: str) -> dict[str, Any]:
+    """Return the heap that all cells so far have led to, in which a row has this label."""
+    settle(kernel)
+    panel.catch_up()
+    return panel.heap(lambda heap: heap["during"] is None and any(row["label"] == label for row in heap["holders"]))
+
+
 def test_the_heap_is_sent_when_it_has_changed(kernel: Kernel, panel: Panel) -> None:
     kernel.run("kept = torch.zeros(1 << 20)").ok()
-    heap = panel.heap(lambda heap: any(row["label"] == "kept" for row in heap["holders"]))
+    heap = _settled_heap(kernel, panel, "kept")
     kernel.run("a = 1").ok()
-    time.sleep(0.6)
-    assert panel.heap() == heap
+    assert _settled_heap(kernel, panel, "kept") == heap
     kernel.run("other = kept; del kept").ok()  # no byte has moved
 
     after = panel.heap(lambda found: found["heap"] > heap["heap"])
@@ -281,9 +287,7 @@ def test_the_heap_is_sent_when_it_has_changed(kernel: Kernel, panel: Panel) -> N
 
 def test_the_heap_is_sent_only_to_who_has_not_got_it(kernel: Kernel, panel: Panel) -> None:
     kernel.run("kept = torch.zeros(1 << 20)").ok()
-    panel.heap(lambda heap: any(row["label"] == "kept" for row in heap["holders"]))
-    time.sleep(0.6)  # what else the cell has set off is sent by then
-    heap = panel.heap()
+    heap = _settled_heap(kernel, panel, "kept")
 
     def sent(**has: Any) -> int:
         before, tick = len(panel.data("heap")), panel.data("tick")[-1]["tick"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kernels import Kernel
-from tests.panels import Panel
+from tests.panels import Panel, settle
 
 _COUNT = """
 import nbguard.scan.scan as _scanning, nbguard.scan.devices.counters as _counting
@@ -36,24 +36,12 @@ def fails():
     a = torch.ones(3 << 20)
     torch.empty(2**46)
 """
-_HUB = "__import__('nbguard').notebook.session.hub_of(get_ipython())"
-_SETTLED = f"(lambda hub: hub._settling is None and not hub._jobs._pending and hub._jobs._running is None)({_HUB})"
-"""The sidebar has looked at what the last cell has left: it does so 0.3 s after the cell's end."""
 
 
 def _count(kernel: Kernel) -> int:
     """Return how many scans there have been. The question itself is no cell."""
     count: int = kernel.value("len(scans)")
     return count
-
-
-def _settle(kernel: Kernel) -> None:
-    """Wait until the sidebar has looked at what the last cell has left."""
-    time.sleep(0.5)
-    end = time.monotonic() + 60
-    while not kernel.value(_SETTLED):
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def _scanned_anew(kernel: Kernel, panel: Panel) -> dict[str, Any]:
@@ -75,7 +63,7 @@ def test_a_click_scans_three_times(kernel: Kernel, counted: Panel) -> None:
     """For the plan that is shown, for the same plan before it is carried out, and for the outcome, which is the next heap."""
     kernel.run("layer = nn.Linear(1 << 10, 1 << 10)\nlayer").ok()
     kernel.run("layer = None").ok()
-    _settle(kernel)
+    settle(kernel)
     heap = counted.look()
     before = _count(kernel)
 
@@ -94,11 +82,11 @@ def test_the_listeners_of_a_failed_cell_share_a_scan(kernel: Kernel, counted: Pa
     """The card, the line about the cell, and the sidebar a moment later."""
     kernel.run("%gpumem cells on" + _COUNT_ANSWERS).ok()
     for _ in range(2):  # the first imports what the card needs
-        _settle(kernel)
+        settle(kernel)
         heap, before = counted.look(), _count(kernel)
         kernel.value("answers.update(plan=0, holders=0)")
         cell = kernel.run("fails()")
-        _settle(kernel)
+        settle(kernel)
 
     assert _count(kernel) - before == 1
     assert kernel.value("answers") == {"plan": 1, "holders": 1}  # by one analysis of that scan
@@ -110,10 +98,10 @@ def test_the_listeners_of_a_failed_cell_share_a_scan(kernel: Kernel, counted: Pa
 def test_with_cleaning_there_is_a_second_scan_of_what_that_has_left(kernel: Kernel, counted: Panel) -> None:
     kernel.run("%nbguard on --auto-clean-errors\n%gpumem cells on").ok()
     for _ in range(2):
-        _settle(kernel)
+        settle(kernel)
         before = _count(kernel)
         cell = kernel.run("fails()")
-        _settle(kernel)
+        settle(kernel)
 
     assert _count(kernel) - before == 2
     assert "released 12.00 MiB" in cell.text
@@ -123,11 +111,11 @@ def test_with_cleaning_there_is_a_second_scan_of_what_that_has_left(kernel: Kern
 def test_the_next_cell_and_a_refresh_scan_anew(kernel: Kernel, counted: Panel) -> None:
     kernel.run("%gpumem cells on").ok()
     kernel.run("a = torch.ones(1 << 20)").ok()
-    _settle(kernel)
+    settle(kernel)
     before = _count(kernel)
     kernel.run("b = torch.ones(1 << 20)").ok()
     assert _count(kernel) == before + 1
-    _settle(kernel)
+    settle(kernel)
 
     labels = {row["label"] for row in _scanned_anew(kernel, counted)["holders"]}
 

@@ -196,8 +196,8 @@ def test_the_later_of_two_fits_is_looked_at_by_all_instruments() -> None:
 
     with profile_fit(show=False) as profile:
         train(1)
-        train(3, each=slow)
+        train(10, each=slow)
 
-    assert counts(profile.report) == [8, 24]
+    assert counts(profile.report) == [8, 80]
     assert profile.observations.stacks.moments
     assert "slow" in profile.report.first[0]

@@ -26,6 +26,8 @@ _PART = 1 / 400
 """and this part of the time since the beginning between these."""
 _MOST = 4096
 """Stacks that are told apart."""
+_CALLERS = 256
+"""Calls of models whose stacks are kept."""
 _SCHEDSTAT = 64
 """Bytes of `/proc/…/schedstat` that are read: nanoseconds on a processor, nanoseconds waiting for one, and turns."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -42,6 +44,7 @@ class StackSampler:
         self._numbers: dict[_Stack, int] = {}
         self._moments: list[int] = []
         self._seen: list[int] = []
+        self._callers: list[tuple[int, _Stack]] = []
         self._took = 0
         self._waits: list[int] = []
         self._schedstat: int | None = None  # file of what the kernel counts of the fit's thread
@@ -70,6 +73,7 @@ class StackSampler:
             os.close(self._schedstat)
         self._samples = self._written()
         self._numbers.clear()
+        self._callers.clear()
 
     def observe(self) -> StackSamples:
         """Return the samples; to be called after `stop`."""
@@ -77,6 +81,8 @@ class StackSampler:
 
     def _model(self, module: Any, _: Any) -> None:
         self._models.add(module)
+        if len(self._callers) < _CALLERS:
+            self._callers.append((self._clock(), _stack_of(sys._getframe(1))))
 
     def _look(self) -> None:
         """Look now and then; this is what the thread runs."""
@@ -92,12 +98,7 @@ class StackSampler:
             pause = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
 
     def _note(self, moment: int, frame: FrameType | None) -> None:
-        stack: list[Any] = []
-        add = stack.extend
-        while frame is not None:
-            add((frame.f_code, frame.f_lasti))
-            frame = frame.f_back
-        key = tuple(stack)
+        key = _stack_of(frame)
         number = self._numbers.get(key)
         if number is None:
             if len(self._numbers) >= _MOST:
@@ -113,6 +114,7 @@ class StackSampler:
         numbers: dict[StackLine, int] = {}
         known: dict[tuple[CodeType, int], int] = {}
         stacks = []
+        callers = tuple((at, self._numbers.setdefault(stack, len(self._numbers))) for at, stack in self._callers)
         for stack in self._numbers:
             frames = list(zip(stack[::2], stack[1::2], strict=True))[::-1]
             for frame in frames:
@@ -127,9 +129,19 @@ class StackSampler:
             moments=tuple(self._moments),
             seen=tuple(self._seen),
             hooks=hooks,
+            callers=callers,
             took=self._took,
             waits=tuple(self._waits),
         )
+
+
+def _stack_of(frame: FrameType | None) -> _Stack:
+    stack: list[Any] = []
+    add = stack.extend
+    while frame is not None:
+        add((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(stack)
 
 
 def _opened_schedstat() -> int | None:

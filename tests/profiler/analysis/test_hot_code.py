@@ -72,6 +72,27 @@ def test_a_function_that_is_at_work_in_every_look_is_named() -> None:
     assert (code.kind, code.line.called) == ("function", "slow")
 
 
+def test_the_loop_is_known_by_the_call_of_its_model_where_no_look_fell_into_one() -> None:
+    """Code that lets no other thread run hides the model from the sampler; waiting for data is seen all the same."""
+    slow = (CELL, LOOP, users("slow"))
+    lines = (CELL, LOOP, users("slow"), users("fetch"))
+    looks = [(phases.OTHER, 0)] * 8 + [(phases.WAIT, 1)] * 3
+    stacks = tuple(tuple(map(lines.index, stack)) for stack in (slow, (CELL, LOOP, users("fetch")), (CELL, LOOP)))
+    times = tuple(range(10 * MS, 120 * MS, 10 * MS))
+    trained = Batch(loop=1, start=1, times={phases.OTHER: 120 * MS}, has_loss=True)
+    batches = Batches(
+        batches=(trained,), outside={}, start=0, wall=120 * MS, moments=tuple(Moment(phase, 1, 1) for phase, _ in looks)
+    )
+    rows = [TimeRow(phase=phases.OTHER, group="batch", total=90 * MS), TimeRow(phase=phases.WAIT, group="batch", total=30 * MS)]
+    seen = tuple(number for _, number in looks)
+
+    samples = StackSamples(lines=lines, stacks=stacks, moments=times, seen=seen, callers=((2, 2),))
+    code, *_ = hot_code(samples, batches, rows)
+
+    assert code.line is not None
+    assert (code.kind, code.line.called, code.total) == ("function", "slow", 90 * MS)
+
+
 def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:
     (code,) = hot(("batch", phases.OTHER, (CELL, LOOP)))
 

@@ -6,6 +6,7 @@ findings name have no part in it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,7 +113,11 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
     of_phase: Counter[tuple[Group, str]] = Counter()
     for look in looks:
         of_phase[look.group, look.moment.phase] += look.weight
-    drivers, validating = _drivers(looks, "batch"), _drivers(looks, "validation")
+    calling: dict[Group, set[_Function]] = {"batch": set(), "validation": set(), "around": set()}
+    for at, number in samples.callers:
+        calling[_group_at(at, batches, trained)].update(_function(line) for line in stacks[number] if line.is_users)
+    drivers = _drivers(looks, "batch") | calling["batch"]
+    validating = _drivers(looks, "validation") | calling["validation"]
     everything: dict[_Key, _Seen] = {}
     works: dict[_Key, LibraryWork] = {}
     for look in looks:
@@ -163,6 +168,14 @@ def _group(moment: Moment, trained: Collection[int]) -> Group:
     if moment.loop is None:
         return "around"
     return "batch" if moment.loop in trained else "validation"
+
+
+def _group_at(at: int, batches: Batches, trained: Collection[int]) -> Group:
+    """Return the group of the batch that was the last to begin before a time."""
+    number = bisect_right(batches.batches, at, key=lambda batch: batch.start) - 1
+    if number < 0:
+        return "around"
+    return "batch" if batches.batches[number].loop in trained else "validation"
 
 
 def _identity(cause: _Cause) -> object:
