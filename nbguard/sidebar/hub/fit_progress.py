@@ -26,6 +26,10 @@ _SAMPLES = 20
 """Fewer looks than this say nothing about the share of waiting."""
 
 
+_Place = tuple[int, int, int]
+"""Where a thread is: ids of its innermost frame and of that one's code, and the instruction."""
+
+
 @dataclass
 class _Found:
     """Frames of one thread in which fastai runs, by what they are for; `call` is the outermost of fastai's own."""
@@ -57,6 +61,7 @@ class FitProgress:
 
     names: Mapping[int, str] = field(default_factory=dict)
     _course: _FitState | None = None
+    _resting: dict[int, _Place] = field(default_factory=dict)  # threads without a fit, by their ids
 
     def read(self, peak: int | None = None) -> FitTick | None:
         """Return how far the fit that runs now has come; None without one. Never raises.
@@ -71,7 +76,7 @@ class FitProgress:
     def _read(self, peak: int | None) -> FitTick | None:
         if "fastai.learner" not in sys.modules:
             return None
-        running = _running()
+        running = _running(self._resting)
         frame = None if running is None else running.fit or running.validate
         if running is None or frame is None:
             self._course = None
@@ -113,15 +118,26 @@ class FitProgress:
         )
 
 
-def _running() -> _Found | None:
-    """Return the frames of the fit that runs now, of the main thread's if there is one there, else of any thread."""
+def _running(resting: dict[int, _Place]) -> _Found | None:
+    """Return the frames of the fit that runs now, of the main thread's if there is one there, else of any thread.
+
+    `resting`: threads that had no fit at the last look, and where they were: most have not moved since, and are not looked at.
+    """
     tops = sys._current_frames()
     del tops[threading.get_ident()]  # this very frame: a cycle, in which every thread's frames would wait for the collector
+    for ident in resting.keys() - tops.keys():
+        del resting[ident]
     main = threading.main_thread().ident
     for ident in sorted(tops, key=lambda ident: (ident != main, ident)):
-        thread_state = _of_thread(tops[ident])
+        top = tops[ident]
+        place = (id(top), id(top.f_code), top.f_lasti)
+        if resting.get(ident) == place:
+            continue
+        thread_state = _of_thread(top)
         if thread_state.is_running:
+            resting.pop(ident, None)
             return thread_state
+        resting[ident] = place
     return None
 
 
