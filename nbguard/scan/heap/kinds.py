@@ -92,8 +92,12 @@ def module_namespace(module: object) -> dict[str, Any] | None:
 
 def module_namespaces() -> dict[str, dict[str, Any]]:
     """Return the globals of every loaded module, by the module's name."""
-    namespaces = ((name, module_namespace(module)) for name, module in list(sys.modules.items()))
-    return {name: namespace for name, namespace in namespaces if namespace is not None}
+    namespaces = {}
+    for name, module in list(sys.modules.items()):
+        cls = type(module)
+        if cls is types.ModuleType or types.ModuleType in mro_of(cls):  # nearly all are of that class itself
+            namespaces[name] = _module_namespace(module)
+    return namespaces
 
 
 def never_asked() -> Any:
