@@ -84,6 +84,32 @@ def test_several_holders_are_all_in_the_command() -> None:
     )
 
 
+def _root_of(graph: Graph, label: str, **changed: object) -> Graph:
+    """Return the graph with another kind of root."""
+    roots = (replace(root, **changed) if root.label == label else root for root in graph.roots)  # type: ignore[arg-type]
+    return replace(graph, roots=tuple(roots))
+
+
+def test_a_cleanup_that_frees_as_much_of_something_else_is_no_advice() -> None:
+    """The error's other variables are as large, and what has gone is a library's as well."""
+    edges = {"err": {" → x": "net", " → y": "other"}}
+    sizes = {"net": 4 * MiB, "other": 8 * MiB}
+    graph = make_graph({"last error": ["err"], "cache": ["net"]}, edges, sizes, {"net": "model", "err": "frame"})
+    graph = _root_of(graph, "cache", kind="library")
+    notice = _judged(graph, _gone(graph, _ref(graph, "model")))
+
+    assert notice is not None
+    assert notice.holders == ("cache", "last error")
+    assert notice.command == ""
+
+
+def test_what_ends_by_itself_holds_nothing() -> None:
+    graph = make_graph({"asyncio": ["net"]}, {}, {"net": 4 * MiB}, {"net": "model"})
+    graph = _root_of(graph, "asyncio", kind="library", is_ending=True)
+
+    assert _judged(graph, _gone(graph, _ref(graph, "model"))) is None
+
+
 def test_the_view_that_keeps_a_storage() -> None:
     graph = make_graph({"row": ["row"]}, {}, {"row": 61 * MiB}, {"row": "tensor"})
     notice = _judged(graph, _gone(graph, name="images"), {"row": 16 * 1024})
