@@ -241,21 +241,34 @@ def _notice(
         is_enough = bool(lines) and left <= (freed_by(analysis.facts, lines) or set())
         paths, lines = (own, lines) if is_enough else (paths, [])
     first, lines = paths[0], _needed(analysis.facts, lines)
+    nbytes = nbytes_of(graph, left)
+    frees = promised(analysis.facts, lines) if lines else None
+    is_shared = frees is not None and frees < nbytes
+    if is_shared:
+        lines, frees = [], None
+    others = _others(analysis, left, paths) if is_shared else ()
     return Notice(
         kind=kind,
         name=gone.name,
         names=(gone.name,),
         cell=gone.cell,
-        nbytes=nbytes_of(graph, left),
-        holders=tuple(dict.fromkeys(_holder(path, roots[path.steps[0]]) for path in paths)),
+        nbytes=nbytes,
+        holders=tuple(dict.fromkeys((*(_holder(path, roots[path.steps[0]]) for path in paths), *others))),
         advice=_joined(lines),
-        frees=promised(analysis.facts, lines) if lines else None,
+        frees=frees,
         shape=_shape(graph, first) if roots[first.steps[0]].is_shown else f"{NOT_SHOWN}: {gone.name}",
         bound=gone.bound,
         holder_cell=first.cell,
         is_whole=is_whole,
         keeps_graph=any(GRAPH in step for step in first.steps),
     )
+
+
+def _others(analysis: Analysis, left: set[int], paths: list[Path]) -> tuple[str, ...]:
+    """Return the roots, besides those of the paths, that lead to what is left."""
+    known = {path.steps[0] for path in paths}
+    labels = (analysis.facts.graph.roots[n].label for storage in sorted(left) for n in sorted(_roots_of(analysis, storage)))
+    return tuple(label for label in dict.fromkeys(labels) if label not in known)
 
 
 def _holder(path: Path, root: Root) -> str:
