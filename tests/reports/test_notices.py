@@ -107,7 +107,8 @@ def test_a_cleanup_that_frees_as_much_of_something_else_is_no_advice() -> None:
 def test_memory_that_another_name_has_as_well_has_no_command() -> None:
     """`def on(number, frame, m=model)`, registered and deleted: the function lives, and its memory is the model's."""
     edges = {"handler": {" → m": "net"}}
-    graph = make_graph({"registry": ["handler"], "model": ["net"]}, edges, {"net": 4 * MiB}, {"net": "model", "handler": "code"})
+    roots, kinds = {"registry": ["handler"], "model": ["net"]}, {"net": "model", "handler": "code"}
+    graph = make_graph(roots, edges, {"net": 4 * MiB}, kinds)
     graph = _root_of(graph, "registry", kind="library", ended_by="end()")
     notice = _judged(graph, _gone(graph, _ref(graph, "code"), name="on"))
 

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from nbguard.scan.heap.collectable import stuck_in_cpp
-from nbguard.scan.heap.outside_references import Region, below
-from nbguard.scan.heap.referrers import name_by_referrers, unnamed_root
-from nbguard.scan.heap.saved_copies import held_by_cpp_alone, without_saved_copies
 from nbguard.scan.heap.unwalked import fill_rest
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk
+from nbguard.scan.outside.collectable import stuck_in_cpp
+from nbguard.scan.outside.outside_references import Region, below
+from nbguard.scan.outside.referrers import name_by_referrers, unnamed_root
+from nbguard.scan.outside.saved_copies import held_by_cpp_alone, without_saved_copies
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.units import counted
 
