@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+from nbguard.memory import advice
 from tests.kernels import Cell, Kernel
 from tests.thorough import THOROUGH
 
@@ -18,6 +19,24 @@ _UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 _COMMAND = re.compile(r"`(%(?:reset_gpu|gpumem|nbguard)[^`\n]*)`|  (%(?:reset_gpu|gpumem|nbguard)[^`\n]*)$", re.MULTILINE)
 _CODE = re.compile("`([^`]+)`")
+_PYTHON = re.compile(
+    r"`(import [^`\n]+|[^`\s=]+\.(?:(?:clear|cache_clear|zero_grad)\(\)|shutdown\([^`\n]*\))"
+    r"|[^`\s=]+ = (?:None|[^`\n]*clone\(\)))`"
+)
+"""Lines of Python that `nbguard.memory.advice` makes. Only the kernel knows whether one that is shown is meant to be run."""
+_WITH_A_WORD = {advice.WHY.command, advice.SNAPSHOT.command}  # a name or a file's name is to be added
+_FIXED = sorted(
+    {
+        line.command
+        for line in vars(advice).values()
+        if isinstance(line, advice.Advice) and line.command.startswith("%") and not line.command.endswith("NAME")
+    }
+    - _WITH_A_WORD,
+    key=len,
+    reverse=True,
+)
+_IN_A_SENTENCE = re.compile(rf"(?<![`\w])({'|'.join(map(re.escape, _FIXED))})(?=[\s,;:.)]|$)(?! [-\w])", re.MULTILINE)
+"""Commands without a name of the user's, where they stand in brackets or in a table."""
 _FOLLOWED: set[str] = set()
 """Commands that have been followed in this run of the tests, without their names: once each, in a thorough run all."""
 _PLACEHOLDERS = ("NAME", "FILE", "TARGETS", "PID")
@@ -27,18 +46,19 @@ _FOLLOW = '''
 def _follow_printed(text, commands):
     import gc, io, json, os, select, signal, sys
     import nbguard
-    from nbguard.errors import NoTorchError
+    from nbguard.reports.notices.view import notice_line
     from nbguard.scan.scan import Notebook, scan
     shell = __import__('IPython').get_ipython()
     def groups():
-        """Yield the lines of each advice that the text shows, with the bytes that they promise together."""
-        report, card, notices = nbguard.report(), nbguard.oom(), nbguard.notices()[-1:]
+        """Yield the lines of each advice that the text shows, the bytes that they promise together, and those it is about."""
+        report, card = nbguard.report(), nbguard.oom()
         for finding in report.findings:
-            yield (finding.advice.command,), finding.advice.frees
-        for notice in notices:
-            yield tuple(notice.command.splitlines()), notice.frees
+            yield (finding.advice.command,), finding.advice.frees, 0
+        for notice in nbguard.notices():
+            if notice_line(notice) in text:
+                yield tuple(notice.command.splitlines()), notice.frees, notice.nbytes - notice.view_nbytes
         for fix in () if card is None else card.fixes:
-            yield fix.commands, None
+            yield fix.commands, None, 0
     def run(lines):
         if '%reset_gpu' not in lines:  # which promises what the collector frees, too
             gc.collect()
@@ -49,7 +69,15 @@ def _follow_printed(text, commands):
             if error is not None:
                 return {'lines': lines, 'error': f'{type(error).__name__}: {error}'}
         gc.collect()
-        return {'lines': lines, 'freed': sum(before.facts.graph.storages[n].nbytes for n in before.tracker.expired())}
+        nbytes = sum(before.facts.graph.storages[n].nbytes for n in before.tracker.expired())
+        if not any(line.startswith('%') for line in lines):  # of a view its copy stays
+            nbytes -= bytes_beside(before, scan(Notebook(shell, shell.user_ns)))
+        return {'lines': lines, 'freed': nbytes}
+    def bytes_beside(before, after):
+        """Return the bytes that have come since."""
+        dead = before.tracker.expired()
+        known = {(s.device, s.address) for n, s in enumerate(before.facts.graph.storages) if n not in dead}
+        return sum(s.nbytes for s in after.facts.graph.storages if (s.device, s.address) not in known)
     def in_a_fork(act):
         reading, writing = os.pipe()
         pid = os.fork()
@@ -68,21 +96,21 @@ def _follow_printed(text, commands):
     if sys.modules['torch'].cuda.is_initialized():
         return []
     def known():
-        shown = [(lines, frees) for lines, frees in groups() if lines and all(f'`{line}`' in text for line in lines)]
-        return [(lines, frees) for lines, frees in shown if all(line[:1] == '%' or '=' not in line[:6] for line in lines)]
+        return [group for group in groups() if group[0] and all(f'`{line}`' in text for line in group[0])]
     shown = in_a_fork(known) or []
-    followed = {line for lines, _ in shown if len(lines) == 1 for line in lines}
-    shown += [((command,), None) for command in commands if command not in followed]
-    return [dict(in_a_fork(lambda lines=lines: run(lines)) or {'lines': lines, 'error': 'it died'}, frees=frees)
-            for lines, frees in shown]
+    followed = {line for lines, _, _ in shown if len(lines) == 1 for line in lines}
+    shown += [((command,), None, 0) for command in commands if command not in followed]
+    return [dict(in_a_fork(lambda lines=lines: run(lines)) or {'lines': lines, 'error': 'it died'}, frees=frees, about=about)
+            for lines, frees, about in shown]
 '''
 
 
 def follow_printed(kernel: Kernel, cell: Cell) -> None:
     """Run every command that a cell has shown, in a fork of its kernel: none fails, and each frees what it promises."""
     text = cell.text + "\n" + cell.stdout
-    found = dict.fromkeys(first or second.strip() for first, second in _COMMAND.findall(text))
-    commands = [command for command in found if not any(word in command.split() for word in _PLACEHOLDERS)]
+    magics = [first or second.strip() for first, second in _COMMAND.findall(text)]
+    shown = dict.fromkeys([*magics, *_IN_A_SENTENCE.findall(text), *_PYTHON.findall(text)])
+    commands = [command for command in shown if not any(word in command.split() for word in _PLACEHOLDERS)]
     if text.startswith("{") or ("`" not in text and not commands):
         return
     shapes = {re.sub(r"(?<![-%])\b\w[\w.'\"\[\]]*", "·", code) for code in (*_CODE.findall(text), *commands)}
@@ -95,6 +123,7 @@ def follow_printed(kernel: Kernel, cell: Cell) -> None:
     for result in kernel.value(f"_follow_printed({text!r}, {commands!r})"):
         assert "error" not in result, (result, text)
         assert result["frees"] in (None, result["freed"]), (result, text)
+        assert result["freed"] >= result["about"], (result, text)
 
 
 def follow(kernel: Kernel, command: str) -> int:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nbguard.cells.cell_counters import CellCounters
 from nbguard.cells.cell_scan import CellScan
 from nbguard.errors import line_of
 
@@ -56,6 +57,7 @@ class Hooks:
         self._informed: tuple[Listener, ...] = ()  # the listeners that were called before the cell that runs
         self._former_error = 0
         self.source = ""  # of the cell that runs, as the user typed it
+        self.counters = CellCounters()  # for all listeners
         self._thread = threading.get_ident()
 
     @property
@@ -90,6 +92,7 @@ class Hooks:
             self._informed = self._listeners
             self.source = info.raw_cell if type(info.raw_cell) is str else ""
             self._former_error = _shown_error()
+            self.counters.forget()
             self._call(lambda listener: listener.before(), "before a cell")
 
     def _after_cell(self, result: Any) -> None:
@@ -103,6 +106,7 @@ class Hooks:
         raised = result.error_before_exec is not None or result.error_in_exec is not None
         has_shown_one = raised or _shown_error() not in (0, self._former_error)
         cell = CellFact(result.execution_count, has_shown_one, CellScan(self._shell))
+        self.counters.forget()
         if self._call(lambda listener: listener.after(cell), f"after In[{cell.number}]") and not raised:
             result.error_in_exec = KeyboardInterrupt()
 

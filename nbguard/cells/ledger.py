@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from nbguard.cells.cell_counters import CellCounters
 from nbguard.cells.hooks import CellFact
 from nbguard.memory.counters import Reading
 from nbguard.reports.cell_ledger import (
@@ -21,7 +22,6 @@ from nbguard.reports.cell_ledger import (
     changes,
     compare,
 )
-from nbguard.scan.devices.counters import Counters
 from nbguard.scan.scan import Notebook, TimedScan, timed_scan
 
 _KEPT = 1000
@@ -36,12 +36,12 @@ class Ledger:
     name = "the ledger of cells"
     rank = 30
 
-    def __init__(self, shell: Any, show: Callable[[CellRecord], None]) -> None:
+    def __init__(self, shell: Any, show: Callable[[CellRecord], None], counters: CellCounters) -> None:
         self.shows = False
         self._shell = shell
         self._show = show
         self._records: deque[CellRecord] = deque(maxlen=_KEPT)
-        self._counters = Counters()
+        self._counters = counters
         self._before: Reading | None = None
         self._last: Reading | None = None
         self._seen: Reading | None = None
@@ -56,17 +56,17 @@ class Ledger:
 
     def start(self, *, shows: bool) -> None:
         """Begin with what there is now. Holders are looked at if `shows`, and on a CPU, where nothing else counts."""
-        self._before = self._last = self._counters.read()
+        self._before = self._last = self._counters.read_now()
         self._known = NOTHING
         self.show_lines(on=shows)
 
     def show_lines(self, *, on: bool) -> None:
         """Show lines from now on, or no longer."""
         self.shows, self._slow, self._slow_looks = on, 0.0, 0
-        reading = self._counters.read()
+        reading = self._counters.read_now()
         if reading is not None and self._looks(reading):
             self._known = self._look(timed_scan(Notebook(self._shell, self._shell.user_ns)))[0]
-            reading = self._counters.read()
+            reading = self._counters.read_now()
         elif not on:
             self._known = NOTHING
         self._seen = reading
@@ -106,7 +106,7 @@ class Ledger:
         came, went, stale = compare(self._known, holdings)
         if not reading.devices:
             record = replace(record, devices=(DeviceChange(device="cpu", before=self._known.on_cpu, after=holdings.on_cpu),))
-            self._seen = reading = self._counters.read() or reading  # what looking itself has left on the heap is no change
+            self._seen = reading = self._counters.read_now() or reading  # what looking itself has left on the heap is no change
         self._known = holdings
         return replace(record, came=came, went=went, stale=stale, seconds=seconds), reading
 

@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nbguard.cells.cell_counters import CellCounters
     from nbguard.cells.hooks import CellFact
     from nbguard.memory.counters import Reading
     from nbguard.reports.notices.judge import HeldStorages
     from nbguard.reports.notices.notice import Notice
-    from nbguard.scan.devices.counters import Counters
 
 _FLOOR = 64 * 1024
 """Bytes below which nothing is worth a notice, whatever its share."""
@@ -27,9 +27,9 @@ class LeftBehind:
     failed, and after others that took their time for no more than a fiftieth of the session.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counters: CellCounters) -> None:
         self.patience = 50  # times the seconds of the last look before the next one, after cells that end well
-        self._counters: Counters | None = None  # made at the first cell after PyTorch was imported
+        self._counters = counters
         self._reading: Reading | None = None  # the last one
         self._held: HeldStorages | None = None  # at the last look
         self._held_bytes = 0  # of all that it has: asked for after every cell
@@ -41,7 +41,7 @@ class LeftBehind:
         """Note when the cell begins; nothing is read."""
         self._began = time.perf_counter()
         if self._reading is None:
-            self._reading = self._read()
+            self._reading = self._counters.read()
 
     def least(self, least: int) -> int:
         """Return the bytes that are worth a notice: `least`, or a hundredth of what tensors held when last known, if less."""
@@ -56,19 +56,12 @@ class LeftBehind:
     def after(self, cell: CellFact, least: int) -> Notice | None:
         """Return the notice on what the cell has left without a name, if there is enough of it."""
         now, before = time.perf_counter(), self._reading
-        reading = self._reading = self._read()
+        reading = self._reading = self._counters.read()
         has_grown = reading is not None and before is not None and reading.grown_by(before) >= least
         is_due = now - self._began >= _QUICK and now - self._looked >= self.patience * self._seconds
         if cell.scan.last is None and not (has_grown and (cell.raised or is_due)):
             return None
         return self._look(cell, least)
-
-    def _read(self) -> Reading | None:
-        if self._counters is None:
-            from nbguard.scan.devices.counters import Counters
-
-            self._counters = Counters()
-        return self._counters.read()
 
     def _look(self, cell: CellFact, least: int) -> Notice | None:
         from nbguard.reports.notices.judge import held_storages
@@ -79,6 +72,7 @@ class LeftBehind:
         notice = judge_left(analysis, cell.number, self._held, least, raised=cell.raised)
         self._held = analysis.once(held_storages)
         self._held_bytes = sum(nbytes for nbytes, _ in self._held.values())
+        self._reading = self._counters.read_now()  # what looking itself has left on the heap is nobody's
         self._looked = time.perf_counter()
         self._seconds = self._looked - start
         return notice

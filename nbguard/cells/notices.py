@@ -11,6 +11,7 @@ from nbguard.reports.notices.notice import Notice, Notices, again
 from nbguard.units import MiB
 
 if TYPE_CHECKING:
+    from nbguard.cells.cell_counters import CellCounters
     from nbguard.cells.hooks import CellFact
     from nbguard.cells.name_watch import NameWatch
     from nbguard.cells.repeats import Repeats
@@ -34,7 +35,7 @@ class NoticeWatch:
     name = "notices"
     rank = 40
 
-    def __init__(self, shell: Any, show: Callable[[Notice], None], source: Callable[[], str]) -> None:
+    def __init__(self, shell: Any, show: Callable[[Notice], None], source: Callable[[], str], counters: CellCounters) -> None:
         self.least = MiB
         self._shell = shell
         self._show = show
@@ -44,7 +45,8 @@ class NoticeWatch:
         self._left: dict[tuple[str, str], WeakHoldings] = {}  # what each of them is about
         self._quiet: set[str] = set()
         self._has_cleaned = False
-        self._left_behind = LeftBehind()
+        self._counters = counters
+        self._left_behind = LeftBehind(counters)
 
     def made(self, *, on: bool) -> Notices:
         """Return all notices so far."""
@@ -92,7 +94,7 @@ class NoticeWatch:
         from nbguard.cells.repeats import Repeats
         from nbguard.scan.scan import Notebook
 
-        return NameWatch(Notebook(self._shell, self._shell.user_ns)), Repeats()
+        return NameWatch(Notebook(self._shell, self._shell.user_ns)), Repeats(self._counters)
 
     def after(self, cell: CellFact) -> None:
         """Compare the names with those before it; where one has gone and its memory has not, see who holds it."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from nbguard.memory.counters import Reading
 from nbguard.reports.notices.judge import HeldStorages, held_storages, judge_growth
 from nbguard.reports.notices.notice import Notice
-from nbguard.scan.devices.counters import Counters
 
 if TYPE_CHECKING:
+    from nbguard.cells.cell_counters import CellCounters
     from nbguard.cells.hooks import CellFact
 
 _CELLS = 20
@@ -29,9 +29,9 @@ class _Runs:
 class Repeats:
     """Reads the counters around a cell that has been run before, and says when each run leaves more."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: CellCounters) -> None:
         self._cells: OrderedDict[int, _Runs] = OrderedDict()
-        self._counters = Counters()
+        self._counters = counters
         self._runs: _Runs | None = None
         self._before: Reading | None = None
 

@@ -173,6 +173,7 @@ class Root:
     cache: CacheKind = ""  # of a cache: which one
     source: HolderSource = "python"  # who holds its bytes: another source only in a graph drawn from a snapshot file
     is_shown: bool = True  # False: something holds its objects that Python does not show
+    is_ending: bool = False  # it lets go by itself, at the next turn of the event loop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

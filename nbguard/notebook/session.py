@@ -121,7 +121,7 @@ class Session:
             if self._notices is None:
                 from nbguard.cells.notices import NoticeWatch
 
-                self._notices = NoticeWatch(self._shell, self._show_notice, lambda: self._hooks.source)
+                self._notices = NoticeWatch(self._shell, self._show_notice, lambda: self._hooks.source, self._hooks.counters)
             self._notices.speak()
             if not self._speaks:
                 self._hooks.add(self._notices)
@@ -310,7 +310,7 @@ class Session:
     def _run_ledger(self, *, shows: bool) -> None:
         from nbguard.cells.ledger import Ledger
 
-        self._ledger = self._ledger or Ledger(self._shell, _show_line)
+        self._ledger = self._ledger or Ledger(self._shell, _show_line, self._hooks.counters)
         if self._ledger not in self._hooks.listeners:
             self._ledger.start(shows=shows)
             self._hooks.add(self._ledger)

@@ -19,8 +19,6 @@ from nbguard.memory.references.graph import STALE_KINDS
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, pinned_facts, tracked_device
 from nbguard.scan.heap.compact import compact
 from nbguard.scan.heap.kinds import Kinds, module_namespaces
-from nbguard.scan.heap.other_holders import other_holders
-from nbguard.scan.heap.unreached import orphan_roots
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked
 from nbguard.scan.objects.compiled import has_compiled
 from nbguard.scan.objects.learners import learner_facts
@@ -28,7 +26,10 @@ from nbguard.scan.objects.parked import parked_addresses, parked_facts
 from nbguard.scan.objects.pools import pool_facts
 from nbguard.scan.objects.workers import workers_facts
 from nbguard.scan.oom.last_error import oom_fact
+from nbguard.scan.outside.other_holders import other_holders
+from nbguard.scan.outside.unreached import orphan_roots
 from nbguard.scan.pause import pause_main_thread
+from nbguard.scan.roots.event_loop import closing_handles, closing_roots
 from nbguard.scan.roots.frames import running_roots
 from nbguard.scan.roots.namespace import Cells, module_roots, output_places, output_roots, user_roots
 from nbguard.scan.roots.registries import registry_roots
@@ -171,10 +172,11 @@ def _scan_once(notebook: Notebook, tensors: bool) -> Scan:
     before = allocations(tracked)
     devices, missing = device_facts(tracked)
     kinds = Kinds()
-    walk = Walk(tracked, notebook.internals() | never_walked(), kinds)
+    closing = closing_handles()
+    walk = Walk(tracked, notebook.internals() | never_walked() | set(map(id, closing)), kinds)
     walk.tracker.tensors = {} if tensors else None
     walk.parked = parked_addresses() if tracked == "cpu" else ()
-    roots = _walk_from(_roots(notebook, walk, kinds), walk)
+    roots = _walk_from([*_roots(notebook, walk, kinds), *closing_roots(closing)], walk)
     _count_entries(roots, walk, notebook)
     walk.shell = notebook.shell_attributes()
     changed = allocations(tracked) != before  # another thread trains: what it has now is nearer to what the walk has seen

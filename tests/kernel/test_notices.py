@@ -142,7 +142,7 @@ def test_what_a_cell_leaves_without_a_name(notebook: Kernel) -> None:
     """By its error, by the result that it shows, by a library's cache; once each, and not what runs out of memory."""
     left = "__import__('nbguard.notebook.session').notebook.session.session_of(get_ipython())._notices._left_behind"
     notebook.run_silently(
-        f"{left}.patience = 0; {left}._read(); {left}._counters._slow = -1000  # a busy machine must not make malloc too slow"
+        f"{left}.patience = 0; {left}._counters.read(); {left}._counters._counters._slow = -1000  # a busy machine must not make malloc too slow"
     )
     (notebook.cwd / "some-packages").mkdir()
     library = "import functools\n@functools.lru_cache\ndef table(size): return __import__('torch').ones(size, 1 << 18)\n"

@@ -71,17 +71,57 @@ def test_what_the_new_object_leads_to_is_wanted() -> None:
 
 
 def test_several_holders_are_all_in_the_command() -> None:
-    edges = {"runs": {"[0]": "net"}, "err": {" → x": "net"}}
-    roots = {"runs": ["runs"], "Out[4]": ["net"], "last error": ["err"]}
+    edges = {"runs": {"[0]": "net"}, "best": {".net": "net"}}
+    roots = {"runs": ["runs"], "Out[4]": ["net"], "best": ["best"], "helpers.kept": ["net"]}
     graph = make_graph(roots, edges, {"net": 4 * MiB}, {"net": "model"}, types={"runs": "list"})
     notice = _judged(graph, _gone(graph, _ref(graph, "model"), rebound=True))
 
     assert notice is not None
-    assert notice.holders == ("runs[0]", "Out[4]", "last error")
-    assert notice.command == "%reset_gpu runs[0] Out[4]\n%reset_gpu"
+    assert notice.holders == ("runs[0]", "best.net", "helpers.kept", "Out[4]")
+    assert notice.command == "helpers.kept = None\n%reset_gpu runs[0] best.net"
+    assert notice.frees == 4 * MiB
     assert notice_line(notice).startswith(
-        "the earlier `model` (In[3]) is still alive (4.00 MiB), held by `runs[0]` and 2 more ·"
+        "the earlier `model` (In[3]) is still alive (4.00 MiB), held by `runs[0]` and 3 more ·"
     )
+
+
+def _root_of(graph: Graph, label: str, **changed: object) -> Graph:
+    """Return the graph with another kind of root."""
+    roots = (replace(root, **changed) if root.label == label else root for root in graph.roots)  # type: ignore[arg-type]
+    return replace(graph, roots=tuple(roots))
+
+
+def test_a_cleanup_that_frees_as_much_of_something_else_is_no_advice() -> None:
+    """The error's other variables are as large, and what has gone is a library's as well."""
+    edges = {"err": {" → x": "net", " → y": "other"}}
+    sizes = {"net": 4 * MiB, "other": 8 * MiB}
+    graph = make_graph({"last error": ["err"], "cache": ["net"]}, edges, sizes, {"net": "model", "err": "frame"})
+    graph = _root_of(graph, "cache", kind="library")
+    notice = _judged(graph, _gone(graph, _ref(graph, "model")))
+
+    assert notice is not None
+    assert notice.holders == ("cache", "last error")
+    assert notice.command == ""
+
+
+def test_memory_that_another_name_has_as_well_has_no_command() -> None:
+    """`def on(number, frame, m=model)`, registered and deleted: the function lives, and its memory is the model's."""
+    edges = {"handler": {" → m": "net"}}
+    roots, kinds = {"registry": ["handler"], "model": ["net"]}, {"net": "model", "handler": "code"}
+    graph = make_graph(roots, edges, {"net": 4 * MiB}, kinds)
+    graph = _root_of(graph, "registry", kind="library", ended_by="end()")
+    notice = _judged(graph, _gone(graph, _ref(graph, "code"), name="on"))
+
+    assert notice is not None
+    assert notice_line(notice) == "`on` is deleted, its 4.00 MiB are not: `registry` and `model` hold them"
+    assert (notice.command, notice.frees) == ("", None)
+
+
+def test_what_ends_by_itself_holds_nothing() -> None:
+    graph = make_graph({"asyncio": ["net"]}, {}, {"net": 4 * MiB}, {"net": "model"})
+    graph = _root_of(graph, "asyncio", kind="library", is_ending=True)
+
+    assert _judged(graph, _gone(graph, _ref(graph, "model"))) is None
 
 
 def test_the_view_that_keeps_a_storage() -> None:
@@ -144,7 +184,8 @@ def test_what_others_share_with_the_object_is_theirs() -> None:
     """The last error holds the Learner that was deleted; its data has a name, which no line is to delete."""
     edges = {"err": {" → learn": "learn"}, "learn": {".model": "net", ".dls": "dls"}}
     roots = {"last error": ["err"], "dls": ["dls"]}
-    graph = make_graph(roots, edges, {"net": 4 * MiB, "dls": 7 * MiB}, {"learn": "learner", "net": "model", "dls": "loader"})
+    kinds = {"learn": "learner", "net": "model", "dls": "loader", "err": "frame"}
+    graph = make_graph(roots, edges, {"net": 4 * MiB, "dls": 7 * MiB}, kinds)
     notice = _judged(graph, _gone(graph, _ref(graph, "learner"), name="learn"))
 
     assert notice is not None

@@ -67,6 +67,19 @@ def _modules(t: torch.Tensor, cls: type, name: str) -> Any:
     return module
 
 
+def _function(t: torch.Tensor | None = None, of_script: torch.Tensor | None = None, **defaults: Any) -> types.FunctionType:
+    """Return a function with an attribute, one of a script of its own, or one with a default."""
+    space: dict[str, Any] = {} if of_script is None else {"t": of_script}
+    code = compile("def f(*, t=None): ...", "script.py", "exec")
+    exec(code, space)
+    made: types.FunctionType = space["f"]
+    if t is not None:
+        made.t = t  # type: ignore[attr-defined]
+    if defaults:
+        made.__kwdefaults__ = defaults
+    return made
+
+
 _MAKE = {
     "attribute": lambda t: Thing(t=t),
     "two attributes": lambda t: Thing(a=t, b=t),
@@ -103,6 +116,9 @@ _MAKE = {
     "no name in a ModuleDict": lambda t: _modules(t, torch.nn.ModuleDict, "my layer"),
     "ParameterList": lambda t: torch.nn.ParameterList([torch.nn.Parameter(t)]),
     "ParameterDict": lambda t: torch.nn.ParameterDict({"a": torch.nn.Parameter(t)}),
+    "attribute of a function": _function,
+    "global of a function's script": lambda t: _function(of_script=t),
+    "keyword's default": lambda t: _function(**{"t ": t}),
     "class": lambda t: type("Made", (), {"t": t, "__module__": __name__}),
 }
 

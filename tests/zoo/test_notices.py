@@ -30,11 +30,15 @@ def _storages(value):
     else: tensors = list((value.model if Learner in cls.__mro__ else value).parameters())
     return [StorageWeakRef(t.untyped_storage()) for t in tensors if t.layout is torch.strided and t.data_ptr()]
 def _is_part_of_a_name(name, obj):
-    # whether a cell before this one bound the name last by `name = other.path`, and that path still leads to the object
+    # whether a cell before this one bound the name last by `name = other.path`, and that path still leads to the object,
+    # or does since `other = [other]`
     path = rf"(?:^|[;\n])\s*{name} *= *([A-Za-z]\w*(?:[.]\w+|\[[^\]]*\])*) *(?=$|[;#\n])"
     found = [one for source in In[:-1] for one in re.findall(path, source)]
-    try: return bool(found) and eval(found[-1], get_ipython().user_ns) is obj
-    except Exception: return False
+    for written in (found[-1], re.sub(r"^(\w+)", r"\1[0]", found[-1])) if found else ():
+        try:
+            if eval(written, get_ipython().user_ns) is obj: return True
+        except Exception: pass
+    return False
 def _before_cell():
     builtins._bound = {name: (weakref.ref(value), _storages(value)) for name, value in _experiments().items()}
     builtins._told = {(n.kind, n.shape): n.times for n in nbguard.notices()}

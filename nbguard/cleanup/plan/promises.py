@@ -14,7 +14,18 @@ from nbguard.memory.target import Target
 
 
 def promised(facts: Facts, lines: Sequence[Advice]) -> int | None:
-    """Return the bytes that these lines give back, run one after the other; None where the effect of one is not known.
+    """Return the bytes that these lines give back, run one after the other; None where that is not known.
+
+    It is not where the effect of a line is not known, or where a line frees all that is stale and more is about to become so.
+    """
+    if release_stale() in lines and any(root.is_ending for root in facts.graph.roots):
+        return None
+    freed = freed_by(facts, lines)
+    return None if freed is None else nbytes_of(facts.graph, freed)
+
+
+def freed_by(facts: Facts, lines: Sequence[Advice]) -> set[int] | None:
+    """Return the storages that these lines free, run one after the other; None where the effect of one is not known.
 
     Cycles that wait for the collector already are none of the lines' doing, whoever collects them; they count only where a line
     frees all that is stale.
@@ -30,7 +41,7 @@ def promised(facts: Facts, lines: Sequence[Advice]) -> int | None:
     if cleans_up:
         left = _without(left, [line for line in lines if line.targets])
         freed |= plan_cleanup(replace(facts, graph=left), Request()).storages
-    return nbytes_of(graph, _held(graph, cleans_up) - (_held(left, cleans_up) - freed))
+    return _held(graph, cleans_up) - (_held(left, cleans_up) - freed)
 
 
 def _held(graph: Graph, collects: bool) -> set[int]:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from nbguard.cleanup.plan.promises import promised
+from nbguard.cleanup.plan.promises import freed_by, promised
 from nbguard.memory.advice import Advice, copy_of_view, release_names, release_stale
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, Graph, Root
@@ -49,11 +49,10 @@ def judge_departure(analysis: Analysis, gone: Departure, least: int, views: Mapp
         apart = {storage for storage in left if held_by[storage] <= holding}
         left = apart if nbytes_of(graph, apart) >= least else {storage for storage in left if held_by[storage] & holding}
     hidden = gone.nbytes - nbytes_of(graph, alive) if graph.rest is None else 0
-    nbytes = nbytes_of(graph, left)
-    if nbytes < least:
+    if nbytes_of(graph, left) < least:
         return None if hidden < least else _of_hidden(gone, hidden)
     paths, is_complete = _paths(analysis.facts, node, left, holding)
-    return _notice("rebound" if gone.is_rebound else "deleted", gone, nbytes, paths, analysis, is_complete, node is not None)
+    return _notice("rebound" if gone.is_rebound else "deleted", gone, left, paths, analysis, is_complete, node is not None)
 
 
 def held_storages(analysis: Analysis) -> HeldStorages:
@@ -122,12 +121,12 @@ def storage_numbers(graph: Graph, keys: Collection[StorageKey]) -> set[int]:
 
 
 def _roots_of(analysis: Analysis, storage: int) -> frozenset[int]:
-    """Return the numbers of the roots that lead to a storage, without what only waits for the collector."""
+    """Return the numbers of the roots that lead to a storage, without what waits for the collector or ends by itself."""
     return _holding(analysis.facts.graph, analysis.once(_storage_owners)[storage])
 
 
 def _holding(graph: Graph, owners: int) -> frozenset[int]:
-    return frozenset(n for n in bits_of(owners) if graph.roots[n].kind != "garbage")
+    return frozenset(n for n in bits_of(owners) if graph.roots[n].kind != "garbage" and not graph.roots[n].is_ending)
 
 
 def _node_owners(analysis: Analysis) -> Sequence[int]:
@@ -232,31 +231,44 @@ def _paths(facts: Facts, node: int | None, left: set[int], roots: Collection[int
 
 
 def _notice(
-    kind: NoticeKind, gone: Departure, nbytes: int, paths: list[Path], analysis: Analysis, is_complete: bool, is_whole: bool
+    kind: NoticeKind, gone: Departure, left: set[int], paths: list[Path], analysis: Analysis, is_complete: bool, is_whole: bool
 ) -> Notice:
     graph = analysis.facts.graph
     roots = {root.label: root for root in graph.roots}
     lines = _cuts(paths, roots, is_complete)
     if not lines and (own := [path for path in paths if roots[path.steps[0]].kind != "library"]):
         lines = _cuts(own, roots, is_complete)  # what these lines empty a library may have as well: a queue, with its threads
-        is_enough = bool(lines) and (promised(analysis.facts, lines) or 0) >= nbytes
+        is_enough = bool(lines) and left <= (freed_by(analysis.facts, lines) or set())
         paths, lines = (own, lines) if is_enough else (paths, [])
     first, lines = paths[0], _needed(analysis.facts, lines)
+    nbytes = nbytes_of(graph, left)
+    frees = promised(analysis.facts, lines) if lines else None
+    is_shared = frees is not None and frees < nbytes
+    if is_shared:
+        lines, frees = [], None
+    others = _others(analysis, left, paths) if is_shared else ()
     return Notice(
         kind=kind,
         name=gone.name,
         names=(gone.name,),
         cell=gone.cell,
         nbytes=nbytes,
-        holders=tuple(dict.fromkeys(_holder(path, roots[path.steps[0]]) for path in paths)),
+        holders=tuple(dict.fromkeys((*(_holder(path, roots[path.steps[0]]) for path in paths), *others))),
         advice=_joined(lines),
-        frees=promised(analysis.facts, lines) if lines else None,
+        frees=frees,
         shape=_shape(graph, first) if roots[first.steps[0]].is_shown else f"{NOT_SHOWN}: {gone.name}",
         bound=gone.bound,
         holder_cell=first.cell,
         is_whole=is_whole,
         keeps_graph=any(GRAPH in step for step in first.steps),
     )
+
+
+def _others(analysis: Analysis, left: set[int], paths: list[Path]) -> tuple[str, ...]:
+    """Return the roots, besides those of the paths, that lead to what is left."""
+    known = {path.steps[0] for path in paths}
+    labels = (analysis.facts.graph.roots[n].label for storage in sorted(left) for n in sorted(_roots_of(analysis, storage)))
+    return tuple(label for label in dict.fromkeys(labels) if label not in known)
 
 
 def _holder(path: Path, root: Root) -> str:

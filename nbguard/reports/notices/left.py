@@ -36,7 +36,7 @@ def _of_error(analysis: Analysis, cell: int, least: int) -> Notice | None:
     nbytes = sum(action.nbytes or 0 for action in plan.actions if action.kind in ("error", "leftovers"))
     if nbytes < least:
         return None
-    return _stale("error", cell, nbytes, "last error", f"error: In[{cell}]", plan.promised)
+    return _stale(analysis, "error", cell, nbytes, "last error", f"error: In[{cell}]")
 
 
 def _of_result(analysis: Analysis, cell: int, former: HeldStorages | None, least: int) -> Notice | None:
@@ -48,7 +48,7 @@ def _of_result(analysis: Analysis, cell: int, former: HeldStorages | None, least
     if not own:
         return None
     action = max(own, key=lambda one: one.nbytes or 0)
-    return _stale("left", cell, action.nbytes or 0, _holder(action), f"{action.kind}: {action.subject}", plan.promised)
+    return _stale(analysis, "left", cell, action.nbytes or 0, _holder(action), f"{action.kind}: {action.subject}")
 
 
 def _holder(action: Action) -> str:
@@ -98,7 +98,8 @@ def _line(analysis: Analysis, root: Root, keys: Collection[StorageKey]) -> Advic
     return replace(line, frees=promised(analysis.facts, (line,))) if line.is_code and line.cut else None
 
 
-def _stale(kind: str, cell: int, nbytes: int, holder: str, shape: str, frees: int) -> Notice:
+def _stale(analysis: Analysis, kind: str, cell: int, nbytes: int, holder: str, shape: str) -> Notice:
+    frees = promised(analysis.facts, (release_stale(),))
     return Notice(
         kind=kind,  # type: ignore[arg-type]
         name=holder,

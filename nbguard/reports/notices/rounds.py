@@ -59,12 +59,8 @@ def compare_rounds(
     for key in set().union(*counting):
         for label in held[-1][key][1]:
             piled_up.setdefault(label, set()).add(key)
-    libraries = {root.label for root in last.facts.graph.roots if root.kind == "library"}
-    named = set().union(*(keys for label, keys in piled_up.items() if label not in libraries))
     left = []
     for label, keys in piled_up.items():
-        if label in libraries and keys <= named:  # as the other half of what a graph of the user's keeps in C++
-            continue
         path = telling_path(last, label, keys)
         nbytes = sum(held[-1][key][0] for key in keys) // len(counting)
         text = path.text.partition(GRAPH)[0]

@@ -1,1 +1,1 @@
-"""The walk over Python's heap from every root: kinds of objects, their references, and what no root reaches."""
+"""The walk over Python's heap from every root: kinds of objects and their references, made compact afterwards."""

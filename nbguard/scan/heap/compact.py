@@ -71,6 +71,7 @@ def compact(walk: Walk, roots: list[tuple[LiveRoot, list[int]]], nbytes: Callabl
                     thread=root.thread,
                     cache=root.cache,
                     is_shown=root.is_shown,
+                    is_ending=root.is_ending,
                 )
             )
     storages = tuple(

@@ -35,7 +35,8 @@ def _function_labels(function: types.FunctionType) -> dict[int, str]:
     cells = function.__closure__ or ()
     names = function.__code__.co_freevars
     labels = {id(cell): f" → closure {name}" for name, cell in zip(names, cells, strict=False)}
-    return labels | {id(function.__defaults__): DEFAULT, id(function.__kwdefaults__): DEFAULT}
+    labels |= {id(function.__defaults__): DEFAULT, id(function.__kwdefaults__): DEFAULT}
+    return labels | {id(function.__globals__): ".__globals__"}
 
 
 def _frame_labels(frame: types.FrameType) -> dict[int, str]:
@@ -79,7 +80,8 @@ class Labels:
         if cls in _SEQUENCES:
             return {id(item): f"[{i}]" for i, item in reversed(list(enumerate(obj))) if id(item) in wanted}
         if cls is types.FunctionType:
-            return _function_labels(obj)
+            labels = _function_labels(obj)
+            return labels if wanted <= labels.keys() else self._attribute_labels(obj) | labels
         if kind == "frame":
             return _frame_labels(obj)
         if kind == "class":

@@ -230,6 +230,17 @@ class Walk:
             ref = weakref.ref(obj) if kind == "tensor" else None
             self.tracker.tensors.setdefault(self.storage_keys[key], []).append(ref)
 
+    def storage_of(self, tensor: Any) -> int | None:
+        """Return the number of the storage that a tensor is on, None if the walk has not met it."""
+        assert self.referents.autograd is not None
+        try:
+            storage = self.referents.autograd.storage(tensor)
+            device = str(storage.device)
+            is_tracked = device.partition(":")[0] == self.tracked  # a fake tensor is asked no further, as above
+            return self.storage_keys.get((device, storage.data_ptr())) if is_tracked else None
+        except (RuntimeError, AttributeError):  # sparse and wrapper tensors have no storage of their own
+            return None
+
     def leading_to(self, goals: Iterable[int], first: int = 0, blocked: Collection[int] = ()) -> set[int]:
         """Return the objects from number `first` on from which a way leads to one of `goals`, not through `blocked`."""
         parents: dict[int, list[int]] = {}

@@ -23,3 +23,4 @@ class LiveRoot:
     thread: str = ""  # name of the thread in which a frame runs, unless it is the one that scans
     cache: CacheKind = ""  # the cache that it stands for
     is_shown: bool = True  # False: something holds its objects that Python does not show
+    is_ending: bool = False  # it lets go by itself, at the next turn of the event loop

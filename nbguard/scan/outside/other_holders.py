@@ -7,9 +7,9 @@ that no name leads to.
 
 from __future__ import annotations
 
-from nbguard.scan.heap.outside_references import Region
-from nbguard.scan.heap.referrers import name_by_referrers, unnamed_root
 from nbguard.scan.heap.walk import Walk
+from nbguard.scan.outside.outside_references import Region
+from nbguard.scan.outside.referrers import name_by_referrers, unnamed_root
 from nbguard.scan.roots.root import LiveRoot
 
 Rooted = tuple[LiveRoot, list[int]]

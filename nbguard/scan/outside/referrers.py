@@ -11,8 +11,8 @@ from operator import is_not
 from typing import Any
 
 from nbguard.scan.heap.kinds import module_namespaces, name_of, namespace_of, never_asked
-from nbguard.scan.heap.outside_references import Region
 from nbguard.scan.heap.walk import Walk
+from nbguard.scan.outside.outside_references import Region
 from nbguard.scan.roots.root import LiveRoot
 
 _CHUNK = 512

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from nbguard.scan.heap.collectable import stuck_in_cpp
-from nbguard.scan.heap.outside_references import Region, below
-from nbguard.scan.heap.referrers import name_by_referrers, unnamed_root
 from nbguard.scan.heap.unwalked import fill_rest
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk
+from nbguard.scan.outside.collectable import stuck_in_cpp
+from nbguard.scan.outside.outside_references import Region, below
+from nbguard.scan.outside.referrers import name_by_referrers, unnamed_root
+from nbguard.scan.outside.saved_copies import held_by_cpp_alone, without_saved_copies
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.units import counted
 
@@ -32,8 +33,13 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     walk.most_tensors += MORE_TENSORS
     walk.follows_graphs = walk.rest is None  # a long graph's own tensors, mostly, each a way into it
     candidates, nodes = walk.unreached()
-    walk.add_as_many_as_may_be(candidates)
+    in_cpp = held_by_cpp_alone(walk, candidates)
+    maybe_copies = set(map(id, in_cpp))
+    walk.add_as_many_as_may_be([obj for obj in candidates if id(obj) not in maybe_copies])
     del candidates  # references are counted from here on: none may be ours
+    walk.run()
+    walk.add_as_many_as_may_be(without_saved_copies(walk, in_cpp))
+    del in_cpp
     walk.run()
     fill_rest(walk, nodes)
     del nodes

@@ -1,0 +1,90 @@
+"""A graph's own copies of results are the graph's, also where a dispatch mode has made objects of Python's of them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import nbguard
+from nbguard.memory.references.holders import holders
+from nbguard.scan.allocation_lines import AllocationLines
+from nbguard.scan.scan import Notebook, scan
+
+_SIZE = 50_000
+_BYTES = 4 * _SIZE
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module that is no file of the user's."""
+    gc.collect()
+    module = types.ModuleType("library_of_this_test")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    yield module
+    vars(module).clear()
+
+
+def _activations() -> torch.Tensor:
+    """Compute something whose graph keeps two results of its own: those of `exp` and of `sigmoid`."""
+    start = torch.ones(_SIZE, requires_grad=True)
+    return start.exp().sigmoid().sum()
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "FlopCounterMode": lambda: FlopCounterMode(display=False),
+    "%gpumem leak": AllocationLines,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_name_frees_the_copies_that_its_graph_keeps(mode: str) -> None:
+    gc.collect()
+    names = {}
+    with MODES[mode]():
+        names["loss"] = _activations()
+
+    rows = {row.label: row.retained for row in holders(scan(Notebook(None, names)).facts.graph)}
+    outcome = nbguard.release("loss", namespace=names)
+
+    assert rows["loss"] == 3 * _BYTES + 4
+    assert not [label for label in rows if "libraries" in label]
+    assert (outcome.realised, outcome.extra, outcome.plan.promised) == (rows["loss"], 0, rows["loss"])
+
+
+def test_copies_in_unreachable_cycles_are_promised() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        with FlopCounterMode(display=False):
+            cycle = [_activations()]
+        cycle.append(cycle)
+        del cycle
+
+        outcome = nbguard.release(namespace={})
+    finally:
+        gc.enable()
+
+    assert outcome.plan.promised >= 3 * _BYTES
+    assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
+
+
+def test_a_copy_that_a_library_has_of_a_graphs_result_is_the_librarys(library: types.ModuleType) -> None:
+    """The gradient of a library's tensor: nothing in Python refers to it, and it shares the result of a graph."""
+    names = {"result": torch.ones(_SIZE, requires_grad=True).exp()}
+    theirs = torch.ones(_SIZE, requires_grad=True)
+    theirs.grad = names["result"].detach()
+    library.__dict__["theirs"] = theirs
+    del theirs
+
+    outcome = nbguard.release("result", namespace=names)
+
+    assert outcome.plan.promised == _BYTES  # the leaf below the result, not the result
+    assert (outcome.realised, outcome.extra) == (outcome.plan.promised, 0)
