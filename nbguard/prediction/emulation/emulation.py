@@ -57,6 +57,9 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
                 args = (moved(args[0]), *args[1:])
             if is_device and len(args) > 1:
                 args = (args[0], "meta", *args[2:])
+        if func is torch.Tensor.__setitem__ and args[0].is_meta and type(args[2]) in (bool, int, float):
+            value = torch.scalar_tensor(args[2], dtype=args[0].dtype, device="cpu")  # as for a tensor on CUDA
+            return func(args[0], args[1], value)
         if func is torch.Tensor.item and args[0].is_meta and args[0].is_floating_point():
             return UnknownFloat.of(1.0, self._operators.note_read)
         if self._is_device(kwargs.get("device")):

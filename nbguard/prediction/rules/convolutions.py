@@ -19,45 +19,65 @@ _aten = torch.ops.aten
 _LAST = torch.channels_last
 
 
-def _is_last(*tensors: Any) -> bool:
-    """Say whether cuDNN works in channels last: it does where one of its tensors is in that format."""
-    return tensors[0].ndim == 4 and any(
+def _format(*tensors: Any) -> Any:
+    """Return cuDNN's memory format: channels last where one of its tensors is in that (`cudnn_conv_suggest_memory_format`)."""
+    is_last = tensors[0].ndim == 4 and any(
         each.is_contiguous(memory_format=_LAST) and not each.is_contiguous() for each in tensors
     )
+    return _LAST if is_last else torch.contiguous_format
 
 
-def _copies(*tensors: Any) -> tuple[int, ...]:
-    """Return the bytes of copies in channels last of those that are not."""
-    return tuple(nbytes(each) for each in tensors if not each.is_contiguous(memory_format=_LAST))
+def _copies(memory_format: Any, *tensors: Any) -> tuple[int, ...]:
+    """Return the bytes of copies in a format of those that are not in it."""
+    return tuple(nbytes(each) for each in tensors if not each.is_contiguous(memory_format=memory_format))
 
 
-def _empty(shape: Sequence[int], like: Any) -> Any:
-    return torch.empty(shape, dtype=like.dtype, device="meta", memory_format=_LAST)
+def _empty(shape: Sequence[int], like: Any, memory_format: Any) -> Any:
+    return torch.empty(shape, dtype=like.dtype, device="meta", memory_format=memory_format)
 
 
 def _forward(device: Allocator, operator: Any, args: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    tensor, weight = args[:2]
-    if not _is_last(tensor, weight):
+    """Return the output; the copy of the input is there before it, that of the weight after it."""
+    tensor, weight, is_transposed = *args[:2], args[6]
+    if _format(tensor, weight) is not _LAST or is_transposed:
         return NotImplemented
     with _disable_current_modes():
         shape = operator(*args).shape
-    with device.buffers(*_copies(tensor, weight)):
-        return _empty(shape, tensor)
+    with device.buffers(*_copies(_LAST, tensor)):
+        out = _empty(shape, tensor, _LAST)
+        device.temporaries(*_copies(_LAST, weight))
+    return out
 
 
 def _backward(device: Allocator, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     gradient, tensor, weight, wanted = *args[:3], args[10]
-    if _is_last(tensor, weight):
-        with device.buffers(*_copies(tensor, gradient)):
-            with device.buffers(*_copies(weight)):
-                of_input = _empty(tensor.shape, tensor) if wanted[0] else None
-            of_weight = _empty(weight.shape, weight) if wanted[1] else None
-        of_bias = torch.empty(args[3], dtype=gradient.dtype, device="meta") if wanted[2] else None
-    else:
+    if args[7] or tensor.ndim != 4:  # transposed, or of other dimensions
         of_input, of_weight, of_bias = operator(*args, **kwargs)
+    else:
+        of_input, of_weight = _gradients(device, gradient, tensor, weight, wanted)
+        of_bias = torch.empty(args[3], dtype=gradient.dtype, device="meta") if wanted[2] else None
     if wanted[2]:
         device.temporaries(*buffers(device.gpu, gradient, [dim for dim in range(gradient.ndim) if dim != 1], 4))
     return of_input, of_weight, of_bias
+
+
+def _gradients(device: Allocator, gradient: Any, tensor: Any, weight: Any, wanted: Sequence[bool]) -> tuple[Any, Any]:
+    """Return the gradients of input and weight. Where the input is in channels last, so is a copy of the gradient, for both."""
+    own = _format(tensor, weight) if wanted[1] else torch.contiguous_format
+    copied = _copies(own, tensor) if wanted[1] else ()
+    of_all = _copies(_LAST, gradient) if own is _LAST else ()
+    of_input = of_weight = None
+    with device.buffers(*copied, *of_all):
+        if wanted[0]:
+            memory_format = own if of_all else _format(gradient, weight)
+            of_input = _empty(tensor.shape, tensor, memory_format)
+            device.temporaries(*_copies(memory_format, weight), *(() if of_all else _copies(memory_format, gradient)))
+        if wanted[1]:
+            memory_format = own if of_all or copied else _format(tensor, gradient)
+            more = (() if of_all else _copies(memory_format, gradient)) + (() if copied else _copies(memory_format, tensor))
+            with device.buffers(*more):
+                of_weight = _empty(weight.shape, weight, memory_format)
+    return of_input, of_weight
 
 
 REPLACED: dict[Any, Replacement] = {

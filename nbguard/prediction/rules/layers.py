@@ -34,9 +34,10 @@ def _layer_norm(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str,
         return out, torch.empty(kept, dtype=dtype, device="meta"), torch.empty(kept, dtype=dtype, device="meta")
 
 
-def _layer_norm_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return a contiguous copy of the input (`layer_norm_backward_cuda`)."""
-    return () if args[1].is_contiguous() else (nbytes(args[1]),)
+def _layer_norm_backward(device: Allocator, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the gradients; a contiguous copy of the input is there before them (`layer_norm_backward_cuda`)."""
+    with device.buffers(0 if args[1].is_contiguous() else nbytes(args[1])):
+        return operator(*args, **kwargs)
 
 
 def _group_norm(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
@@ -104,12 +105,12 @@ REPLACED: dict[Any, Replacement] = {
     _aten.native_dropout.default: _dropout,
     _aten.native_dropout_backward.default: _dropout_backward,
     _aten.native_layer_norm.default: _layer_norm,
+    _aten.native_layer_norm_backward.default: _layer_norm_backward,
     _aten.roll.default: _roll,
     _aten.log_sigmoid_forward.default: _log_sigmoid,
 }
 TEMPORARIES: dict[Any, Temporaries] = {
     _aten._softmax_backward_data.default: _softmax_backward,
-    _aten.native_layer_norm_backward.default: _layer_norm_backward,
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
     _aten._euclidean_dist.default: _distances,
