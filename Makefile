@@ -80,6 +80,9 @@ lint: $(STAMPS)/extra-lint $(JS_PACKAGES) ## style, types and import contracts, 
 	@$(VENV)/bin/mypy || $(call stop,Types. Mend the lines above.)
 	@$(call say,lint-imports)
 	@$(VENV)/bin/lint-imports || $(call stop,An import goes the wrong way: the contracts are in pyproject.toml.)
+	@$(call say,the role of setup/)
+	@$(IN_VENV) ansible-playbook --syntax-check --inventory localhost, setup/machine.yml \
+	  || $(call stop,Ansible cannot read setup/machine.yml or its role. On Debian setup/test plays them.)
 	@$(call say,messages of the sidebar in TypeScript)
 	@$(VENV)/bin/python -m nbguard.sidebar.protocol.generate_ts --check $(PROTOCOL) \
 	  || $(call stop,$(PROTOCOL) is not what the Python types say. Run: make protocol)

