@@ -25,7 +25,7 @@ class CallLog:
     def __init__(self, mapped: mmap.mmap, at: int) -> None:
         self._map = mapped
         self._at = at
-        (self._count,) = _COUNT.unpack_from(mapped, at)
+        self._count = int(_COUNT.unpack_from(mapped, at)[0])
 
     @property
     def count(self) -> int:
@@ -49,7 +49,7 @@ class CallLog:
 
     def waits(self) -> bool:
         """Say whether the last call that this process has noted has not returned."""
-        return self._count > 0 and not _DONE.unpack_from(self._map, self._place(self._count) + _DONE_AT)[0]
+        return self._count > 0 and not bool(_DONE.unpack_from(self._map, self._place(self._count) + _DONE_AT)[0])
 
     def read(self) -> tuple[CollectiveCall, ...]:
         """Return the last calls, in their order."""

@@ -5,8 +5,9 @@
 Each step is a forward and a backward pass, the optimizer's step, and one `all_reduce` of the loss from Python, which the watch
 notes. Said are, per step and as shares of it: processor time of the whole process (the watch's thread is in it), as medians
 over the rounds and as the quickest ones, where others use the machine; instructions where the system counts them; and calls of
-Python functions, on the thread of the fit, by `sys.setprofile`. One watch per round: its making and its end are said apart.
-It never fails by time.
+Python functions, on the thread of the fit, by `sys.setprofile`. On a machine that others use, pairs of turns differ by more
+than the watch costs; so its parts are timed by themselves, too: the note of one call, and the processor time that its thread
+takes, which the kernel counts. One watch per round: its making and its end are said apart. It never fails by time.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import socket
 import statistics
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,6 +91,35 @@ def calls_of(step: Callable[[], None]) -> int:
     return count
 
 
+def note_cost(watch: nbguard.watch_ranks, calls: int = 5000) -> float:
+    """Return the seconds that the watch takes to note one call, of the quickest of nine series."""
+    hook, tensor, quickest = watch._hook, torch.zeros(()), float("inf")
+    assert hook is not None
+    for _ in range(9):
+        before = time.thread_time()
+        for _ in range(calls):
+            hook._end(hook._begin("all_reduce", {"tensor": tensor}))
+        quickest = min(quickest, (time.thread_time() - before) / calls)
+    return quickest
+
+
+def thread_time() -> float:
+    """Return the seconds of processor time that the watch's thread has used so far."""
+    (thread,) = (each for each in threading.enumerate() if each.name == "nbguard-watch-ranks")
+    return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e9
+
+
+def own_cost(step: Callable[[], None], steps: int) -> tuple[float, float]:
+    """Return (seconds to note one call, share of the wall time that the watch's thread works) while a fit goes on."""
+    with nbguard.watch_ranks() as watch:
+        step()
+        begun, before = time.perf_counter(), thread_time()
+        for _ in range(steps):
+            step()
+        share = (thread_time() - before) / (time.perf_counter() - begun)
+        return note_cost(watch), share
+
+
 def measure(width: int, rounds: int, steps: int, says: bool) -> None:
     """Run the rounds, and say what came out."""
     step, counter = fit(width), Instructions()
@@ -113,6 +145,7 @@ def measure(width: int, rounds: int, steps: int, says: bool) -> None:
         times[is_watched].append(took / steps)
         if counts is not None and counted is not None:
             instructions[is_watched].append((counts - counted) / steps)
+    note, thread = own_cost(step, 20 * steps)
     if not says:
         return
     plain, watched = statistics.median(times[False]), statistics.median(times[True])
@@ -125,6 +158,8 @@ def measure(width: int, rounds: int, steps: int, says: bool) -> None:
     else:
         print("  instructions: this system counts none")
     print(f"  functions called {calls[False]}, watched {calls[True]}")
+    print(f"  its parts: {1e6 * note:.1f} µs to note a call, its thread {thread:.3%} of a core: together")
+    print(f"  {note / statistics.median(times[False]) + thread:.2%} of this step with one call of Python's")
     print(f"  to begin and to end the watch: {1e3 * statistics.median(around):.1f} ms")
 
 

@@ -103,9 +103,9 @@ def launch(launcher: str, names: Sequence[str], world: int, folder: Path) -> Non
     if launcher == "torchrun":
         run(folder, "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", *rank)
     elif launcher == "accelerate":
+        # `--cpu` is one process: ACCELERATE_USE_CPU makes several of those for GPUs
         options: tuple[str, ...] = (
-            "--cpu",
-            "--multi_cpu",
+            "--multi_gpu",
             "--num_processes",
             str(world),
             "--num_machines",
