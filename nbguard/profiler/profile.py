@@ -105,6 +105,7 @@ class FitProfile:
             return self.report
         instruments, self._instruments = self._instruments, None
         _running = None
+        self._attempt("which rank was waited for", lambda: instruments.ranks.ended(error), None)
         log = instruments.stop()
         error_name = "" if error is None else type(error).__name__
         unknown: Ending = "error"

@@ -1,85 +1,116 @@
-"""The files by which the ranks of one host tell each other what they know: logs of calls, alarms, and facts after an alarm."""
+"""The files by which the ranks of one host tell each other what they know, each mapped by all of them."""
 
 from __future__ import annotations
 
+import itertools
+import time
 from contextlib import suppress
 from pathlib import Path
 
-from nbguard.errors import RankFactsError
-from nbguard.ranks.analysis.facts import RankFacts, from_text, to_text
-from nbguard.ranks.call_log import CallLog, LoggedCalls, read_log
 from nbguard.ranks.job_folder import job_folder, leave
 from nbguard.ranks.rank import Rank
-from nbguard.scan.devices.processes import is_alive
+from nbguard.ranks.rank_file import RankFile
+
+_boards = itertools.count(1)
+_open: JobBoard | None = None
 
 
 class JobBoard:
-    """The files of one watch of a job. All ranks number their watches alike.
+    """The files of the ranks of one job. All ranks number their boards alike.
 
     Raises:
         OSError: there is no folder that only this user can write to.
     """
 
-    def __init__(self, own: Rank, watch: int) -> None:
-        self._own, self._watch = own, watch
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self._number = next(_boards)
         self._folder = job_folder()
-        self._clear(own.rank)
-        self.log = CallLog(self._path(own.rank, "calls"), own.rank)
+        self._users = 1
+        self._others: dict[int, RankFile] = {}
+        self._nameless: set[int] = set()
+        self.own = RankFile.create(self._path(rank.rank))
+        self.own.seen_by(rank.rank)
+        self.join()
 
-    def logs(self) -> dict[int, LoggedCalls]:
-        """Return the logs of the other ranks that have one here."""
-        others = (rank for rank in range(self._own.world) if rank != self._own.rank)
-        return {rank: log for rank in others if (log := read_log(self._path(rank, "calls"))) is not None}
+    def join(self) -> None:
+        """Map the files of other ranks that have come, and take the names away of those that all ranks have mapped."""
+        for rank, file in ((self.rank.rank, self.own), *self.others().items()):
+            if rank not in self._nameless and file.is_seen_by_all(self.rank.world):
+                self._nameless.add(rank)
+                file.unlink()
+        if len(self._nameless) == self.rank.world:
+            with suppress(OSError):
+                self._folder.rmdir()
+
+    def file(self, rank: int) -> RankFile | None:
+        """Return the file of a rank; None: it has none here, or not yet."""
+        if rank == self.rank.rank:
+            return self.own
+        known = self._others.get(rank)
+        if known is not None and known.is_alive:
+            return known
+        with suppress(OSError):  # a dead one may be of another job, which had the same name
+            fresh = RankFile(self._path(rank))
+            fresh.seen_by(self.rank.rank)
+            known = self._others[rank] = fresh
+        return known
+
+    def others(self) -> dict[int, RankFile]:
+        """Return the files of the other ranks that have one here."""
+        numbers = (rank for rank in range(self.rank.world) if rank != self.rank.rank)
+        return {rank: file for rank in numbers if (file := self.file(rank)) is not None}
 
     def alarm(self) -> float:
         """Return when the last alarm of any rank was raised, in seconds since the epoch; 0: none has been."""
-        times = [0.0]
-        for rank in range(self._own.world):
-            with suppress(OSError):
-                times.append(self._path(rank, "alarm").stat().st_mtime)
-        return max(times)
+        return max(self.own.alarm, *(file.alarm for file in self._others.values()), 0.0)
 
     def raise_alarm(self) -> float:
         """Ask all ranks for their facts; return the time of the alarm."""
-        path = self._path(self._own.rank, "alarm")
-        path.write_bytes(b"")
-        return path.stat().st_mtime
-
-    def warn(self) -> None:
-        """Let the other ranks know that an alarm may come."""
-        self._path(self._own.rank, "near").write_bytes(b"")
+        at = time.time()
+        self.own.raise_alarm(at)
+        return at
 
     def is_alarm_near(self) -> bool:
         """Say whether any rank expects an alarm."""
-        return any(self._path(rank, "near").exists() for rank in range(self._own.world))
+        return any(file.is_alarm_near for file in (self.own, *self._others.values()))
 
-    def publish(self, facts: RankFacts) -> None:
-        """Let the other ranks read the facts of this one."""
-        path = self._path(self._own.rank, "facts")
-        fresh = path.with_suffix(".new-facts")
-        fresh.write_text(to_text(facts), encoding="utf-8")
-        fresh.replace(path)
+    def release(self) -> None:
+        """Let go of the board. With its last user go the files, or their names once no rank needs them any more."""
+        global _open
+        self._users -= 1
+        if self._users:
+            return
+        if _open is self:
+            _open = None
+        self.clean()
+        for file in (self.own, *self._others.values()):
+            file.close()
 
-    def read(self, rank: int) -> RankFacts | None:
-        """Return the facts that a rank has published; None: there are none."""
-        try:
-            return from_text(self._path(rank, "facts").read_bytes())
-        except (OSError, RankFactsError):
-            return None
-
-    def close(self) -> None:
-        """Take the files away, once no rank needs them any more: the last one cleans up."""
-        self.log.close()
-        logs = self.logs()
-        if all(log.state != "running" or not is_alive(log.process) for log in logs.values()):
-            for rank in range(self._own.world):
-                self._clear(rank)
+    def clean(self) -> None:
+        """Take away what no rank needs any more: names that all have mapped, and all names once this rank is the last."""
+        self.join()
+        others = self.others().values()
+        if all(file.state != "running" or not file.is_alive for file in others):
+            for file in (self.own, *others):
+                file.unlink()
         leave(self._folder)
 
-    def _clear(self, rank: int) -> None:
-        for kind in ("calls", "near", "alarm", "facts", "new", "new-facts"):
-            with suppress(OSError):
-                self._path(rank, kind).unlink(missing_ok=True)
+    def shared(self) -> JobBoard:
+        """Return the board for another user of it."""
+        self._users += 1
+        return self
 
-    def _path(self, rank: int, kind: str) -> Path:
-        return self._folder / f"{rank}-{self._watch}.{kind}"
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"{rank}-{self._number}.rank"
+
+
+def open_board(rank: Rank) -> JobBoard:
+    """Return the board of this process, the one that is open already if there is one; each user releases it once.
+
+    Raises:
+        OSError: there is no folder that only this user can write to.
+    """
+    global _open
+    _open = JobBoard(rank) if _open is None or _open.rank != rank else _open.shared()
+    return _open

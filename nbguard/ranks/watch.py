@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from contextlib import suppress
 from types import TracebackType
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from nbguard.ranks.watchdog import HangWatchdog
 
 _ECHO_ANSWERS = 1.0  # seconds that another rank has to say that it failed first
-_watches = itertools.count(1)
 _running: watch_ranks | None = None
 
 
@@ -77,11 +75,12 @@ class watch_ranks:  # noqa: N801 - used like a function
 
     def _start(self, own: Rank) -> None:
         from nbguard.ranks.call_hook import CallHook
-        from nbguard.ranks.job_board import JobBoard
+        from nbguard.ranks.job_board import open_board
         from nbguard.ranks.watchdog import HangWatchdog
 
-        self._board = JobBoard(own, next(_watches))
-        self._hook = CallHook(self._board.log)
+        self._board = open_board(own)
+        self._board.own.note_state("running")
+        self._hook = CallHook(self._board.own.calls)
         self._hook.install()
         self._watchdog = HangWatchdog(own, self._board, self._timeout, self._diagnosed)
 
@@ -96,11 +95,11 @@ class watch_ranks:  # noqa: N801 - used like a function
             if isinstance(error, Exception):
                 self._failed(error, self._board, self._watchdog)
             else:
-                self._board.publish(self._watchdog.facts(state="ended"))
-                self._board.log.leave("ended")
+                self._watchdog.publish(self._watchdog.facts(state="ended"))
+                self._board.own.note_state("ended")
             self._watchdog.stop()
         finally:
-            self._board.close()
+            self._board.release()
             self._board = self._hook = self._watchdog = None
 
     def _failed(self, error: Exception, board: JobBoard, watchdog: HangWatchdog) -> None:
@@ -110,5 +109,5 @@ class watch_ranks:  # noqa: N801 - used like a function
 
         words = error_words(error)
         asked = time.time() if is_echo(words) else board.raise_alarm()
-        board.log.leave("raised")
+        board.own.note_state("raised")
         watchdog.report(asked, words, raised_at(error), _ECHO_ANSWERS)

@@ -5,23 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
+from nbguard.errors import RankFactsError
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis
-from nbguard.ranks.analysis.facts import Caller, CollectiveCall, JobFacts, RankFacts, RankState
+from nbguard.ranks.analysis.facts import Caller, CollectiveCall, JobFacts, RankFacts, RankState, from_text, to_text
 from nbguard.ranks.analysis.judge import diagnosed
 from nbguard.ranks.flight_recorder import group_ranks, progress, recorded_calls, warm_up
 from nbguard.ranks.job_board import JobBoard
 from nbguard.ranks.rank import Rank
+from nbguard.ranks.rank_file import RankFile
 from nbguard.ranks.standing import MainThread
+from nbguard.ranks.waker import Waker
 from nbguard.render.text import blocks_text
-from nbguard.scan.devices.processes import is_alive
 
 _EVERY = 0.5  # seconds between two looks
 _ANSWERS = 2.5  # seconds that the other ranks have to answer an alarm
+_LAST_ANSWERS = 1.0  # seconds that they have once this rank is being ended
 _FRESH = 2.0  # seconds that facts of another rank may be older than the alarm: it has been stuck for longer
 _log = logging.getLogger("nbguard")
 
@@ -32,20 +37,21 @@ class HangWatchdog:
     def __init__(self, own: Rank, board: JobBoard, timeout: float, found: Callable[[RankDiagnosis], None]) -> None:
         self._own, self._board, self._timeout, self._found = own, board, timeout, found
         self._main = MainThread()
-        self._is_over = threading.Event()
         self._handled = time.time()
         self._speaking = threading.Lock()
         self._said: set[tuple[object, ...]] = set()
         self._warming: threading.Thread | None = None
+        self._waker = Waker()
         self._thread = threading.Thread(target=self._run, name="nbguard-watch-ranks", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the watch."""
-        self._is_over.set()
+        self._waker.end()
         self._thread.join(5)
         if self._warming is not None:
             self._warming.join(5)
+        self._waker.close()
 
     def _run(self) -> None:
         try:
@@ -57,15 +63,18 @@ class HangWatchdog:
         state: object = None
         moved = time.monotonic()
         is_reported = False
-        while not self._is_over.wait(min(_EVERY, self._timeout / 4)):
+        while (wake := self._waker.wait(min(_EVERY, self._timeout / 4))) != "end":
+            if wake == "terminated":
+                self._terminated()
+            self._board.join()
             groups = progress()
             self._main.look()
-            now = groups, self._board.log.count, self._waits(groups)
+            now = groups, self._board.own.calls.count, self._waits(groups)
             if now != state:
                 state, moved, is_reported = now, time.monotonic(), False
             waited = time.monotonic() - moved if now[2] else 0.0
             if self._warming is None and (waited >= self._timeout / 2 or self._board.is_alarm_near()):
-                self._board.warn()
+                self._board.own.warn()
                 self._warming = threading.Thread(target=warm_up, name="nbguard-warm-up", daemon=True)
                 self._warming.start()
             is_stuck = waited >= self._timeout
@@ -76,15 +85,22 @@ class HangWatchdog:
                 is_reported = True
                 self.report(self._board.raise_alarm())
 
+    def _terminated(self) -> None:
+        """Say what is known, and end this process as SIGTERM would have done without the watch."""
+        try:
+            self.report(self._board.raise_alarm(), patience=_LAST_ANSWERS)
+            self._board.own.note_state("ended")
+            self._board.clean()
+        finally:
+            os._exit(128 + signal.SIGTERM)
+
     def _waits(self, groups: tuple[tuple[str, int, int], ...]) -> bool:
         """Say whether a call of this rank has not come to its end."""
-        if any(begun > ended for _, begun, ended in groups):
-            return True
-        return any(not call.is_done for call in self._board.log.calls()[-1:])
+        return any(begun > ended for _, begun, ended in groups) or self._board.own.calls.waits()
 
     def _lost_one(self) -> bool:
         """Say whether another rank of this host has died in the watch."""
-        return any(log.state == "running" and not is_alive(log.process) for log in self._board.logs().values())
+        return any(file.state == "running" and not file.is_alive for file in self._board.others().values())
 
     def report(
         self, asked: float, error: str = "", at: tuple[str, Caller] = ("", ""), patience: float = _ANSWERS
@@ -93,7 +109,7 @@ class HangWatchdog:
         with self._speaking:
             self._handled = max(self._handled, asked)
             own = self.facts(error, at)
-            self._board.publish(own)
+            self.publish(own)
             others = self._answers(asked, patience)
             diagnosis = diagnosed(JobFacts(self._own.world, tuple(sorted((own, *others), key=lambda facts: facts.rank))))
             if not diagnosis.faults:
@@ -107,6 +123,10 @@ class HangWatchdog:
                 _log.warning("nbguard, rank %d: %s\n%s", self._own.rank, cause.what, words)
             return diagnosis
 
+    def publish(self, facts: RankFacts) -> None:
+        """Let the other ranks read facts of this one."""
+        self._board.own.write("facts", to_text(facts))
+
     def facts(self, error: str = "", at: tuple[str, Caller] = ("", ""), state: RankState = "running") -> RankFacts:
         """Return the facts of this rank; `at` is the line, and the part of DDP, that raised its error."""
         standing = self._main.standing() if state == "running" and not error else None
@@ -117,7 +137,7 @@ class HangWatchdog:
             host=platform.node(),
             pid=os.getpid(),
             state="raised" if error else state,
-            calls=_placed(joined(recorded_calls(), self._board.log.calls()), line, caller),
+            calls=_placed(joined(recorded_calls(), self._board.own.calls.read()), line, caller),
             groups=group_ranks(),
             stands=line,
             function="" if standing is None else standing.function,
@@ -136,23 +156,33 @@ class HangWatchdog:
         others = [rank for rank in range(self._own.world) if rank != self._own.rank]
         until = time.monotonic() + patience
         while True:
-            logs = self._board.logs()
+            files = self._board.others()
             for rank in others:
-                answer = self._board.read(rank)
-                log = logs.get(rank)
-                is_gone = log is not None and log.state == "running" and not is_alive(log.process)
+                file = files.get(rank)
+                answer = None if file is None else _published(file)
+                is_gone = file is not None and file.state == "running" and not file.is_alive
                 is_final = answer is not None and answer.state in ("raised", "ended")
                 if answer is not None and (answer.at >= asked or is_final) and not (is_gone and not is_final):
                     facts[rank] = answer
-                elif log is not None:
-                    state: RankState = "died" if is_gone else log.state
+                elif file is not None:
+                    state: RankState = "died" if is_gone else file.state
                     known = answer or RankFacts(rank=rank, world=self._own.world, groups=group_ranks())
-                    pid = log.process.pid
-                    facts[rank] = replace(known, state=state, pid=pid, calls=joined(known.calls, log.calls), at=0.0)
+                    calls = joined(known.calls, file.calls.read())
+                    facts[rank] = replace(known, state=state, pid=file.process.pid, calls=calls, at=0.0)
             is_complete = all(rank in facts and (facts[rank].at >= asked or facts[rank].state != "running") for rank in others)
             if is_complete or time.monotonic() > until:
                 return [facts.get(rank) or RankFacts(rank=rank, world=self._own.world) for rank in others]
             time.sleep(0.02)
+
+
+def _published(file: RankFile) -> RankFacts | None:
+    """Return the facts that a rank has published; None: there are none."""
+    text = file.read("facts")
+    if text is None:
+        return None
+    with suppress(RankFactsError):
+        return from_text(text)
+    return None
 
 
 def joined(recorded: tuple[CollectiveCall, ...], logged: tuple[CollectiveCall, ...]) -> tuple[CollectiveCall, ...]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,9 @@ from nbguard.profiler.distributed.ranks import RankWatch
 from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
+from nbguard.ranks.job_board import open_board
 from nbguard.ranks.job_folder import job_folder
+from nbguard.ranks.rank import current_rank
 
 WORLD = 2
 BATCHES = 10
@@ -73,10 +76,13 @@ def watched(fit: Fit, rank: int, folder: Path, name: str) -> None:
         part.start()
     watch.start(recorder)
     state = "complete"
+    failed: RuntimeError | None = None
     try:
         fit(rank)
     except RuntimeError as error:
+        failed = error
         state = f"error: {type(error).__name__}"
+    watch.ended(failed)
     marks = recorder.stop()
     for part in parts:
         part.stop()
@@ -179,9 +185,14 @@ def frozen(rank: int) -> None:
             time.sleep(0.01)
 
 
+@cache
 def first_process() -> psutil.Process:
     """Return the process of rank 0, as rank 1 finds it in its sign of life."""
-    pulse = pulse_of(job_folder(), 0, 1)
+    rank = current_rank()
+    assert rank is not None
+    board = open_board(rank)
+    pulse = pulse_of(board, 0, 1)
+    board.release()
     assert pulse is not None
     return psutil.Process(pulse.pid)
 

@@ -1,8 +1,9 @@
 """Ranks that run a planted fault under `watch_ranks`.
 
 `python -m tests.ranks.jobs FOLDER WORLD NAME…` forks the ranks of one job after another from one process that has imported
-PyTorch; `… rank FOLDER NAME` is one rank, whose number a launcher gives; `… notebook FOLDER WORLD NAME` launches them by
-accelerate's `notebook_launcher`. Each rank writes FOLDER/NAME-WORLD-RANK.json: the diagnosis, when it was made, its facts.
+PyTorch. `… rank FOLDER NAME…` is one rank, whose number a launcher gives; of several names each is a job of its own, in a fork
+of that rank. `… notebook FOLDER WORLD NAME…` launches them by accelerate's `notebook_launcher`.
+Each rank writes FOLDER/NAME-WORLD-RANK.json: the diagnosis, when it was made, its facts.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ def rank_main(name: str, folder: Path) -> None:
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     path = folder / f"{name}-{world}-{rank}"
-    warned = _Warnings()
-    logging.getLogger("nbguard").addHandler(warned)
-    _keep_facts(path, warned)
     begun, before = time.time(), _folders()
     watch = nbguard.watch_ranks(timeout=TIMEOUT)
+    warned = _Warnings(watch, path, begun)
+    logging.getLogger("nbguard").addHandler(warned)
+    _keep_facts(path, warned)
     threading.Thread(target=_end_later, args=(watch, path, warned, begun), daemon=True).start()
     with suppress(*([RuntimeError] if name in FAULTY else [])), watch:
         getattr(faults, name)(rank, world)
@@ -79,8 +80,11 @@ def _folders() -> set[str]:
 
 
 class _Warnings(logging.Handler):
-    def __init__(self) -> None:
+    """What the watch has said; the first of it is written at once, as the rank may be ended in that moment."""
+
+    def __init__(self, watch: nbguard.watch_ranks, path: Path, begun: float) -> None:
         super().__init__()
+        self._watch, self._path, self._begun = watch, path, begun
         self.texts: list[str] = []
         self.at = 0.0
         self.since = 0.0  # when the ranks got stuck
@@ -88,6 +92,7 @@ class _Warnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
         self.at = self.at or time.time()
+        _write(self._watch, self._path, self, self._begun)
 
 
 def _keep_facts(path: Path, warned: _Warnings) -> None:
@@ -166,14 +171,39 @@ def fork_job(name: str, folder: Path, world: int) -> None:
         os.waitpid(pid, 0)
 
 
+def launched(names: list[str], folder: Path) -> None:
+    """Run jobs in a rank that a launcher has started: one in its process, several each in a fork of it."""
+    if len(names) == 1:
+        rank_main(names[0], folder)
+        return
+    port = int(os.environ["MASTER_PORT"])
+    for number, name in enumerate(names, 1):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+            os.environ["MASTER_PORT"] = str(port + number)
+            with (folder / f"{name}-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}.log").open("w") as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+            try:
+                rank_main(name, folder)
+            finally:
+                os._exit(0)
+        until = time.time() + LIMIT + 10
+        while os.waitpid(pid, os.WNOHANG) == (0, 0):
+            if time.time() > until:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
 def main(arguments: list[str]) -> None:
     if arguments[0] == "rank":
-        rank_main(arguments[2], Path(arguments[1]))
+        launched(arguments[2:], Path(arguments[1]))
     elif arguments[0] == "notebook":
         from accelerate import notebook_launcher
 
         port = str(free_port())
-        notebook_launcher(rank_main, (arguments[3], Path(arguments[1])), num_processes=int(arguments[2]), use_port=port)
+        notebook_launcher(launched, (arguments[3:], Path(arguments[1])), num_processes=int(arguments[2]), use_port=port)
     else:
         folder, world = Path(arguments[0]), int(arguments[1])
         for name in arguments[2:]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_two_healthy_ranks_say_nothing_and_leave_nothing(name: str, forked: Path
 def test_every_fault_under_every_launcher(
     fault: Planted, world: int, launcher: str, tmp_path: Path, torch_process: None
 ) -> None:
-    launch(launcher, fault.name, world, tmp_path)
+    launch(launcher, [fault.name], world, tmp_path)
     check(fault, tmp_path, world)
 
 
@@ -91,20 +92,20 @@ def test_every_fault_under_every_launcher(
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_no_healthy_job_is_warned_of(name: str, world: int, launcher: str, tmp_path: Path, torch_process: None) -> None:
-    launch(launcher, name, world, tmp_path)
+    launch(launcher, [name], world, tmp_path)
 
     for rank in range(world):
         assert json.loads((tmp_path / f"{name}-{world}-{rank}.json").read_text())["texts"] == []
 
 
-def launch(launcher: str, name: str, world: int, folder: Path) -> None:
-    rank = ("tests.ranks.jobs", "rank", str(folder), name)
+def launch(launcher: str, names: Sequence[str], world: int, folder: Path) -> None:
+    rank = ("tests.ranks.jobs", "rank", str(folder), *names)
     if launcher == "torchrun":
         run(folder, "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), "-m", *rank)
     elif launcher == "accelerate":
+        # `--cpu` is one process: ACCELERATE_USE_CPU makes several of those for GPUs
         options: tuple[str, ...] = (
-            "--cpu",
-            "--multi_cpu",
+            "--multi_gpu",
             "--num_processes",
             str(world),
             "--num_machines",
@@ -115,6 +116,6 @@ def launch(launcher: str, name: str, world: int, folder: Path) -> None:
         options += ("--dynamo_backend", "no", "--main_process_port", "0", "--num_cpu_threads_per_process", "1")
         run(folder, "accelerate.commands.launch", *options, "-m", *rank)
     elif launcher == "notebook":
-        run(folder, "tests.ranks.jobs", "notebook", str(folder), str(world), name)
+        run(folder, "tests.ranks.jobs", "notebook", str(folder), str(world), *names)
     else:
-        run(folder, "tests.ranks.jobs", str(folder), str(world), name)
+        run(folder, "tests.ranks.jobs", str(folder), str(world), *names)

@@ -10,7 +10,9 @@ import pytest
 import nbguard
 from nbguard.errors import NbguardError
 from nbguard.ranks.analysis.facts import CollectiveCall
-from nbguard.ranks.call_log import CallLog, read_log
+from nbguard.ranks.job_board import open_board
+from nbguard.ranks.rank import Rank
+from nbguard.ranks.rank_file import RankFile
 
 
 @pytest.fixture
@@ -44,31 +46,59 @@ def call(position: int, name: str = "all_reduce") -> CollectiveCall:
     return CollectiveCall(group="0", position=position, name=name, elements=4, dtype="float32", is_done=False)
 
 
-def test_the_log_keeps_the_last_calls_and_who_wrote_them(tmp_path: Path) -> None:
-    log = CallLog(tmp_path / "3-1.calls", 3)
+def test_a_file_of_a_rank_keeps_its_last_calls_and_who_made_them(tmp_path: Path) -> None:
+    file = RankFile.create(tmp_path / "3-1.rank")
     for position in range(1, 101):
-        number = log.begin(call(position), f"train.py:{position}".encode())
+        number = file.calls.begin(call(position), f"train.py:{position}".encode())
         if position < 100:
-            log.end(number)
+            file.calls.end(number)
+    file.write("facts", "ä" * 1000)
 
-    kept = read_log(log.path)
-    assert kept is not None
-    assert (kept.process.pid, kept.rank, kept.state) == (os.getpid(), 3, "running")
-    assert [each.position for each in kept.calls] == list(range(37, 101))
-    assert [each.is_done for each in kept.calls] == [True] * 63 + [False]
-    assert kept.calls[-1].place == "train.py:100"
+    kept = RankFile(file.path)
+    assert (kept.process.pid, kept.state, kept.is_alive) == (os.getpid(), "running", True)
+    assert [each.position for each in kept.calls.read()] == list(range(37, 101))
+    assert [each.is_done for each in kept.calls.read()] == [True] * 63 + [False]
+    assert kept.calls.read()[-1].place == "train.py:100"
+    assert (kept.read("facts"), kept.read("message")) == ("ä" * 1000, None)
 
-    log.leave("ended")
-    ended = read_log(log.path)
-    assert ended is not None
-    assert ended.state == "ended"
-    log.close()
+    file.note_state("ended")
+    file.raise_alarm(12.5)
+    file.unlink()  # the name goes, the file stays with those that have mapped it
+    assert (kept.state, kept.alarm, kept.is_alarm_near) == ("ended", 12.5, True)
+    file.close()
+    kept.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"x" * 10, b"x" * 20_000])
-def test_a_damaged_log_is_none(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "0-1.calls"
+def test_a_text_that_is_just_being_written_is_none(tmp_path: Path) -> None:
+    file = RankFile.create(tmp_path / "0-1.rank")
+    file.write("facts", "one")
+    data = file.path.read_bytes()
+    file.close()
+    file.path.write_bytes(data.replace(b"one", b"onx"))
+
+    assert RankFile(file.path).read("facts") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 10, b"x" * 4_000_000])
+def test_a_damaged_file_is_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "0-1.rank"
     path.write_bytes(content)
 
-    assert read_log(path) is None
-    assert read_log(tmp_path / "missing") is None
+    with pytest.raises(OSError, match=r"0-1\.rank"):
+        RankFile(path)
+
+
+def test_names_go_once_all_ranks_have_mapped_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    board = open_board(Rank(0, 2))
+    (named,) = tmp_path.glob("*/0-*.rank")
+    other = RankFile.create(named.with_name(named.name.replace("0-", "1-", 1)))  # as rank 1 does
+    other.seen_by(1)
+    board.own.seen_by(1)
+    board.join()
+
+    assert list(tmp_path.iterdir()) == []
+    assert board.others().keys() == {1}
+    other.raise_alarm(9.0)
+    assert board.alarm() == 9.0
+    board.release()

@@ -1,4 +1,4 @@
-"""Messages of ranks to rank 0 at their end: through the store of the process group, and on one host through a folder, too.
+"""Messages of ranks to rank 0 at their end: through the store of the process group, and on one host through their files, too.
 
 Never a collective: a rank that hangs in one takes nobody else with it. The store is spoken to in a thread of its own, since
 it answers no more once its host is gone.
@@ -10,8 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
+
+from nbguard.ranks.job_board import JobBoard
 
 _EVERY = 0.05  # seconds between two looks into the store
 
@@ -19,19 +20,16 @@ _EVERY = 0.05  # seconds between two looks into the store
 class RankExchange:
     """Carries texts from ranks to rank 0, for one fit. All ranks number their fits alike."""
 
-    def __init__(self, folder: Path | None, fit: int) -> None:
-        self._folder = folder
+    def __init__(self, board: JobBoard | None, fit: int) -> None:
+        self._board = board
         self._fit = fit
         self._inbox: dict[int, str] = {}
         self._is_over = threading.Event()
 
     def send(self, rank: int, text: str, limit: float, *, is_read_here: bool) -> None:
-        """Leave the text of a rank in the store, for up to `limit` seconds, and if rank 0 reads it there in the folder."""
-        if self._folder is not None and is_read_here:
-            path = self._path(self._folder, rank)
-            with suppress(OSError):
-                path.with_suffix(".new").write_text(text, encoding="utf-8")
-                path.with_suffix(".new").replace(path)
+        """Leave the text of a rank in the store, for up to `limit` seconds, and if rank 0 reads it there in the rank's file."""
+        if self._board is not None and is_read_here:
+            self._board.own.write("message", f"{self._fit} {text}")
         _aside(lambda: self._put(rank, text)).join(limit)
 
     def listen(self, ranks: Collection[int]) -> None:
@@ -42,20 +40,19 @@ class RankExchange:
         """Return the messages of these ranks so far."""
         texts = {rank: self._inbox[rank] for rank in ranks if rank in self._inbox}
         for rank in ranks:
-            if self._folder is not None and rank not in texts:
-                with suppress(OSError):
-                    texts[rank] = self._path(self._folder, rank).read_text(encoding="utf-8")
+            if rank not in texts and (text := self._from_file(rank)) is not None:
+                texts[rank] = text
         return texts
 
-    def close(self, ranks: Collection[int]) -> None:
-        """Stop looking, and take the messages of these ranks out of the folder."""
+    def close(self) -> None:
+        """Stop looking."""
         self._is_over.set()
-        if self._folder is not None:
-            for rank in ranks:
-                self._path(self._folder, rank).unlink(missing_ok=True)
 
-    def _path(self, folder: Path, rank: int) -> Path:
-        return folder / f"{rank}-{self._fit}.json"
+    def _from_file(self, rank: int) -> str | None:
+        """Return the message that a rank of this host has left for this fit."""
+        file = None if self._board is None else self._board.file(rank)
+        fit, _, text = ((file and file.read("message")) or "").partition(" ")
+        return text if fit == str(self._fit) else None
 
     def _put(self, rank: int, text: str) -> None:
         store = self._store()

@@ -10,18 +10,18 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from nbguard.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text
 from nbguard.profiler.analysis.report import RankRow
 from nbguard.profiler.distributed.exchange import RankExchange
-from nbguard.profiler.distributed.liveness import RankLiveness, forget, pulse_of
+from nbguard.profiler.distributed.liveness import RankLiveness, pulse_of
 from nbguard.profiler.distributed.settings import environment
 from nbguard.profiler.distributed.watchdog import RankWatchdog
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.ranks.analysis.launcher import launch_of
-from nbguard.ranks.job_folder import job_folder, leave
+from nbguard.ranks.job_board import JobBoard, open_board
 from nbguard.ranks.rank import Rank, current_rank
+from nbguard.ranks.watch import watch_ranks
 
 _EVERY = 0.02  # seconds between two looks for messages
 _GRACE = 1.0  # seconds for the message of a rank to arrive, once that is gone
@@ -44,9 +44,10 @@ class RankWatch:
         self._patience = patience
         self._rank: Rank | None = None
         self._fit = 0
-        self._folder: Path | None = None
+        self._board: JobBoard | None = None
         self._liveness: RankLiveness | None = None
         self._watchdog: RankWatchdog | None = None
+        self._hangs = watch_ranks(patience)
         self._recorder: Recorder | None = None
         self._batch = 0
         self._observed: RankObservations | None = None
@@ -60,6 +61,10 @@ class RankWatch:
         """Show signs of life from the first batch on, if this is a rank by then: a process group may be made in the cell."""
         self._recorder = recorder
         recorder.subscribe("loader", self._loads)
+
+    def ended(self, error: BaseException | None) -> None:
+        """Say how the fit has ended on this rank, before anything else: others may wait for it in vain."""
+        self._hangs.stop(error)
 
     def stop(self) -> None:
         """Let go of the log. The signs of life and the watchdog stay until `exchange`: others may still be at work."""
@@ -84,7 +89,7 @@ class RankWatch:
             else:
                 self._send(self._rank, message)
         finally:
-            self._leave(self._rank)
+            self._leave()
         return self._observed
 
     def observe(self) -> RankObservations | None:
@@ -111,10 +116,11 @@ class RankWatch:
         if self._rank is None:
             return
         self._fit = next(_fits)
-        with suppress(OSError):  # without a folder there is the store
-            self._folder = job_folder()
-            self._liveness = RankLiveness(self._folder, self._rank.rank, self._fit)
+        with suppress(OSError):  # without the files there is the store
+            self._board = open_board(self._rank)
+            self._liveness = RankLiveness(self._board, self._fit)
             if self._recorder is not None:
+                self._hangs.start()
                 self._recorder.subscribe("batch", self._begins, every_batch=True)
                 self._recorder.subscribe("phase", self._ended, every_batch=True)
                 self._start_watchdog(self._rank)
@@ -125,17 +131,17 @@ class RankWatch:
             self._watchdog = RankWatchdog(lambda: self._pulses(range(at.world), {}), self._patience)
 
     def _pulse(self, rank: int) -> Pulse | None:
-        return None if self._folder is None else pulse_of(self._folder, rank, self._fit)
+        return None if self._board is None else pulse_of(self._board, rank, self._fit)
 
     def _send(self, at: Rank, message: RankMessage) -> None:
         first = self._pulse(0)
         is_listening = first is not None and first.is_alive
-        if is_listening or self._folder is None or not at.is_all_here:
-            RankExchange(self._folder, self._fit).send(at.rank, to_text(message), _TO_SEND, is_read_here=is_listening)
+        if is_listening or self._board is None or not at.is_all_here:
+            RankExchange(self._board, self._fit).send(at.rank, to_text(message), _TO_SEND, is_read_here=is_listening)
 
     def _collect(self, at: Rank, own: RankMessage) -> RankObservations:
         """Wait for the messages of the other ranks, as long as any may still come."""
-        exchange, others = RankExchange(self._folder, self._fit), range(1, at.world)
+        exchange, others = RankExchange(self._board, self._fit), range(1, at.world)
         texts: dict[int, str] = {}
         exchange.listen(others)
         start = time.monotonic()
@@ -149,7 +155,7 @@ class RankWatch:
                 if not self._may_come(at, pulses, texts, waited):
                     break
                 time.sleep(_EVERY)
-        exchange.close(others)
+        exchange.close()
         pulses, waited = self._pulses(others, texts), time.monotonic() - start
         return RankObservations(
             world=at.world,
@@ -169,16 +175,14 @@ class RankWatch:
         if any(pulse.is_alive for pulse in pulses.values()):
             return True
         is_unseen = len(texts) + len(pulses) < at.world - 1
-        return is_unseen and (waited < _GRACE or self._folder is None or not at.is_all_here)
+        return is_unseen and (waited < _GRACE or self._board is None or not at.is_all_here)
 
-    def _leave(self, at: Rank) -> None:
+    def _leave(self) -> None:
+        self._hangs.stop()
         if self._watchdog is not None:
             self._watchdog.stop()
-        with suppress(OSError):
-            if self._liveness is not None:
-                self._liveness.close()
-            if self._folder is not None:
-                if at.rank == 0:
-                    forget(self._folder, self._pulses(range(at.world), {}))
-                leave(self._folder)
-        self._watchdog = self._liveness = None
+        if self._liveness is not None:
+            self._liveness.close()
+        if self._board is not None:
+            self._board.release()
+        self._watchdog = self._liveness = self._board = None
