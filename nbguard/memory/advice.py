@@ -207,3 +207,14 @@ def undo_deterministic() -> Advice:
 def repair_export(name: str) -> Advice:
     """Return the advice that makes a copy of a model that exports."""
     return Advice(command=f"{_SWITCH} fix export {name}", effect="makes a copy that exports")
+
+
+def repair_nan(name: str = "") -> Advice:
+    """Return the advice that shows which layers have to compute in float32, and the line that makes them."""
+    return Advice(command=f"{_SWITCH} fix nan {name}".rstrip(), effect="shows the layers that have to compute in float32")
+
+
+def in_float32(name: str, layers: Sequence[str]) -> Advice:
+    """Return the line that makes layers of a Learner or a model compute in float32."""
+    written = ", ".join(repr(layer) for layer in layers)
+    return Advice(command=f"import nbguard; float32 = nbguard.in_float32({name}, {written})", effect="until `float32.undo()`")

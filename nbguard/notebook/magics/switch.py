@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from nbguard.doctor.analysis.deterministic import Deterministic
     from nbguard.doctor.analysis.diagnosis import Diagnosis
     from nbguard.doctor.analysis.repairs import RepairedModel
+    from nbguard.profiler.analysis.health.nan_repair import NanRepair
     from nbguard.reports.notices.notice import Notices
     from nbguard.reports.switches import Switches
     from nbguard.runs.analysis.comparison import RunComparison
     from nbguard.runs.analysis.record import RunRecord
 
-    Shown = Switches | Notices | Diagnosis | Deterministic | RepairedModel | RunRecord | RunComparison
+    Shown = Switches | Notices | Diagnosis | Deterministic | RepairedModel | NanRepair | RunRecord | RunComparison
 
 
 def _add_on(options: MagicArgumentParser) -> None:
@@ -71,8 +72,8 @@ GRAMMAR = Grammar(
             add=add_doctor,
         ),
         "fix": Word(
-            usage="fix determinism|export [LEARN]",
-            help="do what the doctor advises, and undo it",
+            usage="fix determinism|export|nan [LEARN]",
+            help="do what the doctor advises, and undo it; show which layers have to compute in float32 after a NaN",
             advice="say what to fix, and of which Learner, as in  %nbguard fix determinism learn",
             add=add_fix,
         ),
