@@ -183,6 +183,7 @@ SNAPSHOT = Advice(command=f"{_REPORT} snapshot", effect="with a file's name, wri
 SIMULATE_OFF = Advice(command=f"{_REPORT} simulate off", effect="ends the simulation")
 ON = Advice(command=f"{_SWITCH} on", effect="switches everything on")
 AUTO_CLEAN = Advice(command=f"{_SWITCH} on --auto-clean-errors", effect="cleans up after a failed cell at once")
+LOG_OFF = Advice(command=f"{_SWITCH} log off", effect="ends the log of the memory")
 NOTICES_ON = Advice(command=f"{_SWITCH} notices on", effect="shows all notices")
 
 # --- what makes a run repeat, and a model export ----------------------------------------------------------------------------

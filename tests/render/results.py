@@ -22,6 +22,7 @@ from nbguard.memory.simulated import SimulationState
 from nbguard.profiler.analysis.health.float32 import Float32Trial
 from nbguard.profiler.analysis.health.nan_repair import NanRepair
 from nbguard.profiler.analysis.health.nonfinite import Origin
+from nbguard.profiler.analysis.memory_log import MemoryLogState
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import build_map
@@ -96,6 +97,7 @@ EXAMPLES: tuple[Result, ...] = (
         layers=("1.norm",),
         line="import nbguard; float32 = nbguard.in_float32(learn, '1.norm')",
     ),
+    MemoryLogState(places=("runs/memory", "gpu.prom"), cells=3, every=15.0, failed=("cannot log to MLflow: no store",)),
     RepairedModel(name="exportable", replaced=(("layers.13", "ToTensorBase", "Identity"),)),
     Diagnosis(
         subject="Learner of XResNet",
