@@ -5,10 +5,10 @@ then do it). The same from Python: `report`, `why`, `oom`, `plan`, `release`, `p
 `memory_map`; of recorded snapshots of the allocator `load_snapshot`, `replay`, `what_if`, `snapshot_report`, `snapshot_diff`,
 `snapshot_map`; of this process `record`, `save_snapshot`, `whatif_report`; a simulated device: `simulate`; the memory of a fit
 before it starts: `predict`; whether this machine is set up for a fit, whether its steps repeat and its model exports:
-`diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; what a run was made of: `run_record`, and
-what differs between two: `compare`. `%%profile_fit`, in Python `profile_fit` and `FitMonitor`, says where a fit's time and
-memory go. `watch_ranks` says which rank of a distributed job hangs, in which collective and at which line; `load_ranks` the
-same of dumps of PyTorch's flight recorder.
+`diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
+what a run was made of: `run_record`, and what differs between two: `compare`. `%%profile_fit`, in Python `profile_fit` and
+`FitMonitor`, says where a fit's time and memory go. `watch_ranks` says which rank of a distributed job hangs, in which
+collective and at which line; `load_ranks` the same of dumps of PyTorch's flight recorder.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from nbguard.notebook.session import history, notices
     from nbguard.notebook.widget import Sidebar as Sidebar
     from nbguard.prediction.predict import predict
+    from nbguard.profiler.instruments.nonfinite.float32_layers import in_float32
     from nbguard.ranks.load import load_ranks
     from nbguard.ranks.watch import watch_ranks
     from nbguard.runs.comparing import compare
@@ -57,6 +58,7 @@ _HOMES = {
     "diagnose_launch": "nbguard.doctor.diagnose_launch",
     "exportable": "nbguard.doctor.export.repair",
     "history": "nbguard.notebook.session",
+    "in_float32": "nbguard.profiler.instruments.nonfinite.float32_layers",
     "live_snapshot": "nbguard.snapshots.save",
     "load_ranks": "nbguard.ranks.load",
     "load_snapshot": "nbguard.allocator.snapshot.read",
@@ -93,6 +95,7 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "end_zombies",
     "exportable",
     "history",
+    "in_float32",
     "live_snapshot",
     "load_ranks",
     "load_snapshot",

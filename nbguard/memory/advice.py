@@ -183,6 +183,7 @@ SNAPSHOT = Advice(command=f"{_REPORT} snapshot", effect="with a file's name, wri
 SIMULATE_OFF = Advice(command=f"{_REPORT} simulate off", effect="ends the simulation")
 ON = Advice(command=f"{_SWITCH} on", effect="switches everything on")
 AUTO_CLEAN = Advice(command=f"{_SWITCH} on --auto-clean-errors", effect="cleans up after a failed cell at once")
+LOG_OFF = Advice(command=f"{_SWITCH} log off", effect="ends the log of the memory")
 NOTICES_ON = Advice(command=f"{_SWITCH} notices on", effect="shows all notices")
 
 # --- what makes a run repeat, and a model export ----------------------------------------------------------------------------
@@ -207,3 +208,14 @@ def undo_deterministic() -> Advice:
 def repair_export(name: str) -> Advice:
     """Return the advice that makes a copy of a model that exports."""
     return Advice(command=f"{_SWITCH} fix export {name}", effect="makes a copy that exports")
+
+
+def repair_nan(name: str = "") -> Advice:
+    """Return the advice that shows which layers have to compute in float32, and the line that makes them."""
+    return Advice(command=f"{_SWITCH} fix nan {name}".rstrip(), effect="shows the layers that have to compute in float32")
+
+
+def in_float32(name: str, layers: Sequence[str]) -> Advice:
+    """Return the line that makes layers of a Learner or a model compute in float32."""
+    written = ", ".join(repr(layer) for layer in layers)
+    return Advice(command=f"import nbguard; float32 = nbguard.in_float32({name}, {written})", effect="until `float32.undo()`")

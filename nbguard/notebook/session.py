@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from nbguard.memory.counters import TickReading
     from nbguard.memory.simulated import Simulated
     from nbguard.notebook.listeners.foreseen_fits import ForeseenFits
+    from nbguard.notebook.listeners.memory_log import MemoryLog
     from nbguard.notebook.listeners.oom_card import OomWatch
     from nbguard.notebook.listeners.simulating import Simulating
     from nbguard.notebook.profile import CellProfile
     from nbguard.out_of_memory.card import OomCard
+    from nbguard.profiler.analysis.memory_log import MemoryLogState
     from nbguard.profiler.analysis.report import FitReport
     from nbguard.profiler.instruments.memory.counters import MemoryCounter
     from nbguard.profiler.options import FitOptions
@@ -62,6 +64,7 @@ class Session:
         self._hub: Hub | None = None
         self._simulating: Simulating | None = None
         self._profile: CellProfile | None = None
+        self._memory_log: MemoryLog | None = None
         self.deterministic: DeterministicSwitch | None = None
 
     @property
@@ -191,6 +194,7 @@ class Session:
     def turn_off(self) -> Switches:
         """Take every listener off. What has been recorded stays until the extension is unloaded."""
         self._records = False
+        self.stop_logging()
         self.stop_simulating()
         for listener in self._hooks.listeners:
             self._hooks.remove(listener)
@@ -295,11 +299,44 @@ class Session:
 
     def show_cells(self, *, on: bool) -> Switches:
         """Say after each cell what it changed, or say it no longer."""
-        if on or self._records:
+        if on or self._records or self._memory_log is not None:
             self._run_ledger(shows=on)
         else:
             self._remove(self._ledger)
         return self.switches
+
+    @property
+    def memory_log(self) -> MemoryLogState:
+        """Return where the memory is logged."""
+        from nbguard.profiler.analysis.memory_log import MemoryLogState
+
+        return MemoryLogState() if self._memory_log is None else self._memory_log.state
+
+    def log_memory(self, specs: tuple[str, ...], every: float) -> MemoryLogState:
+        """Write the memory to these logs after each cell from now on, in the place of those before.
+
+        Raises:
+            NbguardError: one of them cannot be written to; then nothing has changed.
+        """
+        from nbguard.notebook.listeners.memory_log import MemoryLog
+
+        self._run_ledger(shows=self.switches.cells)
+        assert self._ledger is not None  # noqa: S101 - it runs
+        log = MemoryLog(self._ledger, specs, every, _say)
+        self.stop_logging()
+        self._memory_log = log
+        self._hooks.add(log)
+        return log.state
+
+    def stop_logging(self) -> MemoryLogState:
+        """Close the logs; the ledger goes on only where something else needs it."""
+        if self._memory_log is not None:
+            self._memory_log.close()
+            self._remove(self._memory_log)
+            self._memory_log = None
+            if not self._records and not self.switches.cells:
+                self._remove(self._ledger)
+        return self.memory_log
 
     def _show_notice(self, notice: Notice) -> None:
         """Show a notice, unless it is of an error whose memory the line of the cell names, or which is cleaned up by itself."""

@@ -119,3 +119,48 @@ def test_the_commands_of_a_diagnosis_do_what_they_say(kernel: Kernel) -> None:
     assert magics == ["%nbguard fix export learn"]
     kernel.run(magics[0]).ok()
     assert kernel.value("type(exportable[4]).__name__") == "Identity"
+
+
+_OVERFLOWS = """
+import torch
+from torch import nn
+class Overflows(nn.Module):
+    def forward(self, x):
+        return x * x / (x * x).mean()
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(4, 8), Overflows(), nn.Linear(8, 1))
+def fit(scale):
+    x = (torch.ones(4, 4) * scale).half()
+    with torch.autocast("cpu", torch.float16):
+        loss = model(x).float().mean()
+    loss.backward()
+"""
+
+
+def test_a_nan_is_tried_in_float32_and_cured_on_a_copy(kernel: Kernel) -> None:
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(_OVERFLOWS).ok()
+    assert "no profile has met a NaN yet" in str(kernel.run("%nbguard fix nan").error)
+    profiled = kernel.run("%%profile_fit\nfit(1); fit(1); fit(900)").ok()
+    assert "let 1 compute in float32: %nbguard fix nan" in " ".join(profiled.text.split())
+
+    shown = kernel.run("%nbguard fix nan -o repair").ok()  # it is cured: the variable gets the copy
+    assert "repair is a copy of the model" in " ".join(shown.text.split())
+    assert kernel.value("type(repair[1]).__name__, type(model[1]).__name__") == ("Float32Overflows", "Overflows")
+    again = kernel.run("repair = %nbguard fix nan model").ok()
+    assert "nbguard.in_float32(model, '1')" in again.text
+    kernel.run(kernel.value("repair.line")).ok()
+    kernel.run(
+        "with torch.autocast('cpu', torch.float16): is_finite = model(torch.full((4, 4), 900.0)).isfinite().all().item()"
+    ).ok()
+    assert kernel.value("is_finite") is True
+    kernel.run("float32.undo()").ok()
+
+    kernel.run("bad = torch.full((4, 4), 900.0)\nctx = torch.autocast('cpu', torch.float16); ctx.__enter__()").ok()
+    tried = kernel.run("%nbguard fix nan model --batch bad").ok()
+    assert "The model makes a value of bad that is not finite" in tried.text
+    assert "returns finite values for this batch" in str(
+        kernel.run("fine = torch.ones(4, 4)\n%nbguard fix nan model --batch fine").error
+    )
+    kernel.run("ctx.__exit__(None, None, None)").ok()
+    assert "--batch goes with nan" in str(kernel.run("%nbguard fix export model --batch bad").error)

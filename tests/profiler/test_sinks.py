@@ -19,7 +19,10 @@ import pytest
 
 import nbguard
 from nbguard.errors import NbguardError
+from nbguard.memory.counters import Counted, Reading
+from nbguard.memory.facts import Block, DeviceFacts, Segment
 from nbguard.profiler.analysis.figures import figures, summary
+from nbguard.profiler.analysis.memory_figures import cell_figures, reading_figures
 from nbguard.profiler.analysis.report import (
     EpochRow,
     FitFinding,
@@ -34,6 +37,7 @@ from nbguard.profiler.analysis.report import (
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.sinks import open_sink
 from nbguard.profiler.sinks.sink import own_random
+from nbguard.reports.cell_ledger import CellRecord, DeviceChange, Share
 from nbguard.runs.analysis.record import record_from
 from nbguard.runs.comparing import compare, record_of
 from tests.runs.records import run
@@ -428,7 +432,7 @@ def test_a_library_that_is_missing_is_named_before_the_fit(kind: str, monkeypatc
     module = {"prometheus": "prometheus_client"}.get(kind.partition(":")[0], kind.partition(":")[0])
     monkeypatch.setitem(sys.modules, module, None)  # what import takes for missing
 
-    with pytest.raises(NbguardError, match=r"^--log needs [\w-]+, which is not installed; run: pip install [\w-]+$"):
+    with pytest.raises(NbguardError, match=r"^this log needs [\w-]+, which is not installed; run: pip install [\w-]+$"):
         open_sink(kind)
 
 
@@ -436,7 +440,7 @@ def test_a_library_that_is_missing_is_named_before_the_fit(kind: str, monkeypatc
     ("spec", "words"),
     [
         ("excel:a.xls", r"^no log is called 'excel'; write csv:FILE, tensorboard:DIR, wandb"),
-        ("csv", r"^--log csv needs a place to write to; write csv:FILE$"),
+        ("csv", r"^a csv log needs a place to write to; write csv:FILE$"),
         ("tensorboard:", r"write tensorboard:DIR$"),
         ("csv:none/fits.csv", r"there is no folder .*none; make it"),
         ("prometheus:none/fit.prom", r"there is no folder .*none; make it"),
@@ -460,3 +464,110 @@ def test_what_a_library_draws_does_not_count(unchanged: None) -> None:
     with own_random("a library"):
         random.random()
         np.random.rand()
+
+
+def _cell_record(cell: int, allocated: int) -> CellRecord:
+    change = DeviceChange(device="cuda:0", before=0, after=allocated, reserved_before=0, reserved=2 * allocated)
+    return CellRecord(cell=cell, raised=False, devices=(change,), stale=(Share("cuda:0", "losses", 7),))
+
+
+def _logged_cells(spec: str) -> None:
+    sink = open_sink(spec)
+    for cell, allocated in ((3, 10), (4, 30)):
+        sink.log(f"In[{cell}]", cell_figures(_cell_record(cell, allocated), (_DEVICE,)))
+    sink.close()
+
+
+_DEVICE = DeviceFacts(
+    device="cuda:0",
+    name="GPU",
+    segments=(
+        Segment(
+            address=0,
+            total_size=100,
+            is_small=False,
+            is_expandable=False,
+            blocks=(Block(address=0, size=40, state="active_allocated"), Block(address=40, size=60, state="inactive")),
+        ),
+    ),
+)
+
+
+def test_figures_of_a_cell_have_what_is_unused_stranded_and_free_in_one_piece() -> None:
+    found = {each.key: each.value for each in cell_figures(_cell_record(3, 10), (_DEVICE,))}
+
+    assert found == {
+        "nbguard/memory_allocated_bytes/cuda:0": 10,
+        "nbguard/memory_reserved_bytes/cuda:0": 20,
+        "nbguard/memory_unused_bytes/cuda:0": 10,
+        "nbguard/cell_memory_change_bytes/cuda:0": 10,
+        "nbguard/cell_memory_became_stale_bytes/cuda:0": 7,
+        "nbguard/memory_stranded_bytes/cuda:0": 60,
+        "nbguard/memory_largest_free_bytes/cuda:0": 60,
+    }
+
+
+def test_cells_are_rows_of_a_csv_file(tmp_path: Path, unchanged: None) -> None:
+    _logged_cells("csv:cells.csv")
+
+    with (tmp_path / "cells.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["name"] == "memory_allocated"]
+    assert [(row["title"], row["epoch"], float(row["value"])) for row in rows] == [("In[3]", "3", 10), ("In[4]", "4", 30)]
+
+
+def test_cells_are_steps_of_one_tensorboard_file(unchanged: None) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _logged_cells("tensorboard:runs/cells")
+    events = EventAccumulator("runs/cells")
+    events.Reload()
+
+    scalars = events.Scalars("nbguard/memory_allocated_bytes/cuda:0")
+    assert [(event.step, event.value) for event in scalars] == [(3, 10), (4, 30)]
+    assert len(list(Path("runs/cells").iterdir())) == 1
+
+
+def test_the_file_for_prometheus_has_the_latest_cell_and_what_came_since(tmp_path: Path, unchanged: None) -> None:
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    _logged_cells("prometheus:cells.prom")
+    sink = open_sink("prometheus:cells.prom")
+    sink.log("In[4]", cell_figures(_cell_record(4, 30)))
+    sink.log("", reading_figures(Reading((Counted(device="cuda:0", allocated=50, reserved=60),))))
+    families = text_string_to_metric_families((tmp_path / "cells.prom").read_text())
+    found = {(sample.name, sample.labels.get("of")): sample.value for family in families for sample in family.samples}
+
+    assert found["nbguard_memory_allocated_bytes", "cuda:0"] == 50
+    assert found["nbguard_memory_unused_bytes", "cuda:0"] == 10
+    assert found["nbguard_cell_memory_became_stale_bytes", "cuda:0"] == 7
+
+
+def test_mlflow_gets_a_run_of_the_memorys_own_or_goes_on_with_the_active_one(mlflow: Any, unchanged: None) -> None:
+    state = random.getstate()
+    _logged_cells("mlflow:cells")
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("cells").experiment_id])
+    key = "nbguard/memory_allocated_bytes/cuda:0"
+    assert (run.info.run_name, run.info.status) == ("memory from In[3] on", "FINISHED")
+    history = client.get_metric_history(run.info.run_id, key)
+    assert [(each.step, each.value) for each in history] == [(3, 10), (4, 30)]
+    with mlflow.start_run() as mine:
+        _logged_cells("mlflow")
+    assert client.get_run(mine.info.run_id).data.metrics[key] == 30
+    random.setstate(state)
+
+
+def test_wandb_logs_cells_to_the_run_that_is_active(wandb: Any, monkeypatch: pytest.MonkeyPatch, unchanged: None) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    state = random.getstate()
+    _logged_cells("wandb:fits")  # no run is active: it is left out, and none is begun
+    assert wandb.run is None
+    with wandb.init(project="mine", settings=wandb.Settings(silent=True, console="off")):
+        _logged_cells("wandb")
+    random.setstate(state)
+
+    history, _ = _wandb_run()
+    assert [row["nbguard/cell"] for row in history] == [3, 4]
+    assert [row["nbguard/memory_allocated_bytes/cuda:0"] for row in history] == [10, 30]

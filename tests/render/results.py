@@ -19,6 +19,10 @@ from nbguard.memory.processes import Zombies
 from nbguard.memory.recording import Recording
 from nbguard.memory.references.explain import explain
 from nbguard.memory.simulated import SimulationState
+from nbguard.profiler.analysis.health.float32 import Float32Trial
+from nbguard.profiler.analysis.health.nan_repair import NanRepair
+from nbguard.profiler.analysis.health.nonfinite import Origin
+from nbguard.profiler.analysis.memory_log import MemoryLogState
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import build_map
@@ -61,6 +65,8 @@ _THREADS = CheckFinding(
     command="torch.set_num_threads(8)",
 )
 
+_FLOAT32 = Float32Trial(dtype="float16", layers=("1.norm",), is_finite=True, largest=120_000.0)
+
 EXAMPLES: tuple[Result, ...] = (
     RankDiagnosis(
         world=2,
@@ -84,6 +90,14 @@ EXAMPLES: tuple[Result, ...] = (
     run(),
     compare_records(run(), run(("seeds", "torch", "43"))),
     Deterministic(is_on=True, seed=4, mode="on", times=StepTimes(plain=10, deterministic=12)),
+    NanRepair(
+        subject="learn",
+        met="The loss was NaN in batch 3 of epoch 1",
+        origin=Origin(kind="layer", name="1.norm", type="Norm", root="Net", trial=_FLOAT32),
+        layers=("1.norm",),
+        line="import nbguard; float32 = nbguard.in_float32(learn, '1.norm')",
+    ),
+    MemoryLogState(places=("runs/memory", "gpu.prom"), cells=3, every=15.0, failed=("cannot log to MLflow: no store",)),
     RepairedModel(name="exportable", replaced=(("layers.13", "ToTensorBase", "Identity"),)),
     Diagnosis(
         subject="Learner of XResNet",

@@ -26,7 +26,7 @@ class StepRunner:
         self._batch = batch
         self.paths = {id(module): path for path, module in subject.model.named_modules()}
         self._resets = _resets(subject)
-        self._amp = _autocast(subject)
+        self._amp = autocast_of(subject)
         self.optimizer_note = ""  # why no step of the optimizer was made
 
     def _copies(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -207,7 +207,7 @@ def _resets(subject: TrialSubject) -> bool:
     return any(type(callback).__name__ == "ModelResetter" for callback in callbacks) and hasattr(subject.model, "reset")
 
 
-def _autocast(subject: TrialSubject) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+def autocast_of(subject: TrialSubject) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """Return the autocast of a Learner's mixed precision; it does nothing where the model is on a CPU, as in fastai."""
     for callback in (attribute_of(subject.learn, "cbs") if subject.learn is not None else None) or ():
         if type(callback).__name__ == "MixedPrecision":

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nbguard.doctor.analysis.diagnosis import Diagnosis
     from nbguard.doctor.analysis.repairs import RepairedModel
     from nbguard.notebook.session import Session
+    from nbguard.profiler.analysis.health.nan_repair import NanRepair
 
 
 def add_doctor(options: MagicArgumentParser) -> None:
@@ -51,24 +52,36 @@ def add_fix(options: MagicArgumentParser) -> None:
     """Add the arguments of `%nbguard fix`."""
     options.add_argument(
         "fault",
-        choices=["determinism", "export"],
-        metavar="determinism|export",
-        help="what to put right",
+        choices=["determinism", "export", "nan"],
+        metavar="determinism|export|nan",
+        help="the fault to put right",
     )
     options.add_argument(
-        "name", nargs="?", metavar="LEARN", help="a Learner: its loaders are seeded, too, or its model is exported"
+        "name",
+        nargs="?",
+        metavar="LEARN",
+        help="a Learner: its loaders are seeded, its model is exported, or the layer that made a NaN is looked for",
+    )
+    options.add_argument(
+        "--batch", metavar="NAME", help="with nan: a batch that failed; else the one that the last profile met"
     )
     options.add_argument("--seed", type=int, default=0, metavar="N", help="of all generators (0)")
     options.add_argument("--warn-only", action="store_true", help="let operations pass that no deterministic way exists for")
     options.add_argument("--undo", action="store_true", help="put back all that was set")
 
 
-def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic | RepairedModel:
+def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Deterministic | RepairedModel | NanRepair:
     """Do what a line asks for.
 
     Raises:
         NbguardError: it cannot be done; the message says why.
     """
+    if options.batch is not None and options.fault != "nan":
+        raise UndiagnosableError("--batch goes with nan, as in  %nbguard fix nan learn --batch xb")
+    if options.fault == "nan":
+        from nbguard.notebook.magics.nan import nan_repaired
+
+        return nan_repaired(shell, options, named(shell, options.name), named(shell, options.batch))
     return _repaired(shell, options) if options.fault == "export" else _determined(shell, session, options)
 
 

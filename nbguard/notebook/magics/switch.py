@@ -9,6 +9,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 from nbguard.notebook.magics.command_line import guarded, show
 from nbguard.notebook.magics.doctor import add_doctor, add_fix, diagnosed, fixed
 from nbguard.notebook.magics.grammar import Grammar, Word, with_words
+from nbguard.notebook.magics.log import add_log, logged
 from nbguard.notebook.magics.runs import add_compare, add_record, compared, recorded
 from nbguard.notebook.session import session_of
 
@@ -18,12 +19,16 @@ if TYPE_CHECKING:
     from nbguard.doctor.analysis.deterministic import Deterministic
     from nbguard.doctor.analysis.diagnosis import Diagnosis
     from nbguard.doctor.analysis.repairs import RepairedModel
+    from nbguard.profiler.analysis.health.nan_repair import NanRepair
+    from nbguard.profiler.analysis.memory_log import MemoryLogState
     from nbguard.reports.notices.notice import Notices
     from nbguard.reports.switches import Switches
     from nbguard.runs.analysis.comparison import RunComparison
     from nbguard.runs.analysis.record import RunRecord
 
-    Shown = Switches | Notices | Diagnosis | Deterministic | RepairedModel | RunRecord | RunComparison
+    Shown = (
+        Switches | Notices | Diagnosis | Deterministic | RepairedModel | NanRepair | MemoryLogState | RunRecord | RunComparison
+    )
 
 
 def _add_on(options: MagicArgumentParser) -> None:
@@ -71,8 +76,8 @@ GRAMMAR = Grammar(
             add=add_doctor,
         ),
         "fix": Word(
-            usage="fix determinism|export [LEARN]",
-            help="do what the doctor advises, and undo it",
+            usage="fix determinism|export|nan [LEARN]",
+            help="do what the doctor advises, and undo it; show which layers have to compute in float32 after a NaN",
             advice="say what to fix, and of which Learner, as in  %nbguard fix determinism learn",
             add=add_fix,
         ),
@@ -87,6 +92,12 @@ GRAMMAR = Grammar(
             help="what differs between two runs, ranked by what can change bits",
             advice="name two runs, as in  %nbguard compare run.json fit",
             add=add_compare,
+        ),
+        "log": Word(
+            usage="log [LOG...|off]",
+            help="write the memory after each cell to CSV, TensorBoard, W&B, MLflow or a file for Prometheus",
+            advice="name a log, as in  %nbguard log tensorboard:runs/memory",
+            add=add_log,
         ),
         "sidebar": Word(usage="sidebar", help="show the sidebar below the cell", advice="takes nothing more"),
     },
@@ -131,6 +142,8 @@ class SwitchMagics(Magics):
                 return show(self.shell, options, guarded("%nbguard record", recorded, self.shell, options))
             case "compare":
                 return show(self.shell, options, guarded("%nbguard compare", compared, self.shell, options))
+            case "log":
+                return show(self.shell, options, guarded("%nbguard log", logged, session, options))
             case "notices":
                 made = session.notices if options.state is None else session.speak_up(on=options.state == "on")
                 return show(self.shell, options, made)

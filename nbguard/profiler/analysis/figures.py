@@ -53,6 +53,10 @@ def _whole(report: FitReport) -> Iterator[Figure]:
         yield Figure(name="gpu_busy", value=timing.busy, unit="ratio")
     if report.loader is not None and report.loader.gain is not None:
         yield Figure(name="loader_gain", value=report.loader.gain / _NS, unit="seconds")
+    if report.loader is not None:
+        for name, value in (("items_per_second", report.loader.items), ("loader_items_per_second", report.loader.possible)):
+            if value is not None:
+                yield Figure(name=name, value=value)
     yield Figure(name="overhead", value=report.overhead.share, unit="ratio")
     yield Figure(name="findings", value=len(report.findings))
     yield Figure(name="problems", value=sum(finding.severity == "problem" for finding in report.findings))

@@ -217,6 +217,7 @@ class FitAnalysis:
             observed.switches,
             step=timing.step,
             times=timing.medians,
+            fp16=observed.fp16,
         )
 
     def _settings(self) -> Iterator[Setting]:

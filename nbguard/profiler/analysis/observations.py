@@ -10,6 +10,7 @@ from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.distributed.ranks import RankObservations
 from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.health.amp import AmpFacts
+from nbguard.profiler.analysis.health.fp16_range import RangeFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
 from nbguard.profiler.analysis.health.switches import SwitchFacts
@@ -63,6 +64,7 @@ class FitObservations:
     syncs: SyncFacts = field(default_factory=SyncFacts)  # lines that read values of tensors
     switches: SwitchFacts = field(default_factory=SwitchFacts)  # of torch and the environment
     finite: FiniteFacts = field(default_factory=FiniteFacts)  # values that were NaN or infinite
+    fp16: RangeFacts = field(default_factory=RangeFacts)  # activations and gradients in float16
     stacks: StackSamples = field(default_factory=StackSamples)  # lines that the fit was at, now and then
     library_callbacks: tuple[str, ...] = ()  # phases of callbacks without which fastai does not train
     has_other_threads: bool = False  # another thread asked a loader for batches

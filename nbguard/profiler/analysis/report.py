@@ -78,6 +78,8 @@ class LoaderVerdict:
 
     bound: Bound  # the thing a batch of the steady state mostly waits for
     sentence: str  # the verdict in words, with its figure
+    items: float | None = None  # per second that the fit took of it in the steady state; None: the batch size is not known
+    possible: float | None = None  # items per second that it makes by itself, with all its workers; None: not known
     gain: int | None = None  # nanoseconds per batch that go if it is fixed; None: nothing to gain, or not known
     advice: tuple[FitFinding, ...] = ()  # the most rewarding first
     trials: tuple[WorkerTrial, ...] = ()  # of `--tune-workers`

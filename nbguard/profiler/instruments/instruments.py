@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from nbguard.memory.facts import Unavailable
 from nbguard.profiler.analysis.health.amp import AmpFacts
+from nbguard.profiler.analysis.health.fp16_range import RangeFacts
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts
 from nbguard.profiler.analysis.health.switches import SwitchFacts
@@ -26,6 +27,7 @@ from nbguard.profiler.instruments.health.syncs import SyncWatch
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.memory.counters import MemoryCounter
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
+from nbguard.profiler.instruments.nonfinite.fp16_range import RangeWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
 from nbguard.profiler.instruments.overhead import OverheadWatch
 from nbguard.profiler.instruments.run import RunWatch
@@ -73,6 +75,7 @@ class FitInstruments:
         self._switches = SwitchWatch()
         self._stacks = StackSampler()
         self._overhead = OverheadWatch()
+        self._range = RangeWatch()
         self._finite = FiniteWatch(stop_on_nan=options.stop_on_nan)
         self._run = RunWatch(bool(options.logs), self.loaders.loader_of)
         self.mistakes: list[str] = []
@@ -88,6 +91,7 @@ class FitInstruments:
             self._switches,
             self._stacks,
             self._overhead,
+            self._range,
             self._finite,  # last: at an event it may end the fit
         )
 
@@ -115,6 +119,7 @@ class FitInstruments:
             syncs=self._ask(self._syncs, SyncFacts()),
             switches=self._ask(self._switches, SwitchFacts()),
             finite=self._ask(self._finite, FiniteFacts()),
+            fp16=self._ask(self._range, RangeFacts()),
             stacks=self._ask(self._stacks, StackSamples()),
             mark_cost=self._ask(self._overhead, 0),
             record=self._ask(self._run, None),

@@ -1,4 +1,4 @@
-"""Logs that a finished report is written to: `--log csv:FILE | tensorboard:DIR | wandb | mlflow | prometheus:FILE`."""
+"""Logs of experiments: `csv:FILE | tensorboard:DIR | wandb | mlflow | prometheus:FILE`, for reports and for the memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_sink(spec: str) -> Sink:
     if opener is None:
         raise NbguardError(f"no log is called {kind!r}; write {_USAGE}")
     if not where and kind in ("csv", "tensorboard", "prometheus"):
-        raise NbguardError(f"--log {kind} needs a place to write to; write {kind}:{'DIR' if kind == 'tensorboard' else 'FILE'}")
+        raise NbguardError(f"a {kind} log needs a place to write to; write {kind}:{'DIR' if kind == 'tensorboard' else 'FILE'}")
     return opener(where)
 
 

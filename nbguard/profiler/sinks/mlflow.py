@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from nbguard.profiler.analysis.figures import figures, summary
+from nbguard.profiler.analysis.figures import Figure, figures, summary
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.sinks.sink import library, own_random
 from nbguard.runs.analysis.record import RunRecord
@@ -23,6 +24,7 @@ class MlflowSink:
     def __init__(self, experiment: str) -> None:
         self._mlflow = library("mlflow", "mlflow")
         self._experiment = experiment or _EXPERIMENT
+        self._own: str | None = None  # id of a run that has the memory only
         self.place = f"MLflow experiment {self._experiment}"
         with own_random("MLflow"):
             self._client = self._mlflow.MlflowClient()
@@ -39,21 +41,41 @@ class MlflowSink:
             self._log(run.info.run_id, report)
             self._client.set_terminated(run.info.run_id)
 
+    is_live = False
+
+    def log(self, title: str, figures: Sequence[Figure]) -> None:
+        """Log figures of the memory, the number of the cell being their step: to the active run, or to one of their own."""
+        with own_random("MLflow"):
+            active = self._mlflow.active_run()
+            if active is None and self._own is None:
+                self._own = self._client.create_run(self._id(), run_name=f"memory from {title} on").info.run_id
+            self._metrics(self._own if active is None else active.info.run_id, figures)
+
+    def close(self) -> None:
+        """End the run of the memory's own, if there is one."""
+        if self._own is not None:
+            with own_random("MLflow"):
+                self._client.set_terminated(self._own)
+            self._own = None
+
     def _id(self) -> str:
         """Return the id of the experiment, made if there is none."""
         experiment = self._client.get_experiment_by_name(self._experiment)
         return str(experiment.experiment_id if experiment is not None else self._client.create_experiment(self._experiment))
 
     def _log(self, run: str, report: FitReport) -> None:
-        now = time.time_ns() // 1_000_000
-        metrics: list[Any] = [
-            self._mlflow.entities.Metric(figure.key, float(figure.value), now, figure.epoch or 0) for figure in figures(report)
-        ]
-        for start in range(0, len(metrics), _AT_ONCE):
-            self._client.log_batch(run, metrics[start : start + _AT_ONCE])
+        self._metrics(run, figures(report))
         self._client.log_text(run, summary(report), "nbguard.md")
         if report.record is not None:
             self._keep(run, report.record)
+
+    def _metrics(self, run: str, figures: Sequence[Figure]) -> None:
+        now = time.time_ns() // 1_000_000
+        metrics: list[Any] = [
+            self._mlflow.entities.Metric(figure.key, float(figure.value), now, figure.epoch or 0) for figure in figures
+        ]
+        for start in range(0, len(metrics), _AT_ONCE):
+            self._client.log_batch(run, metrics[start : start + _AT_ONCE])
 
     def _keep(self, run: str, record: RunRecord) -> None:
         """Keep the record: as parameters, of which the ones that the user has set stay, as MLflow's own tags, and as a file."""

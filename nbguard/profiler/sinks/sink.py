@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from nbguard.errors import NbguardError
+from nbguard.profiler.analysis.figures import Figure
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.scan.devices.generators import kept_generators
 
@@ -22,6 +23,16 @@ class Sink(Protocol):
 
     def write(self, report: FitReport) -> None:
         """Write the figures of a finished report. NbguardError, in one line, where that fails."""
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether it keeps the latest figures only, so that they may be written as often as one likes."""
+
+    def log(self, title: str, figures: Sequence[Figure]) -> None:
+        """Write figures of the memory; their `epoch` is the number of a cell. NbguardError, in one line, where that fails."""
+
+    def close(self) -> None:
+        """Write no more figures of the memory. NbguardError, in one line, where that fails."""
 
 
 def numbers_of(values: Mapping[str, str]) -> dict[str, str | int | float | bool]:
@@ -65,5 +76,5 @@ def library(module: str, package: str) -> Any:
             return importlib.import_module(module)
     except NbguardError as error:
         if isinstance(error.__cause__, ModuleNotFoundError):
-            raise NbguardError(f"--log needs {package}, which is not installed; run: pip install {package}") from error
+            raise NbguardError(f"this log needs {package}, which is not installed; run: pip install {package}") from error
         raise

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from nbguard.errors import NbguardError
-from nbguard.profiler.analysis.figures import figures
+from nbguard.profiler.analysis.figures import Figure, figures
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.files import check_path
 
@@ -22,7 +23,13 @@ class CsvSink:
         if self._is_old() and self._first_row() != _HEAD:
             raise NbguardError(f"{self._path} has other columns than {','.join(_HEAD)}; name another file")
 
+    is_live = False
+
     def write(self, report: FitReport) -> None:
+        """Add a row per figure."""
+        self.log(report.title, figures(report))
+
+    def log(self, title: str, figures: Sequence[Figure]) -> None:
         """Add a row per figure."""
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         try:
@@ -31,11 +38,14 @@ class CsvSink:
                 rows = csv.writer(file)
                 if not is_old:
                     rows.writerow(_HEAD)
-                for figure in figures(report):
+                for figure in figures:
                     epoch = "" if figure.epoch is None else figure.epoch
-                    rows.writerow([now, report.title, figure.name, figure.unit, figure.of, epoch, figure.value])
+                    rows.writerow([now, title, figure.name, figure.unit, figure.of, epoch, figure.value])
         except OSError as error:
             raise NbguardError(f"cannot write {self._path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Do nothing: the file is closed after each writing."""
 
     def _is_old(self) -> bool:
         return self._path.exists() and self._path.stat().st_size > 0

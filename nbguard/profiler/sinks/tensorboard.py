@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from nbguard.errors import NbguardError
-from nbguard.profiler.analysis.figures import figures, summary
+from nbguard.profiler.analysis.figures import Figure, figures, summary
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.sinks.sink import library, numbers_of, own_random
 from nbguard.render.json import to_json
@@ -18,6 +20,7 @@ class TensorBoardSink:
         self._folder = Path(where).expanduser()
         self.place = str(self._folder)
         library("tensorboard", "tensorboard")
+        self._open: Any = None  # the writer of the memory, which stays open from cell to cell
         self._writer = library("torch.utils.tensorboard", "tensorboard").SummaryWriter
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -35,3 +38,21 @@ class TensorBoardSink:
                 metrics = {} if step is None else {"nbguard/step_median_seconds": step / 1e9}
                 writer.add_hparams(numbers_of(report.record.flat()), metrics, run_name=".")
                 writer.add_text("nbguard/run", f"```json\n{to_json(report.record.to_data())}\n```", 0)
+
+    is_live = False
+
+    def log(self, title: str, figures: Sequence[Figure]) -> None:  # noqa: ARG002 - a scalar has a number only
+        """Write scalars, the number of the cell being their step."""
+        with own_random("TensorBoard"):
+            if self._open is None:
+                self._open = self._writer(log_dir=str(self._folder))
+            for figure in figures:
+                self._open.add_scalar(figure.key, figure.value, figure.epoch or 0)
+            self._open.flush()
+
+    def close(self) -> None:
+        """Close the file of events."""
+        if self._open is not None:
+            with own_random("TensorBoard"):
+                self._open.close()
+            self._open = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from nbguard.errors import NbguardError
-from nbguard.profiler.analysis.figures import figures, summary
+from nbguard.profiler.analysis.figures import Figure, figures, summary
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.sinks.sink import library, numbers_of, own_random
 from nbguard.render.json import to_json
@@ -41,6 +42,21 @@ class WandbSink:
             settings = self._wandb.Settings(silent=True, console="off")
             with self._wandb.init(project=self._project, job_type="profile", settings=settings) as run:
                 self._log(run, report)
+
+    is_live = False
+
+    def log(self, title: str, figures: Sequence[Figure]) -> None:  # noqa: ARG002 - a run has numbers only
+        """Log figures of the memory to the run that is active, with the number of the cell; without one they are left out.
+
+        A run that stayed open from cell to cell would take the place of the one that the user begins.
+        """
+        with own_random("W&B"):
+            if self._wandb.run is not None:
+                cell = next((figure.epoch for figure in figures if figure.epoch is not None), 0)
+                self._wandb.run.log({"nbguard/cell": cell, **{figure.key: figure.value for figure in figures}})
+
+    def close(self) -> None:
+        """Do nothing: the run is the user's."""
 
     def _log(self, run: Any, report: FitReport) -> None:
         epochs: dict[int, dict[str, float]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nbguard.profiler.analysis.health.amp import AmpFacts, amp_findings
+from nbguard.profiler.analysis.health.fp16_range import RangeFacts, range_findings
 from nbguard.profiler.analysis.health.nonfinite import FiniteFacts, nan_findings
 from nbguard.profiler.analysis.health.optimizers import OptimizersFacts, optimizer_findings
 from nbguard.profiler.analysis.health.switches import SwitchFacts, switch_findings
@@ -21,16 +22,19 @@ def health(
     switches: SwitchFacts,
     step: int | None = None,
     times: Mapping[str, int] | None = None,
+    fp16: RangeFacts | None = None,
 ) -> tuple[FitFinding, ...]:
     """Return the findings on health.
 
     `step`: the median of a batch in nanoseconds, to judge the cost of waiting. `times`: the same of its phases, by name.
+    `fp16`: the looks at float16's range.
     """
     times = times or {}
     work = sum(times.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
     findings = [
         *_broken(finite, amp, optimizers, times),
         *amp_findings(amp),
+        *range_findings(fp16 or RangeFacts()),
         *switch_findings(switches, work),
         *sync_findings(syncs, step),
     ]

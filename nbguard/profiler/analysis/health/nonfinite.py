@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from nbguard.profiler.analysis.health.float32 import Float32Trial, change_of, words_of
 from nbguard.profiler.analysis.report import FitFinding
 
 Kind = Literal["input", "layer", "code", "loss", "step", "gradient", "unknown"]
@@ -37,6 +38,7 @@ class Origin:
     root: str = ""  # type of the model
     note: str = ""  # the reason why an "unknown" one is not known
     items: tuple[int, ...] = ()  # of an "input": the first places in the batch, from 0, that are not finite
+    trial: Float32Trial | None = None  # None: of a "layer" or "code" only
 
     @property
     def layer(self) -> str:
@@ -220,9 +222,10 @@ def _places(items: tuple[int, ...]) -> str:
 
 
 def evidence_of(origin: Origin) -> str:
-    """Return in words where it came from."""
+    """Return in words where it came from, and what came of it in float32."""
     layer = origin.layer
-    return {
+    trial = "" if origin.trial is None else words_of(origin.trial)
+    where = {
         "input": f"the batch itself has values that are not finite: the input of {layer}{_places(origin.items)}",
         "layer": f"first in {layer}: what it was given was finite, what it returned was not",
         "code": f"first in the code of `forward` around {layer}: what other layers had returned was finite",
@@ -231,14 +234,23 @@ def evidence_of(origin: Origin) -> str:
         "gradient": f"the loss was finite, the gradient of {layer} is not: its backward pass, or what follows it, made that",
         "unknown": f"where it came from was not found: {origin.note}",
     }[origin.kind]
+    return f"{where}; {trial}" if trial else where
 
 
 _CLIP = "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` before the step (fastai: `cbs=GradientClip`)"
 
 
 def _change(first: NotFinite) -> str:
+    trial = first.origin.trial
+    remedy = ("" if trial is None else change_of(trial)) or _usual_change(first)
+    return (
+        remedy if first.has_stopped or first.origin.kind in ("input", "unknown") else f"{remedy}; `--stop-on-nan` stops there"
+    )
+
+
+def _usual_change(first: NotFinite) -> str:
     origin = first.origin
-    remedy = {
+    return {
         "input": f"its data are not finite{_places(origin.items)}: look for such samples, `torch.isfinite(x).all()` over the "
         "dataset; fill or drop them",
         "layer": f"look at what {origin.layer} gets, and keep it in the range of its dtype and away from what it cannot take",
@@ -251,4 +263,3 @@ def _change(first: NotFinite) -> str:
         else f"look at its backward pass (roots, norms and divisions at 0), or {_CLIP}",
         "unknown": "`%%profile_fit --stop-on-nan` looks before each backward pass and stops there",
     }[origin.kind]
-    return remedy if first.has_stopped or origin.kind in ("input", "unknown") else f"{remedy}; `--stop-on-nan` stops there"

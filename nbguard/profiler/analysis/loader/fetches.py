@@ -73,6 +73,14 @@ def slowest(fetch: FetchFacts) -> SlowStep | None:
     return SlowStep(step=step, per_call=round(per_batch / calls), calls=calls, per_batch=per_batch, fetch=whole)
 
 
+def items_per_second(loader: LoaderFacts) -> float | None:
+    """Return the items that a loader makes in a second by itself, with all its workers; None where that is not known."""
+    fetch = loader.fetch
+    if not fetch.median or not fetch.fetches or not fetch.items:
+        return None
+    return fetch.items / fetch.fetches / fetch.median * 1e9 * max(1, loader.workers)
+
+
 def profiling_time(loader: LoaderFacts) -> int:
     """Return the nanoseconds by which the fetches that were profiled in the fit's own process took longer than others."""
     fetch = loader.fetch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbguard.profiler.analysis.loader.advice import WAITING, LoaderContext, advice
-from nbguard.profiler.analysis.loader.fetches import LoaderFacts
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts, items_per_second, training_loader
 from nbguard.profiler.analysis.report import Bound, LoaderVerdict, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.units import format_time
@@ -49,7 +49,16 @@ def verdict(
         on_accelerator=on_accelerator,
         is_waiting=bound == "data" or (bound == "compute" and gain is not None),
     )
-    return LoaderVerdict(bound=bound, sentence=sentence, gain=gain, advice=tuple(advice(context)))
+    loader = training_loader(loaders)
+    size = None if loader is None else loader.batch_size
+    return LoaderVerdict(
+        bound=bound,
+        sentence=sentence,
+        gain=gain,
+        advice=tuple(advice(context)),
+        items=None if size is None else size / timing.step * 1e9,
+        possible=None if loader is None else items_per_second(loader),
+    )
 
 
 def _bound(

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from nbguard.errors import StoppedAtNaN
+from nbguard.profiler import nan_repair
 from nbguard.profiler.analysis.health.nonfinite import (
     FiniteFacts,
     LossCourse,
@@ -241,9 +242,15 @@ class FiniteWatch:
             peak=None if is_late else peak_of(self._torch, self._calls),
             usual_peak=self._history.usual_peak,
         )
+        nan_repair.keep(self._first, self._model_of(origin))
         self._recorder.unsubscribe("forward", self._forward)
         if stops:
             raise StopFit(self._error(self._first))
+
+    def _model_of(self, origin: Origin) -> Any:
+        """Return the model that an origin was found in; None where that is not known."""
+        models = [module for call in self._calls if (module := call.module()) is not None]
+        return next((model for model in models if name_of(type(model)) == origin.root), None)
 
     def _largest_parameter(self) -> float | None:
         """Return the largest finite magnitude of the parameters of the models that were called."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import Any
 
+from nbguard.profiler.analysis.health.float32 import Float32Trial
 from nbguard.profiler.analysis.health.nonfinite import Origin
+from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
+from nbguard.profiler.instruments.nonfinite.float32_trial import tried_in_float32
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, NotPossibleError, rerun
 from nbguard.scan.heap.attributes import attributes_of
@@ -33,8 +36,12 @@ def origin_of_loss(torch: Any, calls: Sequence[ForwardCall], counters: ModuleCou
             note = str(error)
         else:
             if origin is not None:
-                return origin
+                return replace(origin, trial=_tried(torch, module, call, origin, counters))
     return Origin(kind="unknown", note=note) if note else Origin(kind="loss", root=name_of(type(models[-1][1])))
+
+
+def _tried(torch: Any, module: Any, call: ForwardCall, origin: Origin, counters: ModuleCounters) -> Float32Trial | None:
+    return tried_in_float32(torch, module, call, origin, lambda: _Search(torch, module).run(call, counters))
 
 
 def origin_of_gradient(models: Iterable[Any], broken: set[int]) -> Origin:
@@ -55,11 +62,7 @@ def is_finite(torch: Any, tensor: Any) -> bool:
 
 def _last(module: Any, is_meant: Any) -> str:
     names = [name for name, parameter in module.named_parameters() if is_meant(parameter)]
-    return _written(names[-1]) if names else ""
-
-
-def _written(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return name_in_model(names[-1]) if names else ""
 
 
 class _Search:
@@ -100,11 +103,11 @@ class _Search:
 
     def _clears(self, suspect: Origin, module: Any, inputs: Any) -> bool:
         """Say whether a module with finite output is the one around the suspect, or got values that are not finite."""
-        name = _written(self._names.get(id(module), ""))
+        name = name_in_model(self._names.get(id(module), ""))
         return f"{suspect.name}.".startswith(f"{name}." if name else "") or not self._are_finite(inputs)
 
     def _origin(self, kind: Any, module: Any) -> Origin:
-        name = _written(self._names.get(id(module), ""))
+        name = name_in_model(self._names.get(id(module), ""))
         return Origin(kind=kind, name=name, type=name_of(type(module)), root=name_of(type(self._module)))
 
     def _parent(self, module: Any) -> Any:

@@ -1,0 +1,62 @@
+"""`%nbguard log` in a real kernel: each cell is written, a file for Prometheus while a cell runs, and off is off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.kernels import Kernel
+
+_ROWS = "import csv\nrows = [row for row in csv.DictReader(open('{path}')) if row['name'] == 'memory_allocated']"
+
+
+def test_each_cell_is_a_row_until_it_is_off(kernel: Kernel, tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    kernel.run("%load_ext nbguard\nimport torch").ok()
+    assert "the memory is not logged" in kernel.run("%nbguard log").ok().text
+    begun = kernel.run(f"%nbguard log csv:{path}").ok()
+    assert str(path) in begun.text
+    kernel.run("x = torch.ones(256, 1024)").ok()
+    kernel.run("del x").ok()
+    assert "cells written so far" in kernel.run("%nbguard log -o state").ok().text
+    ended = kernel.run("%nbguard log off").ok()
+    assert "the memory is not logged" in ended.text
+    kernel.run("y = torch.ones(256, 1024)").ok()
+
+    kernel.run(_ROWS.format(path=path)).ok()
+    levels = kernel.value("[float(row['value']) for row in rows]")
+    assert levels[0] - levels[1] == 256 * 1024 * 4  # the cell that made the tensor, and the one that deleted it
+    cells = kernel.value("[int(row['epoch']) for row in rows]")
+    assert cells == sorted(cells)
+    assert kernel.value("max(int(row['epoch']) for row in rows) < len(In) - 3")
+    assert kernel.value("[t.name for t in __import__('threading').enumerate() if t.name == 'nbguard log']") == []
+
+
+def test_a_file_for_prometheus_is_written_while_a_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
+    path = tmp_path / "gpu.prom"
+    kernel.run("%load_ext nbguard\nimport torch").ok()
+    begun = kernel.run(f"%nbguard log prometheus:{path} --every 0.05").ok()
+    assert "also written every 0.05 s" in begun.text
+    kernel.run(f"""
+import os, time
+before = os.path.getmtime('{path}') if os.path.exists('{path}') else 0
+limit = time.monotonic() + 60
+while time.monotonic() < limit and not (os.path.exists('{path}') and os.path.getmtime('{path}') > before): time.sleep(0.01)
+""").ok()
+    assert kernel.value(f"os.path.getmtime('{path}') > before")
+    assert kernel.value(f"'nbguard_' in open('{path}').read()")
+    kernel.run("%unload_ext nbguard").ok()
+    assert kernel.value("[t.name for t in __import__('threading').enumerate() if t.name == 'nbguard log']") == []
+
+
+def test_mistakes_are_one_line_and_change_nothing(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run("%load_ext nbguard").ok()
+    kernel.run(f"%nbguard log csv:{tmp_path}/cells.csv").ok()
+    for line, words in (
+        ("nowhere:x", "no log is called 'nowhere'"),
+        ("csv", "a csv log needs a place to write to"),
+        ("off csv:x", "off stands alone"),
+        (f"csv:{tmp_path}/no/cells.csv", "there is no folder"),
+        (f"prometheus:{tmp_path}/x.prom --every 0", "--every takes seconds above 0"),
+    ):
+        assert words in str(kernel.run(f"%nbguard log {line}").error)
+    assert "cells.csv" in kernel.run("%nbguard log").ok().text
