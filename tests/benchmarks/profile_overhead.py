@@ -251,7 +251,7 @@ def say(found: dict[str, list[Took] | str]) -> None:
                 says = statistics.median(own)
                 ratio = f"{max(says, outside) / min(says, outside):.2f} × apart (goal 1.2)" if min(says, outside) > 0 else ""
                 print(
-                    f"    {'':15} by its report {says * 1e3:.1f} ms of what it logs, by this clock {outside * 1e3:.1f} ms  {ratio}"
+                    f"    {'':15} by its report {says * 1e3:.1f} ms of its log, by this clock {outside * 1e3:.1f} ms  {ratio}"
                 )
 
 
