@@ -28,6 +28,12 @@ _CONNECTED = """async () => {
   while (context.session?.kernel?.connectionStatus !== 'connected') await new Promise(done => setTimeout(done, 20));
 }"""
 
+_RESTARTED = """async () => {
+  const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  await kernel.restart();
+  await kernel.requestKernelInfo();
+}"""
+
 _NAME = "(one.getAttribute('aria-label') || one.textContent || one.tagName).trim().replace(/\\s+/g, ' ')"
 _CAN_BE_PRESSED = "one.checkVisibility({ visibilityProperty: true }) && !one.disabled"
 _NAMES = f"view => [...view.querySelectorAll('button')].filter(one => {_CAN_BE_PRESSED}).map(one => {_NAME})"
@@ -142,6 +148,10 @@ class Tab:
         """Return when the notebook is shown and its kernel connected."""
         self.page.locator(f"{_IN_FRONT} .jp-Cell").first.wait_for()
         self.page.evaluate(_CONNECTED)
+
+    def restart_kernel(self) -> None:
+        """Restart the notebook's kernel as the menu does, and return when it answers: a cell that is run before is lost."""
+        self.page.evaluate(_RESTARTED)
 
     def reload(self) -> None:
         """Load the page again and return when the notebook's kernel is there."""

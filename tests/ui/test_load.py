@@ -110,7 +110,7 @@ def test_a_kernel_that_loads_nbguard_by_itself(desk: Desk, server: Server) -> No
         tab = desk.open(notebook)
         tab.show_panel()
         tab.wait_for_ticks(2)
-        server.ask("POST", f"api/kernels/{notebook.id}/restart")
+        tab.restart_kernel()
         tab.run(0)
         tab.wait_for_ticks(2)
     finally:
@@ -128,7 +128,7 @@ def test_loading_it_in_every_notebook(desk: Desk, server: Server) -> None:
         tab.button("Load in every notebook").click()
         tab.wait_for_ticks()
         assert "nbguard disable" in startup.read_text()
-        server.ask("POST", f"api/kernels/{first.id}/restart")
+        tab.restart_kernel()
         tab.run(0)
         tab.wait_for_ticks(2)
     finally:
