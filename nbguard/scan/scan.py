@@ -29,7 +29,7 @@ from nbguard.scan.oom.last_error import oom_fact
 from nbguard.scan.outside.other_holders import other_holders
 from nbguard.scan.outside.unreached import orphan_roots
 from nbguard.scan.pause import pause_main_thread
-from nbguard.scan.roots.event_loop import closing_handles, closing_roots
+from nbguard.scan.roots.event_loop import ending_handles, ending_roots
 from nbguard.scan.roots.frames import running_roots
 from nbguard.scan.roots.namespace import Cells, module_roots, output_places, output_roots, user_roots
 from nbguard.scan.roots.registries import registry_roots
@@ -172,11 +172,11 @@ def _scan_once(notebook: Notebook, tensors: bool) -> Scan:
     before = allocations(tracked)
     devices, missing = device_facts(tracked)
     kinds = Kinds()
-    closing = closing_handles()
-    walk = Walk(tracked, notebook.internals() | never_walked() | set(map(id, closing)), kinds)
+    ending = ending_handles()
+    walk = Walk(tracked, notebook.internals() | never_walked() | set(map(id, ending)), kinds)
     walk.tracker.tensors = {} if tensors else None
     walk.parked = parked_addresses() if tracked == "cpu" else ()
-    roots = _walk_from([*_roots(notebook, walk, kinds), *closing_roots(closing)], walk)
+    roots = _walk_from([*_roots(notebook, walk, kinds), *ending_roots(ending)], walk)
     _count_entries(roots, walk, notebook)
     walk.shell = notebook.shell_attributes()
     changed = allocations(tracked) != before  # another thread trains: what it has now is nearer to what the walk has seen

@@ -117,6 +117,24 @@ def test_memory_that_another_name_has_as_well_has_no_command() -> None:
     assert (notice.command, notice.frees) == ("", None)
 
 
+def test_a_line_that_frees_more_but_not_this_is_no_advice() -> None:
+    """A Trainer has the model and an optimizer; the model's weights are in the graph of an output as well."""
+    edges = {
+        "trainer": {".model": "net", ".state": "adam"},
+        "net": {".w": "w"},
+        "outputs": {" → graph": "node"},
+        "node": {"": "w"},
+    }
+    roots = {"trainer": ["trainer"], "outputs": ["outputs"]}
+    kinds = {"net": "model", "node": "graph", "w": "tensor", "outputs": "tensor"}
+    graph = make_graph(roots, edges, {"w": 4 * MiB, "adam": 8 * MiB}, kinds)
+    gone = _gone(graph, _ref(graph, "model"), storages=frozenset([(graph.storages[0].device, graph.storages[0].address)]))
+    notice = _judged(graph, replace(gone, nbytes=4 * MiB))
+
+    assert notice is not None
+    assert notice_line(notice) == "`model` is deleted, its 4.00 MiB are not: `trainer.model` and `outputs` hold them"
+
+
 def test_what_ends_by_itself_holds_nothing() -> None:
     graph = make_graph({"asyncio": ["net"]}, {}, {"net": 4 * MiB}, {"net": "model"})
     graph = _root_of(graph, "asyncio", kind="library", is_ending=True)

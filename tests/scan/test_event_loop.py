@@ -1,8 +1,9 @@
-"""What a dropped asynchronous generator keeps until the event loop turns is asyncio's: nobody can free it before."""
+"""What the event loop holds until it turns is asyncio's: nobody can free it before."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncIterator
 from typing import Any
@@ -74,6 +75,26 @@ def test_it_is_asyncios_until_the_loop_turns() -> None:
     assert _is_exact(at_once)
     assert _is_exact(later)
     assert (at_once.realised, later.realised) == (0, _BYTES)
+
+
+def test_the_error_of_an_awaited_task_is_asyncios_until_the_cell_ends() -> None:
+    gc.collect()
+
+    async def fail() -> None:
+        kept = torch.ones(50_000)
+        raise ValueError(kept.shape)
+
+    async def run() -> tuple[Graph, Outcome, Outcome]:
+        with contextlib.suppress(ValueError):
+            await asyncio.ensure_future(fail())
+        graph = scan(Notebook(None, {})).facts.graph
+        return graph, nbguard.release(namespace={}), await _turned({})
+
+    graph, at_once, later = asyncio.run(run())
+
+    assert {row.label: row.retained for row in holders(graph)}["asyncio"] == _BYTES
+    assert _is_exact(at_once)
+    assert _is_exact(later)
 
 
 def test_nobody_knows_then_what_the_next_cleanup_will_free() -> None:

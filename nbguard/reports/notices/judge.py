@@ -241,21 +241,20 @@ def _notice(
         is_enough = bool(lines) and left <= (freed_by(analysis.facts, lines) or set())
         paths, lines = (own, lines) if is_enough else (paths, [])
     first, lines = paths[0], _needed(analysis.facts, lines)
-    nbytes = nbytes_of(graph, left)
-    frees = promised(analysis.facts, lines) if lines else None
-    is_shared = frees is not None and frees < nbytes
+    freed = freed_by(analysis.facts, lines) if lines else None
+    is_shared = freed is not None and not left <= freed  # however much of something else these lines free
     if is_shared:
-        lines, frees = [], None
+        lines = []
     others = _others(analysis, left, paths) if is_shared else ()
     return Notice(
         kind=kind,
         name=gone.name,
         names=(gone.name,),
         cell=gone.cell,
-        nbytes=nbytes,
+        nbytes=nbytes_of(graph, left),
         holders=tuple(dict.fromkeys((*(_holder(path, roots[path.steps[0]]) for path in paths), *others))),
         advice=_joined(lines),
-        frees=frees,
+        frees=promised(analysis.facts, lines) if lines else None,
         shape=_shape(graph, first) if roots[first.steps[0]].is_shown else f"{NOT_SHOWN}: {gone.name}",
         bound=gone.bound,
         holder_cell=first.cell,
