@@ -181,7 +181,7 @@ def launched(names: list[str], folder: Path) -> None:
         pid = os.fork()
         if pid == 0:
             os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-            os.environ["MASTER_PORT"] = str(port + number)
+            os.environ["MASTER_PORT"] = str(10_000 + (port + number) % 20_000)  # below those that systems give out
             with (folder / f"{name}-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}.log").open("w") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
