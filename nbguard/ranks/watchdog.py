@@ -86,9 +86,10 @@ class HangWatchdog:
                 self.report(self._board.raise_alarm())
 
     def _terminated(self) -> None:
-        """Say what is known, and end this process as SIGTERM would have done without the watch."""
+        """Say why a rank has failed, if one has, and end this process as SIGTERM would have done without the watch."""
         try:
-            self.report(self._board.raise_alarm(), patience=_LAST_ANSWERS)
+            if self._lost_one() or any(file.state == "raised" for file in self._board.others().values()):
+                self.report(self._board.raise_alarm(), patience=_LAST_ANSWERS)
             self._board.own.note_state("ended")
             self._board.clean()
         finally:
