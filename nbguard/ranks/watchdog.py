@@ -18,6 +18,7 @@ from nbguard.ranks.analysis.facts import Caller, CollectiveCall, JobFacts, RankF
 from nbguard.ranks.analysis.judge import diagnosed
 from nbguard.ranks.flight_recorder import group_ranks, progress, recorded_calls, warm_up
 from nbguard.ranks.job_board import JobBoard
+from nbguard.ranks.nccl_file import notes_of_nccl
 from nbguard.ranks.rank import Rank
 from nbguard.ranks.rank_file import RankFile
 from nbguard.ranks.standing import MainThread
@@ -148,6 +149,7 @@ class HangWatchdog:
             error=error,
             error_place=line if error else "",
             at=time.time(),
+            nccl=notes_of_nccl(),
         )
 
     def _answers(self, asked: float, patience: float) -> list[RankFacts]:
