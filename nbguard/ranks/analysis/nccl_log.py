@@ -15,8 +15,7 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "ranks {0} and {1} use the same GPU ({2}): call `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` first",
         ),
         (
-            r"(?:failed to extend \S+ to (\d+) bytes|Error while creating shared memory segment \S+ \(size (\d+)\)"
-            r"|posix_fallocate failed : (No space))",
+            r"failed to extend /dev/shm|Error while creating shared memory segment|posix_fallocate failed : No space",
             "there is no room in /dev/shm for NCCL's buffers: give the container more (`--shm-size=8g`, or `--ipc=host`)",
         ),
         (
@@ -25,7 +24,7 @@ _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (
             r"ibv_modify_qp failed with error ([\w ]+)",
-            "InfiniBand or RoCE does not connect ({0}): look at `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`, or try `NCCL_IB_DISABLE=1`",
+            "InfiniBand or RoCE does not connect ({0}): see `NCCL_IB_HCA` and `NCCL_IB_GID_INDEX`, or try `NCCL_IB_DISABLE=1`",
         ),
         (
             r"ibv_reg_mr\w* failed with error ([\w ]+)",
