@@ -38,7 +38,6 @@ class RankDigester:
         import torch
 
         self._torch: Any = torch
-        recorder.subscribe("loader", self._loads)
         recorder.subscribe("model", self._calls)
         recorder.subscribe("step", self._step, every_batch=True)
 
@@ -46,7 +45,8 @@ class RankDigester:
         """Return the digests so far."""
         return self._digests
 
-    def _loads(self, iterator: Any) -> None:
+    def loads(self, iterator: Any) -> None:
+        """Note how the loader of an iterator divides the data."""
         if self._digests.feed.sampler:
             return
         batches = attribute_of(iterator, "_index_sampler")

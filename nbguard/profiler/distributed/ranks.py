@@ -100,8 +100,10 @@ class RankWatch:
         """Return the messages of the exchange; None before it, on other ranks, and in a program of one process."""
         return self._observed
 
-    def _loads(self, _iterator: object) -> None:
+    def _loads(self, iterator: object) -> None:
         self._find_rank()
+        if self._rank is not None and self._digester is not None:
+            self._digester.loads(iterator)
 
     def _begins(self, batch: int) -> None:
         self._batch = batch
