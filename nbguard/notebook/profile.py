@@ -52,8 +52,8 @@ class profile_fit:  # noqa: N801 - used like a function
 
     Args:
         show: show the report at the end.
-        options: those of `FitOptions`: `memory`, `tune_workers`, `stop_on_nan`, `compare` (all bool), `trace`, `json` and
-            `save` (files to write), `logs` (e.g. `("csv:fits.csv",)`).
+        options: those of `FitOptions`: `memory`, `tune_workers`, `stop_on_nan`, `compare` (all bool), `check_ranks` (a number
+            of steps), `trace`, `json` and `save` (files to write), `logs` (e.g. `("csv:fits.csv",)`).
     """
 
     def __init__(self, *, show: bool = True, **options: Any) -> None:
@@ -78,7 +78,10 @@ def options_of(named: dict[str, Any]) -> FitOptions:
     unknown = [name for name in named if name not in known]
     if unknown:
         raise NbguardError(f"{unknown[0]} is no option of a profile; there are: {', '.join(known)}")
-    return FitOptions(**named)
+    options = FitOptions(**named)
+    if type(options.check_ranks) is not int or options.check_ranks < 0:
+        raise NbguardError(f"check_ranks={options.check_ranks!r} cannot be: give a number of steps, as in  check_ranks=100")
+    return options
 
 
 def show(report: FitReport) -> None:

@@ -34,12 +34,12 @@ class JobBoard:
         self.join()
 
     def join(self) -> None:
-        """Map the files of other ranks that have come, and take the names away of those that all ranks have mapped."""
+        """Map the files of other ranks that have come, and take the names away of those that all ranks here have mapped."""
         for rank, file in ((self.rank.rank, self.own), *self.others().items()):
-            if rank not in self._nameless and file.is_seen_by_all(self.rank.world):
+            if rank not in self._nameless and file.readers() >= self.rank.here:
                 self._nameless.add(rank)
                 file.unlink()
-        if len(self._nameless) == self.rank.world:
+        if len(self._nameless) >= self.rank.here:
             with suppress(OSError):
                 self._folder.rmdir()
 

@@ -16,6 +16,12 @@ class Rank:
     world: int  # number of ranks
 
     @property
+    def here(self) -> int:
+        """Return how many of the ranks run on this host, as far as the launcher tells: else all."""
+        local = os.environ.get("LOCAL_WORLD_SIZE", "")
+        return min(int(local), self.world) if local.isdecimal() and int(local) else self.world
+
+    @property
     def is_all_here(self) -> bool:
         """Say whether all ranks are known to run on this host."""
         return os.environ.get("LOCAL_WORLD_SIZE") == str(self.world)

@@ -139,9 +139,9 @@ class RankFile:
         if rank < _RANKS:
             self._map[_SEEN_AT + rank] = 1
 
-    def is_seen_by_all(self, world: int) -> bool:
-        """Say whether all ranks of the job have mapped the file."""
-        return world <= _RANKS and all(self._map[_SEEN_AT : _SEEN_AT + world])
+    def readers(self) -> int:
+        """Return how many ranks have mapped the file, its own among them."""
+        return sum(self._map[_SEEN_AT:_CALLS_AT])
 
     def unlink(self) -> None:
         """Take the name away."""

@@ -7,7 +7,6 @@ this process before anything is said. A handler of the program's own is left alo
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import threading
@@ -26,7 +25,6 @@ class Waker:
     def __init__(self) -> None:
         global _held
         self._reads, self._writes = socket.socketpair()
-        self._reads.setblocking(False)
         self._writes.setblocking(False)
         self._before = -1
         is_main = threading.current_thread() is threading.main_thread()
@@ -40,16 +38,16 @@ class Waker:
 
     def wait(self, seconds: float) -> Wake:
         """Return what has happened within so many seconds, if anything has."""
-        ready, _, _ = select.select([self._reads], [], [], seconds)
-        if not ready:
-            return ""
-        with suppress(OSError):
+        try:
+            self._reads.settimeout(seconds)
             came = self._reads.recv(64)
-            if _END in came:
-                return "end"
-            if bytes([signal.SIGTERM]) in came:
-                return "terminated"
-        return ""
+        except (TimeoutError, BlockingIOError):
+            return ""
+        except OSError:  # it has been closed meanwhile
+            return "end"
+        if _END in came:
+            return "end"
+        return "terminated" if bytes([signal.SIGTERM]) in came else ""
 
     def end(self) -> None:
         """Wake the thread for the last time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from types import TracebackType
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from nbguard.ranks.watchdog import HangWatchdog
 
 _ECHO_ANSWERS = 1.0  # seconds that another rank has to say that it failed first
+_SIGNAL = "SignalException"
+"""Class of what torch's elastic launcher raises in a rank that it ends."""
 _running: watch_ranks | None = None
 
 
@@ -70,8 +73,11 @@ class watch_ranks:  # noqa: N801 - used like a function
         if _running is not self:
             return
         _running = None
-        with suppress(Exception):  # a mistake of ours is no error of the user's
+        try:
             self._stop(error)
+        except Exception as raised:  # a mistake of ours is no error of the user's; a launcher's signal is
+            if type(raised).__name__ == _SIGNAL:
+                raise
 
     def _start(self, own: Rank) -> None:
         from nbguard.ranks.call_hook import CallHook
@@ -110,4 +116,11 @@ class watch_ranks:  # noqa: N801 - used like a function
         words = error_words(error)
         asked = time.time() if is_echo(words) else board.raise_alarm()
         board.own.note_state("raised")
-        watchdog.report(asked, words, raised_at(error), _ECHO_ANSWERS)
+        facts = asked, words, raised_at(error), _ECHO_ANSWERS
+        saying = threading.Thread(target=watchdog.report, args=facts, name="nbguard-first-error", daemon=True)
+        saying.start()
+        try:
+            saying.join()
+        except BaseException:  # the launcher ends this rank, too: it has a second to say why
+            saying.join(2 * _ECHO_ANSWERS)
+            raise

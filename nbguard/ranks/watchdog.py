@@ -18,6 +18,7 @@ from nbguard.ranks.analysis.facts import Caller, CollectiveCall, JobFacts, RankF
 from nbguard.ranks.analysis.judge import diagnosed
 from nbguard.ranks.flight_recorder import group_ranks, progress, recorded_calls, warm_up
 from nbguard.ranks.job_board import JobBoard
+from nbguard.ranks.nccl_file import notes_of_nccl
 from nbguard.ranks.rank import Rank
 from nbguard.ranks.rank_file import RankFile
 from nbguard.ranks.standing import MainThread
@@ -86,9 +87,10 @@ class HangWatchdog:
                 self.report(self._board.raise_alarm())
 
     def _terminated(self) -> None:
-        """Say what is known, and end this process as SIGTERM would have done without the watch."""
+        """Say why a rank has failed, if one has, and end this process as SIGTERM would have done without the watch."""
         try:
-            self.report(self._board.raise_alarm(), patience=_LAST_ANSWERS)
+            if self._lost_one() or any(file.state == "raised" for file in self._board.others().values()):
+                self.report(self._board.raise_alarm(), patience=_LAST_ANSWERS)
             self._board.own.note_state("ended")
             self._board.clean()
         finally:
@@ -147,6 +149,7 @@ class HangWatchdog:
             error=error,
             error_place=line if error else "",
             at=time.time(),
+            nccl=notes_of_nccl(),
         )
 
     def _answers(self, asked: float, patience: float) -> list[RankFacts]:

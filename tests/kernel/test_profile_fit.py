@@ -190,7 +190,7 @@ def test_the_next_cell_is_not_profiled_and_unloading_takes_all_off(notebook: Ker
 def test_help_names_every_option(notebook: Kernel) -> None:
     text = notebook.value("get_ipython().object_inspect_text('%%profile_fit')")
 
-    for option in ("--memory", "--tune-workers", "--stop-on-nan"):
+    for option in ("--memory", "--tune-workers", "--stop-on-nan", "--check-ranks"):
         assert option in text
 
 

@@ -44,6 +44,7 @@ WORLD = 2
 BATCHES = 10
 OTHER_RANK = 1
 WAIT = 2.0  # seconds that rank 0 waits for the other
+CHECKED = ("agrees", "drifts")  # fits whose ranks' models are compared
 ASLEEP = ("hangs", "alone")  # fits in which nobody works for long
 
 Fit = Callable[[int], None]
@@ -71,7 +72,7 @@ def watched(fit: Fit, rank: int, folder: Path, name: str) -> None:
     recorder = Recorder()
     loop = TorchLoop(recorder)
     parts = [loop, FastaiLoop(recorder, loop)]
-    watch = RankWatch(WAIT, patience=1.0)
+    watch = RankWatch(WAIT, patience=1.0, check_ranks=2 if name in CHECKED else 0)
     for part in parts:
         part.start()
     watch.start(recorder)
@@ -149,6 +150,43 @@ def straggler(rank: int) -> None:
 def straggler_again(rank: int) -> None:
     """The straggler, in a process group that stays for another fit."""
     plain(rank, 0.020 * (rank == OTHER_RANK))
+
+
+class Net(torch.nn.Module):
+    """A model with what may differ by design, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.norm = torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)
+        self.drop, self.head = torch.nn.Dropout(), torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.drop(self.norm(self.body(x))))
+
+
+def agrees(rank: int, spoil: Callable[[int, Net], None] = lambda step, net: None, seed: int = 0) -> None:
+    """Ranks whose data is divided, and whose models are the same but for what differs by design."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    net = Net()
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sampler: Any = torch.utils.data.DistributedSampler(Slow(), seed=seed)
+    for step, (x, y) in enumerate(torch.utils.data.DataLoader(Slow(), batch_size=2, sampler=sampler), 1):
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        spoil(step, net)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def drifts(rank: int) -> None:
+    """Rank 1 changes a bias of its own before the fifth step, and shuffles by another seed."""
+
+    def spoil(step: int, net: Net) -> None:
+        if rank and step == 5:
+            with torch.no_grad():
+                net.head.bias += 1
+
+    agrees(rank, spoil, seed=rank)
 
 
 def killed(rank: int) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow
-from tests.profiler.rank_fits import BATCHES, WAIT
+from tests.profiler.rank_fits import BATCHES, CHECKED, WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
-FITS = ("straggler", "killed", "hangs", "alone", "uneven", "folderless", "frozen", "twice", "profiled", "fastai")
+FITS = ("straggler", "killed", "hangs", "alone", "uneven", "folderless", "frozen", "twice", "profiled", "fastai", *CHECKED)
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,27 @@ def test_a_rank_that_does_not_take_part_is_not_waited_for_long(folder: Path) -> 
 
 def test_different_numbers_of_batches_are_named(folder: Path) -> None:
     assert _finding(_report(folder, "uneven"), "numbers of batches").evidence == "rank 0: 10, rank 1: 7"
+
+
+def test_ranks_that_hold_the_same_model_are_told_so_and_what_differs_by_design(folder: Path) -> None:
+    report = _report(folder, "agrees")
+
+    words = ("between ranks", "seeds", "of the data", "learning rates")
+    assert not [finding for finding in report.findings if any(word in finding.what for word in words)]
+    assert _finding(report, "same model").evidence == "15 tensors compared bit by bit before 6 steps, from 1 to 10"
+    assert _finding(report, "norm.").what.endswith("of BatchNorm1d differs by design")
+    assert _finding(report, "Dropout").what == "Dropout differs by design"
+    assert _finding(report, "learns from").what == "A step learns from 4 samples"
+    assert _finding(report, "learns from").evidence.startswith("2 ranks with 2 + 2, at a learning rate of 0.01;")
+
+
+def test_the_first_parameter_that_differs_is_named_with_its_step(folder: Path) -> None:
+    report = _report(folder, "drifts")
+    found = _finding(report, "parameter")
+
+    assert found.what == "The parameter `head.bias` of Linear differs between ranks"
+    assert found.evidence == "rank 0 and rank 1 since the optimizer's step 6; they agreed before step 4"
+    assert _finding(report, "seeds").evidence == "rank 0: seed 0; rank 1: seed 1"
 
 
 def test_the_store_alone_will_do(folder: Path) -> None:

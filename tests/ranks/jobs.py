@@ -31,8 +31,10 @@ from nbguard.ranks.analysis.diagnosis import RankDiagnosis
 from nbguard.ranks.analysis.facts import JobFacts, to_text
 from tests.ranks import faults
 from tests.ranks.planted import FAULTS
+from tests.thorough import THOROUGH
 
 TIMEOUT = 2.0
+PATIENT = TIMEOUT if THOROUGH else 60.0  # where nothing is wrong: a machine that stalls is no fault
 LIMIT = 40.0
 FAULTY = frozenset(fault.name for fault in FAULTS)
 
@@ -45,7 +47,7 @@ def rank_main(name: str, folder: Path) -> None:
         dist.init_process_group("gloo")
     path = folder / f"{name}-{world}-{rank}"
     begun, before = time.time(), _folders()
-    watch = nbguard.watch_ranks(timeout=TIMEOUT)
+    watch = nbguard.watch_ranks(timeout=TIMEOUT if name in FAULTY else PATIENT)
     warned = _Warnings(watch, path, begun)
     logging.getLogger("nbguard").addHandler(warned)
     _keep_facts(path, warned)
@@ -57,7 +59,8 @@ def rank_main(name: str, folder: Path) -> None:
             while not any(folder.glob(f"{name}-{world}-*.json")):
                 time.sleep(0.1)
             os._exit(0)
-    _write(watch, path, warned, begun)
+    if not warned.at:
+        _write(watch, path, warned, begun)
     if name in FAULTY:
         os._exit(0)
     dist.barrier()  # now all have left the watch
@@ -91,12 +94,13 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
-        self.at = self.at or time.time()
-        _write(self._watch, self._path, self, self._begun)
+        if not self.at:  # what is said later is of ranks that have been ended
+            self.at = time.time()
+            _write(self._watch, self._path, self, self._begun)
 
 
 def _keep_facts(path: Path, warned: _Warnings) -> None:
-    """Have the facts that a diagnosis rests on, and this rank's own dump, written to files: tests replay them."""
+    """Have the facts that a diagnosis rests on written to a file: tests replay them."""
     diagnosed = judge.diagnosed
 
     def kept(job: JobFacts) -> RankDiagnosis:
@@ -105,7 +109,6 @@ def _keep_facts(path: Path, warned: _Warnings) -> None:
         if path.with_suffix(".facts").exists():  # of the first diagnosis; later the other ranks have ended
             return diagnosed(job)
         path.with_suffix(".facts").write_text("\n".join(map(to_text, job.ranks)))
-        path.with_suffix(".dump").write_bytes(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
         return diagnosed(job)
 
     vars(watchdog)["diagnosed"] = kept
@@ -117,7 +120,7 @@ def _end_later(watch: nbguard.watch_ranks, path: Path, warned: _Warnings, begun:
     while not warned.at and time.time() < until:
         time.sleep(0.05)
     if warned.at:
-        _write(watch, path, warned, begun)
+        path.with_suffix(".dump").write_bytes(torch._C._distributed_c10d._dump_fr_trace(True, True, False))
         world, until = int(os.environ["WORLD_SIZE"]), time.time() + 12
         while time.time() < until and len(list(path.parent.glob(f"{path.name.rpartition('-')[0]}-*.json"))) < world:
             time.sleep(0.05)
@@ -181,7 +184,7 @@ def launched(names: list[str], folder: Path) -> None:
         pid = os.fork()
         if pid == 0:
             os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-            os.environ["MASTER_PORT"] = str(port + number)
+            os.environ["MASTER_PORT"] = str(10_000 + (port + number) % 20_000)  # below those that systems give out
             with (folder / f"{name}-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}.log").open("w") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)

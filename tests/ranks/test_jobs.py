@@ -17,7 +17,7 @@ from tests.thorough import THOROUGH
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT = 2.0
-LATE = 5.0 if THOROUGH else 20.0  # seconds after the timeout within which the cause is said; CI's two cores are busy
+LATE = 5.0  # seconds after the timeout within which the cause is said, on a machine that does nothing else
 LIVE = ("skips_before_a_barrier", "fewer_batches", "another_size", "raises_on_one_rank")
 
 
@@ -40,7 +40,7 @@ def run(folder: Path, *command: str) -> None:
 
 
 def check(fault: Planted, folder: Path, world: int) -> None:
-    """Every rank that is left has said the cause, in time."""
+    """Every rank that is left has said the cause; in the thorough tests: in time."""
     paths = [path for rank in range(world) if (path := folder / f"{fault.name}-{world}-{rank}.json").exists()]
     said: list[dict[str, Any]] = [json.loads(path.read_text()) for path in paths]
     assert any(each["faults"] for each in said), [path.read_text() for path in folder.glob(f"{fault.name}*.log")]
@@ -52,7 +52,7 @@ def check(fault: Planted, folder: Path, world: int) -> None:
         assert cause["ranks"] == fault.culprits(world), cause
         assert fault.collective in ("", cause["collective"])
         assert not fault.is_placed or cause["place"].partition(" in ")[0] in fault.lines
-        assert each["late"] - (0 if fault.ends else TIMEOUT) < LATE
+        assert not THOROUGH or each["late"] - (0 if fault.ends else TIMEOUT) < LATE
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ becomes a line magic that starts the profile, the rest is IPython's as without i
 
 from __future__ import annotations
 
+import argparse
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ def _options() -> MagicArgumentParser:
     )
     options.add_argument("--tune-workers", action="store_true", help="then time the loader alone with other numbers of workers")
     options.add_argument("--stop-on-nan", action="store_true", help="stop the fit at the first loss that is NaN or infinite")
+    options.add_argument(
+        "--check-ranks", type=_steps, metavar="N", default=0, help="compare what the ranks train, bit by bit, at each Nth step"
+    )
     options.add_argument("--compare", choices=["last"], help="last: against the last run of the same cell")
     options.add_argument(
         "--trace", metavar="FILE", default="", help="write the phases for Perfetto (ui.perfetto.dev) or Chrome"
@@ -54,6 +58,12 @@ def _options() -> MagicArgumentParser:
         help="also log the figures: csv:FILE, tensorboard:DIR, wandb, mlflow or prometheus:FILE; may be given several times",
     )
     return options
+
+
+def _steps(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: it takes a number of steps, as in  --check-ranks 100")
+    return int(text)
 
 
 def _unquoted(path: str) -> str:
@@ -115,6 +125,7 @@ class ProfileFitMagics(Magics):
             memory=options.memory,
             tune_workers=options.tune_workers,
             stop_on_nan=options.stop_on_nan,
+            check_ranks=options.check_ranks,
             compare=options.compare is not None,
             trace=_unquoted(options.trace),
             json=_unquoted(options.json),

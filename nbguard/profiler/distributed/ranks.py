@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from nbguard.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, to_text
 from nbguard.profiler.analysis.report import RankRow
+from nbguard.profiler.distributed.agreement import RankDigester
 from nbguard.profiler.distributed.exchange import RankExchange
 from nbguard.profiler.distributed.liveness import RankLiveness, pulse_of
 from nbguard.profiler.distributed.settings import environment
@@ -34,12 +35,13 @@ class RankWatch:
     """Watches a fit of several ranks. In a program that is none of them it does nothing.
 
     `limit`: seconds that rank 0 waits for the others after its own end. `patience`: seconds without progress of any rank
-    after which rank 0 says so in the log of a program; in a notebook nothing is said but the report.
+    after which rank 0 says so in the log of a program; if a collective waits, each rank names the cause. `check_ranks`: at each
+    so-many-th step of an optimizer the ranks' models are digested, to be compared in the report; 0: never.
     """
 
     watches = "other ranks"
 
-    def __init__(self, limit: float = 10.0, patience: float = 60.0) -> None:
+    def __init__(self, limit: float = 10.0, patience: float = 60.0, check_ranks: int = 0) -> None:
         self._limit = limit
         self._patience = patience
         self._rank: Rank | None = None
@@ -48,6 +50,7 @@ class RankWatch:
         self._liveness: RankLiveness | None = None
         self._watchdog: RankWatchdog | None = None
         self._hangs = watch_ranks(patience)
+        self._digester = RankDigester(check_ranks) if check_ranks else None
         self._recorder: Recorder | None = None
         self._batch = 0
         self._observed: RankObservations | None = None
@@ -82,7 +85,8 @@ class RankWatch:
         if self._rank is None:
             return None
         row = replace(row, rank=self._rank.rank, host=socket.gethostname(), pid=os.getpid())
-        message = RankMessage(row, tuple(environment()))
+        digests = None if self._digester is None else self._digester.observe()
+        message = RankMessage(row, tuple(environment()), digests)
         try:
             if self.speaks:
                 self._observed = self._collect(self._rank, message)
@@ -96,8 +100,10 @@ class RankWatch:
         """Return the messages of the exchange; None before it, on other ranks, and in a program of one process."""
         return self._observed
 
-    def _loads(self, _iterator: object) -> None:
+    def _loads(self, iterator: object) -> None:
         self._find_rank()
+        if self._rank is not None and self._digester is not None:
+            self._digester.loads(iterator)
 
     def _begins(self, batch: int) -> None:
         self._batch = batch
@@ -121,6 +127,8 @@ class RankWatch:
             self._liveness = RankLiveness(self._board, self._fit)
             if self._recorder is not None:
                 self._hangs.start()
+                if self._digester is not None:
+                    self._digester.start(self._recorder)
                 self._recorder.subscribe("batch", self._begins, every_batch=True)
                 self._recorder.subscribe("phase", self._ended, every_batch=True)
                 self._start_watchdog(self._rank)
@@ -185,4 +193,4 @@ class RankWatch:
             self._liveness.close()
         if self._board is not None:
             self._board.release()
-        self._watchdog = self._liveness = self._board = None
+        self._watchdog = self._liveness = self._board = self._digester = None

@@ -167,7 +167,7 @@ class Instruments:
         self.recorder = recorder
         self.loop = TorchLoop(recorder, self._begin_fit)
         self.fastai = FastaiLoop(recorder, self.loop)
-        self.ranks = RankWatch()
+        self.ranks = RankWatch(check_ranks=options.check_ranks)
         self._options = options
         self._counter = counter
         self._fit = FitInstruments(options, counter)

@@ -53,6 +53,7 @@ class RankFacts:
     error: str = ""  # the exception that ended it: "ValueError: …"
     error_place: str = ""  # the user's line that raised it
     at: float = 0.0  # seconds since the epoch of these facts, or of the error or end
+    nccl: tuple[str, ...] = ()  # what matters of NCCL's log of this rank, in sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ def from_text(text: str | bytes) -> RankFacts:
     try:
         calls = tuple(CollectiveCall(**call) for call in data.pop("calls"))
         groups = tuple((str(name), tuple(map(int, ranks))) for name, ranks in data.pop("groups"))
-        facts = RankFacts(**{**data, "calls": calls, "groups": groups, "stack": tuple(data.pop("stack"))})
+        nccl = tuple(map(str, data.pop("nccl", ())))
+        facts = RankFacts(**{**data, "calls": calls, "groups": groups, "stack": tuple(data.pop("stack")), "nccl": nccl})
     except (KeyError, TypeError, ValueError):
         raise RankFactsError("not the facts of a rank: fields are missing, or unknown.") from None
     _check(facts)

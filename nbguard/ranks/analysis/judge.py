@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from nbguard.ranks.analysis import absence_faults, agreement_faults, event_faults
 from nbguard.ranks.analysis.alignment import GroupCalls, groups_of
@@ -17,6 +18,9 @@ def diagnosed(job: JobFacts) -> RankDiagnosis:
     for fault in _faults(job, groups_of(job)):
         if not any(fault.kind == other.kind and fault.ranks == other.ranks for other in faults):
             faults.append(fault)
+    notes = tuple(f"NCCL's log of rank {facts.rank}: {note}" for facts in job.ranks for note in facts.nccl)
+    if faults and notes:
+        faults[0] = replace(faults[0], evidence=(*faults[0].evidence, *notes))
     return RankDiagnosis(world=job.world, faults=tuple(faults), places=tuple(map(_place, job.ranks)))
 
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+from nbguard.profiler.analysis.distributed.agreement import RankDigests, disagreements
+from nbguard.profiler.analysis.distributed.agreement import from_data as digests_from
 from nbguard.profiler.analysis.distributed.skew import skews
 from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
 from nbguard.profiler.analysis.time import phases
@@ -21,6 +23,7 @@ class RankMessage:
 
     row: RankRow  # its figures
     environment: tuple[Setting, ...] = ()  # variables and versions that should be the same on all ranks
+    digests: RankDigests | None = None  # of its model, where `--check-ranks` asked for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,8 @@ def from_text(text: str) -> RankMessage | None:
     """Return the message of a text; None if it cannot be read, as from another version."""
     try:
         data = json.loads(text)
-        return RankMessage(RankRow(**data["row"]), tuple(Setting(**setting) for setting in data["environment"]))
+        settings = tuple(Setting(**setting) for setting in data["environment"])
+        return RankMessage(RankRow(**data["row"]), settings, digests_from(data["digests"]))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -74,7 +78,8 @@ def rank_report(observed: RankObservations) -> RankReport:
         row, finding = _silent(rank, pulses.get(rank), waited, host)
         rows.append(row)
         findings.append(finding)
-    findings += [*skews(rows), *_mismatches(observed.messages)]
+    digests = {rank: message.digests for rank, message in heard.items() if message.digests is not None}
+    findings += [*disagreements(digests, world), *skews(rows), *_mismatches(observed.messages)]
     note = "" if len(heard) == world else f"{world - len(heard)} of {world} ranks did not report; waited {format_time(waited)}."
     return RankReport(world=world, rows=tuple(rows), findings=tuple(findings), note=note, launch=observed.launch)
 
