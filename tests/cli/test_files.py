@@ -188,9 +188,9 @@ def test_diagnose_says_why_it_ran_out_and_what_would_have_helped(tmp_path: Path,
 @pytest.mark.parametrize(
     ("beside", "options", "cause"),
     [
-        (True, [], "but this process may take only 0.9 of it"),
-        (False, ["--capacity", "2500MiB", "--fraction", "0.9"], "but this process may take only 0.9 of it"),
-        (False, ["--capacity", "2500MiB"], "so a limit on this process refused it"),
+        (True, [], "This process may take only 0.9 of the device"),
+        (False, ["--capacity", "2500MiB", "--fraction", "0.9"], "This process may take only 0.9 of the device"),
+        (False, ["--capacity", "2500MiB"], "A limit on this process refused it"),
     ],
 )
 def test_diagnose_says_why_a_device_that_had_enough_refused(
@@ -202,7 +202,8 @@ def test_diagnose_says_why_a_device_that_had_enough_refused(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "ran out of memory" in line]
 
     assert "300.00 MiB was asked for" in line
-    assert f"the device had 482.00 MiB left, {cause} (torch.cuda.set_per_process_memory_fraction)" in line
+    assert "the device had 482.00 MiB left" in line
+    assert f". {cause} (torch.cuda.set_per_process_memory_fraction)" in line
 
 
 def test_diagnose_blames_no_limit_where_the_device_was_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
