@@ -57,9 +57,10 @@ def _skipped() -> bool:
 
 def _node_fits() -> bool:
     """Return whether npm is here with a Node.js as `engines` in package.json wants it."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
+    node = shutil.which("node")
+    if node is None or shutil.which("npm") is None:
         return False
-    done = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
+    done = subprocess.run([node, "--version"], capture_output=True, text=True, check=False)  # noqa: S603 - the machine's own node
     version = re.match(r"v(\d+)\.(\d+)", done.stdout)
     if version is None:
         return False

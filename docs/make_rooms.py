@@ -1,4 +1,4 @@
-"""The picture of the rooms in docs/rooms.md, made from the imports of the package: python docs/make_rooms.py writes it anew."""
+"""The page docs/rooms.md and its picture, made from the imports of the package: python docs/make_rooms.py writes both anew."""
 
 from __future__ import annotations
 
@@ -6,19 +6,33 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PICTURE = ROOT / "docs" / "rooms.md"
+PAGE = ROOT / "docs" / "rooms.md"
+PICTURE = ROOT / "docs" / "pictures" / "rooms.svg"
 
 Arrows = dict[str, set[str]]
 """Per room, the rooms that it imports."""
 
 _HEAD = """# The rooms
 
-Each box is a folder or a file of `nbguard`, each arrow an import; an arrow that others lead along already is left
-out. Made from the imports by `docs/make_rooms.py`; a test sees that it is current.
+Each box is a folder or a file of `nbguard`, each line an import of what stands lower; a line that others lead along
+already is left out. Made from the imports by `docs/make_rooms.py`; a test sees that it is current.
 
-```mermaid
-flowchart TD
+![The rooms as boxes in rows, from the command line at the top down to units; the table below has the same](pictures/rooms.svg)
+
+| room | imports |
+|---|---|
 """
+
+_BOX, _GAP, _ROW = (112, 28), 16, 72
+"""Width and height of a box, the space between two in a row, and from one row to the next, in pixels."""
+
+_STYLE = """  <style>
+    text { font: 13px system-ui, sans-serif; fill: #1b1b1b; text-anchor: middle; dominant-baseline: central }
+    rect { fill: #dbe7f5; stroke: #5b7ea8 }
+    path { fill: none; stroke: #7a8694; stroke-width: 1.2 }
+  </style>
+"""
+"""Boxes with a ground of their own, so that they can be read on a light page and on a dark one."""
 
 
 def room_of(module: str) -> str:
@@ -69,13 +83,56 @@ def without_detours(graph: Arrows) -> Arrows:
     }
 
 
+def rows(graph: Arrows) -> list[list[str]]:
+    """Return the rooms by row, each above all that it imports, and near the rooms of the row above that import it."""
+    depth = dict.fromkeys(graph, 0)
+    for _ in graph:  # the longest way has no more steps than there are rooms
+        for room, targets in graph.items():
+            for target in targets:
+                depth[target] = max(depth[target], depth[room] + 1)
+    order: list[list[str]] = []
+    place: dict[str, float] = {}
+    for level in range(max(depth.values()) + 1):
+        named = sorted(room for room in graph if depth[room] == level)
+        above = {room: [place[other] for other in place if room in graph[other]] for room in named}
+        named.sort(key=lambda room: sum(above[room]) / len(above[room]) if above[room] else 0.0)
+        place |= {room: number - (len(named) - 1) / 2 for number, room in enumerate(named)}
+        order.append(named)
+    return order
+
+
 def picture() -> str:
-    """Return the text of docs/rooms.md: the rooms as a Mermaid diagram."""
+    """Return the rooms as an SVG."""
     graph = without_detours(arrows())
-    lines = [f"  {room} --> {target}" for room in graph for target in sorted(graph[room])]
-    lines += [f"  {room}" for room in graph if not graph[room] and not any(room in targets for targets in graph.values())]
-    return _HEAD + "\n".join(lines) + "\n```\n"
+    levels = rows(graph)
+    (width, height), step = _BOX, _BOX[0] + _GAP
+    middle = max(map(len, levels)) * step / 2
+    at = {
+        room: (middle + (number - (len(named) - 1) / 2) * step, level * _ROW + height / 2 + 2)
+        for level, named in enumerate(levels)
+        for number, room in enumerate(named)
+    }
+    lines = []
+    for room, targets in graph.items():
+        for target in sorted(targets):
+            (x, y), (to_x, to_y) = at[room], at[target]
+            bend = (to_y - y) / 2
+            lines.append(
+                f'  <path d="M{x:g} {y:g} C{x:g} {y + bend:g} {to_x:g} {to_y - bend:g} {to_x:g} {to_y - height / 2:g}"/>'
+            )
+    for room, (x, y) in at.items():
+        lines.append(f'  <rect x="{x - width / 2:g}" y="{y - height / 2:g}" width="{width}" height="{height}" rx="4"/>')
+        lines.append(f'  <text x="{x:g}" y="{y:g}">{room}</text>')
+    size = f"{2 * middle:g} {len(levels) * _ROW - _ROW + height + 4:g}"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}">\n{_STYLE}' + "\n".join(lines) + "\n</svg>\n"
+
+
+def page() -> str:
+    """Return the text of docs/rooms.md."""
+    graph = without_detours(arrows())
+    return _HEAD + "".join(f"| {room} | {', '.join(sorted(targets)) or 'nothing'} |\n" for room, targets in graph.items())
 
 
 if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
     PICTURE.write_text(picture(), encoding="utf-8")

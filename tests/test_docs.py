@@ -57,4 +57,5 @@ def test_the_picture_of_the_rooms_is_current() -> None:
     rooms = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rooms)
 
+    assert rooms.PAGE.read_text(encoding="utf-8") == rooms.page()
     assert rooms.PICTURE.read_text(encoding="utf-8") == rooms.picture()

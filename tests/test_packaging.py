@@ -212,7 +212,7 @@ def test_a_checkout_without_node_says_what_to_do_in_one_line(
 
 
 def test_a_build_without_node_asks_for_one_unless_all_is_built(sources: Path, bare: BareEnvironment, tmp_path: Path) -> None:
-    """So that `pip install .` in a fresh checkout needs no Node.js: pip installs what the build asks for, for the build alone."""
+    """So that `pip install .` in a fresh checkout needs no Node.js: pip installs what the build asks for."""
     checkout = tmp_path / "checkout"
     built = shutil.ignore_patterns("labextension", "static", "tests", "docs")
     shutil.copytree(sources, checkout, ignore=built)

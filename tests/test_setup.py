@@ -19,7 +19,7 @@ DOCKERFILE = (SETUP / "Dockerfile").read_text(encoding="utf-8")
 
 
 def test_the_tags_are_those_that_the_readme_names() -> None:
-    (named,) = re.findall(r"^Tags: (.*)\. ", README, re.MULTILINE)
+    (named,) = re.findall(r"^Tags: ([^.]*)\.", README, re.MULTILINE)
 
     assert re.findall(r"^  tags: (\w+)$", TASKS, re.MULTILINE) == ["driver", "python", "env", "jupyter", "jupyter", "check"]
     assert named.split() == ["`driver`", "`python`", "`env`", "`jupyter`", "`check`"]

@@ -9,7 +9,6 @@ from inspect import cleandoc
 from typing import Any
 
 from docutils import nodes
-from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -93,8 +92,7 @@ def _wide() -> Any:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Add the directives, and a lexer for pictures that the site shows as text."""
+    """Add the directives."""
     app.add_directive("magic", MagicHelp)
     app.add_directive("command", CommandHelp)
-    app.add_lexer("mermaid", TextLexer)
     return {"parallel_read_safe": True}

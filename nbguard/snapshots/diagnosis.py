@@ -27,6 +27,12 @@ class RefusedRequest:
     free: int | None  # that the driver had left then; None: not recorded
     site: str  # the line that asked: `train.py, line 12 in forward()`; empty where no stack was recorded
     refusals: int  # out-of-memory events in the device's trace, this one among them
+    fraction: float | None = None  # share of the device that the process may take; None: not known
+
+    @property
+    def is_over_a_limit(self) -> bool:
+        """Whether the device itself had enough left, so that a limit on the process refused the request."""
+        return self.free is not None and self.free >= self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +94,15 @@ def diagnose_snapshot(
     return SnapshotDiagnosis(
         report=report_of(path, snapshot, names),
         map=map_of(path, snapshot, names),
-        refusals=tuple(_refusals(snapshot)),
+        refusals=tuple(_refusals(snapshot, fraction)),
         trials=tuple(trials),
         untried=tuple(untried),
     )
 
 
-def _refusals(snapshot: Snapshot) -> Iterator[RefusedRequest]:
-    """Yield the first refused request of each device that has one."""
+def _refusals(snapshot: Snapshot, fraction: float | None) -> Iterator[RefusedRequest]:
+    """Yield the first refused request of each device that has one; a fraction that is given wins over the sidecar's."""
+    fractions = snapshot.sidecar.fractions
     for number in snapshot.devices:
         trace = snapshot.trace(number)
         places = [place for place, event in enumerate(trace.events) if event[0] == "oom"]
@@ -108,4 +115,5 @@ def _refusals(snapshot: Snapshot) -> Iterator[RefusedRequest]:
                 free=free if free >= 0 else None,
                 site=site_of(snapshot.stacks[stack]) if stack >= 0 else "",
                 refusals=len(places),
+                fraction=fractions[number] if fraction is None and number < len(fractions) else fraction,
             )

@@ -40,9 +40,20 @@ def diagnosis_blocks(diagnosis: SnapshotDiagnosis, limit: int = 12) -> Iterator[
     yield from map_blocks(diagnosis.map, limit)
 
 
+def _limit(refusal: RefusedRequest) -> str:
+    """Return a sentence on why a device that had enough left did not give it; empty where it had not enough."""
+    if not refusal.is_over_a_limit:
+        return ""
+    if refusal.fraction is not None and refusal.fraction < 1:
+        return f" This process may take only {refusal.fraction:.3g} of the device (torch.cuda.set_per_process_memory_fraction)."
+    return " A limit on this process refused it (torch.cuda.set_per_process_memory_fraction), or memory came free just then."
+
+
 def _refused(refusal: RefusedRequest) -> str:
     """Return the failed request in a sentence."""
     line = f" in {refusal.site}" if refusal.site else ""
     free = "" if refusal.free is None else f"; the device had {format_bytes(refusal.free)} left"
     first = f" ({counted(refusal.refusals, 'request')} failed, this is the first)" if refusal.refusals > 1 else ""
-    return f"{refusal.device} ran out of memory: {format_bytes(refusal.size)} was asked for{line}{free}{first}."
+    return (
+        f"{refusal.device} ran out of memory: {format_bytes(refusal.size)} was asked for{line}{free}{first}.{_limit(refusal)}"
+    )

@@ -185,6 +185,33 @@ def test_diagnose_says_why_it_ran_out_and_what_would_have_helped(tmp_path: Path,
     assert not re.search(r"""(?:src|href)=["']?https?:""", page)
 
 
+@pytest.mark.parametrize(
+    ("beside", "options", "cause"),
+    [
+        (True, [], "This process may take only 0.9 of the device"),
+        (False, ["--capacity", "2500MiB", "--fraction", "0.9"], "This process may take only 0.9 of the device"),
+        (False, ["--capacity", "2500MiB"], "A limit on this process refused it"),
+    ],
+)
+def test_diagnose_says_why_a_device_that_had_enough_refused(
+    beside: bool, options: list[str], cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = snapshot_file(tmp_path, "2.11.0_49", beside=beside)
+
+    main(["diagnose", str(file), *options])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "ran out of memory" in line]
+
+    assert "300.00 MiB was asked for" in line
+    assert "the device had 482.00 MiB left" in line
+    assert f". {cause} (torch.cuda.set_per_process_memory_fraction)" in line
+
+
+def test_diagnose_blames_no_limit_where_the_device_was_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["diagnose", str(snapshot_file(tmp_path, "2.9.1_24"))])
+
+    assert "per_process" not in next(line for line in capsys.readouterr().out.splitlines() if "ran out of memory" in line)
+
+
 def test_diagnose_as_json_has_all_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = snapshot_file(tmp_path, "2.11.0_49")
 

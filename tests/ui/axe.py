@@ -9,15 +9,19 @@ from playwright.sync_api import Page
 from tests.ui.servers import ROOT
 
 _AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
-_RUN = """async () => {
-  const { violations } = await axe.run('.nbguard-view', { resultTypes: ['violations'] });
+_RUN = """async (part) => {
+  const { violations } = await axe.run(part, { resultTypes: ['violations'] });
   return JSON.stringify(violations.map(({ id, impact, nodes }) => [impact, id, nodes.map(node => node.html)]));
 }"""
 
 
-def serious_findings(page: Page) -> list[str]:
-    """Return what is serious or critical in the view."""
+def findings(page: Page, part: str) -> list[tuple[str, str]]:
+    """Return impact and description of each finding in the part of the page that a CSS selector names."""
     if not page.evaluate("() => 'axe' in window"):
         page.evaluate(_AXE.read_text())
-    found = json.loads(page.evaluate(_RUN))
-    return [f"{name}: {nodes}" for impact, name, nodes in found if impact in ("serious", "critical")]
+    return [(impact, f"{name}: {nodes}") for impact, name, nodes in json.loads(page.evaluate(_RUN, part))]
+
+
+def serious_findings(page: Page) -> list[str]:
+    """Return what is serious or critical in the view."""
+    return [text for impact, text in findings(page, ".nbguard-view") if impact in ("serious", "critical")]
