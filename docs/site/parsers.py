@@ -14,6 +14,13 @@ from sphinx.util.docutils import SphinxDirective
 
 _COLUMNS = "100"
 """Characters of a line of help."""
+_LANDMARKS = (
+    ('role="heading">', 'role="heading" aria-level="2">'),
+    ('<aside class="sidebar-drawer">', '<aside class="sidebar-drawer" aria-label="All pages">'),
+    ('<aside class="toc-drawer">', '<aside class="toc-drawer" aria-label="This page">'),
+    ('<aside class="toc-drawer no-toc">', '<aside class="toc-drawer no-toc" aria-label="This page">'),
+)
+"""What the theme writes, and what it means; after which it is not written so again."""
 
 
 class MagicHelp(SphinxDirective):
@@ -91,8 +98,20 @@ def _wide() -> Any:
             os.environ["COLUMNS"] = before
 
 
+def complete_landmarks(app: Sphinx, error: Exception | None) -> None:
+    """Give the theme's headings a level and its two side columns names, without which screen readers cannot tell them apart."""
+    if error is not None or app.builder.format != "html":
+        return
+    for page in app.outdir.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        for markup, complete in _LANDMARKS:
+            text = text.replace(markup, complete)
+        page.write_text(text, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Add the directives."""
     app.add_directive("magic", MagicHelp)
     app.add_directive("command", CommandHelp)
+    app.connect("build-finished", complete_landmarks)
     return {"parallel_read_safe": True}
