@@ -214,18 +214,24 @@ def test_the_tightest_limit_of_the_control_groups_counts(tmp_path: Path) -> None
     assert _reasons(unmatched(limits, {8000})) == "the control group limits x to 70 B: which device that is, is not known"
 
 
-def test_clients_of_cudas_service_are_among_the_processes() -> None:
-    """A stand-in for nvidia-ml-py: the service's clients have a list of their own."""
+@pytest.mark.parametrize("answers", [True, False], ids=["listed", "a driver without the call"])
+def test_clients_of_cudas_service_are_among_the_processes(answers: bool) -> None:
+    """A stand-in for nvidia-ml-py, whose errors about a driver that lacks a function are not NVMLError."""
     seven, eight = (SimpleNamespace(pid=pid, usedGpuMemory=pid * 10) for pid in (7, 8))
-    nvml = SimpleNamespace(
+
+    def of_service(_: object) -> list[SimpleNamespace]:
+        if not answers:
+            raise RuntimeError("Unversioned function called")
+        return [seven, eight]
+
+    reader = NvmlReader()
+    reader._nvml = SimpleNamespace(
         NVMLError=ValueError,
         nvmlDeviceGetComputeRunningProcesses=lambda _: [seven],
-        nvmlDeviceGetMPSComputeRunningProcesses=lambda _: [seven, eight],
+        nvmlDeviceGetMPSComputeRunningProcesses=of_service,
     )
-    reader = NvmlReader()
-    reader._nvml = nvml
 
     processes = reader._processes("handle")
 
     assert processes is not None
-    assert [(each.pid, each.used) for each in processes] == [(7, 70), (8, 80)]
+    assert [(each.pid, each.used) for each in processes] == ([(7, 70), (8, 80)] if answers else [(7, 70)])
