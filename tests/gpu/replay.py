@@ -17,13 +17,13 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
 from nbguard.memory.segments.fragmentation import Fragmentation, fragmentation
 from nbguard.reports.report import DeviceReport, build_report
-from nbguard.scan.devices import cuda
+from nbguard.scan.devices.segments import read_segments
 from tests.gpu.recording import LARGEST_SET, SCHEMA, Json, load_all, unpacked
 
 
 def segments(recording: Json) -> tuple[Segment, ...]:
     """Return the segments as nbguard reads them from torch."""
-    return cuda.read_segments(unpacked(recording)["segments"]).get(0, ())
+    return read_segments(unpacked(recording)["segments"]).get(0, ())
 
 
 def device_facts(recording: Json) -> DeviceFacts:

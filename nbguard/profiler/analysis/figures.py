@@ -54,9 +54,10 @@ def _whole(report: FitReport) -> Iterator[Figure]:
     if report.loader is not None and report.loader.gain is not None:
         yield Figure(name="loader_gain", value=report.loader.gain / _NS, unit="seconds")
     if report.loader is not None:
-        for name, value in (("items_per_second", report.loader.items), ("loader_items_per_second", report.loader.possible)):
-            if value is not None:
-                yield Figure(name=name, value=value)
+        rates = {"items_per_second": report.loader.items, "loader_items_per_second": report.loader.possible}
+        for name, rate in rates.items():
+            if rate is not None:
+                yield Figure(name=name, value=rate)
     yield Figure(name="overhead", value=report.overhead.share, unit="ratio")
     yield Figure(name="findings", value=len(report.findings))
     yield Figure(name="problems", value=sum(finding.severity == "problem" for finding in report.findings))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from nbguard.memory.counters import Reading
 from nbguard.memory.facts import DeviceFacts
@@ -66,7 +66,7 @@ def _counted(reading: Reading) -> Iterator[Figure]:
         yield Figure(name="process_memory", value=reading.heap, unit="bytes")
 
 
-def _known(values: dict[str, int | None], of: str, cell: int | None) -> Iterator[Figure]:
+def _known(values: Mapping[str, int | None], of: str, cell: int | None) -> Iterator[Figure]:
     for name, value in values.items():
         if value is not None:
             yield Figure(name=name, value=value, unit="bytes", of=of, epoch=cell)

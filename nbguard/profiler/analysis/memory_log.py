@@ -36,4 +36,4 @@ def memory_log_blocks(state: MemoryLogState) -> Iterator[Block]:
         live = "" if state.every is None else f"; files for Prometheus are also written every {state.every:g} s"
         yield Line(f"{counted(state.cells, 'cell')} written so far{live}. To end it: {LOG_OFF.code}", "dim")
     for failure in state.failed:
-        yield Line(failure, "bad")
+        yield Line(failure, "strong")

@@ -47,9 +47,7 @@ class MlflowSink:
         """Log figures of the memory, the number of the cell being their step: to the active run, or to one of their own."""
         with own_random("MLflow"):
             active = self._mlflow.active_run()
-            if active is None and self._own is None:
-                self._own = self._client.create_run(self._id(), run_name=f"memory from {title} on").info.run_id
-            self._metrics(self._own if active is None else active.info.run_id, figures)
+            self._metrics(self._own_run(title) if active is None else active.info.run_id, figures)
 
     def close(self) -> None:
         """End the run of the memory's own, if there is one."""
@@ -57,6 +55,12 @@ class MlflowSink:
             with own_random("MLflow"):
                 self._client.set_terminated(self._own)
             self._own = None
+
+    def _own_run(self, title: str) -> str:
+        """Return the id of the run that has the memory only, made if there is none."""
+        if self._own is None:
+            self._own = str(self._client.create_run(self._id(), run_name=f"memory from {title} on").info.run_id)
+        return self._own
 
     def _id(self) -> str:
         """Return the id of the experiment, made if there is none."""

@@ -40,7 +40,7 @@ class Counters:
             return self._read_heap()
         if self._tracked == "cuda":
             return _cuda(torch) if torch.cuda.is_initialized() else None
-        facts, _ = device_facts(self._tracked)
+        facts, _ = device_facts(self._tracked, with_segments=False)
         counted = [(fact.device, fact.allocator) for fact in facts if fact.allocator is not None]
         readings = tuple(
             Counted(device=device, allocated=stats.allocated, reserved=stats.reserved, peak=stats.peak_allocated)

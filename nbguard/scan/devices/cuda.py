@@ -1,7 +1,7 @@
 """torch's view of the accelerator: counters, segments, free memory, settings. Never initialises a device to look at it.
 
-CUDA (and ROCm, which torch calls cuda) in full; other accelerators (xpu, mps) through `torch.accelerator` as far as they
-have counters. Without an accelerator, CPU tensors are tracked.
+CUDA (and ROCm, which torch calls cuda) in full; other accelerators as far as torch tells (`accelerators.py`). Without an
+accelerator, CPU tensors are tracked.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, PinnedFacts, Segment, Unavailable
-from nbguard.scan.devices.allocation_sites import Sites
+from nbguard.memory.facts import AllocatorStats, DeviceFacts, PinnedFacts, Segment, Unavailable
+from nbguard.scan.devices.accelerators import accelerator_facts
+from nbguard.scan.devices.amd import AmdReader
+from nbguard.scan.devices.limits import group_limit, group_limits, service_limit, unmatched
 from nbguard.scan.devices.nvml import NvmlReader
+from nbguard.scan.devices.segments import read_segments
 
 _SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -35,19 +38,24 @@ def tracked_device() -> str:
     return "cpu"
 
 
-def device_facts(tracked: str) -> tuple[tuple[DeviceFacts, ...], tuple[Unavailable, ...]]:
-    """Return facts on each device of the kind `tracked`, and the readings that could not be made."""
+def device_facts(tracked: str, *, with_segments: bool = True) -> tuple[tuple[DeviceFacts, ...], tuple[Unavailable, ...]]:
+    """Return facts on each device of the kind `tracked`, and the readings that could not be made.
+
+    `with_segments` False: without the allocator's segments of an accelerator that is not CUDA's, for a tick.
+    """
     if tracked == "cpu":
         return (DeviceFacts(device="cpu", name="host memory"),), ()
     if tracked != "cuda":
-        return _other_accelerator(tracked)
+        return accelerator_facts(tracked, with_segments=with_segments)
     torch: Any = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return _unused(torch), (Unavailable("cuda", "CUDA is not initialised in this kernel yet: it holds no GPU memory"),)
-    with NvmlReader() as nvml:
+    limits = group_limits()
+    with _driver(torch) as driver:
         segments = segments_by_device()
-        facts = tuple(_cuda_device(torch, index, nvml, segments) for index in range(torch.cuda.device_count()))
-        missing = () if nvml.reason is None else (Unavailable("nvml", nvml.reason),)
+        facts = tuple(_cuda_device(torch, index, driver, segments, limits) for index in range(torch.cuda.device_count()))
+        reasons = () if driver.reason is None else (Unavailable("nvml", driver.reason),)
+    missing = (*reasons, *unmatched(limits, {fact.limit for fact in facts if fact.limit is not None}))
     if broken := lasting_error():
         reason = f"CUDA answers every call with an error ({broken}): only a restart of the kernel helps"
         return facts, (*missing, Unavailable("cuda", reason))
@@ -106,7 +114,18 @@ def pinned_facts() -> PinnedFacts | None:
     return PinnedFacts(int(stats.get("active_bytes.current", 0)), reserved) if reserved else None
 
 
-def _cuda_device(torch: Any, index: int, nvml: NvmlReader, segments: dict[int, tuple[Segment, ...]]) -> DeviceFacts:
+def _driver(torch: Any) -> NvmlReader | AmdReader:
+    """Return the reader of the driver of this build's devices."""
+    return AmdReader() if getattr(torch.version, "hip", None) else NvmlReader()
+
+
+def _cuda_device(
+    torch: Any,
+    index: int,
+    nvml: NvmlReader | AmdReader,
+    segments: dict[int, tuple[Segment, ...]],
+    limits: dict[str, int],
+) -> DeviceFacts:
     stats = torch.cuda.memory_stats(index)
     allocator = AllocatorStats(
         allocated=stats.get("allocated_bytes.all.current", 0),
@@ -133,14 +152,14 @@ def _cuda_device(torch: Any, index: int, nvml: NvmlReader, segments: dict[int, t
         settings=allocator_settings(),
         workspace=_workspace(torch, properties) if has_context else None,
         has_context=has_context,
-        limit=_limit(index, int(properties.total_memory)) if has_context else None,
+        limit=_limit(index, properties, limits) if has_context else None,
     )
 
 
 def _unused(torch: Any) -> tuple[DeviceFacts, ...]:
     """Return the driver's figures of the devices that torch would use, before it has used any; empty where it tells none."""
     facts = []
-    with NvmlReader() as nvml:
+    with _driver(torch) as nvml:
         for index in range(torch.cuda.device_count()):
             try:
                 readings = nvml.at(torch.cuda._get_nvml_device_index(index))
@@ -168,9 +187,15 @@ def memory_fraction(index: int) -> float | None:
     return None if ask is None else float(ask(index))
 
 
-def _limit(index: int, total: int) -> int | None:
+def _limit(index: int, properties: Any, limits: dict[str, int]) -> int | None:
+    """Return what torch may reserve: by its memory fraction, CUDA's Multi-Process Service, and the control group."""
     fraction = memory_fraction(index)
-    return None if fraction is None else int(fraction * total)
+    known = (
+        None if fraction is None else int(fraction * int(properties.total_memory)),
+        service_limit(index, str(getattr(properties, "uuid", ""))),
+        group_limit(limits, properties),
+    )
+    return min((limit for limit in known if limit is not None), default=None)
 
 
 def is_opened(torch: Any, index: int, reserved: int) -> bool:
@@ -205,74 +230,3 @@ def segments_by_device() -> dict[int, tuple[Segment, ...]]:
     except TypeError:  # this torch has no such option: its call gives segments only
         snapshot = torch.cuda.memory_snapshot()
     return read_segments(snapshot if type(snapshot) is list else snapshot.get("segments", ()))
-
-
-def read_segments(listed: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Segment, ...]]:
-    """Return the segments of a snapshot by device."""
-    by_device: dict[int, list[Segment]] = {}
-    sites = Sites()
-    for segment in listed:
-        address = segment["address"]
-        blocks = []
-        for block in segment["blocks"]:
-            address = block.get("address", address)
-            site = sites.of(_stack(block)) if block["state"] == "active_allocated" else ""
-            blocks.append(
-                Block(
-                    address=address,
-                    size=block["size"],
-                    state=block["state"],
-                    requested=block.get("requested_size", 0),
-                    site=site,
-                )
-            )
-            address += block["size"]
-        by_device.setdefault(segment["device"], []).append(
-            Segment(
-                address=segment["address"],
-                total_size=segment["total_size"],
-                is_small=segment["segment_type"] == "small",
-                is_expandable=bool(segment.get("is_expandable")),
-                blocks=tuple(blocks),
-                stream=segment.get("stream", 0),
-                pool=tuple(segment.get("segment_pool_id", (0, 0))),
-            )
-        )
-    return {device: tuple(segments) for device, segments in by_device.items()}
-
-
-def _stack(block: Any) -> Any:
-    """Return the Python stack that allocated a block, the innermost frame first: empty unless history is recorded."""
-    history = block.get("history") or [{}]  # torch 2.0 keeps it there
-    return block.get("frames") or history[0].get("frames") or ()
-
-
-def _other_accelerator(kind: str) -> tuple[tuple[DeviceFacts, ...], tuple[Unavailable, ...]]:
-    torch: Any = sys.modules["torch"]
-    module: Any = getattr(torch, kind, None)
-    if kind == "mps":
-        allocated, reserved = int(module.current_allocated_memory()), int(module.driver_allocated_memory())
-        return (
-            DeviceFacts(
-                device="mps:0",
-                name="Apple GPU",
-                total=None,
-                free=None,
-                allocator=AllocatorStats(allocated=allocated, reserved=reserved),
-            ),
-        ), ()
-    if not getattr(module, "is_initialized", lambda: False)():
-        return (), (Unavailable(kind, f"{kind} is not initialised in this kernel yet: it holds no memory there"),)
-    facts = []
-    for index in range(module.device_count()):
-        stats = module.memory_stats(index) if hasattr(module, "memory_stats") else {}
-        allocator = AllocatorStats(
-            allocated=stats.get("allocated_bytes.all.current", 0), reserved=stats.get("reserved_bytes.all.current", 0)
-        )
-        facts.append(
-            DeviceFacts(device=f"{kind}:{index}", name=kind, total=None, free=None, allocator=allocator if stats else None)
-        )
-    missing = (
-        () if all(fact.allocator for fact in facts) else (Unavailable(kind, f"this torch has no memory counters for {kind}"),)
-    )
-    return tuple(facts), missing

@@ -130,6 +130,11 @@ class NvmlReader:
             running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except nvml.NVMLError:
             return None
+        of_service = getattr(nvml, "nvmlDeviceGetMPSComputeRunningProcesses", None)  # clients of CUDA's Multi-Process Service
+        if of_service is not None:
+            with contextlib.suppress(Exception):  # a driver without this call: the binding raises errors that are not NVMLError
+                pids = {process.pid for process in running}
+                running = [*running, *(process for process in of_service(handle) if process.pid not in pids)]
         return tuple(ProcessFact(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in running)
 
 

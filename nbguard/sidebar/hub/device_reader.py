@@ -44,7 +44,8 @@ class DeviceReader:
             host = DeviceFacts(device="cpu", name="host memory")
             return TickReading(tracked="cpu", devices=(host,), pid=os.getpid(), process=process, source=source)
         if self._tracked != "cuda":
-            return TickReading(tracked=self._tracked, devices=device_facts(self._tracked)[0], pid=os.getpid())
+            devices, _ = device_facts(self._tracked, with_segments=False)
+            return TickReading(tracked=self._tracked, devices=devices, pid=os.getpid())
         if not torch.cuda.is_initialized():
             return TickReading(tracked="cuda", devices=self._driver.unused(), pid=os.getpid())
         nested = list(nested_stats(torch))
