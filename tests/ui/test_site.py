@@ -8,11 +8,12 @@ from typing import Literal
 import pytest
 from playwright.sync_api import Browser
 
+from tests.thorough import spread
 from tests.ui.axe import findings
 from tests.ui.servers import ROOT
 
 SITE = ROOT / "build" / "site"
-PAGES = sorted(SITE.rglob("*.html"))
+PAGES = spread(sorted(SITE.rglob("*.html")), 8)
 
 Scheme = Literal["light", "dark"]
 
