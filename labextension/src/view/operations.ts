@@ -206,6 +206,7 @@ export class Operations {
         this.#finish(operation, operation.isCancelled ? null : refused(operation, this.#lost));
         break;
       case 'why':
+      case 'foreseen':
         break;
     }
   }

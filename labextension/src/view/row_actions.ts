@@ -1,10 +1,12 @@
-/** What can be done with one row: why, release…, park, unpark. */
+/** What can be done with one row: why, release…, park, unpark, next fit. */
 
 import type { ViewContext } from './view_context';
 import { button, cut, element, type ItemView, KeyedList, setAttribute, setEnabled, setText } from './dom';
 import type { OperationRequest } from './operations';
 import type { Ability } from './protocol';
-import { WhyPanel } from './why';
+import { AnswerPanel } from './answer_panel';
+import { foreseen } from './foreseen';
+import { ways } from './why';
 
 /** A row of a heap. `id` is null for what is parked: that goes by its label. */
 export interface Target {
@@ -14,9 +16,18 @@ export interface Target {
   can: readonly Ability[];
 }
 
+type Action = Exclude<Ability, 'why' | 'foresee'>;
+
+function isAction(ability: Ability): ability is Action {
+  return ability !== 'why' && ability !== 'foresee';
+}
+
 export class RowActions {
   readonly node = element('span', 'nbguard-row-actions');
-  readonly why: WhyPanel;
+  /** Answers to questions about the row, under it. */
+  readonly answers = element('div');
+  readonly #why: AnswerPanel;
+  readonly #fit: AnswerPanel;
   #target: Target = { id: null, label: '', heap: -1, can: [] };
   readonly #first: KeyedList<Ability>;
   readonly #others: KeyedList<Ability>;
@@ -25,7 +36,9 @@ export class RowActions {
 
   constructor(context: ViewContext) {
     this.#context = context;
-    this.why = new WhyPanel(context);
+    this.#why = new AnswerPanel(context, 'why', answer => (answer.op === 'why' ? ways(answer.why, context.trans) : null));
+    this.#fit = new AnswerPanel(context, 'foresee', answer => (answer.op === 'foreseen' ? foreseen(answer.fit) : null));
+    this.answers.append(this.#why.node, this.#fit.node);
     const first = element('span');
     const others = element('span', 'nbguard-others');
     this.#first = this.#listIn(first);
@@ -37,9 +50,13 @@ export class RowActions {
     const isNew = target.heap !== this.#target.heap;
     this.#target = target;
     this.#draw();
-    setAttribute(this.why.node, 'aria-label', `${this.#context.trans.__('why')} ${cut(target.label)}`);
-    if (isNew && this.why.isOpen) {
-      this.#ask();
+    setAttribute(this.#why.node, 'aria-label', `${this.#words('why')} ${cut(target.label)}`);
+    setAttribute(this.#fit.node, 'aria-label', `${this.#words('foresee')} ${cut(target.label)}`);
+    if (isNew) {
+      this.#fit.close(); // it was foreseen of another state, and nobody has asked again
+    }
+    if (isNew && this.#why.isOpen) {
+      this.#ask(this.#why, 'why');
     }
   }
 
@@ -66,36 +83,43 @@ export class RowActions {
       node,
       update: item => {
         ability = item;
-        const pending = ability !== 'why' && this.#context.operations.isPending(this.#wanted(ability));
+        const panel = this.#panel(ability);
+        const pending = isAction(ability) && this.#context.operations.isPending(this.#wanted(ability));
         const words = this.#words(ability);
         setText(node, pending ? this.#context.trans.__('working…') : words);
         setAttribute(node, 'aria-label', `${words} ${cut(this.#target.label)}`);
-        setAttribute(node, 'aria-expanded', ability === 'why' ? String(this.why.isOpen) : null);
+        setAttribute(node, 'aria-expanded', panel === null ? null : String(panel.isOpen));
         setEnabled(node, !pending);
       }
     };
   }
 
   #act(ability: Ability): void {
-    if (ability !== 'why') {
+    const panel = this.#panel(ability);
+    if (isAction(ability)) {
       this.#context.operations.start(this.#wanted(ability));
-    } else if (this.why.isOpen) {
-      this.why.close();
-    } else {
-      this.#ask();
+    } else if (panel?.isOpen === true) {
+      panel.close();
+    } else if (panel !== null) {
+      this.#ask(panel, ability);
     }
     this.#draw();
   }
 
-  #ask(): void {
-    if (this.#target.id === null || !this.#target.can.includes('why')) {
-      this.why.close();
+  /** Return what answers to an ability that is a question; null: it is an action. */
+  #panel(ability: Ability): AnswerPanel | null {
+    return ability === 'why' ? this.#why : ability === 'foresee' ? this.#fit : null;
+  }
+
+  #ask(panel: AnswerPanel, ability: Ability): void {
+    if (this.#target.id === null || !this.#target.can.includes(ability)) {
+      panel.close();
     } else {
-      this.why.open(this.#target.heap, this.#target.id);
+      panel.open(this.#target.heap, this.#target.id);
     }
   }
 
-  #wanted(action: Exclude<Ability, 'why'>): OperationRequest {
+  #wanted(action: Action): OperationRequest {
     const { id, label, heap } = this.#target;
     const title = this.#title(action, cut(label));
     if (action === 'clean') {
@@ -106,7 +130,7 @@ export class RowActions {
       : { action, title, heap, ids: [id] };
   }
 
-  #title(action: Exclude<Ability, 'why'>, label: string): string {
+  #title(action: Action, label: string): string {
     const { trans } = this.#context;
     switch (action) {
       case 'release':
@@ -125,6 +149,8 @@ export class RowActions {
     switch (ability) {
       case 'why':
         return trans.__('why');
+      case 'foresee':
+        return trans.__('next fit');
       case 'release':
         return trans.__('release…');
       case 'park':

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nbguard.sidebar.builtins import to_builtins
 
 if TYPE_CHECKING:
-    from nbguard.sidebar.protocol.state import LineHistory, MemoryState, OutcomeView, PlanView, Tick, WhyView
+    from nbguard.sidebar.protocol.state import ForeseenView, LineHistory, MemoryState, OutcomeView, PlanView, Tick, WhyView
 
 
 class Acknowledged(NamedTuple):
@@ -31,6 +31,13 @@ class Explained(NamedTuple):
 
     rid: str
     why: WhyView
+
+
+class Foreseen(NamedTuple):
+    """The answer to `foresee`."""
+
+    rid: str
+    fit: ForeseenView
 
 
 class HistorySent(NamedTuple):
@@ -84,7 +91,7 @@ class Closed(NamedTuple):
     """Nothing more comes: nbguard was unloaded, or switched off."""
 
 
-Answer = Acknowledged | Queued | HistorySent | Pictured | Explained | Planned | Done | Refused
+Answer = Acknowledged | Queued | HistorySent | Pictured | Explained | Foreseen | Planned | Done | Refused
 Broadcast = TickSent | StateSent | Closed
 
 ANSWERS: dict[str, type[Answer]] = {
@@ -93,6 +100,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "history": HistorySent,
     "picture": Pictured,
     "why": Explained,
+    "foreseen": Foreseen,
     "plan": Planned,
     "done": Done,
     "refused": Refused,
