@@ -1,6 +1,6 @@
 """Predicted peaks beside those of the same fits on this machine's GPU, each in a process of its own: a table in Markdown.
 
-    python -m tests.gpu.predicted [CASE …]
+python -m tests.gpu.predicted [CASE …]
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from typing import Any
 
 from tests.gpu.child import ROOT
 
-CASES = ("mlp", "gpt", "gpt bf16", "gpt checkpoint", "vite bf16", "tabular", "xresnet18", "xresnet18 bf16", "resnet18 channels_last bf16")
+CASES = (
+    "mlp",
+    "gpt",
+    "gpt bf16",
+    "gpt checkpoint",
+    "vite bf16",
+    "tabular",
+    "xresnet18",
+    "xresnet18 bf16",
+    "resnet18 channels_last bf16",
+)
 SHORT = ("mlp", "gpt bf16")
 _MIB = 2**20
 _FIT = """
