@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.sidebar.protocol.messages import Apply, Ask, BadRequest, Bye, Cancel, ForeseeRequest, Hello, Message, PlanRequest, Refresh, parse
+from nbguard.sidebar.protocol.messages import (
+    Apply,
+    Ask,
+    BadRequest,
+    Bye,
+    Cancel,
+    ForeseeRequest,
+    Hello,
+    Message,
+    PlanRequest,
+    Refresh,
+    parse,
+)
 from nbguard.sidebar.protocol.state import ActionName
 
 RIGHT: list[tuple[dict[str, Any], Message]] = [
