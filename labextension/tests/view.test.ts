@@ -363,13 +363,13 @@ describe('a new heap', () => {
 });
 
 describe('the next fit of a Learner', () => {
-  const fit = { need: 'the next fit needs 11.2 of 14.6 GiB', answer: '10.4 GiB is reserved at most', notes: ['not counted: a'] };
+  const text = 'the next fit needs 11.2 of 14.6 GiB\n10.4 GiB is reserved at most\nnot counted: a';
 
   it('is foreseen on request, and never again on its own', () => {
     show('idle');
     expect(model.all('foresee')).toEqual([]);
     control(root, 'next fit learn').click();
-    model.say('foresee', { op: 'foreseen', fit });
+    model.say('foresee', { op: 'foreseen', text });
     expect(root.textContent).toContain('the next fit needs 11.2 of 14.6 GiB');
     expect(root.textContent).toContain('not counted: a');
     const asked = model.last('foresee');

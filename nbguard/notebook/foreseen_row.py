@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbguard.notebook.magics.predict import foreseen
-from nbguard.sidebar.protocol.state import ForeseenView
 from nbguard.units import format_bytes, unit_of
 
 if TYPE_CHECKING:
     from nbguard.prediction.prediction import Prediction
 
 
-def foreseen_row(namespace: dict[str, Any], name: str) -> ForeseenView:
-    """Return the memory of the next fit of the Learner of a name, on the device that this kernel uses, as it is now.
+def foreseen_row(namespace: dict[str, Any], name: str) -> str:
+    """Return lines on the memory of the next fit of the Learner of a name, on the device that this kernel uses, as it is now.
 
     Args:
         namespace: the user's names.
@@ -24,7 +23,7 @@ def foreseen_row(namespace: dict[str, Any], name: str) -> ForeseenView:
     """
     prediction = foreseen(namespace, name, None, None, None)
     need = f"the next fit needs {_of_capacity(prediction)}"
-    return ForeseenView(need=need, answer=prediction.why, notes=tuple(f"not counted: {text}" for text in prediction.unknown))
+    return "\n".join((need, prediction.why, *(f"not counted: {text}" for text in prediction.unknown)))
 
 
 def _of_capacity(prediction: Prediction) -> str:

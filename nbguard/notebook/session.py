@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from nbguard.reports.notices.notice import Notice, Notices
     from nbguard.reports.report import Report
     from nbguard.sidebar.hub.hub import Hub
-    from nbguard.sidebar.protocol.state import ForeseenView
     from nbguard.simulation.simulation import Simulation
 
 _HOME = "_nbguard_live"
@@ -175,7 +174,7 @@ class Session:
             self._hooks.add(self._hub)
         return self._hub
 
-    def _next_fit(self, name: str) -> ForeseenView:
+    def _next_fit(self, name: str) -> str:
         """Return the memory of the next fit of the Learner of a name."""
         from nbguard.notebook.foreseen_row import foreseen_row
 

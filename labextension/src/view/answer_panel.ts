@@ -3,36 +3,36 @@
 import type { Progress } from './connection';
 import { element, setText, show } from './dom';
 import type { ViewContext } from './view_context';
+import { ways } from './why';
+
+export type Topic = 'why' | 'foresee';
 
 export class AnswerPanel {
   readonly node = element('div', 'nbguard-why');
+  /** What was asked; null: nothing, and nothing is shown. */
+  topic: Topic | null = null;
   #rid = '';
   readonly #note = element('div', 'nbguard-dim');
   readonly #body = element('div');
 
   readonly #context: ViewContext;
-  readonly #question: 'why' | 'foresee';
-  readonly #draw: (answer: Progress) => HTMLElement | null;
 
-  /** `draw` makes an element of the answer; null: it is another message. */
-  constructor(context: ViewContext, question: 'why' | 'foresee', draw: (answer: Progress) => HTMLElement | null) {
+  constructor(context: ViewContext) {
     this.#context = context;
-    this.#question = question;
-    this.#draw = draw;
-    this.node.hidden = true;
     this.node.setAttribute('role', 'group');
     this.node.append(this.#note, this.#body);
+    this.close();
   }
 
-  get isOpen(): boolean {
-    return !this.node.hidden;
-  }
-
-  /** Ask about row `id` of heap `heap`; until the answer is there, an earlier one stays. */
-  open(heap: number, id: number): void {
+  /** Ask about row `id` of heap `heap`; until the answer is there, an earlier one to the same question stays. */
+  open(topic: Topic, heap: number, id: number): void {
+    if (topic !== this.topic) {
+      this.close();
+    }
+    this.topic = topic;
     show(this.node, true);
     setText(this.#note, this.#body.childElementCount ? '' : this.#context.trans.__('working…'));
-    const rid = this.#context.connection.ask({ op: this.#question, heap, id }, progress => {
+    const rid = this.#context.connection.ask({ op: topic, heap, id }, progress => {
       if (this.#rid === rid) {
         this.#hear(progress);
       }
@@ -42,6 +42,8 @@ export class AnswerPanel {
 
   close(): void {
     this.#rid = '';
+    setText(this.#note, '');
+    this.topic = null;
     show(this.node, false);
     this.#body.replaceChildren();
   }
@@ -61,13 +63,15 @@ export class AnswerPanel {
       case 'lost':
         setText(this.#note, trans.__('The kernel was restarted.'));
         break;
-      default: {
-        const answer = this.#draw(progress);
-        if (answer !== null) {
-          setText(this.#note, '');
-          this.#body.replaceChildren(answer);
-        }
-      }
+      case 'why':
+        setText(this.#note, '');
+        this.#body.replaceChildren(ways(progress.why, trans));
+        break;
+      case 'foreseen':
+        setText(this.#note, progress.text);
+        break;
+      default:
+        break;
     }
   }
 }

@@ -156,22 +156,6 @@ export const isWhyView: Check<WhyView> = object({
   more: list(isMorePaths)
 });
 
-/** The memory of a Learner's next fit, foreseen. */
-export interface ForeseenView {
-  /** Of how much, in words: `the next fit needs 11.2 of 14.6 GiB`. */
-  need: string;
-  /** Whether it fits, and why, in words. */
-  answer: string;
-  /** What is not counted, in words. */
-  notes: string[];
-}
-
-export const isForeseenView: Check<ForeseenView> = object({
-  need: text,
-  answer: text,
-  notes: list(text)
-});
-
 /** One step of a plan. */
 export interface PlanRow {
   label: string;
@@ -659,8 +643,8 @@ export type Answer =
   | { op: 'picture'; rid: string; html: string }
   /** The answer to `why`. */
   | { op: 'why'; rid: string; why: WhyView }
-  /** The answer to `foresee`. */
-  | { op: 'foreseen'; rid: string; fit: ForeseenView }
+  /** The answer to `foresee`. `text`: lines: what the next fit needs, whether it fits and why, what is not counted. */
+  | { op: 'foreseen'; rid: string; text: string }
   /** The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to. */
   | { op: 'plan'; rid: string; plan: PlanView }
   /** The answer to `apply`. */
@@ -674,7 +658,7 @@ export const isAnswer: Check<Answer> = variants({
   history: object({ rid: text, history: isLineHistory }),
   picture: object({ rid: text, html: text }),
   why: object({ rid: text, why: isWhyView }),
-  foreseen: object({ rid: text, fit: isForeseenView }),
+  foreseen: object({ rid: text, text: text }),
   plan: object({ rid: text, plan: isPlanView }),
   done: object({ rid: text, outcome: isOutcomeView }),
   refused: object({ rid: text, why: text })

@@ -4,9 +4,7 @@ import type { ViewContext } from './view_context';
 import { button, cut, element, type ItemView, KeyedList, setAttribute, setEnabled, setText } from './dom';
 import type { OperationRequest } from './operations';
 import type { Ability } from './protocol';
-import { AnswerPanel } from './answer_panel';
-import { foreseen } from './foreseen';
-import { ways } from './why';
+import { AnswerPanel, type Topic } from './answer_panel';
 
 /** A row of a heap. `id` is null for what is parked: that goes by its label. */
 export interface Target {
@@ -16,18 +14,15 @@ export interface Target {
   can: readonly Ability[];
 }
 
-type Action = Exclude<Ability, 'why' | 'foresee'>;
+type Action = Exclude<Ability, Topic>;
 
-function isAction(ability: Ability): ability is Action {
-  return ability !== 'why' && ability !== 'foresee';
+function isTopic(ability: Ability): ability is Topic {
+  return ability === 'why' || ability === 'foresee';
 }
 
 export class RowActions {
   readonly node = element('span', 'nbguard-row-actions');
-  /** Answers to questions about the row, under it. */
-  readonly answers = element('div');
-  readonly #why: AnswerPanel;
-  readonly #fit: AnswerPanel;
+  readonly answer: AnswerPanel;
   #target: Target = { id: null, label: '', heap: -1, can: [] };
   readonly #first: KeyedList<Ability>;
   readonly #others: KeyedList<Ability>;
@@ -36,9 +31,7 @@ export class RowActions {
 
   constructor(context: ViewContext) {
     this.#context = context;
-    this.#why = new AnswerPanel(context, 'why', answer => (answer.op === 'why' ? ways(answer.why, context.trans) : null));
-    this.#fit = new AnswerPanel(context, 'foresee', answer => (answer.op === 'foreseen' ? foreseen(answer.fit) : null));
-    this.answers.append(this.#why.node, this.#fit.node);
+    this.answer = new AnswerPanel(context);
     const first = element('span');
     const others = element('span', 'nbguard-others');
     this.#first = this.#listIn(first);
@@ -50,13 +43,11 @@ export class RowActions {
     const isNew = target.heap !== this.#target.heap;
     this.#target = target;
     this.#draw();
-    setAttribute(this.#why.node, 'aria-label', `${this.#words('why')} ${cut(target.label)}`);
-    setAttribute(this.#fit.node, 'aria-label', `${this.#words('foresee')} ${cut(target.label)}`);
-    if (isNew) {
-      this.#fit.close(); // it was foreseen of another state, and nobody has asked again
-    }
-    if (isNew && this.#why.isOpen) {
-      this.#ask(this.#why, 'why');
+    setAttribute(this.answer.node, 'aria-label', cut(target.label));
+    if (isNew && this.answer.topic === 'why' && target.can.includes('why')) {
+      this.#ask('why');
+    } else if (isNew) {
+      this.answer.close(); // what was foreseen of the former heap is gone: that takes another click
     }
   }
 
@@ -83,40 +74,29 @@ export class RowActions {
       node,
       update: item => {
         ability = item;
-        const panel = this.#panel(ability);
-        const pending = isAction(ability) && this.#context.operations.isPending(this.#wanted(ability));
+        const pending = !isTopic(ability) && this.#context.operations.isPending(this.#wanted(ability));
         const words = this.#words(ability);
         setText(node, pending ? this.#context.trans.__('working…') : words);
         setAttribute(node, 'aria-label', `${words} ${cut(this.#target.label)}`);
-        setAttribute(node, 'aria-expanded', panel === null ? null : String(panel.isOpen));
+        setAttribute(node, 'aria-expanded', isTopic(ability) ? String(this.answer.topic === ability) : null);
         setEnabled(node, !pending);
       }
     };
   }
 
   #act(ability: Ability): void {
-    const panel = this.#panel(ability);
-    if (isAction(ability)) {
+    if (!isTopic(ability)) {
       this.#context.operations.start(this.#wanted(ability));
-    } else if (panel?.isOpen === true) {
-      panel.close();
-    } else if (panel !== null) {
-      this.#ask(panel, ability);
+    } else if (this.answer.topic === ability) {
+      this.answer.close();
+    } else {
+      this.#ask(ability);
     }
     this.#draw();
   }
 
-  /** Return what answers to an ability that is a question; null: it is an action. */
-  #panel(ability: Ability): AnswerPanel | null {
-    return ability === 'why' ? this.#why : ability === 'foresee' ? this.#fit : null;
-  }
-
-  #ask(panel: AnswerPanel, ability: Ability): void {
-    if (this.#target.id === null || !this.#target.can.includes(ability)) {
-      panel.close();
-    } else {
-      panel.open(this.#target.heap, this.#target.id);
-    }
+  #ask(topic: Topic): void {
+    this.answer.open(topic, this.#target.heap, this.#target.id ?? -1);
   }
 
   #wanted(action: Action): OperationRequest {

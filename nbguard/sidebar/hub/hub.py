@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from nbguard.sidebar.hub.requests import RequestHandler
     from nbguard.sidebar.hub.tick_source import TickSource
     from nbguard.sidebar.protocol import messages
-    from nbguard.sidebar.protocol.state import ForeseenView
 
 _SETTLED = 0.3
 """Seconds after a cell's end before the heap is looked at: the next cell may be waiting already."""
@@ -63,7 +62,7 @@ class Hub:
         self,
         shell: Any,
         simulated: Callable[[], TickReading | None],
-        foresee: Callable[[str], ForeseenView],
+        foresee: Callable[[str], str],
         notices: Callable[[], tuple[Notice, ...]] = tuple,
     ) -> None:
         self._shell = shell

@@ -15,7 +15,7 @@ from nbguard.sidebar.hub.plans import OperationRequest, Plans
 from nbguard.sidebar.protocol.answers import Answer, Done, Explained, Foreseen, Pictured, Planned
 from nbguard.sidebar.protocol.messages import Apply, Ask, ForeseeRequest, PlanRequest, Question
 from nbguard.sidebar.protocol.rows import Rows
-from nbguard.sidebar.protocol.state import ForeseenView, PlanView
+from nbguard.sidebar.protocol.state import PlanView
 from nbguard.sidebar.protocol.why import why_view
 
 _CANNOT = {
@@ -32,10 +32,10 @@ class RequestHandler:
     Args:
         notebook: returns where the names live.
         states: the memory states that were sent.
-        foresee: returns the memory of the next fit of the Learner of a name.
+        foresee: returns the memory of the next fit of the Learner of a name, in lines.
     """
 
-    def __init__(self, notebook: Callable[[], Notebook], states: MemoryStates, foresee: Callable[[str], ForeseenView]) -> None:
+    def __init__(self, notebook: Callable[[], Notebook], states: MemoryStates, foresee: Callable[[str], str]) -> None:
         self._notebook = notebook
         self._foresee = foresee
         self.states = states

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from nbguard.sidebar.builtins import to_builtins
 
 if TYPE_CHECKING:
-    from nbguard.sidebar.protocol.state import ForeseenView, LineHistory, MemoryState, OutcomeView, PlanView, Tick, WhyView
+    from nbguard.sidebar.protocol.state import LineHistory, MemoryState, OutcomeView, PlanView, Tick, WhyView
 
 
 class Acknowledged(NamedTuple):
@@ -37,7 +37,7 @@ class Foreseen(NamedTuple):
     """The answer to `foresee`."""
 
     rid: str
-    fit: ForeseenView
+    text: str  # lines: what the next fit needs, whether it fits and why, what is not counted
 
 
 class HistorySent(NamedTuple):

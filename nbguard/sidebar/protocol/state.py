@@ -366,12 +366,3 @@ class WhyView:
     nbytes: int  # it leads to
     paths: tuple[KeptPath, ...]
     more: tuple[MorePaths, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeseenView:
-    """The memory of a Learner's next fit, foreseen."""
-
-    need: str  # of how much, in words: `the next fit needs 11.2 of 14.6 GiB`
-    answer: str  # whether it fits, and why, in words
-    notes: tuple[str, ...] = ()  # what is not counted, in words
