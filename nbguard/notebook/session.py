@@ -170,9 +170,15 @@ class Session:
         if self._hub is None and all(getattr(kernel, name, None) is not None for name in _KERNEL):
             from nbguard.sidebar.hub.hub import Hub
 
-            self._hub = Hub(self._shell, self._simulated, self._current_notices)
+            self._hub = Hub(self._shell, self._simulated, self._next_fit, self._current_notices)
             self._hooks.add(self._hub)
         return self._hub
+
+    def _next_fit(self, name: str) -> str:
+        """Return the memory of the next fit of the Learner of a name."""
+        from nbguard.notebook.foreseen_row import foreseen_row
+
+        return foreseen_row(self._shell.user_ns, name)
 
     def turn_on(self, *, auto_clean_errors: bool) -> Switches:
         """Record the cells; clean after failed ones, or do not."""

@@ -87,7 +87,7 @@ class Saving:
     peak_reserved: int  # of the fit after the change
     saved: int  # bytes fewer that are reserved at the peak; below 0: the change takes more
     batch_size: int  # items of a batch after the change
-    code: str  # lines of Python that change the Learner `learn`; empty: a setting does it
+    code: str  # lines of Python that change the Learner `learn`, or a step's models by name; empty: a setting does it
     settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes it; empty: lines of Python do it
     cost: str  # what the change costs, in words
 

@@ -11,6 +11,7 @@ from typing import Any
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.fits.fastai_fit import PRECISIONS, LearnerSource
+from nbguard.prediction.fits.step_fit import StepSource
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.prediction import Saving
 from nbguard.prediction.trace import FitTrace, FitTracer
@@ -24,7 +25,7 @@ _EXPANDABLE = "expandable_segments:True"
 class _Change:
     name: str
     cost: str  # what it costs, in words
-    code: str = ""  # lines that change the Learner, by the name `learn`
+    code: str = ""  # lines that change the Learner, by the name `learn`, or a step's models and optimizers, by theirs
     parts: int = 1  # into how many batches one is cut
     conf: str = ""  # setting of the allocator
 
@@ -76,6 +77,8 @@ def _changes(tracer: FitTracer, size: int, endless: FitTrace) -> Iterator[_Chang
     source = tracer.source
     if isinstance(source, LearnerSource):
         yield from _of_learner(source.learn, source.precision, tracer.gpu, size)
+    if isinstance(source, StepSource):
+        yield from _of_step(source, endless)
     for name, model in source.modules:
         blocks = _repeated(model)
         if blocks is not None:
@@ -131,6 +134,25 @@ def _of_learner(learn: Any, precision: str, gpu: Gpu, size: int) -> Iterator[_Ch
             "learn.create_opt()",
             cost="another optimizer: it wants another learning rate",
         )
+
+
+def _of_step(source: StepSource, endless: FitTrace) -> Iterator[_Change]:
+    """Yield the changes to the models and optimizers of a step that need no other line of it."""
+    name = next((name for name, _ in source.modules), "")
+    if name.isidentifier() and endless.convolutions:
+        yield _Change(
+            name="channels last",
+            code=f"import torch\n{name}.to(memory_format=torch.channels_last)",
+            cost="faster in half precision on GPUs with tensor cores",
+        )
+    for name, optimizer in source.optimizers:
+        groups = optimizer.param_groups
+        if name.isidentifier() and groups and all(group.get("foreach", True) is None for group in groups):
+            yield _Change(
+                name="a step of one parameter after the other",
+                code=f'for group in {name}.param_groups:\n    group["foreach"] = False',
+                cost="slower where a model has many small parameters",
+            )
 
 
 def _has_callback(learn: Any, name: str) -> bool:

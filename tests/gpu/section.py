@@ -32,7 +32,9 @@ def text(device: Json, figures: Json | None, recordings: Sequence[Json], outputs
     if recordings:
         lines += _recorded(recordings)
     for title, output in outputs.items():
-        lines += [f"### {title}, on this machine's CPU", "", "```", output.strip("\n"), "```", ""]
+        is_table = "|---|" in output
+        shown = [output.strip("\n")] if is_table else ["```", output.strip("\n"), "```"]
+        lines += [f"### {title}" if is_table else f"### {title}, on this machine's CPU", "", *shown, ""]
     return "\n".join([*lines, END, ""])
 
 

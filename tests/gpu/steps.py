@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.gpu.child import with_settings
+from tests.gpu.predicted import SHORT
 from tests.gpu.recording import SUFFIX
 from tests.gpu.workloads import WORKLOADS
 from tests.thorough import THOROUGH
@@ -45,6 +46,8 @@ def steps(work: Path, *, dry: bool) -> Iterator[Step]:
         yield Step(f"record {name}", arguments, 60, with_settings(workload.settings) | (_DRY if dry else {}))
     yield Step("recordings add up", ["-m", "tests.gpu.replay", str(work / "recordings")], 60)
     yield Step("figures", ["-W", "ignore", "-m", "tests.gpu.bench", str(work / "bench.json")], 120)
+    predicted = ["-W", "ignore", "-m", "tests.gpu.predicted", *(SHORT if short else ())]
+    yield Step("predicted", predicted, 180, needs=("fastai", "torchvision"), title="Predicted peaks of fits beside real ones")
     startup = ["tests/benchmarks/startup.py", "--rounds", "1" if short else "7"]
     yield Step("start-up", startup, 60, needs=("IPython", "numpy"), title="Start-up (`startup.py`)")
     census = ["-W", "ignore", "tests/benchmarks/census.py", "--rounds", *(["1", "--scene", "tensors"] if short else ["3"])]

@@ -341,3 +341,25 @@ def test_nothing_of_the_users_is_held(kernel: Kernel, panel: Panel, kept: str) -
             panel.wait("queued", rid=panel.ask("apply", token=panel.plan("release", **wanted)["token"]))
 
     assert kernel.value("gone")
+
+
+def test_the_next_fit_of_a_learner_is_foreseen_and_nothing_of_it_runs(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("learn = learner(); before = [p.detach().clone() for p in learn.model.parameters()]").ok()
+    wanted = panel.row("learn")
+
+    text = panel.wait("foreseen", rid=panel.ask("foresee", heap=wanted["heap"], id=wanted["ids"][0]), within=60)["text"]
+
+    need, answer = text.splitlines()
+    assert need.startswith("the next fit needs ")
+    assert answer == "no GPU was named: predict(…, gpu='16GiB') says whether it fits there"
+    assert kernel.value("all(map(torch.equal, before, learn.model.parameters()))")
+    assert kernel.value("learn.opt is None")
+
+
+def test_what_is_no_learner_has_no_next_fit(kernel: Kernel, panel: Panel) -> None:
+    kernel.run("first = torch.zeros(1 << 20)").ok()
+    wanted = panel.row("first")
+
+    refused = panel.wait("refused", rid=panel.ask("foresee", heap=wanted["heap"], id=wanted["ids"][0]))
+
+    assert refused["why"] == "there is no fit of this row to foresee: it is no Learner, or one that trains now"

@@ -143,3 +143,20 @@ def test_a_native_call_that_keeps_the_gil(desk: Desk, server: Server) -> None:
     tab.wait_for_end(1)
     tab.wait_for_ticks(2)
     expect(tab.panel).not_to_contain_text("kernel not responding", use_inner_text=True)
+
+
+def test_the_next_fit_of_an_idle_learner_is_foreseen_on_a_click(desk: Desk, server: Server) -> None:
+    """Nothing of it runs, no second click is needed, and the figure goes with the state that it was foreseen of."""
+    notebook = desk.notebook(server, ["more = torch.zeros(1 << 20)"])
+    for cell in (LOAD, prelude()):
+        notebook.kernel.run(cell).ok()
+    tab = desk.open(notebook)
+    tab.wait_for_ticks()
+    needed = tab.panel.get_by_text(re.compile(r"the next fit needs \d"))
+    expect(needed).to_have_count(0)
+
+    tab.button("next fit learn").click()
+    expect(needed).to_be_visible(timeout=60_000)
+    assert notebook.kernel.value("learn.opt is None") is True
+    tab.run(0)
+    expect(needed).to_have_count(0)

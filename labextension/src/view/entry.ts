@@ -42,7 +42,7 @@ export class EntryView implements ItemView<EntryItem> {
     head.append(this.#toggle, this.#name.node);
     head.scope = 'row';
     const line = element('div', 'nbguard-row-words', this.#words, this.#chip, this.#actions.node);
-    const words = element('td', '', line, this.#actions.why.node);
+    const words = element('td', '', line, this.#actions.answer.node);
     words.colSpan = 3;
     const second = element('tr', '', words);
     this.node.append(element('tr', '', head, this.#cell, this.#figure), second);
@@ -100,7 +100,7 @@ class PartView implements ItemView<EntryItem> {
     const head = element('th', 'nbguard-col-label');
     this.#name = new NameView(context, head);
     this.#line = element('div', 'nbguard-row-words', this.#words, this.#chip, this.#actions.node);
-    head.append(this.#name.node, this.#line, this.#actions.why.node);
+    head.append(this.#name.node, this.#line, this.#actions.answer.node);
     head.scope = 'row';
     head.colSpan = 2;
     this.node.append(head, this.#figure);

@@ -205,7 +205,7 @@ export class Operations {
       case 'lost':
         this.#finish(operation, operation.isCancelled ? null : refused(operation, this.#lost));
         break;
-      case 'why':
+      default: // answers to questions about a row
         break;
     }
   }

@@ -7,17 +7,20 @@
 
 import { boolean, list, nullable, number, object, oneOf, text, tuple, variants, type Check } from './check';
 
-export const PROTOCOL = 2;
+export const PROTOCOL = 3;
 
 /** Everything that a sidebar can have done. Each is planned first and applied by the plan's token. */
 export type ActionName = 'clean_stale' | 'empty_cache' | 'release' | 'park' | 'unpark' | 'stop_workers';
 
 export const isActionName: Check<ActionName> = oneOf('clean_stale', 'empty_cache', 'release', 'park', 'unpark', 'stop_workers');
 
-/** A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go. */
-export type Ability = 'why' | 'release' | 'park' | 'unpark' | 'clean';
+/**
+ * A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go; `foresee`
+ * asks for the memory of a Learner's next fit.
+ */
+export type Ability = 'why' | 'release' | 'park' | 'unpark' | 'clean' | 'foresee';
 
-export const isAbility: Check<Ability> = oneOf('why', 'release', 'park', 'unpark', 'clean');
+export const isAbility: Check<Ability> = oneOf('why', 'release', 'park', 'unpark', 'clean', 'foresee');
 
 /** The state of a piece of a segment: `kept` is free in a private pool that something still uses. */
 export type PieceKind = 'allocated' | 'releasable' | 'stranded' | 'kept';
@@ -640,6 +643,8 @@ export type Answer =
   | { op: 'picture'; rid: string; html: string }
   /** The answer to `why`. */
   | { op: 'why'; rid: string; why: WhyView }
+  /** The answer to `foresee`. `text`: lines: what the next fit needs, whether it fits and why, what is not counted. */
+  | { op: 'foreseen'; rid: string; text: string }
   /** The answer to `plan`; to `apply`, if by now it would do anything that was not agreed to. */
   | { op: 'plan'; rid: string; plan: PlanView }
   /** The answer to `apply`. */
@@ -653,6 +658,7 @@ export const isAnswer: Check<Answer> = variants({
   history: object({ rid: text, history: isLineHistory }),
   picture: object({ rid: text, html: text }),
   why: object({ rid: text, why: isWhyView }),
+  foreseen: object({ rid: text, text: text }),
   plan: object({ rid: text, plan: isPlanView }),
   done: object({ rid: text, outcome: isOutcomeView }),
   refused: object({ rid: text, why: text })
@@ -685,6 +691,11 @@ export type Request =
   | { op: 'picture'; rid: string }
   /** Explain why a row is alive. `heap`: number of the memory state that has the row. `id`: of the row. */
   | { op: 'why'; rid: string; heap: number; id: number }
+  /**
+   * Foresee the memory of the next fit of a row's Learner. `heap`: number of the memory state that has the row.
+   * `id`: of the row.
+   */
+  | { op: 'foresee'; rid: string; heap: number; id: number }
   /**
    * Plan an action; nothing is touched. `heap`: number of the memory state that has the rows. `ids`: rows to
    * release or park. `names`: of what is parked, to bring back; none: all. `keep`: keys of steps to leave out.

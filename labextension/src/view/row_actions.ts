@@ -1,10 +1,10 @@
-/** What can be done with one row: why, release…, park, unpark. */
+/** What can be done with one row: why, release…, park, unpark, next fit. */
 
 import type { ViewContext } from './view_context';
 import { button, cut, element, type ItemView, KeyedList, setAttribute, setEnabled, setText } from './dom';
 import type { OperationRequest } from './operations';
 import type { Ability } from './protocol';
-import { WhyPanel } from './why';
+import { AnswerPanel, type Topic } from './answer_panel';
 
 /** A row of a heap. `id` is null for what is parked: that goes by its label. */
 export interface Target {
@@ -14,9 +14,15 @@ export interface Target {
   can: readonly Ability[];
 }
 
+type Action = Exclude<Ability, Topic>;
+
+function isTopic(ability: Ability): ability is Topic {
+  return ability === 'why' || ability === 'foresee';
+}
+
 export class RowActions {
   readonly node = element('span', 'nbguard-row-actions');
-  readonly why: WhyPanel;
+  readonly answer: AnswerPanel;
   #target: Target = { id: null, label: '', heap: -1, can: [] };
   readonly #first: KeyedList<Ability>;
   readonly #others: KeyedList<Ability>;
@@ -25,7 +31,7 @@ export class RowActions {
 
   constructor(context: ViewContext) {
     this.#context = context;
-    this.why = new WhyPanel(context);
+    this.answer = new AnswerPanel(context);
     const first = element('span');
     const others = element('span', 'nbguard-others');
     this.#first = this.#listIn(first);
@@ -37,9 +43,11 @@ export class RowActions {
     const isNew = target.heap !== this.#target.heap;
     this.#target = target;
     this.#draw();
-    setAttribute(this.why.node, 'aria-label', `${this.#context.trans.__('why')} ${cut(target.label)}`);
-    if (isNew && this.why.isOpen) {
-      this.#ask();
+    setAttribute(this.answer.node, 'aria-label', cut(target.label));
+    if (isNew && this.answer.topic === 'why' && target.can.includes('why')) {
+      this.#ask('why');
+    } else if (isNew) {
+      this.answer.close(); // what was foreseen of the former heap is gone: that takes another click
     }
   }
 
@@ -66,36 +74,32 @@ export class RowActions {
       node,
       update: item => {
         ability = item;
-        const pending = ability !== 'why' && this.#context.operations.isPending(this.#wanted(ability));
+        const pending = !isTopic(ability) && this.#context.operations.isPending(this.#wanted(ability));
         const words = this.#words(ability);
         setText(node, pending ? this.#context.trans.__('working…') : words);
         setAttribute(node, 'aria-label', `${words} ${cut(this.#target.label)}`);
-        setAttribute(node, 'aria-expanded', ability === 'why' ? String(this.why.isOpen) : null);
+        setAttribute(node, 'aria-expanded', isTopic(ability) ? String(this.answer.topic === ability) : null);
         setEnabled(node, !pending);
       }
     };
   }
 
   #act(ability: Ability): void {
-    if (ability !== 'why') {
+    if (!isTopic(ability)) {
       this.#context.operations.start(this.#wanted(ability));
-    } else if (this.why.isOpen) {
-      this.why.close();
+    } else if (this.answer.topic === ability) {
+      this.answer.close();
     } else {
-      this.#ask();
+      this.#ask(ability);
     }
     this.#draw();
   }
 
-  #ask(): void {
-    if (this.#target.id === null || !this.#target.can.includes('why')) {
-      this.why.close();
-    } else {
-      this.why.open(this.#target.heap, this.#target.id);
-    }
+  #ask(topic: Topic): void {
+    this.answer.open(topic, this.#target.heap, this.#target.id ?? -1);
   }
 
-  #wanted(action: Exclude<Ability, 'why'>): OperationRequest {
+  #wanted(action: Action): OperationRequest {
     const { id, label, heap } = this.#target;
     const title = this.#title(action, cut(label));
     if (action === 'clean') {
@@ -106,7 +110,7 @@ export class RowActions {
       : { action, title, heap, ids: [id] };
   }
 
-  #title(action: Exclude<Ability, 'why'>, label: string): string {
+  #title(action: Action, label: string): string {
     const { trans } = this.#context;
     switch (action) {
       case 'release':
@@ -125,6 +129,8 @@ export class RowActions {
     switch (ability) {
       case 'why':
         return trans.__('why');
+      case 'foresee':
+        return trans.__('next fit');
       case 'release':
         return trans.__('release…');
       case 'park':

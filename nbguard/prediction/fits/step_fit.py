@@ -21,7 +21,7 @@ class StepFit:
     """A copy of a step and of all that it refers to."""
 
     step: Callable[[Any], Any]  # the copy
-    names: tuple[str, ...]  # of its models
+    names: tuple[str, ...]  # of its models, then of its optimizers
     models: tuple[Any, ...]  # copied modules that it refers to
     optimizers: tuple[Any, ...]  # copied optimizers that it refers to
     device: str  # kind of device on which the models are
@@ -42,8 +42,8 @@ class StepFit:
             yield from state_of(optimizer)
 
     def change(self, code: str) -> None:
-        """Run lines that change the models, by their names."""
-        exec(code, dict(zip(self.names, self.models, strict=True)))  # noqa: S102 - our own lines, the same that are shown
+        """Run lines that change the models and optimizers, by their names."""
+        exec(code, dict(zip(self.names, (*self.models, *self.optimizers), strict=True)))  # noqa: S102 - our own lines, the same that are shown
 
     def run(self, make: MakeBatch) -> None:
         """Call the step for each batch, as a loop does that keeps its result until the next."""
@@ -76,7 +76,12 @@ class StepSource:
     @property
     def modules(self) -> Iterable[tuple[str, Any]]:
         """Return the modules that the step refers to."""
-        return [(_name(self.step, value), value) for value in self._values if isinstance(value, torch.nn.Module)]
+        return [(_name(self.step, value, "model"), value) for value in self._values if isinstance(value, torch.nn.Module)]
+
+    @property
+    def optimizers(self) -> Iterable[tuple[str, Any]]:
+        """Return the optimizers of PyTorch's that the step refers to."""
+        return [(_name(self.step, each, "optimizer"), each) for each in self._values if isinstance(each, torch.optim.Optimizer)]
 
     @property
     def _values(self) -> list[Any]:
@@ -88,9 +93,8 @@ class StepSource:
     def tensors(self) -> Iterable[Any]:
         """Return the tensors of its models and optimizers."""
         yield from tensors_of_models(module for _, module in self.modules)
-        for value in self._values:
-            if isinstance(value, torch.optim.Optimizer):
-                yield from state_of(value)
+        for _, optimizer in self.optimizers:
+            yield from state_of(optimizer)
 
     def fit(self, batch_size: int | None, *, full_only: bool = False) -> StepFit:  # noqa: ARG002 - all batches are full
         """Return a copy of the step that runs without data."""
@@ -105,12 +109,12 @@ class StepSource:
         copier = FunctionCopier(memo, device)
         own = [copier.copy(model) for model in models]
         step, prepare = copier.copy(self.step), copier.copy(self.prepare)
-        used = [value for value in self._values if isinstance(value, torch.optim.Optimizer)]
+        used = list(self.optimizers)
         return StepFit(
             step=step,
-            names=tuple(name for name, _ in self.modules),
+            names=tuple(name for name, _ in (*self.modules, *used)),
             models=tuple(own),
-            optimizers=tuple(copier.copy(optimizer) for optimizer in used),
+            optimizers=tuple(copier.copy(optimizer) for _, optimizer in used),
             device=device,
             is_on_host=self.batch.is_on_host,
             sizes=(size,) * FULL,
@@ -126,7 +130,7 @@ def state_of(optimizer: Any) -> Iterable[Any]:
         yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
-def _name(step: Any, module: Any) -> str:
-    """Return a module's name in the namespace of a step, or the word for a model."""
+def _name(step: Any, value: Any, default: str) -> str:
+    """Return the name of a model or an optimizer in the namespace of a step, or the word for such a one."""
     namespace = getattr(step, "__globals__", {})
-    return next((name for name, value in namespace.items() if value is module), "model")
+    return next((name for name, each in namespace.items() if each is value), default)

@@ -78,6 +78,19 @@ def _batch_norm_of_rows_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, A
     return (4 * args[1].shape[1],) * 2 if args[1].ndim == 2 else ()
 
 
+def _batch_norm_backward(device: Allocator, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the gradients; a copy of a gradient that is a part of another tensor is there before them, as after `torch.cat`.
+
+    Source: `cudnn_batch_norm_backward` in aten/src/ATen/native/cudnn/BatchNorm.cpp; bfloat16 is not cuDNN's.
+    """
+    gradient, tensor = args[:2]
+    is_last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+    memory_format = torch.channels_last if is_last else torch.contiguous_format
+    is_copied = tensor.ndim > 2 and tensor.dtype != torch.bfloat16 and not gradient.is_contiguous(memory_format=memory_format)
+    with device.buffers(nbytes(gradient) if is_copied else 0):
+        return operator(*args, **kwargs)
+
+
 def _roll(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the output; each dimension is shifted by itself (`roll_common` in TensorTransformations.h)."""
     tensor, dims = args[0], argument(args, kwargs, 2, "dims", ())
@@ -106,6 +119,7 @@ REPLACED: dict[Any, Replacement] = {
     _aten.native_dropout_backward.default: _dropout_backward,
     _aten.native_layer_norm.default: _layer_norm,
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
+    _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.roll.default: _roll,
     _aten.log_sigmoid_forward.default: _log_sigmoid,
 }

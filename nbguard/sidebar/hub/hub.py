@@ -39,6 +39,8 @@ _HISTORIES = 32
 
 _UNTIL_END = "a look at the heap waits for the end of the cell"
 
+_FORESEEN_LATER = "the cell that runs may use it: its next fit is foreseen when the cell ends"
+
 _LOOK = "nbguard: look"
 """Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""
 
@@ -49,18 +51,23 @@ class Hub:
     """Answers sidebars, and ticks while somebody looks; a listener of `cells.hooks.Hooks`, which tells it of cells.
 
     What arrives is only taken note of in the thread that has it. Nothing runs, and nothing heavy is imported, before the
-    first view says hello. `simulated` returns the counters of the simulated device, while cells run on one; `notices` those on
-    what is still in memory.
+    first view says hello. `simulated` returns the counters of the simulated device, while cells run on one; `foresee` the
+    memory of the next fit of the Learner of a name; `notices` those on what is still in memory.
     """
 
     name = "the sidebar"
     rank = 50
 
     def __init__(
-        self, shell: Any, simulated: Callable[[], TickReading | None], notices: Callable[[], tuple[Notice, ...]] = tuple
+        self,
+        shell: Any,
+        simulated: Callable[[], TickReading | None],
+        foresee: Callable[[str], str],
+        notices: Callable[[], tuple[Notice, ...]] = tuple,
     ) -> None:
         self._shell = shell
         self._notices = notices
+        self._foresee = foresee
         self._simulated = simulated
         self._kernel = shell.kernel
         self._thread = threading.get_ident()
@@ -214,6 +221,8 @@ class Hub:
                 self._put(channel, rid, "Look", _UNTIL_END, lambda: self._send_picture(channel, rid))
             case messages.Ask() | messages.PlanRequest() as asked:
                 self._put(channel, asked.rid, "Look", "", lambda: self._answer(channel, asked))
+            case messages.ForeseeRequest() as asked:
+                self._put(channel, asked.rid, "Next fit", _FORESEEN_LATER, lambda: self._answer(channel, asked))
             case messages.Apply(rid, token) as asked:
                 title, why = ("Apply", "") if self._handler is None else self._handler.plans.about(token)
                 self._put(channel, rid, title, why, lambda: self._answer(channel, asked))
@@ -225,7 +234,7 @@ class Hub:
         if not self._jobs.put(Job(run=run, failed=refuse, rid=rid, title=title, why=why, tell_queued=tell_queued)):
             refuse("too much is waiting to be done already: wait for the cell to end")
 
-    def _answer(self, channel: Channel, asked: messages.Ask | messages.PlanRequest | messages.Apply) -> None:
+    def _answer(self, channel: Channel, asked: messages.Question) -> None:
         handler = self._ready()
         try:
             answer, has_cleaned = handler.answer(asked)
@@ -276,7 +285,7 @@ class Hub:
                 from nbguard.sidebar.hub.requests import RequestHandler
 
                 states = MemoryStates(self._notebook, self._boot, lambda: (self._busy.ended, self._busy.cell), self._notices)
-                self._handler = RequestHandler(self._notebook, states)
+                self._handler = RequestHandler(self._notebook, states, self._foresee)
             return self._handler
 
     def _tick(self) -> None:

@@ -12,32 +12,42 @@ from nbguard.scan.scan import Notebook, scan
 from nbguard.sidebar.hub.memory_states import MemoryStates
 from nbguard.sidebar.hub.picture import report_picture
 from nbguard.sidebar.hub.plans import OperationRequest, Plans
-from nbguard.sidebar.protocol.answers import Answer, Done, Explained, Pictured, Planned
-from nbguard.sidebar.protocol.messages import Apply, Ask, PlanRequest
+from nbguard.sidebar.protocol.answers import Answer, Done, Explained, Foreseen, Pictured, Planned
+from nbguard.sidebar.protocol.messages import Apply, Ask, ForeseeRequest, PlanRequest, Question
 from nbguard.sidebar.protocol.rows import Rows
 from nbguard.sidebar.protocol.state import PlanView
 from nbguard.sidebar.protocol.why import why_view
 
 _CANNOT = {
     "why": "there is nothing to explain about this row",
+    "foresee": "there is no fit of this row to foresee: it is no Learner, or one that trains now",
     "release": "these rows cannot be released: no name of yours holds them alone",
     "park": "these rows cannot be parked: that is for experiments and tensors that no fit uses",
 }
 
 
 class RequestHandler:
-    """Answers requests from the last memory state and the plans that were shown."""
+    """Answers requests from the last memory state and the plans that were shown.
 
-    def __init__(self, notebook: Callable[[], Notebook], states: MemoryStates) -> None:
+    Args:
+        notebook: returns where the names live.
+        states: the memory states that were sent.
+        foresee: returns the memory of the next fit of the Learner of a name, in lines.
+    """
+
+    def __init__(self, notebook: Callable[[], Notebook], states: MemoryStates, foresee: Callable[[str], str]) -> None:
         self._notebook = notebook
+        self._foresee = foresee
         self.states = states
         self.plans = Plans(notebook)
 
-    def answer(self, asked: Ask | PlanRequest | Apply) -> tuple[Answer, bool]:
+    def answer(self, asked: Question) -> tuple[Answer, bool]:
         """Return the answer to a request, and whether a cleanup has run. Raises NbguardError to refuse it."""
         match asked:
             case Ask(rid, heap, id):
                 return Explained(rid, why_view(self._why(heap, id))), False
+            case ForeseeRequest(rid, heap, id):
+                return Foreseen(rid, self._foresee(self._texts("foresee", heap, (id,))[0])), False
             case PlanRequest():
                 return Planned(asked.rid, self._plan(asked)), False
             case Apply(rid, token):

@@ -33,6 +33,13 @@ class Explained(NamedTuple):
     why: WhyView
 
 
+class Foreseen(NamedTuple):
+    """The answer to `foresee`."""
+
+    rid: str
+    text: str  # lines: what the next fit needs, whether it fits and why, what is not counted
+
+
 class HistorySent(NamedTuple):
     """The answer to `history`."""
 
@@ -84,7 +91,7 @@ class Closed(NamedTuple):
     """Nothing more comes: nbguard was unloaded, or switched off."""
 
 
-Answer = Acknowledged | Queued | HistorySent | Pictured | Explained | Planned | Done | Refused
+Answer = Acknowledged | Queued | HistorySent | Pictured | Explained | Foreseen | Planned | Done | Refused
 Broadcast = TickSent | StateSent | Closed
 
 ANSWERS: dict[str, type[Answer]] = {
@@ -93,6 +100,7 @@ ANSWERS: dict[str, type[Answer]] = {
     "history": HistorySent,
     "picture": Pictured,
     "why": Explained,
+    "foreseen": Foreseen,
     "plan": Planned,
     "done": Done,
     "refused": Refused,

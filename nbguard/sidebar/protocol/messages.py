@@ -69,6 +69,15 @@ class Ask:
     id: int  # of the row
 
 
+@dataclass(frozen=True, slots=True)
+class ForeseeRequest:
+    """Foresee the memory of the next fit of a row's Learner."""
+
+    rid: str
+    heap: int  # number of the memory state that has the row
+    id: int  # of the row
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
     """Plan an action; nothing is touched."""
@@ -104,7 +113,10 @@ class BadRequest:
     why: str  # the reason, in words
 
 
-Request = Hello | Bye | Refresh | HistoryRequest | PictureRequest | Ask | PlanRequest | Apply | Cancel
+Request = Hello | Bye | Refresh | HistoryRequest | PictureRequest | Ask | ForeseeRequest | PlanRequest | Apply | Cancel
+
+Question = Ask | ForeseeRequest | PlanRequest | Apply
+"""A request whose answer takes a scan, a trace or a cleanup."""
 
 Message = Request | BadRequest
 
@@ -181,13 +193,19 @@ def _plan(message: dict[Any, Any]) -> PlanRequest:
     return PlanRequest(rid=rid, action=action, heap=heap, ids=ids, names=_texts(message, "names"), keep=_texts(message, "keep"))  # type: ignore[arg-type]
 
 
+def _row(message: dict[Any, Any]) -> tuple[str, int, int]:
+    """Return (request, number of the memory state, row) of a request about one row."""
+    return _token(message, "rid"), _number(message.get("heap"), "heap"), _number(message.get("id"), "id")
+
+
 _READERS: dict[str, Callable[[dict[Any, Any]], Message]] = {
     "hello": _hello,
     "bye": lambda message: Bye(_token(message, "client")),
     "refresh": lambda message: Refresh(_token(message, "rid")),
     "history": lambda message: HistoryRequest(_token(message, "rid"), _number(message.get("seconds"), "seconds")),
     "picture": lambda message: PictureRequest(_token(message, "rid")),
-    "why": lambda message: Ask(_token(message, "rid"), _number(message.get("heap"), "heap"), _number(message.get("id"), "id")),
+    "why": lambda message: Ask(*_row(message)),
+    "foresee": lambda message: ForeseeRequest(*_row(message)),
     "plan": _plan,
     "apply": lambda message: Apply(_token(message, "rid"), _token(message, "token")),
     "cancel": lambda message: Cancel(_token(message, "rid")),
@@ -200,6 +218,7 @@ REQUESTS: dict[str, type[Request]] = {
     "history": HistoryRequest,
     "picture": PictureRequest,
     "why": Ask,
+    "foresee": ForeseeRequest,
     "plan": PlanRequest,
     "apply": Apply,
     "cancel": Cancel,

@@ -161,8 +161,11 @@ def _can(graph: Graph, row: Holder, texts: Sequence[str], training: Set[int]) ->
     if not texts:
         return ("why",) if row.roots else ()
     nodes = graph.roots[row.roots[0]].nodes
+    may_foresee = (
+        row.kind == "name" and any(graph.nodes[node].kind == "learner" for node in nodes) and training.isdisjoint(nodes)
+    )
     may_park = row.kind == "name" and row.retained > 0 and _is_movable(graph, nodes) and training.isdisjoint(nodes)
-    return ("why", "release", "park") if may_park else ("why", "release")
+    return ("why", "release", *(("park",) if may_park else ()), *(("foresee",) if may_foresee else ()))
 
 
 def _is_movable(graph: Graph, nodes: Iterable[int]) -> bool:

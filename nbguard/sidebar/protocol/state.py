@@ -14,13 +14,14 @@ from typing import Literal, NamedTuple
 from nbguard.memory.breakdown import DevicePart as DevicePart
 from nbguard.memory.breakdown import Part
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 ActionName = Literal["clean_stale", "empty_cache", "release", "park", "unpark", "stop_workers"]
 """Everything that a sidebar can have done. Each is planned first and applied by the plan's token."""
 
-Ability = Literal["why", "release", "park", "unpark", "clean"]
-"""A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go."""
+Ability = Literal["why", "release", "park", "unpark", "clean", "foresee"]
+"""A request that a view may make about a row. `clean` is the plan of Clean stale, which lets the row go; `foresee` asks for the
+memory of a Learner's next fit."""
 
 PieceKind = Literal["allocated", "releasable", "stranded", "kept"]
 """The state of a piece of a segment: `kept` is free in a private pool that something still uses."""

@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbguard.sidebar.protocol.messages import Apply, Ask, BadRequest, Bye, Cancel, Hello, Message, PlanRequest, Refresh, parse
+from nbguard.sidebar.protocol.messages import (
+    Apply,
+    Ask,
+    BadRequest,
+    Bye,
+    Cancel,
+    ForeseeRequest,
+    Hello,
+    Message,
+    PlanRequest,
+    Refresh,
+    parse,
+)
 from nbguard.sidebar.protocol.state import ActionName
 
 RIGHT: list[tuple[dict[str, Any], Message]] = [
@@ -22,6 +34,7 @@ RIGHT: list[tuple[dict[str, Any], Message]] = [
     ({"op": "bye", "client": "a_1"}, Bye("a_1")),
     ({"op": "refresh", "rid": "r1"}, Refresh("r1")),
     ({"op": "why", "rid": "r1", "heap": 7, "id": 0}, Ask("r1", 7, 0)),
+    ({"op": "foresee", "rid": "r1", "heap": 7, "id": 0}, ForeseeRequest("r1", 7, 0)),
     ({"op": "plan", "rid": "r1", "action": "clean_stale"}, PlanRequest(rid="r1", action="clean_stale")),
     (
         {"op": "plan", "rid": "r1", "action": "release", "heap": 7, "ids": [1, 2], "names": ["x"], "keep": ["Out[9]"]},

@@ -1,0 +1,69 @@
+"""Predicted peaks beside those of the same fits on this machine's GPU, each in a process of its own: a table in Markdown.
+
+python -m tests.gpu.predicted [CASE …]
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tests.gpu.child import ROOT
+
+CASES = (
+    "mlp",
+    "gpt",
+    "gpt bf16",
+    "gpt checkpoint",
+    "vite bf16",
+    "tabular",
+    "xresnet18",
+    "xresnet18 bf16",
+    "resnet18 channels_last bf16",
+)
+SHORT = ("mlp", "gpt bf16")
+_MIB = 2**20
+_FIT = """
+import json, sys, warnings; warnings.filterwarnings("ignore")
+import torch
+from nbguard.prediction.predict import predict
+from tests.prediction.fits import fit, make
+case = sys.argv[1]
+torch.cuda.init()
+foreseen = predict(make(case, "cpu"))
+fit(make(case, "cuda"))
+real = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+print(json.dumps([foreseen.peak_allocated, foreseen.peak_reserved, foreseen.band, *real]))
+"""
+
+
+def row(case: str) -> str:
+    """Return the row of a case: MiB foreseen and real, and how far off, allocated and reserved; or why there is none."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FIT, case], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+    if done.returncode:
+        return f"| {case} | {(done.stderr.strip().splitlines() or ['no output'])[-1][:120]} | | |"
+    figures: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    allocated, reserved, band, was_allocated, was_reserved = figures
+    cells = [_cell(allocated, was_allocated), _cell(reserved, was_reserved), f"{band / _MIB:,.0f}"]
+    return f"| {case} | " + " | ".join(cells) + " |"
+
+
+def _cell(foreseen: int, real: int) -> str:
+    share = "exact" if foreseen == real else f"{foreseen / real - 1:+.2%}"
+    return f"{foreseen / _MIB:,.2f} / {real / _MIB:,.2f} ({share})"
+
+
+def main() -> None:
+    """Print the table."""
+    print("MiB, predicted / real:\n")
+    print("| fit | allocated | reserved | band |\n|---|---|---|---|")
+    for case in sys.argv[1:] or CASES:
+        print(row(case), flush=True)
+
+
+if __name__ == "__main__":
+    main()
