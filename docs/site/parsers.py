@@ -21,6 +21,8 @@ _MARKUP = (
     ('<aside class="toc-drawer no-toc">', '<aside class="toc-drawer no-toc" aria-label="This page">'),
     ('<th class="head"><p></p></th>', '<td class="head"></td>'),
     ("<pre>", '<pre tabindex="0">'),
+    ('<div id="search-results"></div>', '<h1>Search</h1>\n<div id="search-results" class="results"></div>'),
+    ('docutils container">', 'docutils container" tabindex="0">'),
 )
 """What the theme writes, and what it means; after which it is not written so again."""
 
@@ -101,7 +103,7 @@ def _wide() -> Any:
 
 
 def complete_markup(app: Sphinx, error: Exception | None) -> None:
-    """Tell screen readers what they need: levels of headings, names of the side columns, no empty headers, code to scroll."""
+    """Give the theme's pages what screen readers and keyboards need: levels of headings, names of columns, places to scroll."""
     if error is not None or app.builder.format != "html":
         return
     for page in app.outdir.rglob("*.html"):
