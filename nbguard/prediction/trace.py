@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +24,6 @@ _BAND = 0.05
 """Share of the reserved peak that stays free before a fit is said to fit: other versions of CUDA, kernels without a rule."""
 _CONVOLUTIONS = 256 * 2**20
 """Bytes that stay free besides where cuDNN convolves: PyTorch takes a plan with a smaller workspace where one finds no room."""
-_YOUNG = 1
-"""The oldest generation of Python's garbage collector that has objects made since the last batch."""
 
 
 class FailedFitError(UnpredictableError):
@@ -140,14 +136,13 @@ class FitTracer:
         device = emulation.device
 
         def make(shapes: Any, *, on_host: bool = False) -> Any:
-            gc.collect(_YOUNG)
             device.begin_batch()
             if on_host:
                 return made_on_host(shapes)
             with device.making(MemoryCategory.INPUTS, FitPhase.BATCH):
                 return made(shapes)
 
-        with kept_generators(), _no_collections(), emulation:
+        with kept_generators(), emulation:
             emulation.storages.note(fit.resident)
             model = device.model.allocated - device.held
             try:
@@ -179,22 +174,6 @@ class FitTracer:
             convolutions=emulation.operators.convolutions,
             unknown=(*fit.left_out, *_unknown(emulation)),
         )
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Hold Python's own garbage collections off, which come after so many objects of any kind.
-
-    They decide how long tensors live that a cycle of objects holds, such as an exception and its frames. Without them the
-    same fit has the same figures each time: what a batch leaves in cycles lives until the next one begins.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _change(fit: Fit, code: str) -> None:
