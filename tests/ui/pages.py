@@ -41,7 +41,10 @@ _FOCUSED = f"view => {{ const one = document.activeElement; return one !== view 
 
 # What JupyterLab and Notebook say themselves, with no extension installed.
 _THEIRS = {
-    "lab": re.compile(r"^Comm not found for comm id [0-9a-f-]{36}$|^Error: Canceled future for create_subshell_request"),
+    "lab": re.compile(
+        r"^Comm not found for comm id [0-9a-f-]{36}$|^Error: Canceled future for create_subshell_request"
+        r"|^Could not restore the debugger state: Canceled future for debug_request"  # a restart came before the answer
+    ),
     "notebook": re.compile(r"reading 'schema'|Command 'filebrowser:open-path' not registered"),
 }
 
