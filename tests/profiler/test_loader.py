@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data._utils import fetch
 
 from nbguard.profiler.analysis.loader.fetches import slowest, training_loader
+from nbguard.profiler.instruments.loader.fetching import FetchTimer
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from tests.profiler.recording import recording
 
@@ -373,3 +374,10 @@ def test_an_error_in_a_dataset_is_the_users_own() -> None:
         with watched() as watch, pytest.raises(KeyError, match="mine"):
             fit(torch_loader(Rows(fail), workers))
         assert watch.observe()[0].fetch.fetches >= 1
+
+
+@pytest.mark.parametrize("indices", [[3, 1, 2], (3, 1, 2)], ids=["list", "tuple"])
+def test_the_items_of_a_fetch_are_counted_however_its_indices_come(indices: Any) -> None:
+    timer = FetchTimer()
+    timer.fetch(lambda _, index: index, None, indices)  # the first one is not profiled
+    assert (timer.fetches, timer.items) == (1, 3)

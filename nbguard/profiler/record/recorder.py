@@ -66,7 +66,7 @@ _AGAIN = 4
 """Batches in a row that are looked at where a long fit has become twice as long, from batch `2 * _SOON` on."""
 _STRETCHES = 64
 """Stretches that are told of: the patches that come and go with them make Python forget what it knew of a class."""
-_BATCH, _LOSS, STEP = (BOUNDARY_CODES[kind] for kind in ("batch", "loss", "step"))
+_BATCH, _LOSS, _STEP = (BOUNDARY_CODES[kind] for kind in ("batch", "loss", "step"))
 _OFF = -1
 _T = TypeVar("_T")
 Subscribers = dict[str, tuple[Callable[..., None], ...]]
@@ -177,7 +177,7 @@ class Recorder:
 
     def has_stepped(self) -> None:
         """Log that an optimizer has stepped."""
-        self.add((STEP, 0))
+        self.add((_STEP, 0))
 
     def begin_batch(self, loop: int) -> None:
         """Note that an iterator is about to be asked for a batch."""

@@ -14,7 +14,7 @@ from nbguard.profiler.analysis.time.phase_log import LogPosition
 from nbguard.profiler.record.call_arguments import CallArguments
 from nbguard.profiler.record.fit_bounds import Begins, FitBounds
 from nbguard.profiler.record.patches import Patches
-from nbguard.profiler.record.recorder import STEP, Recorder
+from nbguard.profiler.record.recorder import Recorder
 
 Function = Callable[..., Any]
 
@@ -25,8 +25,7 @@ class TorchLoop:
     """Marks the phases of any loop over torch. While `in_learner` is true fastai's own events tell them apart.
 
     Most calls of a fit are only passed on: that takes one look at `inside`. Calls of modules inside of modules are not even
-    that where only some batches are looked at: there the marks are around the classes that were seen outermost. What each
-    batch passes is written out in place: a function more costs the fit what it calls.
+    that where only some batches are looked at: there the marks are around the classes that were seen outermost.
     """
 
     watches = "phases of the loop"
@@ -172,8 +171,7 @@ class TorchLoop:
         return around
 
     def _next(self, original: Function) -> Function:
-        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
-        wait = recorder.code(phases.WAIT)
+        recorder, wait = self._recorder, self._recorder.code(phases.WAIT)
 
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for it
             __tracebackhide__ = True
@@ -205,9 +203,7 @@ class TorchLoop:
                 self.inside -= 1
                 recorder.loading -= 1
                 recorder.current = before
-                add((wait, clock()))
-                if recorder.subscribers["phase"]:
-                    recorder.emit("phase", wait)
+                recorder.ended(wait)
                 if recorder.subscribers["waited"]:
                     recorder.emit("waited")
 
@@ -252,9 +248,7 @@ class TorchLoop:
                 finally:
                     self.inside -= 1
                     recorder.current = before
-                    add((code, clock()))
-                    if recorder.subscribers["phase"]:
-                        recorder.emit("phase", code)
+                    recorder.ended(code)
 
             return __call__
 
@@ -276,9 +270,7 @@ class TorchLoop:
                 return original(tensors, *args, **kw)
             finally:
                 recorder.current = before
-                add((code, clock()))
-                if recorder.subscribers["phase"]:
-                    recorder.emit("phase", code)
+                recorder.ended(code)
                 if recorder.subscribers["backward"]:
                     recorder.emit("backward")
 
@@ -301,9 +293,7 @@ class TorchLoop:
                 return original(optimizer, *args, **kw)
             finally:
                 recorder.current = before
-                add((code, clock()))
-                if recorder.subscribers["phase"]:
-                    recorder.emit("phase", code)
+                recorder.ended(code)
 
         return zero_grad
 
@@ -320,9 +310,8 @@ class TorchLoop:
         recorder = self._recorder
         if get_ident() == recorder.thread and self._steps and not self.in_learner:
             recorder.current = self._steps.pop()
-            recorder.add((self._step, recorder.clock(), STEP, 0))
-            if recorder.subscribers["phase"]:
-                recorder.emit("phase", self._step)
+            recorder.ended(self._step)
+            recorder.has_stepped()
 
 
 class Rehearsed:

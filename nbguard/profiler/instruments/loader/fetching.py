@@ -75,9 +75,7 @@ class FetchTimer:
         batch = original(fetcher, index)
         self.times.append(perf_counter_ns() - begin)
         self.written += 1
-        self.fetches += 1  # as `_count` does: calls are what this costs in each batch
-        if type(index) is list:
-            self.items += len(index)
+        self._count(index)
         return batch, False
 
     def _count(self, index: Any) -> None:

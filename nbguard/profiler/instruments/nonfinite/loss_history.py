@@ -48,7 +48,7 @@ class LossHistory:
         if self.first is None:
             self.first, self.usual_peak = value, peak_of(self._torch, calls)
         latest = self._latest
-        jumps = not -JUMP <= value <= JUMP and len(latest) >= _STABLE and abs(value) > JUMP * max(map(abs, latest))
+        jumps = abs(value) > JUMP and len(latest) >= _STABLE and abs(value) > JUMP * max(map(abs, latest))
         latest.append(value)
         return jumps
 

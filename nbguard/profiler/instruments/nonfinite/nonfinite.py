@@ -122,9 +122,8 @@ class FiniteWatch:
 
     def _loss(self, tensors: Any) -> None:
         self._are_used = True
-        is_plain = type(tensors) is self._plain  # nobody's own class: nothing of theirs is called
-        value = self._number(tensors) if is_plain else self._number_of_subclass(tensors)
-        if type(value) is float and value - value == 0:  # nearly always: nothing else is made of it
+        value = self._finite_value(tensors)
+        if value is not None:  # nearly always: nothing else is made of it
             self._losses += 1
             if self._history.note(value, self._calls) and self._jump is None:
                 self._note_jump(value)
@@ -138,12 +137,17 @@ class FiniteWatch:
             for call in self._calls:
                 call.release()
 
-    def _number_of_subclass(self, tensor: Any) -> Any | None:
-        """Return the value of a tensor of somebody's own class, as `_number` does."""
-        if not issubclass(type(tensor), self._plain):
+    def _finite_value(self, tensor: Any) -> float | None:
+        """Return a loss that is one finite number in host memory, else None."""
+        kind = type(tensor)
+        if kind is self._plain:  # nobody's own class: nothing of theirs is called
+            value = self._number(tensor)
+        elif issubclass(kind, self._plain):
+            with self._torch._C.DisableTorchFunctionSubclass():
+                value = self._number(tensor)
+        else:
             return None
-        with self._torch._C.DisableTorchFunctionSubclass():
-            return self._number(tensor)
+        return value if type(value) is float and value - value == 0 else None
 
     def _number(self, tensor: Any) -> Any | None:
         """Return the value of a tensor that is one number in host memory, else None."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nbguard.profiler.record.call_arguments import CallArguments
+from nbguard.profiler.record.call_arguments import names_of
 from nbguard.scan.devices.generators import kept_generators
 from nbguard.scan.heap.attributes import TRANSPARENT, attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
@@ -35,11 +35,7 @@ class ForwardCall:
     def of(cls, torch: Any, module: Any, args: Any, device: str, *, keeps: bool = False) -> ForwardCall:
         """Note a call that is about to begin, on a device of this type. `keeps`: its arguments are there until `release`."""
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        try:
-            held = tuple(args) if keeps else tuple(map(weakref.ref, args))  # nearly always all are tensors
-        except TypeError:
-            held = _weak(tuple(args))
-        return cls(weakref.ref(module), held, (device, dtype), args.names if type(args) is CallArguments else ())
+        return cls(weakref.ref(module), tuple(args) if keeps else _weak_all(args), (device, dtype), names_of(args))
 
     def release(self) -> None:
         """Hold the arguments weakly from now on."""
@@ -52,6 +48,14 @@ class ForwardCall:
             NotPossibleError: they are gone.
         """
         return _strong(self.args)
+
+
+def _weak_all(args: Any) -> Any:
+    """Return the arguments of a call, held weakly: nearly always all are tensors, and nothing else is looked at."""
+    try:
+        return tuple(map(weakref.ref, args))
+    except TypeError:
+        return _weak(tuple(args))
 
 
 def _weak(value: Any) -> Any:
