@@ -326,10 +326,10 @@ class Session:
         """
         from nbguard.notebook.listeners.memory_log import MemoryLog
 
-        self._run_ledger(shows=self.switches.cells)
-        assert self._ledger is not None  # noqa: S101 - it runs
-        log = MemoryLog(self._ledger, specs, every, _say)
+        log = MemoryLog(self._made_ledger(), specs, every, _say)
+        shows = self.switches.cells
         self.stop_logging()
+        self._run_ledger(shows=shows)
         self._memory_log = log
         self._hooks.add(log)
         return log.state
@@ -350,15 +350,20 @@ class Session:
         if notice.kind != "error" or not (switches.cells or switches.auto_clean_errors):
             _show_notice(notice)
 
-    def _run_ledger(self, *, shows: bool) -> None:
+    def _made_ledger(self) -> Ledger:
+        """Return the ledger, which need not run."""
         from nbguard.cells.ledger import Ledger
 
         self._ledger = self._ledger or Ledger(self._shell, _show_line, self._hooks.counters)
-        if self._ledger not in self._hooks.listeners:
-            self._ledger.start(shows=shows)
-            self._hooks.add(self._ledger)
-        elif self._ledger.shows != shows:
-            self._ledger.show_lines(on=shows)
+        return self._ledger
+
+    def _run_ledger(self, *, shows: bool) -> None:
+        ledger = self._made_ledger()
+        if ledger not in self._hooks.listeners:
+            ledger.start(shows=shows)
+            self._hooks.add(ledger)
+        elif ledger.shows != shows:
+            ledger.show_lines(on=shows)
 
     def _remove(self, listener: Listener | None) -> None:
         if listener is not None:

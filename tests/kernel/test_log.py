@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.kernels import Kernel
 
+_RECORDS = "__import__('nbguard').notebook.session.session_of(get_ipython()).switches.history"
 _ROWS = "import csv\nrows = [row for row in csv.DictReader(open('{path}')) if row['name'] == 'memory_allocated']"
 
 
@@ -46,6 +47,26 @@ while time.monotonic() < limit and not (os.path.exists('{path}') and os.path.get
     assert kernel.value(f"'nbguard_' in open('{path}').read()")
     kernel.run("%unload_ext nbguard").ok()
     assert kernel.value("[t.name for t in __import__('threading').enumerate() if t.name == 'nbguard log']") == []
+
+
+def test_another_log_takes_the_place_of_the_one_before(kernel: Kernel, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    kernel.run("%load_ext nbguard\nimport torch").ok()
+    kernel.run(f"%nbguard log csv:{first}").ok()
+    kernel.run(f"%nbguard log csv:{second}").ok()
+    kernel.run("x = torch.ones(256, 1024)").ok()
+
+    kernel.run("%nbguard log off").ok()
+
+    kernel.run(_ROWS.format(path=second)).ok()
+    assert kernel.value("len(rows)") >= 1
+    assert kernel.value(_RECORDS) is False
+
+
+def test_a_log_that_cannot_be_opened_has_no_cells_recorded(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run("%load_ext nbguard\nimport torch").ok()
+    assert "there is no folder" in str(kernel.run(f"%nbguard log csv:{tmp_path}/no/cells.csv").error)
+    assert kernel.value(_RECORDS) is False
 
 
 def test_mistakes_are_one_line_and_change_nothing(kernel: Kernel, tmp_path: Path) -> None:
