@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -28,16 +26,6 @@ class Box:
 
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """A module that is no file of the user's."""
-    gc.collect()
-    module = types.ModuleType("library_of_this_test")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield module
-    vars(module).clear()
 
 
 def _release(names: dict[str, Any], *targets: str) -> tuple[dict[str, int], Outcome]:

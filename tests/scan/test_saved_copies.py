@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,16 +19,6 @@ from nbguard.scan.scan import Notebook, scan
 
 _SIZE = 50_000
 _BYTES = 4 * _SIZE
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
-    """A module that is no file of the user's."""
-    gc.collect()
-    module = types.ModuleType("library_of_this_test")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield module
-    vars(module).clear()
 
 
 def _activations() -> torch.Tensor:

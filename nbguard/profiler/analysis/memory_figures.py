@@ -26,14 +26,8 @@ def reading_figures(reading: Reading) -> tuple[Figure, ...]:
 
 def _changes(record: CellRecord) -> Iterator[Figure]:
     for change in record.devices:
-        known = {
-            "memory_allocated": change.after,
-            "memory_reserved": change.reserved,
-            "memory_unused": None if change.reserved is None else change.reserved - change.after,
-            "cell_memory_change": change.delta,
-            "cell_memory_peak": change.peak,
-        }
-        yield from _known(known, change.device, record.cell)
+        known = {"cell_memory_change": change.delta, "cell_memory_peak": change.peak}
+        yield from _known(_levels(change.after, change.reserved) | known, change.device, record.cell)
 
 
 def _shares(record: CellRecord) -> Iterator[Figure]:
@@ -55,15 +49,14 @@ def _free(device: DeviceFacts, cell: int) -> Iterator[Figure]:
 
 def _counted(reading: Reading) -> Iterator[Figure]:
     for device in reading.devices:
-        known = {
-            "memory_allocated": device.allocated,
-            "memory_reserved": device.reserved,
-            "memory_unused": None if device.reserved is None else device.reserved - device.allocated,
-            "memory_highest": device.peak,
-        }
-        yield from _known(known, device.device, None)
+        yield from _known(_levels(device.allocated, device.reserved) | {"memory_highest": device.peak}, device.device, None)
     if reading.heap is not None:
         yield Figure(name="process_memory", value=reading.heap, unit="bytes")
+
+
+def _levels(allocated: int, reserved: int | None) -> dict[str, int | None]:
+    unused = None if reserved is None else reserved - allocated
+    return {"memory_allocated": allocated, "memory_reserved": reserved, "memory_unused": unused}
 
 
 def _known(values: Mapping[str, int | None], of: str, cell: int | None) -> Iterator[Figure]:
