@@ -9,8 +9,9 @@ from typing import Any
 from nbguard.errors import NbguardError
 from nbguard.profiler.analysis.health.nan_repair import NanRepair, line_for
 from nbguard.profiler.analysis.health.nonfinite import NotFinite, Origin
+from nbguard.profiler.record.call_arguments import CallArguments
+from nbguard.scan.objects.module_hooks import hooks_of
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _last: tuple[NotFinite, weakref.ref[Any] | None] | None = None
 
 
@@ -73,10 +74,9 @@ def origin_on(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> Ori
     from nbguard.profiler.instruments.nonfinite.origin import origin_of_loss
     from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, device_type
 
-    arguments = (*inputs, *named.values())
+    arguments = CallArguments.of(inputs, named)
     device = device_type(torch, arguments)
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    call = ForwardCall(weakref.ref(model), arguments, (device, dtype), tuple(named))
+    call = ForwardCall.of(torch, model, arguments, device, keeps=True)
     origin = origin_of_loss(torch, [call], ModuleCounters())
     if origin.kind == "unknown":
         raise NbguardError(f"the model cannot be tried: {origin.note}")
@@ -94,8 +94,7 @@ def finite_copy(model: Any, layers: tuple[str, ...]) -> Any:
     from nbguard.profiler.instruments.nonfinite.float32_layers import in_float32
 
     memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    spaces = [vars(module) for module in model.modules()]
-    for hooks in [space[name] for space in spaces for name in _HOOKS if space.get(name)]:
+    for hooks in [hooks for module in model.modules() for hooks in hooks_of(module)]:
         memo[id(hooks)] = type(hooks)()  # a hook may lead to a Learner, and all that this holds
     try:
         copied = copy.deepcopy(model, memo)

@@ -11,8 +11,7 @@ from torch import nn
 
 from nbguard.errors import UndiagnosableError
 from nbguard.scan.heap.kinds import mro_of
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from nbguard.scan.objects.module_hooks import hooks_of
 
 
 def shared_copy(model: nn.Module) -> tuple[nn.Module, int]:
@@ -58,8 +57,8 @@ class _Cloning(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
 
 def _function_hooks(model: nn.Module) -> list[Any]:
     """Return the dicts of hooks in which there is a function."""
-    dicts = [vars(module).get(name) for module in model.modules() for name in _HOOKS]
-    return [hooks for hooks in dicts if hooks and any(map(_is_function, hooks.values()))]
+    dicts = [hooks for module in model.modules() for hooks in hooks_of(module)]
+    return [hooks for hooks in dicts if any(map(_is_function, hooks.values()))]
 
 
 def _is_function(hook: Any) -> bool:

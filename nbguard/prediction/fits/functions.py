@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from nbguard.prediction.fits.copies import copied, host_copy
+from nbguard.scan.objects.module_hooks import hooks_of
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), type, torch.dtype)
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -22,7 +23,6 @@ _OUTPUT = frozenset(
 """Packages whose objects show or log: a trace shows nothing."""
 _MANY = 1000
 """Elements of a container from which on it is data, and is not looked into for models."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class _Silent:
@@ -105,7 +105,7 @@ class FunctionCopier:
     def _own_functions(self, model: Any) -> None:
         """Let functions that are attributes or hooks of a copied model refer to copies as well."""
         for module in model.modules():
-            for values in (vars(module), *(vars(module)[name] for name in _HOOKS if name in vars(module))):
+            for values in (vars(module), *hooks_of(module)):
                 for name, value in tuple(values.items()):
                     if type(value) is FunctionType:
                         values[name] = self.copy(value)

@@ -16,9 +16,9 @@ from typing import Any
 from nbguard.profiler.analysis.time.stacks import HookFacts, StackLine, StackSamples
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.allocation_sites import Sites
-from nbguard.scan.heap.attributes import attribute_of
 from nbguard.scan.heap.kinds import name_of
 from nbguard.scan.heap.referents import library_paths
+from nbguard.scan.objects.module_hooks import hooks_of
 
 _SHORTEST, _LONGEST = 0.008, 0.1
 """Seconds between two looks,"""
@@ -30,7 +30,6 @@ _CALLERS = 256
 """Calls of models whose stacks are kept."""
 _SCHEDSTAT = 64
 """Bytes of `/proc/…/schedstat` that are read: nanoseconds on a processor, nanoseconds waiting for one, and turns."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 _Stack = tuple[Any, ...]  # code and instruction of each frame in turn, the innermost first
 
@@ -176,8 +175,8 @@ def _number(code: CodeType, instruction: int) -> int:
 def _hooks_of(model: Any) -> Iterator[HookFacts]:
     """Yield the hooks that the modules of a model have."""
     for name, module in model.named_modules():
-        for kind in _HOOKS:
-            for hook in (attribute_of(module, kind) or {}).values():
+        for hooks in hooks_of(module):
+            for hook in hooks.values():
                 code = getattr(getattr(hook, "__func__", hook), "__code__", None)
                 if type(code) is CodeType:
                     function = getattr(code, "co_qualname", code.co_name)

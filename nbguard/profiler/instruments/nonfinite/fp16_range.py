@@ -8,6 +8,7 @@ from functools import partial
 from threading import get_ident
 from typing import Any
 
+from nbguard.profiler.analysis.health.float32 import LARGEST
 from nbguard.profiler.analysis.health.fp16_range import SMALLEST_NORMAL, LargestActivation, LostGradients, RangeFacts
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
@@ -22,7 +23,6 @@ _VALUES = 2**18
 """Values of one gradient that are looked at."""
 _PARAMETERS = 4
 """Parameters whose gradients are looked at in one step, in turn."""
-_END = 65504.0
 
 
 class RangeWatch:
@@ -139,7 +139,7 @@ class RangeWatch:
 
     def _activations_are(self, paths: list[str], values: tuple[float, ...]) -> None:
         for path, value in zip(paths, values, strict=True):
-            is_mask = value >= _END  # the largest number itself, and infinity, stand for "not at all" in masks
+            is_mask = value >= LARGEST["float16"]  # the largest number itself, and infinity, stand for "not at all" in masks
             if math.isfinite(value) and not is_mask and (self._largest is None or value > self._largest.value):
                 self._largest = LargestActivation(path, value)
 
@@ -162,8 +162,7 @@ class RangeWatch:
         self._next_look["step"] = now + int((now - begun) / _SHARE)
 
     def _is_matrix(self, parameter: Any) -> bool:
-        gradient = parameter.grad
-        torch = self._torch
+        gradient, torch = parameter.grad, self._torch
         return (
             type(gradient) is torch.Tensor and gradient.layout is torch.strided and gradient.dim() > 1 and gradient.numel() > 0
         )
