@@ -12,7 +12,7 @@ import nbguard
 project = "nbguard"
 author = "The nbguard founders"
 release = version = nbguard.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "parsers"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "parsers", "markup"]
 exclude_patterns = ["site"]
 nitpicky = False
 suppress_warnings = ["myst.header"]
