@@ -39,7 +39,7 @@ REGISTRIES := The lines above say what could not be installed. Check that the pa
 
 unit: $(STAMPS)/extra-unit ## run what needs neither PyTorch nor a kernel: most tests, in under a minute; start here
 	@$(call say,tests without PyTorch)
-	@$(VENV)/bin/python -m pytest -p tests.without_torch --numprocesses auto --dist worksteal $(ARGS) \
+	@NBGUARD_QUICK=1 $(VENV)/bin/python -m pytest -p tests.without_torch --numprocesses auto --dist worksteal $(ARGS) \
 	  || $(call stop,Tests failed. The last one again: make unit ARGS='--lf -x')
 
 # The rooms whose contract is to be pure: "pure rooms" in pyproject.toml, as folders.
@@ -51,7 +51,7 @@ PURE_FILES := $(subst $(empty) ,$(comma),$(PURE:%=nbguard/%/*))
 coverage: $(STAMPS)/extra-unit ## how much of the pure rooms the tests of make unit run
 	@$(call say,tests without PyTorch, traced)
 	@mkdir -p build
-	@COVERAGE_FILE=build/coverage $(VENV)/bin/python -m pytest -p tests.without_torch -p no:cacheprovider --quiet -r fE \
+	@NBGUARD_QUICK=1 COVERAGE_FILE=build/coverage $(VENV)/bin/python -m pytest -p tests.without_torch -p no:cacheprovider --quiet -r fE \
 	  --numprocesses auto --dist worksteal --cov --cov-report= || $(call stop,Tests failed. Again: make unit)
 	@COVERAGE_FILE=build/coverage $(VENV)/bin/python -m coverage report --include='$(PURE_FILES)' $(ARGS)
 	@printf '\nCoverage: %s %% of the pure rooms'"'"' lines and branches are run by make unit. Not counted: rooms that touch the process,\n' \

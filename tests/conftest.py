@@ -14,14 +14,14 @@ from hypothesis import settings
 
 from tests.advice import follow_printed
 from tests.kernels import FASTAI, Kernel, Zygote
-from tests.thorough import MORE
+from tests.thorough import examples
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is imported: tests run beside each other as it is
 
 pytest_plugins = ["tests.fake_cuda.plugin"]
 
 # The same examples every time, however slow the machine.
-settings.register_profile("same", derandomize=True, deadline=None, max_examples=200 * MORE)
+settings.register_profile("same", derandomize=True, deadline=None, max_examples=examples(200))
 settings.load_profile("same")
 
 

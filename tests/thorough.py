@@ -1,6 +1,7 @@
 """How much runs of what asks the same question many times: a spread of it, or with NBGUARD_THOROUGH=1 all of it.
 
 CI, which is short of time, sets NBGUARD_SPREAD=1: it leaves out what `make test` runs besides (`left_out_by_ci`, `half_in_ci`).
+`make unit`, which is to take less than a minute, sets NBGUARD_QUICK=1: a third of the random examples (`examples`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,19 @@ _SPREAD = os.environ.get("NBGUARD_SPREAD", "0") != "0" and not THOROUGH
 
 left_out_by_ci = pytest.mark.skipif(_SPREAD, reason="NBGUARD_SPREAD=1 leaves it out")
 
-MORE = 50 if THOROUGH else 1
-"""How many times the examples of a property test are tried."""
+_QUICK = os.environ.get("NBGUARD_QUICK", "0") != "0" and not THOROUGH
 
 
 def examples(count: int) -> int:
-    """Return how many examples of a dear property test are tried: `count`, in CI half of them."""
-    return count * MORE // (2 if _SPREAD else 1)
+    """Return how many examples of a property test are tried: `count`; with NBGUARD_QUICK=1 a third, in a thorough run 50 times as many."""
+    if THOROUGH:
+        return count * 50
+    return max(count // 3, 1) if _QUICK else count
+
+
+def fewer_in_ci(count: int) -> int:
+    """Return how many examples of a dear property test are tried: as `examples` says, in CI half of them."""
+    return examples(count) // (2 if _SPREAD and not _QUICK else 1)
 
 
 def half_in_ci(cases: Iterable[T]) -> Sequence[T]:

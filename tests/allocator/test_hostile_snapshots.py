@@ -23,6 +23,7 @@ from nbguard.errors import NbguardError, SnapshotError
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
 from tests.allocator.test_snapshot import FRAME, Json, loads, reader, small
+from tests.thorough import examples
 
 __all__ = ["reader"]  # the fixture
 
@@ -268,7 +269,7 @@ def test_mutated_files_end_in_a_snapshot_or_one_error(seed: int, tmp_path: Path)
     forms = [pickle.dumps(raw, 2), pickle.dumps(raw, 4), json.dumps(raw).encode(), gzip.compress(json.dumps(raw).encode())]
     ends: list[str] = []
 
-    for number in range(50):
+    for number in range(examples(50)):
         if number % 5 == 4:
             ends.append(_examine(tmp_path, json.dumps(_mutated_value(raw, rng)).encode()))
         else:
@@ -314,7 +315,7 @@ def test_the_unpickler_reads_what_pythons_reads() -> None:
         items = [value(depth - 1) for _ in range(rng.choice((0, 1, 2, 3, 4, 7, 1500 if depth == 3 else 5)))]
         return rng.choice([lambda: items, lambda: tuple(items), lambda: {f"k{i}": item for i, item in enumerate(items)}])()
 
-    for _ in range(60):
+    for _ in range(examples(60)):
         made = [value(3), value(2)]
         made.append(made[0])
         for protocol in range(pickle.HIGHEST_PROTOCOL + 1):

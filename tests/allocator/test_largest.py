@@ -15,7 +15,7 @@ from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.facts import Block, DeviceFacts, Segment
 from nbguard.memory.segments.requests import Room
 from tests.allocator.test_properties import Program
-from tests.thorough import MORE
+from tests.thorough import examples
 
 MIB = 2**20
 
@@ -89,7 +89,7 @@ def others(largest: int, capacity: int) -> set[int]:
 
 
 @given(states(("", "max_split_size_mb:24")))
-@settings(max_examples=150 * MORE)
+@settings(max_examples=examples(150))
 def test_the_rule_is_the_models(model: CachingAllocator) -> None:
     room = room_of(model)
     found = room.largest()
@@ -109,7 +109,7 @@ def test_the_rule_is_the_models(model: CachingAllocator) -> None:
 
 
 @given(states(("", "expandable_segments:True")), st.integers(1, 600 * MIB))
-@settings(max_examples=150 * MORE)
+@settings(max_examples=examples(150))
 def test_fits_is_the_models_answer(model: CachingAllocator, size: int) -> None:
     assume(not model.settings.expandable or _is_simple(model))
 

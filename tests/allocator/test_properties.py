@@ -18,7 +18,7 @@ from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.snapshot import Sidecar
 from nbguard.errors import SimulatedOutOfMemoryError
 from tests.allocator.invariants import check
-from tests.thorough import MORE
+from tests.thorough import examples
 
 MIB = 2**20
 CONFS = (
@@ -82,7 +82,7 @@ def models() -> st.SearchStrategy[CachingAllocator]:
     )
 
 
-@settings(max_examples=60 * MORE)
+@settings(max_examples=examples(60))
 @given(models(), st.integers(0, 2**32), st.integers(1, 250))
 def test_invariants_hold_at_every_step(model: CachingAllocator, seed: int, steps: int) -> None:
     program = Program(seed, model)
@@ -99,7 +99,7 @@ def test_invariants_hold_at_every_step(model: CachingAllocator, seed: int, steps
     assert (model.reserved, model.active, model.segments()) == (0, 0, [])
 
 
-@settings(max_examples=40 * MORE)
+@settings(max_examples=examples(40))
 @given(models(), st.integers(0, 2**32), st.integers(0, 150), st.integers(1, 100))
 def test_a_saved_model_goes_on_as_the_first(model: CachingAllocator, seed: int, before: int, after: int) -> None:
     program = Program(seed, model)
@@ -133,7 +133,7 @@ def test_a_copy_is_apart() -> None:
     assert save(model) == before
 
 
-@settings(max_examples=40 * MORE)
+@settings(max_examples=examples(40))
 @given(
     st.sampled_from([conf for conf in CONFS if "garbage" not in conf]),
     st.integers(0, 2**32),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nbguard.allocator.snapshot.unpickle import unpickle
 from nbguard.errors import SnapshotError
-from tests.thorough import MORE
+from tests.thorough import examples
 
 LONGEST = 10**30
 """Numbers of more than 16 bytes or 32 characters are refused by design; no address or size is as long."""
@@ -50,7 +50,7 @@ def _same(mine: Any, real: Any) -> bool:
     return bool(mine == real)
 
 
-@settings(max_examples=150 * MORE, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(DATA, st.integers(0, 5))
 @example({"segments": [{"blocks": [{"size": 2**40}] * 3}] * 300}, 4)
 @example([LONGEST, -LONGEST], 0)
@@ -61,7 +61,7 @@ def test_honest_pickles_are_read_as_python_reads_them(data: Any, protocol: int) 
     assert _same(unpickle(pickled), pickle.loads(pickled))
 
 
-@settings(max_examples=150 * MORE, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(DATA, st.integers(0, 5), st.data())
 def test_damaged_pickles_are_read_or_refused_by_one_error(data: Any, protocol: int, draw: st.DataObject) -> None:
     pickled = bytearray(pickle.dumps(data, protocol=protocol))

@@ -18,7 +18,7 @@ from nbguard.memory.facts import Facts
 from nbguard.units import MiB
 from tests.allocator.test_largest import served
 from tests.out_of_memory.test_against_the_model import facts_on, failures, is_alone
-from tests.thorough import MORE
+from tests.thorough import examples
 
 SIZES = st.one_of(st.integers(MiB, 11 * MiB), st.sampled_from([512, MiB + 1, 5 * MiB, 9 * MiB, 10 * MiB, 21 * MiB, 60 * MiB]))
 
@@ -44,7 +44,7 @@ def after_cleanup(model: CachingAllocator, freed: Collection[int]) -> CachingAll
 
 
 @given(failures(("", "expandable_segments:True")), SIZES)
-@settings(max_examples=100 * MORE, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_release_that_is_enough_is_enough(failure: tuple[CachingAllocator, Facts], nbytes: int) -> None:
     model, facts = failure
     assume(is_alone(model))

@@ -22,7 +22,7 @@ from nbguard.reports.memory_map import STRANDED, build_map
 from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment
 from tests.memory.test_fragmentation import segments
-from tests.thorough import MORE
+from tests.thorough import examples
 
 KiB, MiB = 1024, 1024**2
 POOLS = st.sets(st.sampled_from([(1, 0), (0, 2)]))
@@ -217,7 +217,7 @@ def _freed(facts: Facts, gone: set[int]) -> set[int]:
 
 
 @given(notebooks())
-@settings(max_examples=150 * MORE)
+@settings(max_examples=examples(150))
 def test_the_cheapest_set_is_the_cheapest_and_is_enough(drawn: tuple[Facts, int]) -> None:
     facts, nbytes = drawn
     (device,) = facts.devices

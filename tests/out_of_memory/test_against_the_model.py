@@ -24,7 +24,7 @@ from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.testing import make_cuda_device, make_facts
 from nbguard.units import MiB, format_bytes
 from tests.allocator.test_largest import facts_of, others, served, states
-from tests.thorough import MORE
+from tests.thorough import examples
 
 SIZES = st.one_of(
     st.integers(1, 600 * MiB), st.sampled_from([512, MiB, MiB + 1, 5 * MiB, 9 * MiB, 10 * MiB, 19 * MiB, 21 * MiB])
@@ -79,7 +79,7 @@ def is_alone(model: CachingAllocator) -> bool:
 
 
 @given(failures(("", "max_split_size_mb:24")))
-@settings(max_examples=100 * MORE, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_the_card_says_can_be_had_now(failure: tuple[CachingAllocator, Facts]) -> None:
     model, facts = failure
     card = card_of(Analysis(facts))
@@ -93,7 +93,7 @@ def test_what_the_card_says_can_be_had_now(failure: tuple[CachingAllocator, Fact
 
 
 @given(failures(("", "max_split_size_mb:24")))
-@settings(max_examples=100 * MORE, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_whether_the_request_would_succeed_now(failure: tuple[CachingAllocator, Facts]) -> None:
     model, facts = failure
     analysis = Analysis(facts)
@@ -108,7 +108,7 @@ def test_whether_the_request_would_succeed_now(failure: tuple[CachingAllocator, 
 
 
 @given(failures())
-@settings(max_examples=100 * MORE, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_the_card_says_of_the_time_after_a_cleanup(failure: tuple[CachingAllocator, Facts]) -> None:
     model, facts = failure
     assume(is_alone(model))
@@ -141,7 +141,7 @@ def card_plan(analysis: Analysis) -> frozenset[int]:
 
 
 @given(failures(("", "expandable_segments:True", "max_split_size_mb:24")))
-@settings(max_examples=100 * MORE, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_no_two_surfaces_of_one_state_disagree(failure: tuple[CachingAllocator, Facts]) -> None:
     """Report, findings, map, card and sidebar: the largest request, the largest free block, what is stranded and stale."""
     _, facts = failure

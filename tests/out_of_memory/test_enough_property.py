@@ -21,7 +21,7 @@ from nbguard.out_of_memory.rerun import RerunVerdict
 from nbguard.scan.oom.names import length_of_list, made_by, names_in, reached_by
 from nbguard.testing import make_facts
 from tests.allocator.test_largest import facts_of
-from tests.thorough import examples
+from tests.thorough import fewer_in_ci
 
 MIB = 2**20
 SIZES = st.sampled_from([0.5, 1, 3, 9, 12, 30, 60, 100, 150, 250])
@@ -205,7 +205,7 @@ def _failed(capacity: int, cells: list[str]) -> tuple[Notebook, OomCard, str, in
     st.lists(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join), min_size=1, max_size=4),
     st.lists(STATEMENTS, min_size=1, max_size=8).map("\n".join),
 )
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=fewer_in_ci(100), deadline=None)
 def test_what_is_enough_is(capacity: int, cells: list[str], cell: str) -> None:
     first = _failed(capacity, [*cells, cell])
     if first is None:
