@@ -49,14 +49,16 @@ def _follow_printed(text, commands):
     from nbguard.reports.notices.view import notice_line
     from nbguard.scan.scan import Notebook, scan
     shell = __import__('IPython').get_ipython()
-    def groups():
-        """Yield the lines of each advice that the text shows, the bytes that they promise together, and those it is about."""
+    def told():
+        """Yield the lines of each notice that the text shows, the bytes that they promise together, and those it is about."""
+        for notice in nbguard.notices():
+            if notice.advice and notice_line(notice) in text:
+                yield tuple(notice.command.splitlines()), notice.frees, notice.nbytes - notice.view_nbytes
+    def reported():
+        """Yield the same of a report's findings and of a card: to ask for them looks at the heap."""
         report, card = nbguard.report(), nbguard.oom()
         for finding in report.findings:
             yield (finding.advice.command,), finding.advice.frees, 0
-        for notice in nbguard.notices():
-            if notice_line(notice) in text:
-                yield tuple(notice.command.splitlines()), notice.frees, notice.nbytes - notice.view_nbytes
         for fix in () if card is None else card.fixes:
             yield fix.commands, None, 0
     def run(lines):
@@ -95,11 +97,14 @@ def _follow_printed(text, commands):
         return json.loads(answer) if answer else None
     if sys.modules['torch'].cuda.is_initialized():
         return []
-    def known():
-        return [group for group in groups() if group[0] and all(f'`{line}`' in text for line in group[0])]
-    shown = in_a_fork(known) or []
-    followed = {line for lines, _, _ in shown if len(lines) == 1 for line in lines}
-    shown += [((command,), None, 0) for command in commands if command not in followed]
+    def followed():
+        return {line for lines, _, _ in shown if len(lines) == 1 for line in lines}
+    def is_shown(group):
+        return group[0] and all(f'`{line}`' in text for line in group[0])
+    shown = list(told())
+    if set(commands) - {line for lines, _, _ in shown for line in lines}:
+        shown += in_a_fork(lambda: list(filter(is_shown, reported()))) or []
+    shown += [((command,), None, 0) for command in commands if command not in followed()]
     return [dict(in_a_fork(lambda lines=lines: run(lines)) or {'lines': lines, 'error': 'it died'}, frees=frees, about=about)
             for lines, frees, about in shown]
 '''

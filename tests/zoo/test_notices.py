@@ -51,7 +51,8 @@ def _after_cell():
     for name in gone:
         mine = [n for n, names in new if name in names and n.kind != 'growth']
         told[name] = ([list(n.holders) for n in mine], any(n.is_whole for n in mine))
-    gc.collect()
+    if gone:
+        gc.collect()
     for name, (ref, storages) in gone.items():
         is_alive = ref() is not None and not all(s.expired() for s in storages)
         new = get_ipython().user_ns.get(name)
