@@ -49,8 +49,8 @@ def _after_cell():
     new = [(n, n.names[before(n) - n.times:]) for n in nbguard.notices() if n.times > before(n)]  # the latest names last
     told = {}
     for name in gone:
-        mine = [n for n, names in new if name in names and n.kind != 'growth']
-        told[name] = ([list(n.holders) for n in mine], any(n.is_whole for n in mine))
+        mine = [n for n, names in new if name in (n.names if n.kind == 'growth' else names)]  # a growth tells of all its names
+        told[name] = ([list(n.holders) for n in mine], any(n.is_whole for n in mine if n.kind != 'growth'))
     if gone:
         gc.collect()
     for name, (ref, storages) in gone.items():
