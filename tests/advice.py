@@ -1,8 +1,8 @@
 """Following printed advice: each line is run as it stands, and must give back what it says.
 
 Every command that a kernel of the tests prints is collected and followed, each in a fork of that kernel, so that the test
-itself goes on with the state that it has made (`follow_printed`; on a GPU's or the fake device a fork cannot go on: tests
-there follow by themselves).
+itself goes on with the state that it has made (`follow_printed`). The fake device goes on in a fork, a GPU does not: tests
+there follow by themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from nbguard.memory import advice
+from tests.fake_cuda.launch import DEVICE_NAME
 from tests.kernels import Cell, Kernel
 from tests.thorough import THOROUGH
 
@@ -43,7 +44,7 @@ _PLACEHOLDERS = ("NAME", "FILE", "TARGETS", "PID")
 
 # In the kernel: each line or group of lines that the text shows, followed in a fork, and the bytes that are free then.
 _FOLLOW = '''
-def _follow_printed(text, commands):
+def _follow_printed(text, commands, fake):
     import gc, io, json, os, select, signal, sys
     import nbguard
     from nbguard.reports.notices.view import notice_line
@@ -87,6 +88,7 @@ def _follow_printed(text, commands):
             try:
                 signal.alarm(60)
                 sys.stdout = sys.stderr = io.StringIO()
+                sys.modules['torch'].cuda._is_in_bad_fork = lambda: False  # the fake device is memory of this process
                 os.write(writing, json.dumps(act()).encode())
             finally:
                 os._exit(0)
@@ -95,7 +97,8 @@ def _follow_printed(text, commands):
             answer = pipe.read()
         os.waitpid(pid, 0)
         return json.loads(answer) if answer else None
-    if sys.modules['torch'].cuda.is_initialized():
+    cuda = sys.modules['torch'].cuda
+    if cuda.is_initialized() and not cuda.get_device_name().startswith(fake):
         return []
     def followed():
         return {line for lines, _, _ in shown if len(lines) == 1 for line in lines}
@@ -125,7 +128,7 @@ def follow_printed(kernel: Kernel, cell: Cell) -> None:
     if not kernel.value("'torch' in __import__('sys').modules and 'nbguard.notebook.session' in __import__('sys').modules"):
         return
     kernel.run_silently(f"exec({_FOLLOW!r}, __import__('builtins').__dict__)")
-    for result in kernel.value(f"_follow_printed({text!r}, {commands!r})"):
+    for result in kernel.value(f"_follow_printed({text!r}, {commands!r}, {DEVICE_NAME!r})"):
         assert "error" not in result, (result, text)
         assert result["frees"] in (None, result["freed"]), (result, text)
         assert result["freed"] >= result["about"], (result, text)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.advice import follow_printed
 from tests.fake_cuda.build import CannotBuildError, library
 from tests.fake_cuda.launch import DEVICE_NAME, environment
 from tests.kernels import FASTAI, TORCH, Kernel, Zygote
@@ -108,6 +109,7 @@ def fake_cuda_kernel(fake_cuda_zygote: Callable[[str], Zygote]) -> Iterator[Call
         kernel = Kernel(fake_cuda_zygote(FASTAI if fastai else TORCH), env=fake_settings(conf, **settings))
         started.append(kernel)
         kernel.run_silently(CHECK)
+        kernel.printed = follow_printed
         return kernel
 
     yield start

@@ -133,6 +133,8 @@ def test_a_line_that_frees_more_but_not_this_is_no_advice() -> None:
 
     assert notice is not None
     assert notice_line(notice) == "`model` is deleted, its 4.00 MiB are not: `trainer.model` and `outputs` hold them"
+    line = notice_line(replace(notice, holders=(*notice.holders, "losses")))
+    assert line.endswith("`trainer.model` and 2 more hold them · see `%gpumem why trainer.model`")
 
 
 def test_what_ends_by_itself_holds_nothing() -> None:
