@@ -90,7 +90,7 @@ def test_one_leak_is_told_once(notebook: Kernel) -> None:
     assert _line(notebook.run("del net")).startswith("`net` is deleted")
     assert _line(notebook.run("trainer = None")) == ""
     made = notebook.value(f"[(n.names, n.holders, n.times, n.command) for n in {_NEW}]")
-    assert made == [(("net", "trainer"), ("keep[0].weight",), 2, "%reset_gpu keep[0]")]
+    assert made == [(("net", "trainer"), ("keep[0].weight",), 2, "%reset_gpu keep")]
     notebook.run("keep.clear(); other = [nn.Linear(1024, 1024)]; net = other[0]; del keep").ok()
     assert _line(notebook.run("del other")) == "", "it has a name"
 

@@ -898,8 +898,7 @@ MORE_CASES = (
         "y: a hook on a node of a graph",
         (
             TRAINED,
-            "w = torch.ones(3, requires_grad=True); y = w * 2\n"
-            "y.grad_fn.register_hook(lambda *grads, l=learn: None); del learn",
+            "y = torch.ones(3, requires_grad=True) * 2\ny.grad_fn.register_hook(lambda *grads, l=learn: None); del learn",
         ),
         _REPORTED,
         holder=r"does not show",

@@ -151,10 +151,14 @@ def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
 def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> bool:
     """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own.
 
-    Or it is the name by which the one that has gone was bound: `m = learn.model`.
+    Or it is the name by which the one that has gone was bound, `m = learn.model`, or to which the cell itself has moved the
+    object: `best = model; model = Net()`.
     """
-    return root.label in (gone.name, gone.alias_of) or (
-        node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes)
+    is_moved = root.cell == gone.cell and node in root.nodes
+    return (
+        root.label in (gone.name, gone.alias_of)
+        or is_moved
+        or (node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes))
     )
 
 
