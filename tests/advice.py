@@ -1,8 +1,8 @@
 """Following printed advice: each line is run as it stands, and must give back what it says.
 
 Every command that a kernel of the tests prints is collected and followed, each in a fork of that kernel, so that the test
-itself goes on with the state that it has made (`follow_printed`). The fake device goes on in a fork, a GPU does not: tests
-there follow by themselves.
+itself goes on with the state that it has made (`follow_printed`): on the fake device, which goes on in a fork as well, in a
+thorough run. A GPU does not: tests there follow by themselves.
 """
 
 from __future__ import annotations
