@@ -1,8 +1,8 @@
 """Following printed advice: each line is run as it stands, and must give back what it says.
 
 Every command that a kernel of the tests prints is collected and followed, each in a fork of that kernel, so that the test
-itself goes on with the state that it has made (`follow_printed`; on a GPU's or the fake device a fork cannot go on: tests
-there follow by themselves).
+itself goes on with the state that it has made (`follow_printed`): on the fake device, which goes on in a fork as well, in a
+thorough run. A GPU does not: tests there follow by themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from nbguard.memory import advice
+from tests.fake_cuda.launch import DEVICE_NAME
 from tests.kernels import Cell, Kernel
 from tests.thorough import THOROUGH
 
@@ -43,20 +44,22 @@ _PLACEHOLDERS = ("NAME", "FILE", "TARGETS", "PID")
 
 # In the kernel: each line or group of lines that the text shows, followed in a fork, and the bytes that are free then.
 _FOLLOW = '''
-def _follow_printed(text, commands):
+def _follow_printed(text, commands, fake):
     import gc, io, json, os, select, signal, sys
     import nbguard
     from nbguard.reports.notices.view import notice_line
     from nbguard.scan.scan import Notebook, scan
     shell = __import__('IPython').get_ipython()
-    def groups():
-        """Yield the lines of each advice that the text shows, the bytes that they promise together, and those it is about."""
+    def told():
+        """Yield the lines of each notice that the text shows, the bytes that they promise together, and those it is about."""
+        for notice in nbguard.notices():
+            if notice.advice and notice_line(notice) in text:
+                yield tuple(notice.command.splitlines()), notice.frees, notice.nbytes - notice.view_nbytes
+    def reported():
+        """Yield the same of a report's findings and of a card: to ask for them looks at the heap."""
         report, card = nbguard.report(), nbguard.oom()
         for finding in report.findings:
             yield (finding.advice.command,), finding.advice.frees, 0
-        for notice in nbguard.notices():
-            if notice_line(notice) in text:
-                yield tuple(notice.command.splitlines()), notice.frees, notice.nbytes - notice.view_nbytes
         for fix in () if card is None else card.fixes:
             yield fix.commands, None, 0
     def run(lines):
@@ -85,6 +88,7 @@ def _follow_printed(text, commands):
             try:
                 signal.alarm(60)
                 sys.stdout = sys.stderr = io.StringIO()
+                sys.modules['torch'].cuda._is_in_bad_fork = lambda: False  # the fake device is memory of this process
                 os.write(writing, json.dumps(act()).encode())
             finally:
                 os._exit(0)
@@ -93,13 +97,17 @@ def _follow_printed(text, commands):
             answer = pipe.read()
         os.waitpid(pid, 0)
         return json.loads(answer) if answer else None
-    if sys.modules['torch'].cuda.is_initialized():
+    cuda = sys.modules['torch'].cuda
+    if cuda.is_initialized() and not cuda.get_device_name().startswith(fake):
         return []
-    def known():
-        return [group for group in groups() if group[0] and all(f'`{line}`' in text for line in group[0])]
-    shown = in_a_fork(known) or []
-    followed = {line for lines, _, _ in shown if len(lines) == 1 for line in lines}
-    shown += [((command,), None, 0) for command in commands if command not in followed]
+    def followed():
+        return {line for lines, _, _ in shown if len(lines) == 1 for line in lines}
+    def is_shown(group):
+        return group[0] and all(f'`{line}`' in text for line in group[0])
+    shown = list(told())
+    if set(commands) - {line for lines, _, _ in shown for line in lines}:
+        shown += in_a_fork(lambda: list(filter(is_shown, reported()))) or []
+    shown += [((command,), None, 0) for command in commands if command not in followed()]
     return [dict(in_a_fork(lambda lines=lines: run(lines)) or {'lines': lines, 'error': 'it died'}, frees=frees, about=about)
             for lines, frees, about in shown]
 '''
@@ -120,7 +128,7 @@ def follow_printed(kernel: Kernel, cell: Cell) -> None:
     if not kernel.value("'torch' in __import__('sys').modules and 'nbguard.notebook.session' in __import__('sys').modules"):
         return
     kernel.run_silently(f"exec({_FOLLOW!r}, __import__('builtins').__dict__)")
-    for result in kernel.value(f"_follow_printed({text!r}, {commands!r})"):
+    for result in kernel.value(f"_follow_printed({text!r}, {commands!r}, {DEVICE_NAME!r})"):
         assert "error" not in result, (result, text)
         assert result["frees"] in (None, result["freed"]), (result, text)
         assert result["freed"] >= result["about"], (result, text)

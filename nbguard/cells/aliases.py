@@ -42,7 +42,13 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Name, ast.ex
 
 
 def _start(value: ast.expr) -> str:
-    """Return the name with which a chain of attributes and subscripts starts; empty for anything else, a call above all."""
+    """Return the name with which a chain of attributes and subscripts starts, or an iterator over one: `iter(dls.train)`.
+
+    Empty for anything else, any other call above all.
+    """
+    match value:
+        case ast.Call(func=ast.Name("iter" | "enumerate"), args=[ast.expr() as value, *_]):
+            pass
     while isinstance(value, ast.Attribute | ast.Subscript):
         value = value.value
     return value.id if isinstance(value, ast.Name) else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from nbguard.units import MiB
+
 if TYPE_CHECKING:
     from nbguard.cells.cell_counters import CellCounters
     from nbguard.cells.hooks import CellFact
@@ -12,8 +14,8 @@ if TYPE_CHECKING:
     from nbguard.reports.notices.judge import HeldStorages
     from nbguard.reports.notices.notice import Notice
 
-_FLOOR = 64 * 1024
-"""Bytes below which nothing is worth a notice, whatever its share."""
+_FLOOR = MiB // 2
+"""Bytes below which nothing is worth a notice, whatever its share: of a notebook that holds 12 MiB a hundredth is no news."""
 _SHARE = 100
 """A hundredth of what tensors hold is worth a notice, where that is less than other bytes that are."""
 _QUICK = 0.02

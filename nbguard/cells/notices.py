@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nbguard.cells.left_behind import LeftBehind
-from nbguard.reports.notices.notice import Notice, Notices, again
+from nbguard.reports.notices.notice import Notice, Notices, again, is_part_of
 from nbguard.units import MiB
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _KEPT = 200
 """Notices that are remembered. The oldest are forgotten, and would be shown again."""
 ALL = "*"
 """Stands among the quiet names for all of them."""
+_Judged = tuple["Notice", "WeakHoldings"]
+"""A notice on a name, and what tells later whether its memory is freed."""
 
 
 class NoticeWatch:
@@ -105,32 +108,54 @@ class NoticeWatch:
         gone = list(names.departures(cell.number, least))
         names.note(cell.number)
         grows = repeats.after(least)
-        if gone and not self._has_cleaned:
-            for notice, holdings in self._judged(cell, gone, least):
-                self._tell(notice)
-                self._left[notice.fingerprint] = holdings
-        if grows and (piled_up := repeats.judge(cell, least)) is not None:
-            self._tell(piled_up)
+        piled_up = repeats.judge(cell, least) if grows else None
+        of_names = list(self._judged(cell, gone, least)) if gone and not self._has_cleaned else []
+        if piled_up is not None:
+            of_names = self._piled_up(piled_up, of_names)
+        for notice, holdings in of_names:
+            self._tell(notice, self._known(notice))
+            self._left[notice.fingerprint] = holdings
         left = self._left_behind.after(cell, least)
         if left is not None and not self._has_cleaned:
             self._tell(left)
 
-    def _judged(
-        self, cell: CellFact, gone: list[tuple[Departure, WeakHoldings]], least: int
-    ) -> Iterator[tuple[Notice, WeakHoldings]]:
+    def _judged(self, cell: CellFact, gone: list[tuple[Departure, WeakHoldings]], least: int) -> Iterator[_Judged]:
         from nbguard.reports.notices.judge import judge_departure
         from nbguard.scan.objects.named_tensors import named_tensors
 
         analysis = cell.scan.get().analysis
         views = named_tensors(self._shell.user_ns)
-        for departure, holdings in gone:
+        for departure, holdings in sorted(gone, key=lambda one: -one[0].nbytes):  # the whole before its parts
             notice = judge_departure(analysis, departure, least, views)
             if notice is not None:
                 yield notice, holdings
 
-    def _tell(self, notice: Notice) -> None:
-        """Keep a notice; show it if its cause is new and its name not quiet."""
+    def _known(self, notice: Notice) -> Notice | None:
+        """Return the notice that has told of this one's memory and holders already, if there is one."""
+        for fingerprint, former in self._made.items():
+            if former.storages and fingerprint in self._left:
+                alive = {(fact.device, fact.address) for fact in self._left[fingerprint].alive()}
+                if is_part_of(notice, replace(former, storages=former.storages & alive)):
+                    return former
+        return None
+
+    def _piled_up(self, growth: Notice, of_names: list[_Judged]) -> list[_Judged]:
+        """Tell of what the cell piles up, and return the notices on names that are about something else.
+
+        If one of those that are about the same has been told after an earlier run, that was enough.
+        """
+        parts = [notice for notice, _ in of_names if is_part_of(notice, growth)]
+        self._tell(growth, next((self._made[part.fingerprint] for part in parts if part.fingerprint in self._made), None))
+        names = (*self._made[growth.fingerprint].names, *(part.name for part in parts))
+        self._made[growth.fingerprint] = replace(self._made[growth.fingerprint], names=tuple(dict.fromkeys(names)))
+        return [(notice, holdings) for notice, holdings in of_names if notice not in parts]
+
+    def _tell(self, notice: Notice, known: Notice | None = None) -> None:
+        """Keep a notice; show it if its cause is new and its name not quiet. It takes the place of a `known` one."""
         former = self._made.pop(notice.fingerprint, None)
+        if former is None and known is not None:
+            former = self._made.pop(known.fingerprint)
+            self._left.pop(known.fingerprint, None)
         self._made[notice.fingerprint] = notice if former is None else again(former, notice)
         while len(self._made) > _KEPT:
             oldest = next(iter(self._made))

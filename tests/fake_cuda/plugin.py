@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.advice import follow_printed
 from tests.fake_cuda.build import CannotBuildError, library
 from tests.fake_cuda.launch import DEVICE_NAME, environment
 from tests.kernels import FASTAI, TORCH, Kernel, Zygote
+from tests.thorough import THOROUGH
 
 _SETTINGS = {"bytes": "BYTES", "context": "CONTEXT_BYTES", **{name: name.upper() for name in ("arch", "devices", "events")}}
 _SETTINGS |= {name: name.upper() for name in ("mig", "nvml", "state")}
@@ -108,6 +110,7 @@ def fake_cuda_kernel(fake_cuda_zygote: Callable[[str], Zygote]) -> Iterator[Call
         kernel = Kernel(fake_cuda_zygote(FASTAI if fastai else TORCH), env=fake_settings(conf, **settings))
         started.append(kernel)
         kernel.run_silently(CHECK)
+        kernel.printed = follow_printed if THOROUGH else None
         return kernel
 
     yield start

@@ -84,6 +84,37 @@ def test_each_cause_is_told_once_unless_it_is_quiet_or_off(notebook: Kernel) -> 
     assert _line(notebook.run("del c")).startswith("`c` is deleted")
 
 
+def test_one_leak_is_told_once(notebook: Kernel) -> None:
+    """The memory and the holder of which a notice has told are no news when another name goes, or when they pile up."""
+    notebook.run("class Trainer: pass\nnet = nn.Linear(1024, 1024); trainer = Trainer(); trainer.net = net; keep = [net]").ok()
+    assert _line(notebook.run("del net")).startswith("`net` is deleted")
+    assert _line(notebook.run("trainer = None")) == ""
+    made = notebook.value(f"[(n.names, n.holders, n.times, n.command) for n in {_NEW}]")
+    assert made == [(("net", "trainer"), ("keep[0].weight",), 2, "%reset_gpu keep")]
+    notebook.run("keep.clear(); other = [nn.Linear(1024, 1024)]; net = other[0]; del keep").ok()
+    assert _line(notebook.run("del other")) == "", "it has a name"
+
+    notebook.run("hist = []").ok()
+    lines = [_line(notebook.run("big = torch.ones(1 << 20); hist.append(big)")) for _ in range(5)]
+    assert [line[:18] for line in lines] == ["", "the earlier `big` ", "", "", ""]
+    assert notebook.value(f"[(n.kind, n.names) for n in {_NEW}][-1]") == ("growth", ("big", "hist"))
+
+    notebook.run("kept = []").ok()
+    lines = [_line(notebook.run("x = torch.ones(1 << 20); y = x * 2; kept.append((x, y))")) for _ in range(2)]
+    assert [line.count("\n") for line in lines] == [0, 0], lines
+
+
+def test_little_is_not_worth_a_notice(notebook: Kernel) -> None:
+    """Below 1 MiB a hundredth of all memory is, from 512 KiB on."""
+    notebook.run(
+        "base = torch.ones(3 << 20); big = torch.ones(1 << 20); tiny = torch.ones(30 << 10); some = torch.ones(150 << 10)"
+    ).ok()
+    notebook.run("bigs, lists, dicts = [big], [tiny], {'a': some}").ok()
+    assert _line(notebook.run("del big")).startswith("`big` is deleted, its 4.00 MiB are not")
+    assert _line(notebook.run("del tiny")) == ""
+    assert _line(notebook.run("del some")).startswith("`some` is deleted, its 600.00 KiB are not: `dicts['a']`")
+
+
 def test_no_reference_is_kept_and_nothing_grows(notebook: Kernel) -> None:
     """Thousands of cells, of one source and of ever new ones: what nbguard itself has does not grow."""
     notebook.run(

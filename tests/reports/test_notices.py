@@ -70,6 +70,14 @@ def test_what_the_new_object_leads_to_is_wanted() -> None:
     assert _judged(graph, _gone(graph, _ref(graph, "tensor"), rebound=True)) is None
 
 
+def test_a_name_to_which_the_cell_has_moved_the_object_is_wanted() -> None:
+    graph = make_graph({"best": ["net"]}, {}, {"net": 4 * MiB}, {"net": "model"})
+    moved = _root_of(graph, "best", cell=7)
+
+    assert _judged(moved, _gone(moved, _ref(graph, "model"), rebound=True)) is None
+    assert _judged(graph, _gone(graph, _ref(graph, "model"), rebound=True)) is not None
+
+
 def test_several_holders_are_all_in_the_command() -> None:
     edges = {"runs": {"[0]": "net"}, "best": {".net": "net"}}
     roots = {"runs": ["runs"], "Out[4]": ["net"], "best": ["best"], "helpers.kept": ["net"]}
@@ -133,6 +141,8 @@ def test_a_line_that_frees_more_but_not_this_is_no_advice() -> None:
 
     assert notice is not None
     assert notice_line(notice) == "`model` is deleted, its 4.00 MiB are not: `trainer.model` and `outputs` hold them"
+    line = notice_line(replace(notice, holders=(*notice.holders, "losses")))
+    assert line.endswith("`trainer.model` and 2 more hold them · see `%gpumem why trainer.model`")
 
 
 def test_what_ends_by_itself_holds_nothing() -> None:

@@ -876,4 +876,53 @@ MORE_CASES = (
         _REPORTED,
         holder="input_transformers_post",
     ),
+    Case(
+        "y: the default of a function that runs at exit",
+        (TRAINED, "import atexit\ndef save(l=learn): ...\natexit.register(save)\ndel learn, save"),
+        _REPORTED,
+        holder=r"atexit callback save",
+    ),
+    Case(
+        "y: the argument of a function that runs at exit",
+        (TRAINED, "import atexit\natexit.register(print, learn); del learn"),
+        _REPORTED,
+        holder=r"does not show",
+    ),
+    Case(
+        "y: the argument of a finalizer",
+        (TRAINED, "class Key: pass\nkey = Key(); weakref.finalize(key, print, learn); del learn"),
+        _REPORTED,
+        holder=r"weakref\.finalize",
+    ),
+    Case(
+        "y: a hook on a node of a graph",
+        (
+            TRAINED,
+            "y = torch.ones(3, requires_grad=True) * 2\ny.grad_fn.register_hook(lambda *grads, l=learn: None); del learn",
+        ),
+        _REPORTED,
+        holder=r"does not show",
+    ),
+    Case(
+        "y: the record that a handler keeps back",
+        (
+            TRAINED,
+            "import logging, logging.handlers\nlog = logging.getLogger('kept')\n"
+            "log.addHandler(logging.handlers.MemoryHandler(99, flushLevel=99)); log.propagate = False\n"
+            "log.warning('%s', learn); del learn",
+        ),
+        _REPORTED,
+        holder=r"logging\.getLogger\('kept'\)\.handlers\[0\]\.buffer",
+    ),
+    Case(
+        "y: work that waits in an executor",
+        (
+            TRAINED,
+            "import threading\nfrom concurrent.futures import ThreadPoolExecutor\nend = threading.Event()\n"
+            "pool = ThreadPoolExecutor(1); pool.submit(end.wait); pool.submit(print, learn); del learn",
+        ),
+        _REPORTED,
+        holder=r"\bpool\b",
+        check="end.set()",
+    ),
 )

@@ -47,15 +47,21 @@ def _after_cell():
     gone = {name: refs for name, refs in builtins._bound.items() if now.get(name) is not refs[0]() or refs[0]() is None}
     before = lambda notice: builtins._told.get((notice.kind, notice.shape), 0)
     new = [(n, n.names[before(n) - n.times:]) for n in nbguard.notices() if n.times > before(n)]  # the latest names last
-    told = {}
+    told, before_it = {}, {}  # by the id of an object: the names that it had before the cell
+    for name, (ref, _) in builtins._bound.items():
+        before_it.setdefault(id(ref()), []).append(name)
     for name in gone:
-        mine = [n for n, names in new if name in names and n.kind != 'growth']
-        told[name] = ([list(n.holders) for n in mine], any(n.is_whole for n in mine))
-    gc.collect()
+        mine = [n for n, names in new if name in (n.names if n.kind == 'growth' else names)]  # a growth tells of all its names
+        told[name] = ([list(n.holders) for n in mine], any(n.is_whole for n in mine if n.kind != 'growth'))
+    if gone:
+        gc.collect()
     for name, (ref, storages) in gone.items():
         is_alive = ref() is not None and not all(s.expired() for s in storages)
         new = get_ipython().user_ns.get(name)
         is_wanted = type(new) is list and any(item is ref() for item in new)  # the new object leads to the earlier one
+        is_wanted = is_wanted or (torch.Tensor in type(new).__mro__ and new._base is ref())  # a view of it
+        had = before_it.get(id(ref()), ())
+        is_wanted = is_wanted or any(value is ref() and other not in had for other, value in now.items())  # moved there
         is_wanted = is_wanted or _is_part_of_a_name(name, ref())
         found[name] = (is_alive and not is_wanted, *told[name])
     return found

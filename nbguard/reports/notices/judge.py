@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from nbguard.cleanup.plan.promises import freed_by, promised
 from nbguard.memory.advice import Advice, copy_of_view, release_names, release_stale
@@ -97,6 +97,7 @@ def judge_growth(analysis: Analysis, cell: int, former: HeldStorages, least: int
         shape=_shape(graph, paths[0]),
         holder_cell=paths[0].cell,
         keeps_graph=any(GRAPH in step for step in paths[0].steps),
+        roots=frozenset(growing),
     )
 
 
@@ -150,10 +151,14 @@ def _node_of(analysis: Analysis, ref: int, alive: set[int]) -> int | None:
 def _is_wanted(graph: Graph, root: Root, gone: Departure, node: int | None) -> bool:
     """Say whether a name stands for what the user has of the object now: its new value, or a part with a name of its own.
 
-    Or it is the name by which the one that has gone was bound: `m = learn.model`.
+    Or it is the name by which the one that has gone was bound, `m = learn.model`, or to which the cell itself has moved the
+    object: `best = model; model = Net()`.
     """
-    return root.label in (gone.name, gone.alias_of) or (
-        node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes)
+    is_moved = root.cell == gone.cell and node in root.nodes
+    return (
+        root.label in (gone.name, gone.alias_of)
+        or is_moved
+        or (node is None and any(graph.nodes[n].ref in gone.named for n in root.nodes))
     )
 
 
@@ -190,6 +195,8 @@ def _of_view(
             bound=gone.bound,
             holder_cell=root.cell,
             view_nbytes=own,
+            storages=_keys(graph, (storage for storage, n in kept.items() if n == number)),
+            roots=frozenset({root.label}),
         )
     return None
 
@@ -260,7 +267,13 @@ def _notice(
         holder_cell=first.cell,
         is_whole=is_whole,
         keeps_graph=any(GRAPH in step for step in first.steps),
+        storages=_keys(graph, left),
+        roots=frozenset(graph.roots[n].label for storage in left for n in _roots_of(analysis, storage)),
     )
+
+
+def _keys(graph: Graph, numbers: Iterable[int]) -> frozenset[StorageKey]:
+    return frozenset((graph.storages[n].device, graph.storages[n].address) for n in numbers)
 
 
 def _others(analysis: Analysis, left: set[int], paths: list[Path]) -> tuple[str, ...]:

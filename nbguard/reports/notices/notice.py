@@ -57,6 +57,8 @@ class Notice:
     view_nbytes: int = 0  # bytes of the view that keeps the storage, of a notice of that kind
     names: tuple[str, ...] = ()  # all names that have gone and left something for this cause, the latest last
     times: int = 1  # how often it has been noticed
+    storages: frozenset[StorageKey] = field(default=frozenset(), metadata={"json": False})  # that are left; of a growth, none
+    roots: frozenset[str] = field(default=frozenset(), metadata={"json": False})  # labels of all roots that lead to them
 
     def __post_init__(self) -> None:
         """Set `command` by the advice, for those who read only that."""
@@ -78,6 +80,15 @@ class Notices(Result):
     notices: tuple[Notice, ...]
     on: bool  # notices are made
     quiet: tuple[str, ...] = ()  # names about which nothing is shown; `*` stands for all
+
+
+def is_part_of(notice: Notice, other: Notice) -> bool:
+    """Say whether a notice tells nothing new: no memory besides another one's, and no other holder.
+
+    What a cell piles up is told by one notice, which is about the names that the cell binds anew as well.
+    """
+    is_growth = other.kind == "growth" and other.cell == notice.cell
+    return bool(notice.roots) and notice.roots <= other.roots and (is_growth or notice.storages <= other.storages)
 
 
 def again(former: Notice, notice: Notice) -> Notice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.memory.advice import NOTICES_ON
+from nbguard.memory.advice import NOTICES_ON, is_python, why
 from nbguard.render.blocks import Block, Table, TableRow, Title
 from nbguard.reports.notices.notice import NOT_SHOWN, Notice, Notices
 from nbguard.units import format_bytes
@@ -58,7 +58,7 @@ def notices_blocks(notices: Notices, limit: int = 100) -> Iterator[Block]:
                 format_bytes(one.nbytes),
                 notice_sentence(one),
                 f"{one.times} times" if one.times > 1 else "",
-                _advice(one).strip("`"),
+                _advice(one).replace("`", ""),
             )
         )
         for one in notices.notices[-limit:]
@@ -85,6 +85,10 @@ def _quoted(holder: str) -> str:
 
 
 def _advice(notice: Notice) -> str:
+    """Return the lines that free it; where none do and many hold it, the line that shows all of them."""
     if notice.advice:
         return " and ".join(line.code for line in notice.advice)
+    first = notice.holders[0]
+    if len(notice.holders) > 2 and notice.shape.startswith("name:") and is_python(first) and " " not in first:
+        return f"see {why(first).code}"
     return "append `loss.item()` or `t.detach()`" if notice.kind == "growth" and notice.keeps_graph else ""
