@@ -171,6 +171,7 @@ class Emulation(AbstractContextManager["Emulation"]):
             def hook(*_: Any) -> None:
                 if threading.get_ident() == self._thread:
                     self.device.is_stepping = is_stepping
+                    self.device.steps += not is_stepping
 
             return hook
 
@@ -178,6 +179,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         stack.callback(register_optimizer_step_post_hook(note(False)).remove)
 
     def _fastai_step(self, former: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self.device.steps += 1
         with self.device.making(None, FitPhase.STEP):
             return former(optimizer, *args, **kwargs)
 
