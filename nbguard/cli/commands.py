@@ -23,12 +23,12 @@ def startup(options: argparse.Namespace) -> int:
 def predict(options: argparse.Namespace) -> int:
     """Foresee the first fit of a script; return 0 where it fits or no GPU was named, 1 where it does not or may not."""
     try:
-        from nbguard.prediction.script import predict_script
+        from nbguard.prediction.code.script import predict_script
     except ImportError:
         raise NbguardError("PyTorch is not installed here: there is no fit to foresee") from None
     from nbguard.render.text import blocks_text
 
-    foreseen = predict_script(options.script, options.gpu, options.settings, options.bs)
+    foreseen = predict_script(options.script, options.gpu, options.settings, options.bs, options.arguments)
     print(json.dumps(foreseen.to_data()) if options.json else blocks_text(foreseen.blocks()), flush=True)
     return int(any(fit.prediction.capacity is not None and not fit.prediction.fits for fit in foreseen.fits))
 

@@ -41,7 +41,7 @@ def _savings(source: str, namespace: dict[str, Any], seconds: float) -> tuple[in
     import torch
 
     from nbguard.allocator.model.policy import parse_version
-    from nbguard.prediction.cell import fits_of_cell
+    from nbguard.prediction.code.cell import fits_of_cell
     from nbguard.prediction.predict import tracer_of
     from nbguard.prediction.savings import savings
 

@@ -11,7 +11,7 @@ from nbguard.allocator.model.policy import parse_version
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import NbguardError
 from nbguard.prediction import calibration
-from nbguard.prediction.cell import fits_of_cell
+from nbguard.prediction.code.cell import fits_of_cell
 from nbguard.prediction.fits.fit import FitSource
 from nbguard.prediction.fits.sources import source_of
 from nbguard.prediction.hardware import gpu_of

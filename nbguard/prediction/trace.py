@@ -11,8 +11,8 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.emulation.emulation import Emulation, PredictedOutOfMemoryError
-from nbguard.prediction.emulation.recorder import names_of
-from nbguard.prediction.fits.batches import made, made_on_host
+from nbguard.prediction.emulation.recorder import RecordingDevice, names_of
+from nbguard.prediction.fits.batches import MOST, made, made_on_host
 from nbguard.prediction.fits.fit import Fit, FitSource
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.live import LiveDevice
@@ -135,18 +135,11 @@ class FitTracer:
         emulation = Emulation(gpu, self.settings, reserve, *self._start(), device=fit.device)
         device = emulation.device
 
-        def make(shapes: Any, *, on_host: bool = False) -> Any:
-            device.begin_batch()
-            if on_host:
-                return made_on_host(shapes)
-            with device.making(MemoryCategory.INPUTS, FitPhase.BATCH):
-                return made(shapes)
-
         with kept_generators(), emulation:
             emulation.storages.note(fit.resident)
             model = device.model.allocated - device.held
             try:
-                fit.run(make)
+                fit.run(_BatchMaker(device))
             except (PredictedOutOfMemoryError, UnpredictableError):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the reason
@@ -172,8 +165,30 @@ class FitTracer:
             peak=device.place(names_of(fit.models)),
             batch_peaks=device.peaks_of_batches(),
             convolutions=emulation.operators.convolutions,
-            unknown=(*fit.left_out, *_unknown(emulation)),
+            unknown=(*fit.left_out, *_unknown(emulation, steps=fit.has_optimizer)),
         )
+
+
+class _BatchMaker:
+    """Makes batches on a device, and says how far the fit has come there."""
+
+    def __init__(self, device: RecordingDevice) -> None:
+        self._device = device
+
+    @property
+    def steps(self) -> int:
+        return self._device.steps
+
+    @property
+    def passes(self) -> int:
+        return self._device.passes
+
+    def __call__(self, shapes: Any, *, on_host: bool = False) -> Any:
+        self._device.begin_batch()
+        if on_host:
+            return made_on_host(shapes)
+        with self._device.making(MemoryCategory.INPUTS, FitPhase.BATCH):
+            return made(shapes)
 
 
 def _change(fit: Fit, code: str) -> None:
@@ -188,12 +203,14 @@ def _change(fit: Fit, code: str) -> None:
         raise FailedFitError(f"the change cannot be made ({type(error).__name__}: {error})") from None
 
 
-def _unknown(emulation: Emulation) -> list[str]:
-    """Return what may take memory and was not traced, in words."""
+def _unknown(emulation: Emulation, *, steps: bool) -> list[str]:
+    """Return what may take memory and was not traced, in words; `steps`: the fit has an optimizer, which takes steps."""
     unknown = [f"{line} reads a value: which way the code takes then is not known" for line in emulation.operators.reads]
     unknown += [f"the buffers of {kind} are not known" for kind in sorted(emulation.operators.unknown)]
     if emulation.operators.attentions:
         unknown.append("attention in half precision runs in cuDNN on this GPU")
     if emulation.storages.unseen:
         unknown.append("tensors without a storage of their own are used (sparse ones, wrappers)")
+    if steps and not emulation.device.steps and emulation.device.passes:
+        unknown.append(f"its optimizer takes no step within {min(emulation.device.passes, MOST)} backward passes")
     return unknown

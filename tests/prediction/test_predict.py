@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fastai.callback.core import Callback
+from fastai.callback.training import GradientAccumulation
 from torch import distributed, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -136,6 +137,27 @@ def test_a_larger_batch_needs_more_and_a_given_one_counts() -> None:
     assert large.batch_sizes == (224,)  # all the items that there are
     assert given.batch_sizes == (224,)
     assert given.peak_allocated == large.peak_allocated > small.peak_allocated
+
+
+@pytest.mark.parametrize("batches", [1, 2, 8])
+def test_a_fit_that_adds_gradients_up_is_followed_to_its_steps(batches: int) -> None:
+    """The optimizer's state is a part of the peak however late the first step is."""
+    learn = make("mlp", "cpu", 16, items=(16 * 40, 16))
+    learn.add_cb(GradientAccumulation(16 * batches))
+    found = predict(learn, gpu="16GiB")
+
+    assert found.peak_allocated == predict(make("mlp", "cpu", 16, items=(16 * 40, 16))).peak_allocated
+    assert found.batch_sizes == (16,) * max(3, 2 * batches)
+    assert found.fits is True
+
+
+def test_a_fit_whose_first_step_is_beyond_the_trace_is_never_said_to_fit() -> None:
+    learn = make("mlp", "cpu", 8, items=(8 * 99, 8))
+    learn.add_cb(GradientAccumulation(8 * 90))
+    found = predict(learn, gpu="80GiB")
+
+    assert found.fits is None
+    assert "takes no step within 64 backward passes" in found.why
 
 
 def test_a_loader_of_torchs_own_does_as_well() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -99,6 +100,23 @@ def test_closures_globals_and_several_arguments_are_followed() -> None:
     larger = predict(step, (words(), words()), batch_size=32)
     assert larger.batch_sizes == (32, 32, 32)
     assert larger.peak_allocated > found.peak_allocated
+
+
+def test_a_step_that_adds_gradients_up_is_followed_to_the_optimizers() -> None:
+    loop, plain = Loop(), Loop()
+    turns = itertools.count(1)
+
+    def step(batch: Any) -> None:
+        loss = functional.cross_entropy(loop.model(batch).flatten(0, 1), batch.flatten()) / 8
+        loss.backward()
+        if next(turns) % 8 == 0:
+            loop.optimizer.step()
+            loop.optimizer.zero_grad()
+
+    found, known = predict(step, words()), predict(plain.step, words())
+    assert found.batch_sizes == (4,) * 16
+    assert found.peak_allocated >= known.peak_allocated
+    assert next(turns) == 1
 
 
 _FAKE = """

@@ -22,6 +22,7 @@ from nbguard.prediction.emulation.autocast import Autocast
 from nbguard.prediction.emulation.numbers import UnknownFloat
 from nbguard.prediction.emulation.operators import OperatorMode
 from nbguard.prediction.emulation.recorder import RecordingDevice
+from nbguard.prediction.emulation.writes import WRITES
 from nbguard.prediction.fits.batches import moved
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.prediction import FitPhase
@@ -60,6 +61,8 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
         if func is torch.Tensor.__setitem__ and args[0].is_meta and type(args[2]) in (bool, int, float):
             value = torch.scalar_tensor(args[2], dtype=args[0].dtype, device="cpu")  # as for a tensor on CUDA
             return func(args[0], args[1], value)
+        if func in (torch.Tensor.numpy, torch.Tensor.tolist) and args[0].is_meta:
+            args = (torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:])
         if func is torch.Tensor.item and args[0].is_meta and args[0].is_floating_point():
             return UnknownFloat.of(1.0, self._operators.note_read)
         if self._is_device(kwargs.get("device")):
@@ -157,6 +160,8 @@ class Emulation(AbstractContextManager["Emulation"]):
         yield scaler, "_maybe_opt_step", self._here(_step, scaler._maybe_opt_step)
         yield torch.utils.checkpoint, "_infer_device_type", self._kind_of_device(torch.utils.checkpoint._infer_device_type)
         yield torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__)
+        for owner, name, value in WRITES:
+            yield owner, name, self._here(value, getattr(owner, name))
         if fastai := sys.modules.get("fastai.optimizer"):
             yield fastai.Optimizer, "step", self._here(self._fastai_step, fastai.Optimizer.step)
         for module in _with_devices():
@@ -171,6 +176,7 @@ class Emulation(AbstractContextManager["Emulation"]):
             def hook(*_: Any) -> None:
                 if threading.get_ident() == self._thread:
                     self.device.is_stepping = is_stepping
+                    self.device.steps += not is_stepping
 
             return hook
 
@@ -178,6 +184,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         stack.callback(register_optimizer_step_post_hook(note(False)).remove)
 
     def _fastai_step(self, former: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self.device.steps += 1
         with self.device.making(None, FitPhase.STEP):
             return former(optimizer, *args, **kwargs)
 

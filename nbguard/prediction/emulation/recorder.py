@@ -42,6 +42,8 @@ class RecordingDevice(SimulatedDevice):
         """Bytes that are on the device before the fit, and stay."""
         self.is_stepping = False
         """Whether an optimizer steps."""
+        self.steps = self.passes = 0
+        """Steps of optimizers and backward passes that there were."""
         self._kind: MemoryCategory | None = None
         self._phase: FitPhase | None = FitPhase.START
         self._batch = 0
@@ -136,6 +138,7 @@ class RecordingDevice(SimulatedDevice):
                 phase = FitPhase.FORWARD if self._modules and self._is_model else FitPhase.LOSS
         if phase is not self._last and not {phase, self._last} <= _FORWARD:
             self._run += 1
+            self.passes += phase is FitPhase.BACKWARD
         self._last = phase
         return phase
 

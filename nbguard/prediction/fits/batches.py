@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -13,6 +13,40 @@ from nbguard.errors import UnpredictableError
 
 FULL = 3
 """Full training batches of a trace: the optimizer's state is there from the first on, later ones repeat the second."""
+_STEPS = 2
+"""Steps of a trace where gradients of several batches are added up."""
+MOST = 64
+"""Full training batches of a trace, however many of them make a step: a fit that adds up more is not followed to its steps."""
+
+Item = TypeVar("Item")
+
+
+class Progress(Protocol):
+    """How far a trace has come."""
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of optimizers until now."""
+
+    @property
+    def passes(self) -> int:
+        """Return the backward passes until now."""
+
+
+def enough(items: Iterable[Item], progress: Progress, *, has_optimizer: bool = True) -> Iterator[Item]:
+    """Yield batches until a loop over them has nothing new to show: a few, and as many as make two steps of the optimizer.
+
+    Args:
+        items: what stands for the batches.
+        progress: of the trace, which is read between the batches.
+        has_optimizer: its steps are waited for where there are backward passes.
+    """
+    steps, passes = progress.steps, progress.passes
+    for number, item in enumerate(items):
+        is_waiting = has_optimizer and progress.passes > passes and progress.steps < steps + _STEPS
+        if number >= (MOST if is_waiting else FULL):
+            return
+        yield item
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +128,10 @@ def moved(tensor: Any) -> Any:
     return TensorShape.of(tensor).make()
 
 
-def sizes(count: int, size: int, *, is_last_dropped: bool) -> tuple[int, ...]:
-    """Return the items of the batches to trace: a few full ones, and the last one if it is smaller."""
+def sizes(count: int, size: int, *, is_last_dropped: bool, full: int = FULL) -> tuple[int, ...]:
+    """Return the items of the batches to trace: so many full ones at most, and the last one if it is smaller."""
     last = count % size
-    full = min(count // size, FULL)
-    return (size,) * full + ((last,) if last and not is_last_dropped else ())
+    return (size,) * min(count // size, full) + ((last,) if last and not is_last_dropped else ())
 
 
 def _shapes(value: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 
-from nbguard.prediction.fits.batches import FULL, BatchShapes, made, sizes
+from nbguard.prediction.fits.batches import FULL, MOST, BatchShapes, enough, sizes
 from nbguard.prediction.fits.copies import copied, device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier
@@ -51,21 +52,40 @@ _WITHOUT_MEMORY = frozenset(
 
 
 class _Batches:
-    """A loader of batches without data. The loop of its iterator holds what fastai's `DataLoader.__iter__` holds."""
+    """A loader of batches without data. The loop of its iterator holds what fastai's `DataLoader.__iter__` holds.
 
-    def __init__(self, batches: Sequence[Any], after_batch: Any) -> None:
-        self.batches = batches
+    Args:
+        batch: the shapes to go by.
+        sizes: items of the batches: full ones, of which as many are made as show something new, and the last.
+        after_batch: transforms of batches.
+    """
+
+    def __init__(self, batch: BatchShapes, sizes: tuple[int, ...], after_batch: Any) -> None:
         self.bs = 0
         self.dataset = ()
-        self.make: MakeBatch = made
-        self._after_batch = after_batch
+        self.make: MakeBatch | None = None
+        """What makes a batch of its shapes; None: none is made yet."""
+        self.made: list[int] = []
+        """Items of the batches that there were."""
+        self._batch, self._after_batch = batch, after_batch
+        self._full = [items for items in sizes if items == sizes[0]]
+        self._last = [items for items in sizes if items != sizes[0]]
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return len(self._full) + len(self._last)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the items of the batches that there were, or of the first one if there was none."""
+        return tuple(self.made or (*self._full, *self._last)[:1])
 
     def __iter__(self) -> Iterator[Any]:
-        for b in self.batches:
-            b = self.make(b)  # the name keeps the batch before it was transformed, as there
+        make = self.make
+        if make is None:
+            return
+        for items in chain(enough(self._full, make), self._last):
+            self.made.append(items)
+            b = make(self._batch.cut(items))  # the name keeps the batch before it was transformed, as there
             yield self._after_batch(b)
 
 
@@ -77,9 +97,15 @@ class FastaiFit:
     names: dict[str, Any]  # that lines which change it may use
     items: int  # in the training set; more than any GPU has room for where that is not known
     batches: int  # training batches of an epoch
-    sizes: tuple[int, ...]  # items of the training batches that are traced
     device: str = "cuda"
+    has_optimizer: bool = True
     left_out: tuple[str, ...] = ()  # callbacks that are not traced and may keep memory, in words
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the items of the training batches."""
+        sizes: tuple[int, ...] = self.learner.dls.train.sizes
+        return sizes
 
     @property
     def models(self) -> Iterable[Any]:
@@ -168,7 +194,8 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
     wanted = batch_size or batch.size
     has_length = hasattr(loader.dataset, "__len__")
     count = len(loader.dataset) if has_length else FULL * wanted
-    trained = sizes(count, wanted, is_last_dropped=full_only or bool(getattr(loader, "drop_last", False)))
+    is_last_dropped = full_only or bool(getattr(loader, "drop_last", False))
+    trained = sizes(count, wanted, is_last_dropped=is_last_dropped, full=MOST)
     memo: dict[int, Any] = {}
     copier = FunctionCopier(memo, device_of([learn.model]))
     shadow = Learner.__new__(Learner)
@@ -182,8 +209,8 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
         own = batch_size_of(valid, wanted)
         held_out = sizes(total, own if batch_size is None else max(1, own * batch_size // size), is_last_dropped=False)
     dls = _Loaders(
-        _Batches([batch.cut(each) for each in trained], after_train),
-        _Batches([batch.cut(each) for each in held_out], after_valid),
+        _Batches(batch, trained, after_train),
+        _Batches(batch, held_out, after_valid),
         int(getattr(learn.dls, "n_inp", max(1, len(batch.shapes) - 1))),
     )
     kept, left_out = _callbacks(learn.cbs)
@@ -209,7 +236,6 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
         names={},
         items=count if has_length else ENDLESS,
         batches=max(1, -(-count // wanted)),
-        sizes=trained,
         left_out=tuple(f"the callback {name} is not traced" for name in left_out),
     )
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
-MakeBatch = Callable[..., Any]
-"""shapes → a batch without data, noted as the fit's input. With `on_host=True` its tensors stand for the host's until they are
-moved, or used."""
+from nbguard.prediction.fits.batches import Progress
+
+
+class MakeBatch(Progress, Protocol):
+    """Makes the batches of a trace, and says how far it has come."""
+
+    def __call__(self, shapes: Any, *, on_host: bool = False) -> Any:
+        """Return a batch without data, noted as the fit's input.
+
+        Args:
+            shapes: `TensorShape` where the batch has a tensor.
+            on_host: its tensors stand for the host's until they are moved, or used.
+        """
+
+
 ENDLESS = 2**24
 """Items of a training set that does not say how many it has."""
 
@@ -17,7 +29,7 @@ class Fit(Protocol):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return the items of the training batches that are traced."""
+        """Return the items of the training batches that have been traced, or of the first one if none has."""
 
     @property
     def items(self) -> int:
@@ -30,6 +42,10 @@ class Fit(Protocol):
     @property
     def left_out(self) -> tuple[str, ...]:
         """Return what is not traced and may keep memory, in words."""
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Return whether an optimizer takes steps, as far as is known: gradients that only add up are not all there is."""
 
     @property
     def device(self) -> str:

@@ -32,6 +32,7 @@ class LightningFit:
     items: int = ENDLESS
     batches: int | None = None
     device: str = "cuda"
+    has_optimizer: bool = True
     left_out: tuple[str, ...] = ()
     logged: dict[str, list[Any]] = field(default_factory=dict)  # by name: what a logged value keeps
 

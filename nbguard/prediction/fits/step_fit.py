@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import torch
 
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.fits.batches import FULL, BatchShapes
+from nbguard.prediction.fits.batches import BatchShapes, enough
 from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier, unpacks, values_used
@@ -26,13 +26,24 @@ class StepFit:
     optimizers: tuple[Any, ...]  # copied optimizers that it refers to
     device: str  # kind of device on which the models are
     is_on_host: bool  # batches come on the host, and the step itself moves them
-    sizes: tuple[int, ...]
+    size: int  # items of each batch
     shapes: Any  # of each batch
     unpacks: bool  # a batch goes to the step as several arguments
     prepare: Callable[[], Any] | None = None  # the copy of what runs once before
     items: int = ENDLESS
     batches: int | None = None
     left_out: tuple[str, ...] = ()
+    made: int = 0  # batches that there were
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the items of the batches that there were, or of the first one."""
+        return (self.size,) * max(1, self.made)
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Return whether the step refers to an optimizer of PyTorch's."""
+        return bool(self.optimizers)
 
     @property
     def resident(self) -> Iterable[Any]:
@@ -49,7 +60,8 @@ class StepFit:
         """Call the step for each batch, as a loop does that keeps its result until the next."""
         if self.prepare is not None:
             self.prepare()
-        for _ in self.sizes:
+        for number in enough(count(1), make, has_optimizer=self.has_optimizer):
+            self.made = number
             batch = make(self.shapes, on_host=self.is_on_host)
             loss = self.step(*batch) if self.unpacks else self.step(batch)  # noqa: F841 - a loop's name for it lives as long
 
@@ -117,7 +129,7 @@ class StepSource:
             optimizers=tuple(copier.copy(optimizer) for _, optimizer in used),
             device=device,
             is_on_host=self.batch.is_on_host,
-            sizes=(size,) * FULL,
+            size=size,
             shapes=self.batch.cut(size),
             unpacks=self.unpacks,
             prepare=prepare,

@@ -32,6 +32,7 @@ class TrainerFit:
     items: int
     batches: int | None
     device: str = "cuda"
+    has_optimizer: bool = True
     left_out: tuple[str, ...] = ()
 
     @property

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from types import FunctionType
 from typing import Any
 
 from nbguard.errors import NbguardError, UnpredictableError
+from nbguard.prediction.code.functions import as_function, names_bound, names_read
 from nbguard.prediction.fits.fastai_fit import LearnerSource, is_learner
 from nbguard.prediction.fits.fit import FitSource
 from nbguard.prediction.fits.loaders import first_batch
@@ -20,7 +20,9 @@ _FITS = ("fit", "fit_one_cycle", "fit_flat_cos", "fit_sgdr", "fine_tune", "lr_fi
 _CHANGES = ("add_cb", "add_cbs", "freeze", "freeze_to", "remove_cb", "to_bf16", "to_fp16", "to_fp32", "unfreeze")
 """Methods of a Learner that change its next fit: the copy is changed likewise."""
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)
-_BATCHES = "_nbguard_batches"
+_BATCH = "_nbguard_batch"
+_COUNTS = ("range", "len", "zip", "map")
+"""What is given a loader and yields something else than its batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +55,6 @@ def fits_of_cell(source: str, namespace: dict[str, Any]) -> tuple[CellFit, ...]:
     return fits
 
 
-def fits_of_statement(statement: ast.stmt, namespace: dict[str, Any]) -> CellFit | None:
-    """Return the fit that a loop over batches is; None: the statement is none, and may run."""
-    loops = [node for node in ast.walk(statement) if isinstance(node, ast.For) and _trains(node)]
-    if not isinstance(statement, (ast.For, ast.While, ast.With)) or not loops:
-        return None
-    return next(_CellReader(namespace).read([statement]), None)
-
-
 @dataclass(slots=True)
 class _CellReader:
     """Reads a cell from its first statement to its last."""
@@ -83,7 +77,7 @@ class _CellReader:
                     yield from self._call(call)
                 if isinstance(statement, _SIMPLE):
                     self.before.append(statement)
-            self.bound |= _names_bound(statement)
+            self.bound |= names_bound(statement)
 
     def _value(self, node: ast.expr) -> Any:
         """Return what an expression leads to now; None: nothing, or something that the cell makes first."""
@@ -133,15 +127,10 @@ class _CellReader:
         if place is None:
             raise UnpredictableError(f"{text} goes over no loader that is there already: give its body as a step function")
         loader = self._value(place)  # type: ignore[arg-type] # `_is_loader` has looked
-        source = loop.iter
-        is_counted = isinstance(source, ast.Call) and isinstance(source.func, ast.Name) and source.func.id == "enumerate"
-        batches: ast.expr = ast.Name(_BATCHES, ast.Load())
-        if is_counted:
-            batches = ast.Call(ast.Name("enumerate", ast.Load()), [batches], [])
-        body = ast.For(loop.target, batches, loop.body, [])
-        step = self._function([body], [ast.arg("batch")], f"{_BATCHES} = [batch]; del batch")
-        needed = _needed(self.before, _names_read(loop))
-        prepare = self._function(needed, [], "") if needed else None
+        body = ast.For(loop.target, _one_round(loop.iter, place, text), loop.body, [])
+        step = as_function([body], self.namespace, (_BATCH,))
+        needed = _needed(self.before, names_read(loop))
+        prepare = as_function(needed, self.namespace) if needed else None
         return CellFit(text=text, source=StepSource.of(step, first_batch(loader), prepare))
 
     def _is_loader(self, node: ast.AST) -> bool:
@@ -150,21 +139,6 @@ class _CellReader:
         value = self._value(node)
         return value is not None and hasattr(type(value), "__iter__") and hasattr(value, "dataset")
 
-    def _function(self, statements: list[ast.stmt], arguments: list[ast.arg], first: str) -> FunctionType:
-        """Return statements as a function whose names are the notebook's, as they are in a cell."""
-        bound = sorted(set().union(*map(_names_bound, statements)) | ({_BATCHES} if first else set()))
-        body: list[ast.stmt] = [ast.Global(bound)] if bound else []
-        body += [*ast.parse(first).body, *statements]
-        signature = ast.arguments(posonlyargs=[], args=arguments, kwonlyargs=[], kw_defaults=[], defaults=[])
-        function = ast.FunctionDef("the_cell", signature, body, [])
-        if "type_params" in function._fields:  # Python 3.12
-            vars(function)["type_params"] = []
-        module = ast.fix_missing_locations(ast.Module([function], []))
-        names: dict[str, Any] = {}
-        exec(compile(module, "<cell>", "exec"), names)  # noqa: S102 - this defines a function and runs nothing of it
-        own: FunctionType = names["the_cell"]
-        return FunctionType(own.__code__, self.namespace, "the_cell")
-
 
 def _trains(node: ast.AST) -> bool:
     """Say whether `backward()` is called in it."""
@@ -172,37 +146,30 @@ def _trains(node: ast.AST) -> bool:
     return any(isinstance(called, ast.Attribute) and called.attr == "backward" for called in calls)
 
 
+def _one_round(iterated: ast.expr, loader: ast.AST, text: str) -> ast.expr:
+    """Return what a loop goes over with one batch in the place of its loader; of what is around it only a count is kept."""
+    if iterated is loader:
+        return ast.List([ast.Name(_BATCH, ast.Load())], ast.Load())
+    if isinstance(iterated, ast.Call):
+        name = iterated.func.attr if isinstance(iterated.func, ast.Attribute) else getattr(iterated.func, "id", "")
+        inner = next((each for each in (iterated.func, *iterated.args) if loader in ast.walk(each)), None)
+        if isinstance(inner, ast.Attribute) and inner is iterated.func:
+            return _one_round(inner.value, loader, text)
+        if inner is not None and name not in _COUNTS:
+            round_ = _one_round(inner, loader, text)
+            return ast.Call(iterated.func, [round_, *iterated.args[1:]], []) if name == "enumerate" else round_
+    raise UnpredictableError(f"{text} does not go over the batches of a loader: give its body as a step function")
+
+
 def _has_training_loop(node: ast.AST) -> bool:
     return any(isinstance(each, ast.For) and _trains(each) for each in ast.walk(node))
-
-
-def _names_bound(statement: ast.AST) -> set[str]:
-    """Return the names that a statement binds in the notebook; a function's own are its own."""
-    bound: set[str] = set()
-    waiting = [statement]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-        elif isinstance(node, ast.alias):
-            bound.add((node.asname or node.name).partition(".")[0])
-        if not isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            waiting.extend(ast.iter_child_nodes(node))
-    return bound
-
-
-def _names_read(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
 
 
 def _needed(statements: list[ast.stmt], names: set[str]) -> list[ast.stmt]:
     """Return the assignments and imports that bind the names, and those that these need, in their order."""
     needed: list[ast.stmt] = []
     for statement in reversed(statements):
-        if _names_bound(statement) & names:
+        if names_bound(statement) & names:
             needed.insert(0, statement)
-            names = names | _names_read(statement)
+            names = names | names_read(statement)
     return needed

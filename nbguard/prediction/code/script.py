@@ -1,0 +1,263 @@
+"""The first fit of a script: it is run up to there, and foreseen there instead of being fitted."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import multiprocessing.process
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+
+from nbguard.errors import NbguardError, UnpredictableError
+from nbguard.prediction.code.cell import CellFit
+from nbguard.prediction.code.functions import as_function
+from nbguard.prediction.code.loops import FEW, GOES_ON, REACHED, Loops, MarkedLoop
+from nbguard.prediction.fits.loaders import first_batch
+from nbguard.prediction.fits.loop_fit import LoopSource, few, goes_on, is_tracing
+from nbguard.prediction.fits.sources import source_of
+from nbguard.prediction.predict import foresee
+from nbguard.prediction.prediction import CellPrediction, ForeseenFit
+
+_FITTED = (
+    ("fastai.learner", "Learner", "fit"),
+    ("transformers.trainer", "Trainer", "train"),
+    ("lightning.pytorch.trainer.trainer", "Trainer", "fit"),
+    ("pytorch_lightning.trainer.trainer", "Trainer", "fit"),
+)
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class _ReachedError(BaseException):
+    """The script has come to its fit. No `except Exception` of the script's is to catch it."""
+
+
+def predict_script(
+    file: str,
+    gpu: str | None = None,
+    settings: str | None = None,
+    batch_size: int | None = None,
+    arguments: Sequence[str] = (),
+) -> CellPrediction:
+    """Return the memory of the first fit of a script: of a Learner, of a Trainer, or of a loop that trains.
+
+    Everything before the fit runs as ever, with `__name__ == "__main__"`: it makes the data and the model. The fit does not.
+    A loop may stand in a function, and in a file beside the script; what it calls is followed, its validation too.
+
+    Args:
+        file: a path.
+        gpu: as of `predict`.
+        settings: as of `predict`.
+        batch_size: as of `predict`.
+        arguments: of the script, as they would stand on the command line.
+
+    Raises:
+        NbguardError: the file cannot be read, is no Python, fails before its fit, or has none that can be foreseen.
+    """
+    path = Path(file)
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise NbguardError(f"{file} cannot be read: {error}") from None
+    except SyntaxError as error:
+        raise NbguardError(f"{file} is no Python: {error.msg}, line {error.lineno}") from None
+    script = _Script(path, tree)
+    with _as_main(path, arguments), script.marks():
+        fits = script.run()
+        predictions = [foresee(fit.source, gpu=gpu, settings=settings, batch_size=batch_size, code=fit.code) for fit in fits]
+    if not fits:
+        raise UnpredictableError(
+            f"{file} starts no fit that can be foreseen: no Learner's, no Trainer's, no loop with backward()"
+        )
+    return CellPrediction(
+        told="the script has run up to its fit, which has not",
+        fits=tuple(ForeseenFit(text=fit.text, prediction=found) for fit, found in zip(fits, predictions, strict=True)),
+    )
+
+
+class _Script:
+    """A script that runs up to its fit."""
+
+    def __init__(self, path: Path, tree: ast.Module) -> None:
+        self._path, self._tree = path, tree
+        self._fits: list[CellFit] = []
+        self._loops = Loops.of(tree, path.resolve().parent)
+
+    @contextmanager
+    def marks(self) -> Iterator[None]:
+        """Return a context in which marked code runs, and the files beside the script are marked when they are imported."""
+        finder = _Finder(self._loops)
+        with ExitStack() as patched:
+            for name, value in ((REACHED, self._reached), (FEW, few), (GOES_ON, goes_on)):
+                patched.enter_context(_replaced(builtins, name, value))
+            sys.meta_path.insert(0, finder)
+            patched.callback(sys.meta_path.remove, finder)
+            yield
+
+    def run(self) -> list[CellFit]:
+        """Return the fits to which the script comes.
+
+        Raises:
+            UnpredictableError: it does not get there, or its fit cannot be foreseen.
+        """
+        namespace: dict[str, Any] = {"__name__": "__main__", "__file__": str(self._path), "__builtins__": builtins}
+        process = multiprocessing.process.BaseProcess
+        with ExitStack() as patched:
+            patched.enter_context(_replaced(torch.Tensor, "backward", _refused_backward))
+            patched.enter_context(_replaced(process, "start", self._started(process.start)))
+            try:
+                self._execute(namespace, patched)
+            except _ReachedError:
+                pass
+            except NbguardError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the script raises is the reason
+                if not self._fits:
+                    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+                    raise UnpredictableError(f"{self._path} fails before its fit ({reason})") from None
+            except SystemExit as error:
+                if not self._fits:
+                    raise UnpredictableError(f"{self._path} ends before its fit (exit {error.code})") from None
+        return self._fits
+
+    def _execute(self, namespace: dict[str, Any], patched: ExitStack) -> None:
+        wanted = list(_FITTED)
+        for statement in _statements(self._loops.mark(self._tree, str(self._path)).body):
+            exec(compile(ast.Module([statement], []), str(self._path), "exec"), namespace)  # noqa: S102 - the user's script, as asked
+            for module, name, method in tuple(wanted):
+                if module in sys.modules:
+                    kind = getattr(sys.modules[module], name)
+                    patched.enter_context(_replaced(kind, method, _noting(self._fits, method)))
+                    wanted.remove((module, name, method))
+
+    def _reached(self, number: int, outer: dict[str, Any], inner: dict[str, Any]) -> None:
+        """Note the loop before which the script has come, and end it; in a trace of that loop go on."""
+        if is_tracing():
+            return
+        loop = self._loops.marked[number]
+        source = LoopSource.of(_as_step(loop, {**outer, **inner} if inner is not outer else outer))
+        self._fits.append(CellFit(text=f"line {loop.line}: {loop.text:.80}", source=source))
+        raise _ReachedError
+
+    def _started(self, former: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what starts processes that load data, and refuses those that run the user's functions."""
+        folder = str(self._loops.folder)
+
+        def start(process: Any) -> Any:
+            code: CodeType | None = getattr(process._target, "__code__", None)
+            if code is not None and (code.co_filename == str(self._path) or code.co_filename.startswith(folder)):
+                if not any(part in code.co_filename for part in _INSTALLED):
+                    raise UnpredictableError(f"the script trains in processes of its own ({code.co_name}()): foresee it in one")
+            return former(process)
+
+        return start
+
+
+def _as_step(loop: MarkedLoop, namespace: dict[str, Any]) -> Callable[[], None]:
+    try:
+        function = as_function(loop.statements, namespace, name=loop.function or "script", file=loop.file)
+    except SyntaxError as error:
+        raise UnpredictableError(f"line {loop.line}: {loop.text} cannot be taken out of its function: {error.msg}") from None
+    if function.__code__.co_flags & (0x20 | 0x80 | 0x200):  # a generator, a coroutine, both
+        raise UnpredictableError(f"line {loop.line}: {loop.text} yields or awaits: foresee its body by nbguard.predict(step, batch)")
+    return function
+
+
+class _Finder:
+    """Marks the loops of the files beside a script when they are imported."""
+
+    def __init__(self, loops: Loops) -> None:
+        self._loops = loops
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return where a module is, if it is beside the script."""
+        spec = PathFinder.find_spec(name, path, target)
+        file = Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+        if spec is None or file is None or self._loops.folder not in file.resolve().parents:
+            return None
+        if any(part in file.parts for part in _INSTALLED):
+            return None
+        spec.loader = _Loader(spec.name, str(file), self._loops)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    """Compiles a file with its loops marked, and keeps no byte code of it."""
+
+    def __init__(self, name: str, path: str, loops: Loops) -> None:
+        super().__init__(name, path)
+        self._loops = loops
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - the interface's
+        """Return the code of the marked file."""
+        tree = ast.parse(Path(self.path).read_text(encoding="utf-8"))
+        code: CodeType = compile(self._loops.mark(tree, self.path), self.path, "exec")
+        return code
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements of a script, those below `if __name__ == "__main__":` among them."""
+    for statement in body:
+        if isinstance(statement, ast.If) and "__name__" in {n.id for n in ast.walk(statement.test) if isinstance(n, ast.Name)}:
+            yield from statement.body
+        else:
+            yield statement
+
+
+def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
+    def fit(fitted: Any, *args: Any, **kwargs: Any) -> None:
+        """Note what is fitted and end the script; `fine_tune` goes on to its second fit."""
+        caller: Any = sys._getframe(1)
+        while caller is not None and str(caller.f_globals.get("__name__", "")).partition(".")[0] in ("fastai", "fastcore"):
+            if caller.f_code.co_name == "fine_tune" and not fits:
+                fits.append(CellFit(text="fine_tune(), frozen", source=source_of(fitted, None, None)))
+                return
+            caller = caller.f_back
+        line = "" if caller is None else f"line {caller.f_lineno}: "
+        if "lightning" in type(fitted).__module__:
+            module, loader, *_ = (*args, kwargs.get("model"), kwargs.get("train_dataloaders"), None)
+            if not isinstance(loader, torch.utils.data.DataLoader):
+                raise UnpredictableError(f"{line}fit() is given no loader of PyTorch's: foresee it by nbguard.predict(model, batch)")
+            source = source_of(module, first_batch(loader), None)
+        else:
+            source = source_of(fitted, None, None)
+        fits.append(CellFit(text=f"{line}{method}() of {type(fitted).__name__}", source=source))
+        raise _ReachedError
+
+    return fit
+
+
+def _refused_backward(*_: Any, **__: Any) -> None:
+    raise UnpredictableError("the script trains where no loop is seen: foresee it there, by nbguard.predict(step, batch)")
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    is_own = name in vars(owner)
+    former = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, former)
+        else:
+            delattr(owner, name)
+
+
+@contextmanager
+def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+    """Let the script find itself, its arguments, and the modules beside it, as if Python ran it."""
+    former = sys.argv, sys.path[:]
+    sys.argv, sys.path[:] = [str(path), *arguments], [os.fspath(path.resolve().parent), *sys.path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = former
