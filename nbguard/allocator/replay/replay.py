@@ -13,7 +13,8 @@ from nbguard.allocator.replay.order import settle
 from nbguard.allocator.replay.player import Player
 from nbguard.allocator.replay.rollback import InitialState, roll_back
 from nbguard.allocator.replay.start import StartCorrections
-from nbguard.allocator.snapshot.snapshot import Event, Snapshot, SnapshotSegment, Trace
+from nbguard.allocator.snapshot.events import Event
+from nbguard.allocator.snapshot.snapshot import Snapshot, SnapshotSegment, Trace
 from nbguard.render.result import Result
 
 _MOST_PASSES = 40
@@ -110,7 +111,7 @@ def recorded_device(
     version, is_known = _version(snapshot, torch_version or sidecar.torch_version)
     settings = _settings(snapshot, parse_version(version) if is_known else None)
     segments = tuple(segment for segment in snapshot.segments if segment.device == device)
-    trace = snapshot.trace(device)
+    trace = snapshot.trace(device).at_hand()
     if capacity is None and device < len(sidecar.totals):
         capacity = sidecar.totals[device]
     if fraction is None and device < len(sidecar.fractions):

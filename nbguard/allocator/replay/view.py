@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nbguard.allocator.replay.advice import notes, recommendation, requests_name, settings_name
 from nbguard.allocator.replay.replay import DeviceReplay
 from nbguard.allocator.replay.whatif import WhatIf, WhatIfRow
-from nbguard.allocator.snapshot.snapshot import Event
+from nbguard.allocator.snapshot.events import Event
 from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
 from nbguard.units import format_bytes
 
