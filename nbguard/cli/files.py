@@ -57,23 +57,22 @@ def diff(options: argparse.Namespace) -> int:
 
 def replay(options: argparse.Namespace) -> int:
     """Replay the trace of each snapshot; 1 where one is not reproduced in full."""
-    from nbguard.allocator.replay.data import file_replay_data
+    from nbguard.allocator.replay.replay import FileReplay
     from nbguard.allocator.replay.replay import replay as replayed
-    from nbguard.allocator.replay.view import replay_blocks
     from nbguard.allocator.snapshot.read import load_snapshot
     from nbguard.render.text import blocks_text
 
     def each(name: str) -> int:
-        replays = replayed(load_snapshot(name, progress("read", _LARGE)), options.torch, options.capacity, options.fraction)
-        _print(json.dumps(file_replay_data(name, replays)) if options.json else blocks_text(replay_blocks(name, replays)))
-        return 0 if all(device.is_exact for device in replays) else 1
+        snapshot = load_snapshot(name, progress("read", _LARGE))
+        replay = FileReplay(name, replayed(snapshot, options.torch, options.capacity, options.fraction))
+        _print(json.dumps(replay.to_data()) if options.json else blocks_text(replay.blocks()))
+        return int(not replay.is_exact)
 
     return _of_each(options.files, each)
 
 
 def whatif(options: argparse.Namespace) -> int:
     """Replay the trace of each snapshot under other settings."""
-    from nbguard.allocator.replay.data import whatif_data
     from nbguard.allocator.replay.view import whatif_blocks
     from nbguard.allocator.replay.whatif import what_if
     from nbguard.allocator.snapshot.read import load_snapshot
@@ -85,7 +84,7 @@ def whatif(options: argparse.Namespace) -> int:
             shown = progress("runs") if not options.json else None
             result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, progress=shown)
             if options.json:
-                _print(json.dumps({"file": name, **whatif_data(result)}))
+                _print(json.dumps({**result.to_data(), "file": name}))
             else:
                 _print(blocks_text(whatif_blocks(result, name)), end="\n\n")
         return 0

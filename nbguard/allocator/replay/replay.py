@@ -64,6 +64,24 @@ class DeviceReplay(Result):
         return self.reproduced == self.events and self.is_final_equal
 
 
+@dataclass(frozen=True, slots=True)
+class FileReplay(Result):
+    """The replays of all devices of a file."""
+
+    kind: ClassVar[str] = "replay"
+    view: ClassVar[str] = "nbguard.allocator.replay.view:file_replay_blocks"
+    data: ClassVar[str] = "nbguard.allocator.replay.data:file_replay_data"
+    label: ClassVar[str] = "replay of a recorded trace"
+
+    file: str  # its name
+    devices: tuple[DeviceReplay, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Say whether every event and the final state of each device are as recorded."""
+        return all(device.is_exact for device in self.devices)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedDevice:
     """One device of a snapshot with the state before its trace, ready to be played."""
