@@ -1,7 +1,7 @@
-"""The schemas of all JSON that nbguard writes, made from the types of its results: python docs/make_schemas.py writes them anew.
+"""The schemas of all JSON that nbguard writes, made from the types of its results; python docs/make_schemas.py writes them.
 
-A file of `nbguard/schemas` is a JSON Schema (draft 2020-12) of the documents of one `kind`. Fields are described by the comments
-beside them in the source.
+A file of `nbguard/schemas` is a JSON Schema (draft 2020-12) of the documents of one `kind`. Fields are described by the
+comments beside them in the source.
 """
 
 from __future__ import annotations

@@ -136,6 +136,7 @@ def _add_rows(command: argparse.ArgumentParser, what: str) -> None:
 
 def _add_page(command: argparse.ArgumentParser) -> None:
     command.add_argument("--html", metavar="PAGE", help="also write it as a web page, with the map as a picture")
+    command.add_argument("--svg", metavar="PICTURE", help="also write the map as a picture of its own")
 
 
 def _version(text: str) -> str:
