@@ -102,6 +102,9 @@ def _add_notebook_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     lock = add("lock", help="write the exact versions of what a notebook or script imports, as requirements")
     lock.add_argument("sources", nargs="*", metavar="FILE", help="notebooks and scripts; none: all that is installed here")
     lock.set_defaults(run=commands.lock)
+    schema = add("schema", help="print the JSON Schema of what --json writes")
+    schema.add_argument("kind", nargs="?", metavar="KIND", help="the `kind` of a document; none: list all kinds")
+    schema.set_defaults(run=commands.schema)
     completion = add("completion", help="print a script that completes nbguard's commands in your shell")
     completion.add_argument("shell", choices=["bash", "zsh", "tcsh"], help="the shell")
     completion.set_defaults(run=lambda options: commands.completion(command_parser(), options.shell))
@@ -134,6 +137,7 @@ def _add_rows(command: argparse.ArgumentParser, what: str) -> None:
 
 def _add_page(command: argparse.ArgumentParser) -> None:
     command.add_argument("--html", metavar="PAGE", help="also write it as a web page, with the map as a picture")
+    command.add_argument("--svg", metavar="PICTURE", help="also write the map as a picture of its own")
 
 
 def _version(text: str) -> str:

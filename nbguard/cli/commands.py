@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from nbguard.errors import NbguardError
 
@@ -70,6 +71,19 @@ def lock(options: argparse.Namespace) -> int:
     from nbguard.doctor.lock import lock_of
 
     print(lock_of(options.sources), end="", flush=True)
+    return 0
+
+
+def schema(options: argparse.Namespace) -> int:
+    """Print the schema of one kind of document, or the names of all kinds."""
+    folder = Path(__file__).parents[1] / "schemas"
+    kinds = sorted(file.stem for file in folder.glob("*.json"))
+    if options.kind is None:
+        print(*kinds, sep="\n", flush=True)
+    elif options.kind in kinds:
+        print((folder / f"{options.kind}.json").read_text(encoding="utf-8"), end="", flush=True)
+    else:
+        raise NbguardError(f"there is no kind {options.kind!r}:  nbguard schema  lists them all")
     return 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from nbguard.cli.progress import progress
 from nbguard.errors import NbguardError
 from nbguard.render.result import Result
+from nbguard.reports.memory_map import MemoryMap
 
 _LARGE = 32 * 1024**2
 """Bytes of a file from which on reading it shows progress."""
@@ -30,7 +31,7 @@ def diagnose(options: argparse.Namespace) -> int:
             fraction=options.fraction,
             progress=progress("read", _LARGE),
         )
-        _show(diagnosis, options)
+        _show(diagnosis, options, diagnosis.map)
         return int(bool(diagnosis.refusals))
 
     return _of_each(options.files, each)
@@ -41,7 +42,8 @@ def show_map(options: argparse.Namespace) -> int:
     from nbguard.snapshots.report import snapshot_map
 
     def each(name: str) -> int:
-        _show(snapshot_map(name, progress("read", _LARGE)), options)
+        the_map = snapshot_map(name, progress("read", _LARGE))
+        _show(the_map, options, the_map)
         return 0
 
     return _of_each(options.files, each)
@@ -57,23 +59,22 @@ def diff(options: argparse.Namespace) -> int:
 
 def replay(options: argparse.Namespace) -> int:
     """Replay the trace of each snapshot; 1 where one is not reproduced in full."""
-    from nbguard.allocator.replay.data import file_replay_data
+    from nbguard.allocator.replay.replay import FileReplay
     from nbguard.allocator.replay.replay import replay as replayed
-    from nbguard.allocator.replay.view import replay_blocks
     from nbguard.allocator.snapshot.read import load_snapshot
     from nbguard.render.text import blocks_text
 
     def each(name: str) -> int:
-        replays = replayed(load_snapshot(name, progress("read", _LARGE)), options.torch, options.capacity, options.fraction)
-        _print(json.dumps(file_replay_data(name, replays)) if options.json else blocks_text(replay_blocks(name, replays)))
-        return 0 if all(device.is_exact for device in replays) else 1
+        snapshot = load_snapshot(name, progress("read", _LARGE))
+        replay = FileReplay(name, replayed(snapshot, options.torch, options.capacity, options.fraction))
+        _print(json.dumps(replay.to_data()) if options.json else blocks_text(replay.blocks()))
+        return int(not replay.is_exact)
 
     return _of_each(options.files, each)
 
 
 def whatif(options: argparse.Namespace) -> int:
     """Replay the trace of each snapshot under other settings."""
-    from nbguard.allocator.replay.data import whatif_data
     from nbguard.allocator.replay.view import whatif_blocks
     from nbguard.allocator.replay.whatif import what_if
     from nbguard.allocator.snapshot.read import load_snapshot
@@ -85,7 +86,7 @@ def whatif(options: argparse.Namespace) -> int:
             shown = progress("runs") if not options.json else None
             result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, progress=shown)
             if options.json:
-                _print(json.dumps({"file": name, **whatif_data(result)}))
+                _print(json.dumps({**result.to_data(), "file": name}))
             else:
                 _print(blocks_text(whatif_blocks(result, name)), end="\n\n")
         return 0
@@ -119,25 +120,31 @@ def _of_each(names: list[str], do: Callable[[str], int]) -> int:
     return status
 
 
-def _show(result: Result, options: argparse.Namespace) -> None:
-    """Print a result as text, or as JSON on one line; write it as a page, too, where one was asked for."""
+def _show(result: Result, options: argparse.Namespace, the_map: MemoryMap | None = None) -> None:
+    """Print a result as text, or as JSON on one line; write its page and the picture of its map where these were asked for."""
     from nbguard.render.text import blocks_text
 
-    page: str | None = getattr(options, "html", None)
-    if page is not None:
-        _write_page(result, Path(page), limit=options.n)
+    written = []
+    if the_map is not None and options.html is not None:
+        from nbguard.render.page import page
+
+        written.append(_write(options.html, page(result, limit=options.n)))
+    if the_map is not None and options.svg is not None:
+        from nbguard.reports.map_svg import map_svg
+
+        written.append(_write(options.svg, map_svg(the_map, options.n)))
     _print(json.dumps(result.to_data()) if options.json else blocks_text(result.blocks(limit=options.n)))
-    if page is not None:
-        print(f"nbguard: written to {page}", file=sys.stderr)
+    if written:
+        print(f"nbguard: written to {' and '.join(written)}", file=sys.stderr)
 
 
-def _write_page(result: Result, file: Path, **details: int) -> None:
-    from nbguard.render.page import page
-
+def _write(file: str, text: str) -> str:
+    """Write a text file and return its name."""
     try:
-        file.write_text(page(result, **details), encoding="utf-8")
+        Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise NbguardError(f"{file} cannot be written: {error.strerror}") from None
+    return file
 
 
 def _print(text: str, **how: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,13 +27,21 @@ from nbguard.render.markup import Html, join, style_sheet, tag, with_code
 from nbguard.render.tables import Columns, shown_columns
 from nbguard.render.words import NAME, clean
 
-_STYLE = style_sheet(Path(__file__).with_name("report.css").read_text(encoding="utf-8"))
+_CSS = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
+_STYLE = style_sheet(_CSS)
+_COLOUR = re.compile(r"--\w+: #\w+;")
 
 
 def blocks_html(blocks: Iterable[Block], label: str) -> Html:
     """Return blocks as a whole result; `label` names it for readers who cannot see it."""
     body = join(map(_block, blocks))
     return join((_STYLE, tag("div", body, class_="nbguard", role="region", aria_label=label)))
+
+
+def palette() -> tuple[str, str]:
+    """Return the colours of parts and holders as declarations of CSS, for light and for dark."""
+    light, dark = _CSS.split("[data-jp-theme-light=false]", 1)
+    return "".join(_COLOUR.findall(light)), "".join(_COLOUR.findall(dark.split("}", 1)[0]))
 
 
 def key(*entries: tuple[str, str, str], note: str = "") -> Html:

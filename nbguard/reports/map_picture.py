@@ -40,6 +40,14 @@ def summary(device: DeviceMap) -> str:
 
 def map_picture(device: DeviceMap, limit: int, pieces: int) -> Html:
     """Return the picture of one device with its key: each bar is as long as its segment is large within the pool."""
+    inside, height = bars(device, limit, pieces)
+    segments = counted(sum(len(pool.segments) for pool in device.pools), "segment")
+    label = f"Map of {segments} on {device.device}: {summary(device)}; the table below says who pins what"
+    return join((drawing(label, height, inside), key(*key_entries(device), note=key_note(device))))
+
+
+def bars(device: DeviceMap, limit: int, pieces: int) -> tuple[list[Html], int]:
+    """Return the shapes of one device's segments, and the pixels that they are high."""
     y, inside = 0, list[Html]()
     for pool in device.pools:
         inside.append(words(0, y + 18, _pool(pool), style="fill:var(--ink);font-weight:600"))
@@ -49,9 +57,7 @@ def map_picture(device: DeviceMap, limit: int, pieces: int) -> Html:
         for row in rows:
             inside += _bar(row, device, y, longest)
             y += _LINE
-    segments = counted(sum(len(pool.segments) for pool in device.pools), "segment")
-    label = f"Map of {segments} on {device.device}: {summary(device)}; the table below says who pins what"
-    return join((drawing(label, y + 4, inside), _key(device)))
+    return inside, y + 4
 
 
 def _pool(pool: MapPool) -> str:
@@ -81,16 +87,20 @@ def _pieces(row: MapRow, paints: Paints, y: int, wide: float) -> Iterator[Html]:
         yield box(round(_LEFT + start, 2), y, f"{size:.2f}", _HEIGHT, colour, title=piece.title, nbytes=piece.nbytes)
 
 
-def _key(device: DeviceMap) -> Html:
-    """Return the key: each colour and the mark in words."""
+def key_entries(device: DeviceMap) -> list[tuple[str, str, str]]:
+    """Return the entries of the key: (colour, name, figure) of each."""
     named = [device.holders[place] for place in Paints.of(device).named]
     entries = [
         (f"h{number}", f"{clip(holder.label, NAME)}{' · stale' if holder.stale else ''}", format_bytes(holder.nbytes))
         for number, holder in enumerate(named)
     ]
     shown = _shown_paints(device)
-    entries += [(_COLOURS[paint], meaning, "") for paint, meaning in _MEANINGS.items() if paint in shown]
-    return key(*entries, note="▼ pins its segment" if device.pinners else "")
+    return entries + [(_COLOURS[paint], meaning, "") for paint, meaning in _MEANINGS.items() if paint in shown]
+
+
+def key_note(device: DeviceMap) -> str:
+    """Return what the mark of a picture means; empty where it has none."""
+    return "▼ pins its segment" if device.pinners else ""
 
 
 def map_lines(device: DeviceMap, limit: int) -> Iterator[str]:

@@ -23,9 +23,7 @@ def map_blocks(memory_map: MemoryMap, limit: int = 12) -> Iterator[Block]:
     """Yield the map; at most `limit` segments of each pool stand alone, similar ones are added up."""
     if memory_map.file:
         yield Title(" · ".join((memory_map.file, *memory_map.notes)), "dim")
-    drawn = min(limit, max(3, _ROWS // max(1, sum(len(device.pools) for device in memory_map.devices))))
-    rows = sum(min(drawn, len(pool.segments)) for device in memory_map.devices for pool in device.pools)
-    pieces = max(_FEWEST, min(_MOST, _PIECES // max(1, rows)))
+    drawn, pieces = picture_detail(memory_map, limit)
     for device in memory_map.devices:
         yield Section(device.device, device.name, summary(device))
         yield Picture(map_picture(device, drawn, pieces), tuple(map_lines(device, limit)))
@@ -35,6 +33,13 @@ def map_blocks(memory_map: MemoryMap, limit: int = 12) -> Iterator[Block]:
     if memory_map.without:
         names = "" if memory_map.tracked == "cpu" else f"{', '.join(memory_map.without)}: "
         yield Title(names + memory_map.why_not, "dim")
+
+
+def picture_detail(memory_map: MemoryMap, limit: int) -> tuple[int, int]:
+    """Return the rows of a pool, and the pieces of a row, with which the pictures of all devices stay small."""
+    drawn = min(limit, max(3, _ROWS // max(1, sum(len(device.pools) for device in memory_map.devices))))
+    rows = sum(min(drawn, len(pool.segments)) for device in memory_map.devices for pool in device.pools)
+    return drawn, max(_FEWEST, min(_MOST, _PIECES // max(1, rows)))
 
 
 def _pin_table(device: DeviceMap, limit: int) -> Table:

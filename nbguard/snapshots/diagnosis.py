@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypedDict
 
-from nbguard.allocator.replay.data import whatif_data
+from nbguard.allocator.replay.data import WhatIfData, whatif_data
 from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SnapshotError
@@ -50,7 +50,17 @@ class SnapshotDiagnosis(Result):
     untried: tuple[str, ...] = ()  # sentences on devices whose trace cannot be run again
 
 
-def diagnosis_data(diagnosis: SnapshotDiagnosis) -> dict[str, Any]:
+class DiagnosisData(TypedDict):
+    """All that one snapshot file tells about why its memory ran out, or how full it was."""
+
+    refusals: list[Annotated[dict[str, Any], RefusedRequest]]  # the first refused request of each device that ran out
+    trials: list[WhatIfData]  # of each device with a trace: the same run under other settings
+    untried: list[str]  # sentences on devices whose trace cannot be run again
+    report: Annotated[dict[str, Any], SnapshotReport]  # the holders and pools at the end
+    map: Annotated[dict[str, Any], MemoryMap]  # the segments and blocks at the end
+
+
+def diagnosis_data(diagnosis: SnapshotDiagnosis) -> DiagnosisData:
     """Return the fields of the JSON: those of the parts, each with its kind."""
     return {
         "refusals": [fields_as_data(refusal) for refusal in diagnosis.refusals],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
-from nbguard.allocator.replay.data import whatif_data
+from nbguard.allocator.replay.data import WhatIfData, whatif_data
 from nbguard.allocator.replay.whatif import WhatIf, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.cleanup.apply.allocator_history import recording
@@ -40,9 +40,17 @@ class WhatIfs(Result):
     to_free: tuple[str, ...] = ()  # sentences on memory that can be freed now, where no setting helps
 
 
-def whatifs_data(whatifs: WhatIfs) -> dict[str, Any]:
+class WhatIfsData(TypedDict):
+    """The what-ifs of all devices of one history."""
+
+    name: str  # of the file; "this kernel" for the history of this process
+    devices: list[WhatIfData]
+    to_free: list[str]  # sentences on memory that can be freed now, where no setting helps
+
+
+def whatifs_data(whatifs: WhatIfs) -> WhatIfsData:
     """Return for each device the same data as `nbguard whatif --json`; bytes as integers."""
-    devices = [{"file": whatifs.name, **whatif_data(whatif)} for whatif in whatifs.devices]
+    devices: list[WhatIfData] = [{"file": whatifs.name, **whatif_data(whatif)} for whatif in whatifs.devices]
     return {"name": whatifs.name, "devices": devices, "to_free": list(whatifs.to_free)}
 
 

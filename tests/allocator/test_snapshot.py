@@ -64,7 +64,7 @@ def test_pickles_of_every_protocol(protocol: int, tmp_path: Path) -> None:
     assert [block.state for block in segment.blocks] == ["active_allocated", "active_pending_free", "inactive"]
     assert [*found.stacks] == [(("/home/ada/train.py", 31, "forward"),)]
     assert [block.stack for block in segment.blocks] == [0, 0, -1]
-    assert found.traces[0].events == (("alloc", segment.address, 100, 0),)
+    assert tuple(found.traces[0].events) == (("alloc", segment.address, 100, 0),)
     assert (found.traces[0].pools, found.traces[0].left_out) == (((0, 0),), 1)
     assert found.divisions == (4, *[0] * 15)
     assert "action annotate" in found.hints
@@ -100,7 +100,7 @@ def test_torch_2_0(tmp_path: Path) -> None:
 
     assert [block.address - found.segments[0].address for block in found.segments[0].blocks] == [0, 512, 1024]
     assert [block.stack for block in found.segments[0].blocks] == [0, 0, -1]
-    assert found.traces[0].events == (("oom", 5, 512, 0),)
+    assert tuple(found.traces[0].events) == (("oom", 5, 512, 0),)
     assert found.settings is None
 
 

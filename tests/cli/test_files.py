@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -21,6 +22,7 @@ from nbguard.units import parse_bytes
 from tests.allocator import oracle
 from tests.allocator.test_oracle import RUNS
 
+_SVG = "{http://www.w3.org/2000/svg}"
 RECORDED = os.environ.get("NBGUARD_RECORDED_DATA", "")
 NEEDS_RECORDED = pytest.mark.skipif(not RECORDED, reason="NBGUARD_RECORDED_DATA does not name the folder of recorded snapshots")
 
@@ -255,12 +257,34 @@ def test_map_and_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert sum(row["grown"] for row in device[rows]) == device[total]["grown"]
 
 
+@pytest.mark.parametrize("option", ["--html", "--svg"])
 @pytest.mark.parametrize("command", ["map", "diagnose"])
-def test_a_page_that_cannot_be_written_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_cannot_be_written_is_one_line(
+    command: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = snapshot_file(tmp_path, "2.13.0_118")
 
-    assert main([command, str(file), "--html", str(tmp_path)]) == 2
+    assert main([command, str(file), option, str(tmp_path)]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["map", "diagnose"])
+def test_the_map_is_a_picture_of_its_own(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, picture = snapshot_file(tmp_path, "2.13.0_118"), tmp_path / "map.svg"
+
+    main([command, str(file), "--svg", str(picture), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    devices = shown["devices"] if command == "map" else shown["map"]["devices"]
+    drawn = ElementTree.parse(picture).getroot()
+
+    (the_map,) = devices
+    bars = [float(element.get("data-bytes", 0)) for element in drawn.iter(f"{_SVG}g") if element.get("data-bytes")]
+    assert drawn.tag == f"{_SVG}svg"
+    assert sum(bars) == the_map["space"]["reserved"]
+    assert re.findall(r"var\(--(\w+)", picture.read_text()) != []
+    declared = set(re.findall(r"--(\w+):", picture.read_text()))
+    assert set(re.findall(r"var\(--(\w+)", picture.read_text())) <= declared
+    assert not re.search(r"<script|(?:src|href)=", picture.read_text())
 
 
 def test_completion_is_a_script_of_the_shell(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nbguard import replay, what_if
-from nbguard.allocator.replay.replay import Difference
+from nbguard.allocator.replay.replay import Difference, FileReplay
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
@@ -178,6 +178,7 @@ EXAMPLES: tuple[Result, ...] = (
     WhatIfs("run.pickle", (what_if(_snapshot(), 0, ["expandable_segments:True"]),), ("`%reset_gpu x` frees 1 B",)),
     what_if(_snapshot(), 0, ["expandable_segments:True"], capacity=1024),
     replace(replay(_snapshot())[0], first_difference=Difference(1, ("alloc", 512, 512, 0), ("alloc", 1024, 512, 0))),
+    FileReplay("run.pickle", replay(_snapshot())),
     rich(),
 )
 RESULTS: tuple[type[Result], ...] = tuple(type(example) for example in EXAMPLES)

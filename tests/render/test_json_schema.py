@@ -1,80 +1,120 @@
-"""The JSON of every public result: its `kind` and field names stay what users read, whatever a class is called."""
+"""The JSON of every public result is as its published schema says, and the schemas are as the types say."""
 
 from __future__ import annotations
 
-import dataclasses
+import importlib.util
 import json
-import typing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from nbguard.cli import main
 from nbguard.render.result import Result
+from tests.cli.test_files import snapshot_file
 from tests.render.results import EXAMPLES, RESULTS
 
-SCHEMA = Path(__file__).parents[1] / "golden" / "json_schema.json"
+ROOT = Path(__file__).parents[2]
+SCHEMAS = ROOT / "nbguard" / "schemas"
+KINDS = sorted(file.stem for file in SCHEMAS.glob("*.json"))
 
 
-def _schema(annotation: Any, within: tuple[type, ...] = ()) -> Any:
-    """Return the shape of a type in JSON: fields by name, `[item]` for sequences, the types of Python for values."""
-    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        if annotation in within:
-            return annotation.__name__  # one in another: its fields stand above
-        hints = typing.get_type_hints(annotation)
-        return {
-            field.name: _schema(hints[field.name], (*within, annotation))
-            for field in dataclasses.fields(annotation)
-            if field.metadata.get("json", True)
-        }
-    arguments = [a for a in typing.get_args(annotation) if a is not type(None) and a is not Ellipsis]
-    origin = typing.get_origin(annotation)
-    if origin is typing.Literal:
-        return sorted(map(str, arguments))
-    if origin in (tuple, list, frozenset):
-        shapes = [_schema(argument, within) for argument in arguments]
-        return [shapes[0]] if typing.get_args(annotation)[-1] is Ellipsis or origin is not tuple else {"tuple": shapes}
-    if arguments:
-        shapes = [_schema(argument, within) for argument in arguments]
-        return shapes[0] if len(shapes) == 1 else {"any of": shapes}
-    return getattr(annotation, "__name__", str(annotation))
+@cache
+def make_schemas() -> Any:
+    """Return the program that makes the schemas."""
+    spec = importlib.util.spec_from_file_location("make_schemas", ROOT / "docs" / "make_schemas.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def _shape(value: Any) -> Any:
-    """Return the shape of JSON data, as `_schema` writes it: `[item]` for lists, whose items are taken together."""
-    if isinstance(value, dict):
-        return {name: _shape(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        shapes = list({json.dumps(_shape(item)): _shape(item) for item in value}.values())
-        return shapes if len(shapes) < 2 else [{"any of": shapes}]
-    return "None" if value is None else type(value).__name__
+def closed(schema: Any) -> Any:
+    """Return a schema under which an object has no field that the schema does not know."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inside = {name: closed(part) for name, part in schema.items()}
+    return inside | {"additionalProperties": False} if isinstance(schema.get("properties"), dict) else inside
 
 
-def _written(example: Result) -> Any:
-    """Return the shape of a result's JSON: by its fields, or by an example where the result writes its JSON itself."""
-    assert type(example).to_data is Result.to_data
-    if not example.data:
-        return _schema(type(example))
-    return _shape({name: item for name, item in example.to_data().items() if name not in ("schema", "kind")})
+@cache
+def validator(kind: str) -> Draft202012Validator:
+    return Draft202012Validator(closed(json.loads((SCHEMAS / f"{kind}.json").read_text(encoding="utf-8"))))
 
 
-def test_kinds_and_field_names_are_frozen(request: pytest.FixtureRequest) -> None:
-    schema = {example.kind: _written(example) for example in sorted(EXAMPLES, key=lambda example: example.kind)}
-    text = json.dumps(schema, indent=1) + "\n"
-    if request.config.getoption("--update-golden"):
-        SCHEMA.write_text(text, encoding="utf-8")
-
-    assert text == SCHEMA.read_text(encoding="utf-8")
+def mistakes(data: Any) -> list[str]:
+    """Return where a document is not as the schema of its kind says."""
+    return [f"{error.json_path}: {error.message}" for error in validator(data["kind"]).iter_errors(data)]
 
 
-def test_every_kind_is_told_apart() -> None:
-    assert len({result.kind for result in RESULTS}) == len(RESULTS)
+def test_the_schemas_are_as_the_types_say() -> None:
+    """To make them anew: python docs/make_schemas.py. A field that goes, or is renamed, breaks those who read it."""
+    maker = make_schemas()
+    made = {result.kind: maker.text(result) for result in maker.results()}
+
+    assert made == {kind: (SCHEMAS / f"{kind}.json").read_text(encoding="utf-8") for kind in KINDS}
+
+
+def test_every_kind_has_a_schema_and_an_example() -> None:
+    assert sorted(result.kind for result in RESULTS) == KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schema_is_one(kind: str) -> None:
+    Draft202012Validator.check_schema(json.loads((SCHEMAS / f"{kind}.json").read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.kind)
-def test_json_names_its_schema_and_kind_first(example: Result) -> None:
-    data = example.to_data()
+def test_json_is_as_its_schema_says(example: Result) -> None:
+    assert type(example).to_data is Result.to_data
+    data = json.loads(json.dumps(example.to_data()))
 
     assert list(data)[:2] == ["schema", "kind"]
-    assert data["kind"] == example.kind
-    assert json.loads(json.dumps(data))["kind"] == example.kind
+    assert mistakes(data) == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.kind)
+def test_json_without_a_field_or_with_another_is_not(example: Result) -> None:
+    data = json.loads(json.dumps(example.to_data()))
+    field = list(data)[-1]
+
+    assert mistakes({name: value for name, value in data.items() if name != field})
+    assert mistakes(data | {"more": 1})
+    assert mistakes(data | {field: {"another": "type"}})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [
+        (["diagnose", "FILE"], "snapshotdiagnosis"),
+        (["map", "FILE"], "memorymap"),
+        (["diff", "FILE", "FILE"], "diff"),
+        (["replay", "FILE"], "replay"),
+        (["whatif", "FILE", "--set", "expandable_segments:True"], "devicewhatif"),
+        (["gpus"], "gpus"),
+    ],
+)
+def test_commands_print_what_their_schema_says(
+    arguments: list[str], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(snapshot_file(tmp_path, "2.13.0_118"))
+
+    main([*(file if word == "FILE" else word for word in arguments), "--json"])
+    data = json.loads(capsys.readouterr().out)
+
+    assert (data["schema"], data["kind"]) == (1, kind)
+    assert mistakes(data) == []
+
+
+def test_the_command_line_prints_schemas(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema"]) == 0
+    assert capsys.readouterr().out.split() == KINDS
+    assert main(["schema", "memorymap"]) == 0
+    assert capsys.readouterr().out == (SCHEMAS / "memorymap.json").read_text(encoding="utf-8")
+    assert main(["schema", "../gpus"]) == 2
+    assert "nbguard: there is no kind '../gpus'" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.blocks import FREE, ModelBlock
 from nbguard.allocator.model.policy import round_size
 from nbguard.allocator.replay.start import StartAssumptions, StartCorrections
-from nbguard.allocator.snapshot.snapshot import Event
+from nbguard.allocator.snapshot.events import Event
 
 
 def prefer(model: CachingAllocator, assumptions: StartAssumptions, corrections: StartCorrections, wanted: ModelBlock) -> bool:

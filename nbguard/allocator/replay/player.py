@@ -23,7 +23,8 @@ from nbguard.allocator.replay.repair import (
 from nbguard.allocator.replay.retry import is_retry, place_range
 from nbguard.allocator.replay.rollback import InitialState
 from nbguard.allocator.replay.start import StartCorrections, set_up
-from nbguard.allocator.snapshot.snapshot import Event, Trace
+from nbguard.allocator.snapshot.events import Event
+from nbguard.allocator.snapshot.snapshot import Trace
 from nbguard.errors import SimulatedOutOfMemoryError
 
 _MEMORY = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_unmap"})
@@ -36,8 +37,9 @@ class Player:
     def __init__(self, model: CachingAllocator, trace: Trace, start: InitialState, corrections: StartCorrections) -> None:
         self.model = model  # after `play` in the final state
         self.trace, self.start, self.corrections = trace, start, corrections
+        self.events = tuple(trace.events)
         self.assumptions = set_up(model, start, corrections)
-        self.driver = model.driver = TraceDriver(trace.events, model.events)
+        self.driver = model.driver = TraceDriver(self.events, model.events)
         self.learnt = 0  # changes made to `corrections` during this pass
         self.differences: list[int] = []  # positions of the recorded events that the model did not reproduce, in order
         self.first: Event | None = None  # the model's event at the first of them; None for none
@@ -47,7 +49,7 @@ class Player:
 
     def play(self) -> None:
         """Play every event."""
-        events, driver, clear = self.trace.events, self.driver, self.model.events.clear
+        events, driver, clear = self.events, self.driver, self.model.events.clear
         position, count = self._cut_off(), len(events)
         while position < count:
             clear()
@@ -67,7 +69,7 @@ class Player:
 
     def _cut_off(self) -> int:
         """Follow a request that the start of the trace cuts in two; return the position to go on from."""
-        events = self.trace.events
+        events = self.events
         end = next((index for index, event in enumerate(events) if event[0] not in _MEMORY), len(events))
         if end == len(events) or events[end][0] not in ("alloc", "oom"):
             return 0
@@ -80,24 +82,24 @@ class Player:
         """Play a request: its own event is at `request`, the driver's events for it begin at `position`."""
         model = self.model
         out = model.events
-        _, address, size, stream = self.trace.events[request]
+        _, address, size, stream = self.events[request]
         peaks = model.peak_allocated, model.peak_reserved
         pool = self._pool(position, request) if self._is_private else DEFAULT_POOL
         if position < request:
-            place_range(model, self.driver, self.trace.events[position : request + 1], pool)
+            place_range(model, self.driver, self.events[position : request + 1], pool)
         try:
             got = model.malloc(size, stream, pool)
         except SimulatedOutOfMemoryError:
             got = -1
         if got == address and len(out) == 1 and request == position:
             return request + 1
-        if tuple(out) != self.trace.events[position : request + 1]:
+        if tuple(out) != self.events[position : request + 1]:
             self._otherwise(position, request, got, peaks, pool)
         return request + 1
 
     def _otherwise(self, position: int, request: int, got: int, peaks: tuple[int, int], pool: PoolId) -> None:
         """Learn from a request that the model served otherwise than the recorded allocator, or make the model follow."""
-        model, expected = self.model, self.trace.events[position : request + 1]
+        model, expected = self.model, self.events[position : request + 1]
         mine = list(model.events)
         action, address, size, stream = expected[-1]
         if model.tie != "address":
@@ -120,7 +122,7 @@ class Player:
         self._compare(position, request + 1, mine)
 
     def _free(self, position: int) -> int:
-        events, model = self.trace.events, self.model
+        events, model = self.events, self.model
         event = events[position]
         address = event[1]
         following = events[position + 1 : position + 2]
@@ -143,7 +145,7 @@ class Player:
         return position + 1
 
     def _complete(self, position: int) -> int:
-        address = self.trace.events[position][1]
+        address = self.events[position][1]
         block = next((block for block in self.model.pending if block.address == address), None)
         if block is not None:
             self.model.complete_free(block)
@@ -151,7 +153,7 @@ class Player:
         return position + 1
 
     def _snapshot(self, position: int) -> int:
-        _, address, _, stream = self.trace.events[position]
+        _, address, _, stream = self.events[position]
         self._compare(position, position + 1, [("snapshot", address, self.model.active, stream)])
         return position + 1
 
@@ -159,7 +161,7 @@ class Player:
 
     def _memory(self, position: int) -> int:
         """Play events of the driver: for the request that follows them, or for none (`empty_cache`)."""
-        events, model = self.trace.events, self.model
+        events, model = self.events, self.model
         end = released = position
         while end < len(events) and events[end][0] in _MEMORY:
             end += 1
@@ -206,14 +208,14 @@ class Player:
 
     def _is_from_driver(self, request: int) -> bool:
         """Return whether a request got a new segment or none at all: then no free block was large enough."""
-        action, address, _, _ = self.trace.events[request]
-        return action == "oom" or self.trace.events[request - 1][:2] == ("segment_alloc", address)
+        action, address, _, _ = self.events[request]
+        return action == "oom" or self.events[request - 1][:2] == ("segment_alloc", address)
 
     def _compare(self, position: int, end: int, mine: list[Event]) -> None:
         """Note the recorded events from `position` to `end` that the model did not reproduce in their place."""
         for index in range(position, end):
             event = mine[index - position] if index - position < len(mine) else None
-            if event != self.trace.events[index]:
+            if event != self.events[index]:
                 if not self.differences:
                     self.first = event
                 self.differences.append(index)
@@ -232,7 +234,7 @@ class Player:
         for index in range(position, request):
             if index in self.start.pools:
                 return self.start.pools[index]
-        return pool_around(self.model, self.trace.events[request][1])
+        return pool_around(self.model, self.events[request][1])
 
 
 def _differ_in_place_only(events: list[Event], run: list[Event]) -> bool:

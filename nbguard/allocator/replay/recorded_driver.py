@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbguard.allocator.snapshot.snapshot import Event
+from nbguard.allocator.snapshot.events import Event
 
 NOWHERE = 1 << 55
 """From here on lie the addresses of memory that the model asks for and the recorded program did not."""

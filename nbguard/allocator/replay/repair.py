@@ -12,7 +12,7 @@ from nbguard.allocator.model.state import copy
 from nbguard.allocator.replay.order import prefer
 from nbguard.allocator.replay.recorded_driver import NOWHERE
 from nbguard.allocator.replay.start import StartAssumptions, StartCorrections
-from nbguard.allocator.snapshot.snapshot import Event
+from nbguard.allocator.snapshot.events import Event
 
 
 def undo(model: CachingAllocator, address: int, peaks: tuple[int, int]) -> ModelBlock:

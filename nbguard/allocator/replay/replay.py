@@ -13,7 +13,8 @@ from nbguard.allocator.replay.order import settle
 from nbguard.allocator.replay.player import Player
 from nbguard.allocator.replay.rollback import InitialState, roll_back
 from nbguard.allocator.replay.start import StartCorrections
-from nbguard.allocator.snapshot.snapshot import Event, Snapshot, SnapshotSegment, Trace
+from nbguard.allocator.snapshot.events import Event
+from nbguard.allocator.snapshot.snapshot import Snapshot, SnapshotSegment, Trace
 from nbguard.render.result import Result
 
 _MOST_PASSES = 40
@@ -63,6 +64,24 @@ class DeviceReplay(Result):
         return self.reproduced == self.events and self.is_final_equal
 
 
+@dataclass(frozen=True, slots=True)
+class FileReplay(Result):
+    """The replays of all devices of a file."""
+
+    kind: ClassVar[str] = "replay"
+    view: ClassVar[str] = "nbguard.allocator.replay.view:file_replay_blocks"
+    data: ClassVar[str] = "nbguard.allocator.replay.data:file_replay_data"
+    label: ClassVar[str] = "replay of a recorded trace"
+
+    file: str  # its name
+    devices: tuple[DeviceReplay, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        """Say whether every event and the final state of each device are as recorded."""
+        return all(device.is_exact for device in self.devices)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedDevice:
     """One device of a snapshot with the state before its trace, ready to be played."""
@@ -110,7 +129,7 @@ def recorded_device(
     version, is_known = _version(snapshot, torch_version or sidecar.torch_version)
     settings = _settings(snapshot, parse_version(version) if is_known else None)
     segments = tuple(segment for segment in snapshot.segments if segment.device == device)
-    trace = snapshot.trace(device)
+    trace = snapshot.trace(device).at_hand()
     if capacity is None and device < len(sidecar.totals):
         capacity = sidecar.totals[device]
     if fraction is None and device < len(sidecar.fractions):

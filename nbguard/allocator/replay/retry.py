@@ -8,7 +8,7 @@ from nbguard.allocator.model.policy import PoolId
 from nbguard.allocator.model.state import copy
 from nbguard.allocator.replay.recorded_driver import TraceDriver
 from nbguard.allocator.replay.repair import adopt_range, finds, set_of
-from nbguard.allocator.snapshot.snapshot import Event
+from nbguard.allocator.snapshot.events import Event
 from nbguard.errors import SimulatedOutOfMemoryError
 
 Events = tuple[Event, ...]

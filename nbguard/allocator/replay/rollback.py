@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, LARGE_SEGMENT, SMALL_SEGMENT, PoolId
 from nbguard.allocator.replay.page_owners import Owner, page_owners
-from nbguard.allocator.snapshot.snapshot import Event, SnapshotSegment, Trace
+from nbguard.allocator.snapshot.events import Event
+from nbguard.allocator.snapshot.snapshot import SnapshotSegment, Trace
 from nbguard.errors import SnapshotError
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.allocator.replay.advice import notes, recommendation, requests_name, settings_name
-from nbguard.allocator.replay.replay import DeviceReplay
+from nbguard.allocator.replay.replay import DeviceReplay, FileReplay
 from nbguard.allocator.replay.whatif import WhatIf, WhatIfRow
-from nbguard.allocator.snapshot.snapshot import Event
+from nbguard.allocator.snapshot.events import Event
 from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
 from nbguard.units import format_bytes
 
 _NAMES = ("settings", "peak reserved", "out of memory", "retries", "driver calls")
 
 
-def replay_blocks(name: str, replays: tuple[DeviceReplay, ...]) -> Iterator[Block]:
+def file_replay_blocks(replay: FileReplay) -> Iterator[Block]:
     """Yield the share of each device's trace that was reproduced."""
-    if not replays:
-        yield Title(f"{name}: no device is in it")
-    for replay in replays:
-        yield from device_replay_blocks(replay, name)
+    if not replay.devices:
+        yield Title(f"{replay.file}: no device is in it")
+    for device in replay.devices:
+        yield from device_replay_blocks(device, replay.file)
 
 
 def device_replay_blocks(replay: DeviceReplay, name: str = "replay") -> Iterator[Block]:

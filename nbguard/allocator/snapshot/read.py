@@ -109,7 +109,7 @@ def _read(content: BinaryIO, size: int, sidecar: Sidecar, progress: Progress | N
         with suppress(OSError):  # no process can be started: it is read here, if slowly
             return reader_process.read_pickle(content, size, sidecar, progress)
     content.seek(0)
-    return parse_snapshot(_decode(content.read(), progress), size, sidecar)
+    return parse_snapshot(_decode(content.read(), progress), size, sidecar, consume=True)
 
 
 def _decode(data: bytes, progress: Progress | None) -> Any:

@@ -121,7 +121,7 @@ def main() -> None:
     gc.disable()
     out = sys.stdout.buffer
     try:
-        snapshot = parse_snapshot(_PlainUnpickler(sys.stdin.buffer).load(), size)
+        snapshot = parse_snapshot(_PlainUnpickler(sys.stdin.buffer).load(), size, consume=True)
     except SnapshotError as error:
         out.write(_REFUSED + str(error).encode())
     except UnreadablePickle as bad:

@@ -8,15 +8,8 @@ from itertools import accumulate, chain, pairwise
 from typing import Any, NoReturn
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, DIVISION_ENTRIES, PoolId
-from nbguard.allocator.snapshot.snapshot import (
-    ACTIONS,
-    Event,
-    Sidecar,
-    Snapshot,
-    SnapshotBlock,
-    SnapshotSegment,
-    Trace,
-)
+from nbguard.allocator.snapshot.events import CODES, Events
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
 from nbguard.allocator.snapshot.stacks import Frame, Stacks
 from nbguard.errors import SnapshotError
 
@@ -26,7 +19,6 @@ _STATES = {
     "active_pending_free": "active_pending_free",
     "active_awaiting_free": "active_pending_free",  # as torch's documentation spells it
 }
-_ACTIONS = {action: action for action in ACTIONS}
 _LARGEST = 1 << 57
 """Beyond every address and size on a device of today."""
 
@@ -36,6 +28,9 @@ _BYTES_PER_ENTRY = 8
 _MOST_DEVICES = 4096
 _MOST_STREAMS = 1024
 """Streams, and pools, in a trace: a program has some dozens, and the model goes through all of them now and then."""
+
+_AT_ONCE = 1 << 14
+"""Entries of a trace whose columns are read and checked together: the lists that this takes stay small."""
 
 _LONG = 256
 """Frames from which on a stack is known by its list."""
@@ -104,13 +99,14 @@ class _Budget:
             _reject("it refers to the same entries over and over")
 
 
-def parse_snapshot(raw: object, size: int, sidecar: Sidecar | None = None) -> Snapshot:
+def parse_snapshot(raw: object, size: int, sidecar: Sidecar | None = None, *, consume: bool = False) -> Snapshot:
     """Return the `Snapshot` of a snapshot's raw data.
 
     Args:
         raw: the dict of `torch.cuda.memory._snapshot()`, or the list of segments alone.
         size: bytes of the file that it came from: a bound on the number of its entries.
         sidecar: figures that the snapshot itself lacks.
+        consume: take the entries of traces out of `raw` once they are read, so that memory never holds both.
 
     Raises:
         SnapshotError: `raw` is no snapshot, or contradicts itself.
@@ -128,14 +124,14 @@ def parse_snapshot(raw: object, size: int, sidecar: Sidecar | None = None) -> Sn
     if type(traces) is not list or len(traces) > _MOST_DEVICES:
         _reject("device_traces is no list of traces")
     hints = {key for key in ("host_segments", "external_annotations") if key in whole}
-    parsed = tuple(_trace(entries, stacks, budget, hints) for entries in traces)
+    parsed = tuple(_trace(entries, stacks, budget, hints, consume=consume) for entries in traces)
     _check_count({segment.stream for segment in segments}, {segment.pool for segment in segments})
-    for trace in parsed:
-        _check_count({event[3] for event in trace.events}, set(trace.pools or ()))
+    for trace, streams in parsed:
+        _check_count(streams, set(trace.pools or ()))
     settings, divisions = _settings(whole.get("allocator_settings"))
     return Snapshot(
         segments=segments,
-        traces=parsed,
+        traces=tuple(trace for trace, _ in parsed),
         settings=settings,
         divisions=divisions,
         stacks=stacks.stacks(),
@@ -192,33 +188,41 @@ def _blocks(raw: list[object], address: int, stacks: _StackNumbers, budget: _Bud
         address += size
 
 
-def _trace(raw: object, stacks: _StackNumbers, budget: _Budget, hints: set[str]) -> Trace:
-    """Return the trace in a list of entries. It has hundreds of thousands, so they are read and checked by columns."""
+def _trace(raw: object, stacks: _StackNumbers, budget: _Budget, hints: set[str], *, consume: bool) -> tuple[Trace, set[int]]:
+    """Return the trace in a list of entries, and its streams. It has millions, so they are read and checked by columns."""
     if type(raw) is not list:
         _reject("a trace is no list")
     budget.spend(len(raw))
-    if {*map(type, raw)} - {dict} or {type(entry.get("action")) for entry in raw} - {str}:
-        _reject("an entry of the trace has no action")
-    others = {entry["action"] for entry in raw} - _ACTIONS.keys()
-    hints |= {f"action {action[:20]}" for action in others}
-    entries = [entry for entry in raw if entry["action"] not in others] if others else raw
-    pools = [_pool(entry["pool_id"]) for entry in entries if "pool_id" in entry]
-    if raw:
-        hints |= {key for key in _HINTS if key in raw[-1]}
-    return Trace(
-        events=_events(entries),
-        pools=tuple(pools) if pools and len(pools) == len(entries) else None,
-        stacks=tuple(stacks.of([entry.get("frames") for entry in entries])),
-        left_out=len(raw) - len(entries),
-    )
+    events, numbers, left_out = Events(), array("i"), 0
+    pools: list[PoolId] = []
+    same_pool: dict[PoolId, PoolId] = {}
+    for start in range(0, len(raw), _AT_ONCE):
+        part = raw[start : start + _AT_ONCE]
+        if {*map(type, part)} - {dict} or {type(entry.get("action")) for entry in part} - {str}:
+            _reject("an entry of the trace has no action")
+        others = {entry["action"] for entry in part} - CODES.keys()
+        hints |= {f"action {action[:20]}" for action in others}
+        entries = [entry for entry in part if entry["action"] not in others] if others else part
+        left_out += len(part) - len(entries)
+        named = [_pool(entry["pool_id"]) for entry in entries if "pool_id" in entry]
+        pools.extend(map(same_pool.setdefault, named, named))
+        hints |= {key for key in _HINTS if key in part[-1]}
+        _read_events(entries, events)
+        numbers.extend(stacks.of([entry.get("frames") for entry in entries]))
+        if consume:
+            raw[start : start + len(part)] = [None] * len(part)
+    has_pools = bool(pools) and len(pools) == len(events)
+    return Trace(events, tuple(pools) if has_pools else None, numbers, left_out), set(events.streams)
 
 
-def _events(entries: list[dict[str, Any]]) -> tuple[Event, ...]:
-    actions = [_ACTIONS[entry["action"]] for entry in entries]
+def _read_events(entries: list[dict[str, Any]], events: Events) -> None:
+    """Append the events of entries."""
+    actions = [entry["action"] for entry in entries]
     addresses: list[Any] = [entry.get("addr") for entry in entries]
-    for at, action in enumerate(actions):
-        if action == "oom" and "addr" not in entries[at]:
-            addresses[at] = entries[at].get("device_free", -1)
+    if "oom" in actions:
+        for at, action in enumerate(actions):
+            if action == "oom" and "addr" not in entries[at]:
+                addresses[at] = entries[at].get("device_free", -1)
     sizes: list[Any] = [entry.get("size") for entry in entries]
     streams = [entry.get("stream", 0) for entry in entries]
     _check(actions, addresses, -1, _LARGEST)
@@ -228,7 +232,7 @@ def _events(entries: list[dict[str, Any]]) -> tuple[Event, ...]:
         empty = {action for action, size in zip(actions, sizes, strict=True) if not size} & {"alloc", "oom"}
         if empty:
             _reject(f"an entry {min(empty)} of the trace has a number beyond all measure")
-    return tuple(zip(actions, addresses, sizes, streams, strict=True))
+    events.extend(map(CODES.__getitem__, actions), addresses, sizes, streams)
 
 
 def _check(actions: list[str], column: list[Any], least: int, most: int) -> None:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from nbguard.allocator.model.policy import PoolId
+from nbguard.allocator.snapshot.events import Event
 from nbguard.allocator.snapshot.stacks import Stacks
-
-Event = tuple[str, int, int, int]
-"""(action, address, bytes, stream) of an entry; the second of an `oom` is the device's free bytes, -1 if not recorded."""
-
-ACTIONS = (
-    *("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"),
-    *("oom", "snapshot"),
-)
-"""Actions of the allocator in a trace (`TraceEntry::Action`). Other entries, such as annotations, are only counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +39,14 @@ class SnapshotSegment:
 class Trace:
     """The history of one device's allocator: one list of "device_traces"."""
 
-    events: tuple[Event, ...] = ()  # oldest first
-    pools: tuple[PoolId, ...] | None = None  # "pool_id" of each event; None where this torch does not write it
-    stacks: tuple[int, ...] = ()  # of each event, the index in `Snapshot.stacks` of "frames"; -1: none
+    events: Sequence[Event] = ()  # oldest first
+    pools: Sequence[PoolId] | None = None  # "pool_id" of each event; None where this torch does not write it
+    stacks: Sequence[int] = ()  # of each event, the index in `Snapshot.stacks` of "frames"; -1: none
     left_out: int = 0  # entries that are no events of the allocator
+
+    def at_hand(self) -> Trace:
+        """Return the same trace with its events as tuples: a replay goes to and fro in it."""
+        return replace(self, events=tuple(self.events))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from array import array
 from operator import attrgetter, itemgetter
 from typing import IO, Any, BinaryIO
 
-from nbguard.allocator.snapshot.snapshot import ACTIONS, Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
+from nbguard.allocator.snapshot.events import Events
+from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot, SnapshotBlock, SnapshotSegment, Trace
 from nbguard.allocator.snapshot.stacks import Stacks
 
 _BLOCK = ("address", "size", "requested", "state", "stack")
 _SEGMENT = ("device", "address", "total_size", "stream", "is_small", "is_expandable", "pool")
-_CODES = {action: code for code, action in enumerate(ACTIONS)}
 
 
 def write_snapshot(snapshot: Snapshot, out: BinaryIO) -> None:
@@ -57,23 +57,16 @@ def read_snapshot(source: IO[bytes], sidecar: Sidecar) -> Snapshot:
 
 def _columns(trace: Trace) -> list[array[int]]:
     """Return a trace as columns: actions, addresses, sizes, streams and stacks of its events, and pools if it has them."""
-    actions, addresses, sizes, streams = (map(itemgetter(at), trace.events) for at in range(4))
+    assert isinstance(trace.events, Events)
+    assert isinstance(trace.stacks, array)
     pools = [] if trace.pools is None else [array("Q", map(itemgetter(at), trace.pools)) for at in range(2)]
-    return [
-        array("B", map(_CODES.__getitem__, actions)),
-        array("q", addresses),
-        array("q", sizes),
-        array("Q", streams),
-        array("i", trace.stacks),
-        *pools,
-    ]
+    return [*trace.events.columns, trace.stacks, *pools]
 
 
 def _trace(columns: Any, left_out: int, has_pools: bool) -> Trace:
-    actions, addresses, sizes, streams, stacks = (next(columns) for _ in range(5))
-    events = tuple(zip(map(ACTIONS.__getitem__, actions), addresses, sizes, streams, strict=True))
+    events, stacks = Events(*(next(columns) for _ in range(4))), next(columns)
     pools = tuple(zip(next(columns), next(columns), strict=True)) if has_pools else None
-    return Trace(events, pools, tuple(stacks), left_out)
+    return Trace(events, pools, stacks, left_out)
 
 
 def _segment(values: list[Any], blocks: list[list[Any]]) -> SnapshotSegment:
