@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nbguard.notebook.widget import Sidebar as Sidebar
     from nbguard.prediction.predict import predict
     from nbguard.profiler.instruments.nonfinite.float32_layers import in_float32
-    from nbguard.ranks.launch_errors import launch_errors
+    from nbguard.ranks.errors.launch_errors import launch_errors
     from nbguard.ranks.load import load_ranks
     from nbguard.ranks.watch import watch_ranks
     from nbguard.runs.comparing import compare
@@ -63,7 +63,7 @@ _HOMES = {
     "exportable": "nbguard.doctor.export.repair",
     "history": "nbguard.notebook.session",
     "in_float32": "nbguard.profiler.instruments.nonfinite.float32_layers",
-    "launch_errors": "nbguard.ranks.launch_errors",
+    "launch_errors": "nbguard.ranks.errors.launch_errors",
     "live_snapshot": "nbguard.snapshots.save",
     "load_ranks": "nbguard.ranks.load",
     "load_snapshot": "nbguard.allocator.snapshot.read",

@@ -111,8 +111,8 @@ class watch_ranks:  # noqa: N801 - used like a function
     def _failed(self, error: Exception, board: JobBoard, watchdog: HangWatchdog) -> None:
         """Tell the other ranks of an error, and say whether it is this rank's own or an echo of another's."""
         from nbguard.ranks.analysis.event_faults import is_echo
-        from nbguard.ranks.error_words import error_words, raised_at
-        from nbguard.ranks.launch_errors import leave_for_launcher
+        from nbguard.ranks.errors.error_words import error_words, raised_at
+        from nbguard.ranks.errors.launch_errors import leave_for_launcher
 
         words = error_words(error)
         if is_echo(words):

@@ -56,7 +56,7 @@ def test_engines_from_the_first_look_to_a_cleanup(notebook: Kernel) -> None:
     cell = notebook.run("report = %gpumem --engines").ok()
     assert "2 engines" in cell.text
     assert "big 3.81 MiB" in cell.text
-    assert "4.00 MiB of engine 0 is stale: `%reset_gpu --engines` frees it" in cell.text
+    assert "4.00 MiB of engine 0 is stale: %reset_gpu --engines frees it" in cell.text
     assert notebook.value("[(e.engine, e.answer.kind, e.stale, e.devices[0].allocated) for e in report.engines]") == [
         (0, "answered", 4_194_304, 8_194_304),
         (1, "answered", 0, 4_000_000),

@@ -14,7 +14,7 @@ import pytest
 
 import nbguard
 from nbguard.errors import RankFactsError
-from nbguard.ranks.launch_errors import leave_for_launcher
+from nbguard.ranks.errors.launch_errors import leave_for_launcher
 from nbguard.render.text import blocks_text
 from tests.kernels import Kernel, Zygote
 
@@ -143,8 +143,8 @@ def test_a_notebook_is_told_the_rank_and_its_line_and_the_cell_that_launched(not
 
     assert cell.error is not None
     assert cell.error[0] == "ChildFailedError"
-    assert "rank 1 raised first at In[2], line 9 in train(): ValueError: a broken image" in cell.text
-    assert "launched by In[3], line 3" in cell.text
+    assert "rank 1 raised first at In[2], line 8 in train(): ValueError: a broken image" in cell.text
+    assert "launched by In[3], line 2" in cell.text
     assert notebook.value("__import__('nbguard').launch_errors().errors[0].rank") == 1
 
 

@@ -32,7 +32,7 @@ class LaunchWatch:
         error = getattr(self._shell.last_execution_result, "error_in_exec", None)
         if error is None:
             return
-        from nbguard.ranks.launch_errors import errors_of
+        from nbguard.ranks.errors.launch_errors import errors_of
 
         launched = errors_of(error)
         if launched is not None:

@@ -19,7 +19,7 @@ from nbguard.ranks.analysis.launch_errors import (
     error_of_traceback,
     in_order,
 )
-from nbguard.ranks.error_words import raised_at
+from nbguard.ranks.errors.error_words import raised_at
 from nbguard.scan.devices.allocation_sites import Sites
 
 _ERROR_FILE = "error.json"
