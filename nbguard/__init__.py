@@ -8,7 +8,8 @@ before it starts: `predict`; whether this machine is set up for a fit, whether i
 `diagnose`; `deterministic` makes it repeat, `exportable` a model that exports; `in_float32`: layers that compute in float32;
 what a run was made of: `run_record`, and what differs between two: `compare`. `%%profile_fit`, in Python `profile_fit` and
 `FitMonitor`, says where a fit's time and memory go. `watch_ranks` says which rank of a distributed job hangs, in which
-collective and at which line; `load_ranks` the same of dumps of PyTorch's flight recorder.
+collective and at which line; `load_ranks` the same of dumps of PyTorch's flight recorder, `launch_errors` whose error came
+first when a launch has failed. `engines` shows the memory of the engines of an ipyparallel cluster in one table.
 `Sidebar` is a widget that shows who holds the memory, live. Importing nbguard imports neither torch nor IPython.
 """
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nbguard.allocator.snapshot.read import load_snapshot
     from nbguard.api import end_zombies, memory_map, oom, park, plan, release, report, unpark, why, zombies
     from nbguard.cells.rounds import watch
+    from nbguard.cluster.engines import engines
     from nbguard.doctor.deterministic import deterministic
     from nbguard.doctor.diagnose import diagnose
     from nbguard.doctor.diagnose_launch import diagnose_launch
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from nbguard.notebook.widget import Sidebar as Sidebar
     from nbguard.prediction.predict import predict
     from nbguard.profiler.instruments.nonfinite.float32_layers import in_float32
+    from nbguard.ranks.errors.launch_errors import launch_errors
     from nbguard.ranks.load import load_ranks
     from nbguard.ranks.watch import watch_ranks
     from nbguard.runs.comparing import compare
@@ -56,9 +59,11 @@ _HOMES = {
     "deterministic": "nbguard.doctor.deterministic",
     "diagnose": "nbguard.doctor.diagnose",
     "diagnose_launch": "nbguard.doctor.diagnose_launch",
+    "engines": "nbguard.cluster.engines",
     "exportable": "nbguard.doctor.export.repair",
     "history": "nbguard.notebook.session",
     "in_float32": "nbguard.profiler.instruments.nonfinite.float32_layers",
+    "launch_errors": "nbguard.ranks.errors.launch_errors",
     "live_snapshot": "nbguard.snapshots.save",
     "load_ranks": "nbguard.ranks.load",
     "load_snapshot": "nbguard.allocator.snapshot.read",
@@ -93,9 +98,11 @@ __all__ = [  # no FitMonitor and no Sidebar: `import *` must not import fastai, 
     "diagnose",
     "diagnose_launch",
     "end_zombies",
+    "engines",
     "exportable",
     "history",
     "in_float32",
+    "launch_errors",
     "live_snapshot",
     "load_ranks",
     "load_snapshot",

@@ -47,8 +47,15 @@ def launch_facts(variables: Mapping[str, str] = os.environ) -> LaunchFacts:
         has_group=has_group,
         group_rank=distributed.get_rank() if has_group else None,
         group_world=distributed.get_world_size() if has_group else None,
+        has_accelerator=_has_accelerator(),
         siblings=_siblings(),
     )
+
+
+def _has_accelerator() -> bool:
+    """Say whether accelerate's state is made: `notebook_launcher` looks at the same dictionary."""
+    state: Any = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    return bool(getattr(state, "_shared_state", None))
 
 
 def _listener(port: int) -> PortOwner | None:

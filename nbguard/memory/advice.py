@@ -53,6 +53,11 @@ def release_stale(frees: int | None = None) -> Advice:
     return Advice(command=_RESET, effect="frees all that is stale", frees=frees)
 
 
+def release_stale_of_engines(frees: int | None = None) -> Advice:
+    """Return the advice that frees all that is stale in the engines of an ipyparallel cluster."""
+    return Advice(command=f"{_RESET} --engines", effect="frees all that is stale in each engine", frees=frees)
+
+
 def release_names(names: Sequence[str], frees: int | None = None) -> Advice:
     """Return the advice that deletes names, or what one writes after `del`, and frees their memory."""
     return Advice(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbguard.cells.hooks import Hooks, Listener
 from nbguard.errors import NbguardError
+from nbguard.render.result import Result
 from nbguard.reports.switches import Switches
 
 if TYPE_CHECKING:
@@ -100,6 +101,13 @@ class Session:
 
             self._oom_watch = OomWatch(self._shell, _show_card, self._oom_after)
             self._hooks.add(self._oom_watch)
+
+    def watch_launches(self) -> None:
+        """Show the errors of the ranks after each cell whose launch of ranks has failed."""
+        from nbguard.notebook.listeners.launch_card import LaunchWatch
+
+        if not any(isinstance(listener, LaunchWatch) for listener in self._hooks.listeners):
+            self._hooks.add(LaunchWatch(self._shell, _show_card))
 
     def watch_foreseen_fits(self) -> None:
         """Say after each fit that was foreseen on the device what came of it."""
@@ -423,7 +431,7 @@ def notices() -> tuple[Notice, ...]:
     return session_of(shell).notices.notices
 
 
-def _show_card(card: OomCard) -> None:
+def _show_card(card: Result) -> None:
     from nbguard.notebook.bundle import display_bundle
 
     display_bundle(card.mimebundle())

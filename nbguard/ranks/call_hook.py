@@ -11,12 +11,11 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from types import CellType, CodeType, FrameType
 from typing import Any
 
 from nbguard.ranks.analysis.facts import CollectiveCall
-from nbguard.ranks.call_log import CallLog
+from nbguard.ranks.call_log import CallLog, packed
 from nbguard.scan.devices.allocation_sites import Sites
 
 _TENSORS: Mapping[str, str] = {
@@ -27,6 +26,9 @@ _TENSORS: Mapping[str, str] = {
 }  # fmt: skip
 """Functions, each with the argument whose size is the same on all ranks."""
 _ROOTS = ("src", "dst", "group_src", "group_dst")
+_MESSAGES = frozenset({"send", "recv"})
+_KEPT = 4096
+"""Different calls whose words are kept: a program that calls with ever new sizes makes them anew."""
 
 
 class CallHook:
@@ -36,20 +38,21 @@ class CallHook:
         self._log = log
         self._cells: list[tuple[CellType, Any]] = []
         self._inside = threading.local()
-        self._places = _Places()
         self._messages: dict[str, int] = {}  # of each group: how many calls from rank to rank its sequence has counted
 
     def install(self) -> None:
         """Put the hook into every function that PyTorch wraps."""
         from torch.distributed import distributed_c10d as module
 
+        places = _Places()
         for name in _TENSORS:
             wrapper = vars(module).get(name)
             names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
             if "func" in names:
                 cell: CellType = wrapper.__closure__[names.index("func")]
                 function = cell.cell_contents
-                hooked = self._hooked(name, function)
+                note = _Note(name, function, self._log, places, self._messages)
+                hooked = (self._message if name in _MESSAGES else self._collective)(function, note)
                 cell.cell_contents = hooked
                 self._cells.append((cell, (hooked, function)))
 
@@ -60,67 +63,108 @@ class CallHook:
                 cell.cell_contents = function
         self._cells.clear()
 
-    def _hooked(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        inside, begin, end = self._inside, self._begin, self._end
-        arguments = tuple(inspect.signature(function).parameters)
+    def _collective(self, function: Callable[..., Any], note: _Note) -> Callable[..., Any]:
+        inside, begin, end = self._inside, note.begin, self._log.end
 
         def logged(*args: Any, **kwargs: Any) -> Any:
             if getattr(inside, "is_so", False):  # called by another of them
                 return function(*args, **kwargs)
             inside.is_so = True
             try:
-                noted = begin(name, dict(zip(arguments, args, strict=False)) | kwargs)
+                number = begin(args, kwargs)
                 result = function(*args, **kwargs)
-                end(noted)
+                end(number)
                 return result
             finally:
                 inside.is_so = False
 
+        logged.__name__ = function.__name__
         return logged
 
-    def _begin(self, name: str, given: Mapping[str, Any]) -> tuple[int, Any, int] | None:
-        with suppress(Exception):  # a mistake of ours is no error of the user's call
-            return self._note(name, given)
-        return None
+    def _message(self, function: Callable[..., Any], note: _Note) -> Callable[..., Any]:
+        """Return a function whose calls gloo counts among the collectives of its group, and NCCL does not."""
+        logged, messages = self._collective(function, note), self._messages
 
-    def _note(self, name: str, given: Mapping[str, Any]) -> tuple[int, Any, int]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            label, before = note.sequence(args, kwargs)
+            result = logged(*args, **kwargs)
+            messages[label] = messages.get(label, 0) + note.sequence(args, kwargs)[1] - before
+            return result
+
+        counted.__name__ = function.__name__
+        return counted
+
+
+class _Note:
+    """Notes the calls of one function. Its words are made once for each kind of call from each line."""
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], log: CallLog, places: _Places, messages: Mapping[str, int]
+    ) -> None:
         from torch import Tensor
-        from torch.distributed import group as groups
+        from torch.distributed import GroupMember
 
-        group = given.get("group") or groups.WORLD
-        tensor = given.get(_TENSORS[name])
-        is_message = name in ("send", "recv")
-        elements, dtype = (tensor.numel(), str(tensor.dtype)) if isinstance(tensor, Tensor) else (None, "")
-        label, sequence = group.group_name, group._get_sequence_number_for_group()
+        parameters = {parameter: at for at, parameter in enumerate(inspect.signature(function).parameters)}
+        self._name, self._log, self._places, self._messages = name, log, places, messages
+        self._default, self._kind = GroupMember, Tensor
+        self._tensor, self._group = ((each, parameters.get(each, len(parameters))) for each in (_TENSORS[name], "group"))
+        self._details = tuple((each, parameters[each]) for each in (*_ROOTS, "op") if each in parameters)
+        self._words: dict[tuple[object, ...], bytes] = {}
+
+    def group(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the group of a call."""
+        name, at = self._group
+        return (args[at] if at < len(args) else kwargs.get(name)) or self._default.WORLD
+
+    def sequence(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, int]:
+        """Return the name of a call's group, and how many calls its sequence has counted; ("", 0) where it tells none."""
+        try:
+            group = self.group(args, kwargs)
+            return group.group_name, group._get_sequence_number_for_group()
+        except Exception:  # noqa: BLE001 - the user's call says what is wrong with it
+            return "", 0
+
+    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """Note a call that begins; return its number, 0 where that failed: a mistake of ours is no error of the user's."""
+        try:
+            group = self.group(args, kwargs)
+            name, at = self._tensor
+            tensor = args[at] if at < len(args) else kwargs.get(name)
+            label = group.group_name
+            shape = (tensor.numel(), tensor.dtype) if isinstance(tensor, self._kind) else (None, "")
+            details = [args[at] if at < len(args) else kwargs.get(each) for each, at in self._details]
+            key = (label, self._places.of(sys._getframe(2)), *shape, *details)
+            words = self._words.get(key)
+            if words is None:
+                words = self._written(key)
+            return self._log.begin(group._get_sequence_number_for_group() + 1 - self._messages.get(label, 0), words)
+        except Exception:  # noqa: BLE001
+            return 0
+
+    def _written(self, key: tuple[Any, ...]) -> bytes:
+        """Return the words of a call, and keep them."""
+        label, place, elements, dtype, *details = key
+        given = {each: value for (each, _), value in zip(self._details, details, strict=True) if value is not None}
         call = CollectiveCall(
             group=label,
-            position=sequence + 1 - self._messages.get(label, 0),
-            name=name,
+            position=0,
+            name=self._name,
             elements=elements,
-            dtype=dtype.removeprefix("torch."),
-            detail=_detail(name, given),
+            dtype=str(dtype).removeprefix("torch."),
+            detail=_detail(self._name, given),
             is_done=False,
-            is_p2p=is_message,
+            is_p2p=self._name in _MESSAGES,
         )
-        number = self._log.begin(call, self._places.of(sys._getframe(3)))
-        return number, group if is_message else None, sequence
-
-    def _end(self, noted: tuple[int, Any, int] | None) -> None:
-        if noted is not None:
-            with suppress(Exception):
-                self._returned(*noted)
-
-    def _returned(self, number: int, group: Any, before: int) -> None:
-        self._log.end(number)
-        if group is not None:  # gloo counts it among the collectives, NCCL does not
-            counted = group._get_sequence_number_for_group() - before
-            self._messages[group.group_name] = self._messages.get(group.group_name, 0) + counted
+        if len(self._words) >= _KEPT:
+            self._words.clear()
+        words = self._words[key] = packed(call, place)
+        return words
 
 
 def _detail(name: str, given: Mapping[str, Any]) -> str:
     """Return what else must agree of a call: its root or its operation; of a message its peer."""
     root = next((f"{word}={given[word]}" for word in _ROOTS if type(given.get(word)) is int), "")
-    if name in ("send", "recv"):
+    if name in _MESSAGES:
         return f"{'to' if name == 'send' else 'from'} rank {root.rpartition('=')[2]}"
     if root or "op" not in given:
         return root
@@ -134,7 +178,7 @@ class _Places:
     def __init__(self) -> None:
         self._sites = Sites()
         self._users: dict[CodeType, bool] = {}
-        self._known: dict[tuple[CodeType, int], bytes] = {}
+        self._known: dict[tuple[CodeType, int], bytes] = {}  # by a line's place in its byte code
 
     def of(self, frame: FrameType | None) -> bytes:
         """Return the innermost line that is not a library's."""
@@ -145,13 +189,11 @@ class _Places:
             if is_users is None:
                 is_users = users[code] = self._sites.is_users(code.co_filename)
             if is_users:
-                return self._written(code, frame.f_lineno)
+                return self._known.get((code, frame.f_lasti)) or self._written(code, frame)
             frame = frame.f_back
         return b""
 
-    def _written(self, code: CodeType, line: int) -> bytes:
-        written = self._known.get((code, line))
-        if written is None:
-            frames: Sequence[Mapping[str, Any]] = ({"filename": code.co_filename, "line": line, "name": code.co_name},)
-            written = self._known[code, line] = self._sites.of(frames).encode()[:120]
+    def _written(self, code: CodeType, frame: FrameType) -> bytes:
+        frames: Sequence[Mapping[str, Any]] = ({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name},)
+        written = self._known[code, frame.f_lasti] = self._sites.of(frames).encode()[:120]
         return written

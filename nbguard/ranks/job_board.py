@@ -35,20 +35,27 @@ class JobBoard:
 
     def join(self) -> None:
         """Map the files of other ranks that have come, and take the names away of those that all ranks here have mapped."""
+        if self._is_complete:
+            return
         for rank, file in ((self.rank.rank, self.own), *self.others().items()):
             if rank not in self._nameless and file.readers() >= self.rank.here:
                 self._nameless.add(rank)
                 file.unlink()
-        if len(self._nameless) >= self.rank.here:
+        if self._is_complete:
             with suppress(OSError):
                 self._folder.rmdir()
+
+    @property
+    def _is_complete(self) -> bool:
+        """Return whether all ranks here have mapped all files: none comes any more."""
+        return len(self._nameless) >= self.rank.here
 
     def file(self, rank: int) -> RankFile | None:
         """Return the file of a rank; None: it has none here, or not yet."""
         if rank == self.rank.rank:
             return self.own
         known = self._others.get(rank)
-        if known is not None and known.is_alive:
+        if self._is_complete or (known is not None and known.is_alive):
             return known
         with suppress(OSError):  # a dead one may be of another job, which had the same name
             fresh = RankFile(self._path(rank))

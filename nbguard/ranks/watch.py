@@ -111,10 +111,16 @@ class watch_ranks:  # noqa: N801 - used like a function
     def _failed(self, error: Exception, board: JobBoard, watchdog: HangWatchdog) -> None:
         """Tell the other ranks of an error, and say whether it is this rank's own or an echo of another's."""
         from nbguard.ranks.analysis.event_faults import is_echo
-        from nbguard.ranks.error_words import error_words, raised_at
+        from nbguard.ranks.errors.error_words import error_words, raised_at
+        from nbguard.ranks.errors.launch_errors import leave_for_launcher
 
         words = error_words(error)
-        asked = time.time() if is_echo(words) else board.raise_alarm()
+        if is_echo(words):
+            asked = time.time()
+        else:
+            asked = board.raise_alarm()
+            with suppress(Exception):  # the launcher does without it
+                leave_for_launcher(error)
         board.own.note_state("raised")
         facts = asked, words, raised_at(error), _ECHO_ANSWERS
         saying = threading.Thread(target=watchdog.report, args=facts, name="nbguard-first-error", daemon=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 NAME = 60
 """Characters of a name that are shown, and of a cell in a table but for the last, which may be a sentence."""
 SENTENCE = 500
@@ -32,3 +34,11 @@ def line_words(place: str, line: int, function: str) -> str:
     """
     where = f"{place}, line {line}" if place.startswith("In[") else f"{place}:{line}"
     return where if not function or function.startswith("<") else f"{where} in {function}()"
+
+
+def numbered(noun: str, numbers: Collection[int]) -> str:
+    """Return things by their numbers: "rank 1", "ranks 0 and 2", "ranks 1, 2 and 3"."""
+    words = [str(number) for number in sorted(numbers)]
+    if len(words) == 1:
+        return f"{noun} {words[0]}"
+    return f"{noun}s {', '.join(words[:-1])} and {words[-1]}"

@@ -1,6 +1,6 @@
 """What `watch_ranks` costs a step: two ranks on gloo with DistributedDataParallel, with the watch and without it in turns.
 
-    python tests/benchmarks/ranks.py [--rounds 100] [--steps 20]
+    python tests/benchmarks/ranks.py [--rounds 40] [--steps 100]
 
 Each step is a forward and a backward pass, the optimizer's step, and one `all_reduce` of the loss from Python, which the watch
 notes. Said are, per step and as shares of it: processor time of the thread of the fit, as medians over the rounds, and of the
@@ -34,6 +34,8 @@ import nbguard
 
 WIDTHS = (256, 1024)
 """Of the model's layers: steps of some 3 ms and some 20 ms."""
+_WARM = 10
+"""Steps of each turn that are not measured."""
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 
 
@@ -92,15 +94,36 @@ def calls_of(step: Callable[[], None]) -> int:
 
 
 def note_cost(watch: nbguard.watch_ranks, calls: int = 5000) -> float:
-    """Return the seconds that the watch takes to note one call, of the quickest of nine series."""
-    hook, tensor, quickest = watch._hook, torch.zeros(()), float("inf")
+    """Return the seconds that the watch takes to note one call: of one that does nothing, with the hook and without it."""
+    hook, tensor = watch._hook, torch.zeros(())
     assert hook is not None
+    hook.remove()
+    wrapper: Any = dist.all_reduce
+    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
+    function = cell.cell_contents
+    cell.cell_contents = _nothing
+    plain = _quickest(dist.all_reduce, tensor, calls)
+    hook.install()
+    noted = _quickest(dist.all_reduce, tensor, calls)
+    hook.remove()
+    cell.cell_contents = function
+    hook.install()
+    return noted - plain
+
+
+def _nothing(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> None:
+    """Stand for a collective: it has the arguments of `all_reduce`."""
+
+
+def _quickest(call: Callable[[Any], Any], tensor: Any, calls: int) -> float:
+    """Return the seconds of one call, of the quickest of nine series."""
+    times = []
     for _ in range(9):
         before = time.thread_time()
         for _ in range(calls):
-            hook._end(hook._begin("all_reduce", {"tensor": tensor}))
-        quickest = min(quickest, (time.thread_time() - before) / calls)
-    return quickest
+            call(tensor)
+        times.append((time.thread_time() - before) / calls)
+    return min(times)
 
 
 def thread_time() -> float:
@@ -139,6 +162,10 @@ def measure(width: int, rounds: int, steps: int, says: bool) -> None:
         begun = time.thread_time()
         watch = nbguard.watch_ranks() if is_watched else nullcontext()
         with watch:
+            before = time.thread_time()
+            for _ in range(_WARM):  # to begin a watch takes what the processor's caches held of the fit
+                step()
+            unmeasured = time.thread_time() - before
             before, counted = time.thread_time(), counter.read()
             for _ in range(steps):
                 step()
@@ -146,11 +173,11 @@ def measure(width: int, rounds: int, steps: int, says: bool) -> None:
             if number >= 2 * rounds - 2:
                 calls[is_watched] = calls_of(step)
         if is_watched:
-            around.append(time.thread_time() - begun - took)
+            around.append(time.thread_time() - begun - took - unmeasured)
         times[is_watched].append(took / steps)
         if counts is not None and counted is not None:
             instructions[is_watched].append((counts - counted) / steps)
-    note, thread = own_cost(step, 20 * steps)
+    note, thread = own_cost(step, 10 * steps)
     if not says:
         return
     plain, watched = statistics.median(times[False]), statistics.median(times[True])
@@ -173,8 +200,8 @@ def measure(width: int, rounds: int, steps: int, says: bool) -> None:
 def main() -> None:
     """Fork the second rank, and measure in the first."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=100)
     asked = parser.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -185,7 +212,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for width in WIDTHS:
-        measure(width, asked.rounds, asked.steps, says=other != 0)
+        measure(width, asked.rounds, asked.steps * WIDTHS[0] // width, says=other != 0)
     dist.destroy_process_group()
     if other:
         os.waitpid(other, 0)

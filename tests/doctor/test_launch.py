@@ -41,6 +41,8 @@ def checks(tried: SelfTest | None = None, *, variables: dict[str, str] | None = 
         ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, "srun, rank 3 of 8"),
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "mpirun, rank 0 of 2"),
         ({**TORCHRUN, "SLURM_PROCID": "0"}, "torchrun, rank 1 of 4"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "Kubernetes, rank 1 of 2"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "no launcher: one process"),
         ({"RANK": "one", "WORLD_SIZE": "2"}, "no launcher: one process"),
     ],
 )
@@ -66,6 +68,7 @@ def test_a_good_launch_has_no_findings() -> None:
             "the process group has 2 ranks, WORLD_SIZE says 4",
             {"variables": TORCHRUN, "group_world": 2},
         ),
+        ("launcher", "an Accelerator was made in this process", {"has_accelerator": True}),
         ("port", "port 29500 is in use", {"listener": PortOwner(7, "python train.py")}),
         ("address", "stands for no address", {"variables": TORCHRUN, "addresses": ()}),
         (

@@ -69,6 +69,10 @@ def test_two_ranks_that_hang_or_fail_say_why(name: str, forked: Path, torch_proc
     check(fault, forked, 2)
 
 
+def test_jobs_that_fail_leave_no_file(forked: Path, torch_process: None) -> None:
+    assert [file.name for file in (forked / "tmp").glob("nbguard-*")] == []
+
+
 @pytest.mark.parametrize("name", ["one_rank_is_ten_times_slower", "messages_and_collectives"])
 def test_two_healthy_ranks_say_nothing_and_leave_nothing(name: str, forked: Path, torch_process: None) -> None:
     for rank in range(2):

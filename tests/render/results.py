@@ -9,6 +9,8 @@ from nbguard.allocator.replay.replay import Difference, FileReplay
 from nbguard.cleanup.plan.parking import Unparked
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
+from nbguard.cluster.analysis.cleanup import EngineCleanup, EnginesCleanup
+from nbguard.cluster.analysis.engines import Answer, EngineDevice, EngineMemory, report_of
 from nbguard.doctor.analysis.deterministic import Deterministic, StepTimes
 from nbguard.doctor.analysis.diagnosis import CheckFinding, Diagnosis, checked, not_checked
 from nbguard.doctor.analysis.repairs import RepairedModel
@@ -24,6 +26,7 @@ from nbguard.profiler.analysis.health.nan_repair import NanRepair
 from nbguard.profiler.analysis.health.nonfinite import Origin
 from nbguard.profiler.analysis.memory_log import MemoryLogState
 from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
+from nbguard.ranks.analysis.launch_errors import LaunchErrors, RankError
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import build_map
 from nbguard.reports.notices.notice import Notice, Notices
@@ -66,8 +69,46 @@ _THREADS = CheckFinding(
 )
 
 _FLOAT32 = Float32Trial(dtype="float16", layers=("1.norm",), is_finite=True, largest=120_000.0)
+_ENGINES = report_of(
+    [
+        *(
+            EngineMemory(
+                engine=number,
+                answer=Answer("answered"),
+                host="node1",
+                pid=4000 + number,
+                visible="0",
+                devices=(
+                    EngineDevice(
+                        device="cuda:0", name="A100", uuid="GPU-a", allocated=MiB, reserved=2 * MiB, holder="learn", held=MiB
+                    ),
+                ),
+                stale=number * MiB,
+            )
+            for number in range(2)
+        ),
+        EngineMemory(engine=2, answer=Answer("not there", "PyTorch is not imported there")),
+    ]
+)
 
 EXAMPLES: tuple[Result, ...] = (
+    LaunchErrors(
+        errors=(
+            RankError(rank=1, error="ValueError: a broken image", place="In[4], line 7 in train()", at=1_700_000_001),
+            RankError(rank=0, error="RuntimeError: Connection closed by peer", place="In[4], line 9 in train()"),
+        ),
+        launched="In[5], line 1",
+    ),
+    _ENGINES,
+    EnginesCleanup(
+        engines=(
+            EngineCleanup(
+                engine=0, answer=Answer("answered"), promised=MiB, freed=MiB, left=0, steps=("1 tensor in a cycle collected",)
+            ),
+            EngineCleanup(engine=1, answer=Answer("busy", "busy: no answer within 10 s")),
+        ),
+        is_done=True,
+    ),
     RankDiagnosis(
         world=2,
         faults=(

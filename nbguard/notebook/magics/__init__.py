@@ -22,6 +22,7 @@ def load(shell: InteractiveShell) -> None:
     """Register the magics, and remember what they replace; watch what cells leave behind or run out of; answer sidebars."""
     session = session_of(shell)
     session.watch_for_oom()
+    session.watch_launches()
     session.watch_foreseen_fits()
     session.speak_up()
     session.serve_sidebars()

@@ -11,6 +11,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.notebook.magics import snapshots
 from nbguard.notebook.magics.command_line import guarded, show
+from nbguard.notebook.magics.engines import engines_report
 from nbguard.notebook.magics.grammar import Grammar, Word, with_words
 from nbguard.notebook.magics.predict import foreseen
 from nbguard.notebook.magics.simulate import switched
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 Shown = TypeVar("Shown", "Report", "History", "MemoryMap")
 
 
-def _add_device(options: MagicArgumentParser) -> None:
+def _add_device(options: argparse._ActionsContainer) -> None:
     options.add_argument("--device", metavar="N", help="only this device: 1, or cuda:1")
 
 
@@ -44,7 +45,9 @@ def _rows(text: str) -> int:
 
 
 def _add_report(options: MagicArgumentParser) -> None:
-    _add_device(options)
+    of = options.add_mutually_exclusive_group()
+    _add_device(of)
+    of.add_argument("--engines", action="store_true", help="of the engines of an ipyparallel cluster, in one table")
     _add_rows(options)
 
 
@@ -104,7 +107,7 @@ def _add_predict(options: MagicArgumentParser) -> None:
 
 GRAMMAR = Grammar(
     "%gpumem",
-    Word(usage="[--device N] [-n ROWS]", help="Who holds the memory of the devices.", advice="", add=_add_report),
+    Word(usage="[--device N | --engines] [-n ROWS]", help="Who holds the memory of the devices.", advice="", add=_add_report),
     {
         "why": Word(
             usage="why NAME",
@@ -171,9 +174,11 @@ class GpuMemMagics(Magics):
         `frees now` are the bytes freed if this holder alone is released, `reaches` the bytes that it leads to, `since` the
         cell that bound the name. Looking changes nothing: no context, no synchronisation, no emptied cache, no peak reset.
         Without an accelerator, CPU tensors are tracked. `%gpumem history` shows what each cell did to the memory since
-        `%nbguard on`; `%gpumem cells on` says it in one line after each cell that changed something. `%gpumem map` shows
-        which tensor pins which segment of the device, and the bytes that its release gives back. `%gpumem simulate 16GiB` runs
-        the cells that follow, on the CPU as ever, against a model of such a GPU's memory.
+        `%nbguard on`; `%gpumem cells on` says it in one line after each cell that changed something. `%gpumem map` shows which
+        tensor pins which segment of the device, and the bytes that its release gives back. `%gpumem simulate 16GiB` runs the
+        cells that follow, on the CPU as ever, against a model of such a GPU's memory. `%gpumem --engines` shows the engines of
+        an ipyparallel cluster whose client a name of the notebook is: in one table what each holds, and which of them share a
+        GPU; an engine that is busy for ten seconds has a row that says so.
         """
         from nbguard import api
 
@@ -182,6 +187,10 @@ class GpuMemMagics(Magics):
             return None
         session = session_of(self.shell)
         match options.word:
+            case None if options.engines:
+                return show(
+                    self.shell, options, guarded("%gpumem --engines", engines_report, getattr(self.shell, "user_ns", {}))
+                )
             case None:
                 report = guarded("%gpumem", session.report)
                 if options.device is not None:

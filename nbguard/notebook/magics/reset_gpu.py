@@ -6,13 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.notebook.magics.command_line import asks_for_help, guarded, parser, show, split, with_options
+from nbguard.notebook.magics.engines import engines_cleanup
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from nbguard.cleanup.plan.parking import Unparked
     from nbguard.cleanup.plan.plan import Outcome, Plan
+    from nbguard.cluster.analysis.cleanup import EnginesCleanup
     from nbguard.memory.processes import Zombies
 
 _NAME = "%reset_gpu"
@@ -57,6 +59,10 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "also end the worker processes of DataLoaders that no running code uses, and give unused pinned host memory "
         "back",
     },
+    "--engines": {
+        "action": "store_true",
+        "help": "in each engine of an ipyparallel cluster: its plan is shown first, then carried out",
+    },
     "--zombies": {
         "action": "store_true",
         "help": "list what is on the GPUs besides this kernel, and which of it a dead program of yours left behind; pids "
@@ -91,6 +97,11 @@ _FORMS = (
         option="--zombies",
         arguments=("--zombies", "pids", ("--yes", "--dry-run")),
         advice="--zombies stands alone (--hard lists the same and cleans up, too)",
+    ),
+    Form(
+        option="--engines",
+        arguments=("--engines", ("targets", "--all"), *_MORE, "--dry-run"),
+        advice="--engines cleans up in every engine; --park, --zombies and --hard are of this kernel alone",
     ),
     Form(
         option="--hard",
@@ -153,13 +164,14 @@ class ResetGpuMagics(Magics):
 
     @line_magic
     @with_options(_help)
-    def reset_gpu(self, line: str) -> Plan | Outcome | Unparked | Zombies | None:
+    def reset_gpu(self, line: str) -> Plan | Outcome | Unparked | Zombies | EnginesCleanup | None:
         """Free stale memory: only the last error, displayed results or unreachable cycles still hold it.
 
         Memory that a name of yours leads to is never freed by default. With targets, their names are deleted and the memory
         that only they (and the leftovers that point to them) hold is freed, nothing else. Only references are removed, never
         contents; `%tb` and `%debug` go on working. Afterwards the bytes that came back are measured and shown beside the
-        promise. `--park NAMES` moves an experiment out of the way instead, `--unpark NAMES` brings it back as it was.
+        promise. `--engines` does it in every engine of an ipyparallel cluster. `--park NAMES` moves an experiment out of the
+        way instead, `--unpark NAMES` brings it back as it was.
 
         Processes are ended only on request, by pid and start, and it is verified that they are gone: never workers that
         running code uses, never a live kernel, never another user's process.
@@ -170,6 +182,12 @@ class ResetGpuMagics(Magics):
         options = _parse(line)
         if options is None:
             return None
+        if "engines" in options:
+            choices = {**_choices(options), "everything": options.all}
+            call = partial(
+                engines_cleanup, getattr(self.shell, "user_ns", {}), options.targets, choices, dry_run=options.dry_run
+            )
+            return show(self.shell, options, guarded(f"{_NAME} --engines", call))
         session = session_of(self.shell)
         session.expect_cleanup()
         done = self._done(api, options)
@@ -190,9 +208,14 @@ class ResetGpuMagics(Magics):
             zombies: Callable[..., Zombies] = api.end_zombies if options.yes else api.zombies
             return guarded(_NAME, zombies, *options.pids)
         call: Callable[..., Plan | Outcome] = api.plan if options.dry_run else api.release
-        choices = {name: getattr(options, name) for name in ("keep", "errors", "compiled", "caches", "workers")}
+        choices = _choices(options)
         is_hard = "hard" in options
         if is_hard and options.yes:
             choices["orphans"] = True
         targets = () if is_hard else options.targets
         return guarded(_NAME, call, *targets, everything=options.all, hard=is_hard, **choices)
+
+
+def _choices(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of a plan that more than one form has."""
+    return {name: getattr(options, name) for name in ("keep", "errors", "compiled", "caches", "workers")}

@@ -15,6 +15,7 @@ from nbguard.ranks.analysis.words import call_words, place_words
 def diagnosed(job: JobFacts) -> RankDiagnosis:
     """Return what is wrong with the ranks of a job, the cause first."""
     faults: list[RankFault] = []
+    job = replace(job, ranks=tuple(map(_let_down, job.ranks)))
     for fault in _faults(job, groups_of(job)):
         if not any(fault.kind == other.kind and fault.ranks == other.ranks for other in faults):
             faults.append(fault)
@@ -22,6 +23,18 @@ def diagnosed(job: JobFacts) -> RankDiagnosis:
     if faults and notes:
         faults[0] = replace(faults[0], evidence=(*faults[0].evidence, *notes))
     return RankDiagnosis(world=job.world, faults=tuple(faults), places=tuple(map(_place, job.ranks)))
+
+
+def _let_down(facts: RankFacts) -> RankFacts:
+    """Return the facts of a rank, its last collective as one that waits where another rank's end has broken it off.
+
+    gloo's recorder counts a collective that has failed among those that are complete.
+    """
+    last = next((at for at in range(len(facts.calls) - 1, -1, -1) if not facts.calls[at].is_p2p), None)
+    if last is None or facts.state != "raised" or not event_faults.is_echo(facts.error):
+        return facts
+    waits = replace(facts.calls[last], is_done=False)
+    return replace(facts, calls=(*facts.calls[:last], waits, *facts.calls[last + 1 :]))
 
 
 def _faults(job: JobFacts, groups: tuple[GroupCalls, ...]) -> Iterator[RankFault]:

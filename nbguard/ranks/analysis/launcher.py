@@ -16,6 +16,9 @@ _LAUNCHERS = (
 )
 """A variable that only this launcher sets; the first that is set tells. torchrun and accelerate also run below SLURM."""
 
+_POD = "KUBERNETES_SERVICE_HOST"
+"""Set in each pod, also in one that is no rank: with RANK, an operator such as Kubeflow's has launched it."""
+
 RANK_VARIABLES = {"srun": ("SLURM_PROCID", "SLURM_NTASKS"), "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")}
 """The names that launchers have for the rank and the number of ranks, where they do not set RANK and WORLD_SIZE."""
 
@@ -41,6 +44,8 @@ def launch_of(variables: Mapping[str, str]) -> Launch:
     rank, world = number(variables.get("RANK")), number(variables.get("WORLD_SIZE"))
     if rank is None and launcher in RANK_VARIABLES:
         rank, world = (number(variables.get(name)) for name in RANK_VARIABLES[launcher])
+    if not launcher and rank is not None and _POD in variables:
+        launcher = "Kubernetes"
     return Launch(launcher, rank, world)
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from nbguard.ranks.analysis.facts import CollectiveCall, RankFacts
+from nbguard.render.words import numbered
 from nbguard.units import format_time
 
 
 def ranks_words(ranks: Collection[int]) -> str:
     """Return ranks in words: "rank 1", "ranks 0 and 2", "ranks 1, 2 and 3"."""
-    numbers = [str(rank) for rank in sorted(ranks)]
-    if len(numbers) == 1:
-        return f"rank {numbers[0]}"
-    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+    return numbered("rank", ranks)
 
 
 def have(ranks: Collection[int]) -> str:

@@ -59,6 +59,13 @@ def _launcher_findings(facts: LaunchFacts) -> Iterator[CheckFinding]:
             evidence="no RANK is set, and no process group was made",
             command="torchrun --standalone --nproc-per-node=2 train.py   # numbers them",
         )
+    if facts.has_accelerator and rank is None:
+        yield CheckFinding(
+            severity="advice",
+            what="an Accelerator was made in this process: `notebook_launcher` refuses to launch from it",
+            evidence="accelerate's state is there already: make the Accelerator inside of the function that is launched",
+            command="from accelerate.state import AcceleratorState; AcceleratorState._reset_state(True)   # or restart",
+        )
     if facts.group_world is not None and world is not None and world != facts.group_world:
         yield CheckFinding(
             severity="problem",

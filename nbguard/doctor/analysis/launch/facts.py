@@ -33,6 +33,7 @@ class LaunchFacts:
     has_group: bool = False  # whether torch.distributed is initialised in this process
     group_rank: int | None = None  # in it
     group_world: int | None = None
+    has_accelerator: bool = False  # whether accelerate's state is made in this process: an Accelerator was
     siblings: int = 0  # other processes of this user and parent with the same command
 
     @cached_property

@@ -1,0 +1,1 @@
+"""What engines have answered, as plain data, and what stands out among them. Pure."""

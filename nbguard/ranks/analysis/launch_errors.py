@@ -1,0 +1,140 @@
+"""The errors of the ranks of a launch that has failed: the first one apart from those that only came of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from nbguard.errors import RankFactsError
+from nbguard.ranks.analysis.event_faults import is_echo
+from nbguard.ranks.analysis.flight_dump import Frames, user_line
+from nbguard.ranks.analysis.words import have, ranks_words
+from nbguard.render.blocks import Block, Line, Table, TableRow, Title
+from nbguard.render.result import Result
+from nbguard.render.words import clean
+
+_FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:, in (\S+))?', re.MULTILINE)
+_LAST = re.compile(r"^([A-Za-z_][\w.]*(?:: .*)?)$", re.MULTILINE)
+_LARGEST = 1 << 24
+"""Bytes of an error file."""
+_LAUNCHERS_OWN = frozenset({"SIGTERM", "SIGINT"})
+"""Signals by which a launcher ends the ranks that are left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankError:
+    """The error of one rank."""
+
+    rank: int
+    error: str  # "ValueError: a broken image", or how its process ended: "ended by SIGKILL"
+    place: str = ""  # the user's line that raised it: "In[4], line 7 in train()"; empty: not known
+    at: int = 0  # seconds since the epoch; 0: not known
+    signal: str = ""  # that ended its process: "SIGKILL"; empty: none
+
+    @property
+    def is_echo(self) -> bool:
+        """Return whether it only came of the error of another rank."""
+        return self.signal in _LAUNCHERS_OWN if self.signal else is_echo(self.error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchErrors(Result):
+    """The errors of the ranks of a launch, the cause first."""
+
+    kind: ClassVar[str] = "launch_errors"
+    view: ClassVar[str] = "nbguard.ranks.analysis.launch_errors:launch_blocks"
+    label: ClassVar[str] = "Errors of the ranks of a launch"
+
+    errors: tuple[RankError, ...]  # at least one
+    silent: tuple[int, ...] = ()  # ranks that have left no error, though the launcher waited for one
+    launched: str = ""  # the cell and line that launched the ranks: "In[5], line 1"; empty: not known
+
+    @property
+    def sentence(self) -> str:
+        """Return the cause in one sentence."""
+        first = self.errors[0]
+        at = f" at `{first.place}`" if first.place else ""
+        if first.is_echo:
+            other = ranks_words(self.silent) if self.silent else "another rank"
+            return f"rank {first.rank} was let down by {other}{at}: {first.error}"
+        if first.signal:
+            return f"rank {first.rank} was {first.error} first"
+        return f"rank {first.rank} raised first{at}: {first.error}"
+
+
+def in_order(errors: Iterable[RankError]) -> tuple[RankError, ...]:
+    """Return errors, the cause first: what came of another's comes last, whatever the clock says, which counts seconds only."""
+    return tuple(sorted(errors, key=lambda error: (error.is_echo, error.at, error.rank)))
+
+
+def error_of_file(rank: int, data: bytes, place: Callable[[Frames], str] = user_line) -> RankError:
+    """Return the error in a file that torch's elastic launcher has had written (`TORCHELASTIC_ERROR_FILE`).
+
+    Raises:
+        RankFactsError: it is none.
+    """
+    try:
+        if len(data) > _LARGEST:
+            raise ValueError
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        raise RankFactsError("not an error file of torch's elastic launcher: it is no JSON, or too long.") from None
+    message = content.get("message") if type(content) is dict else None
+    if type(message) not in (dict, str):
+        raise RankFactsError("not an error file of torch's elastic launcher: it has no message.")
+    return error_of_message(rank, message, place)
+
+
+def error_of_message(rank: int, message: Any, place: Callable[[Frames], str] = user_line) -> RankError:
+    """Return the error in a message of an error file: its text, or a dict with the text, the traceback and the time."""
+    if type(message) is not dict:
+        return RankError(rank=rank, error=clean(str(message)))
+    more = message.get("extraInfo")
+    more = more if type(more) is dict else {}
+    stack, at = str(more.get("py_callstack", "")), str(more.get("timestamp", ""))
+    return replace(
+        error_of_traceback(rank, stack, place),
+        error=clean(" ".join(str(message.get("message", "")).split())),
+        at=int(at) if at.isdecimal() and len(at) < 16 else 0,
+    )
+
+
+def error_of_traceback(rank: int, text: str, place: Callable[[Frames], str] = user_line) -> RankError:
+    """Return the error that a traceback in words ends with, and the user's innermost line in it."""
+    frames = [{"filename": file, "line": int(line), "name": name or ""} for file, line, name in _FRAME.findall(text)]
+    last = _LAST.findall(text)
+    return RankError(rank=rank, error=clean(last[-1]) if last else "", place=place(frames[::-1]))
+
+
+def launch_blocks(launch: LaunchErrors) -> Iterator[Block]:
+    """Yield the cause, what came of it, and a row for each rank."""
+    first, rest = launch.errors[0], launch.errors[1:]
+    yield Title(launch.sentence, "strong")
+    yield from map(Line, _sentences(launch, first, rest))
+    if rest:
+        rows = (TableRow(cells=(str(each.rank), _role(each, first), each.place, each.error)) for each in launch.errors)
+        yield Table(rows=tuple(rows), names=("rank", "", "at", "error"), figures=(0,), code=(2,))
+
+
+def _sentences(launch: LaunchErrors, first: RankError, rest: Sequence[RankError]) -> Iterator[str]:
+    if launch.launched:
+        yield f"launched by `{launch.launched}`"
+    echoes = [error.rank for error in rest if error.is_echo]
+    if echoes and not first.is_echo:
+        yield f"{ranks_words(echoes)} {have(echoes)} failed of it: the other side of a connection was gone"
+    if launch.silent and first.is_echo:
+        yield (
+            f"{ranks_words(launch.silent)} {have(launch.silent)} left no error: killed, as where memory runs out"
+            " (`dmesg` tells), or ended by `os._exit`"
+        )
+    elif first.is_echo:
+        yield "whose error came first is not known here: run the loop in `with nbguard.watch_ranks():` on every rank"
+
+
+def _role(error: RankError, first: RankError) -> str:
+    if error is first and not error.is_echo:
+        return "first"
+    return "of it" if error.is_echo else "too"

@@ -1,0 +1,1 @@
+"""Errors of ranks: in words, and brought home from a launch that has failed."""

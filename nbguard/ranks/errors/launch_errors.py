@@ -1,0 +1,132 @@
+"""`nbguard.launch_errors`: the errors of ranks, from a launcher's exception or from the files of torch's elastic launcher."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from nbguard.errors import RankFactsError
+from nbguard.ranks.analysis.launch_errors import (
+    LaunchErrors,
+    RankError,
+    error_of_file,
+    error_of_message,
+    error_of_traceback,
+    in_order,
+)
+from nbguard.ranks.errors.error_words import raised_at
+from nbguard.scan.devices.allocation_sites import Sites
+
+_ERROR_FILE = "error.json"
+_NONE = "the last error is not that of a launcher: give the folder of its error files, as in  nbguard.launch_errors('logs')"
+
+
+def launch_errors(source: BaseException | str | PathLike[str] | None = None) -> LaunchErrors:
+    """Return the errors of the ranks of a launch that has failed: the first, and apart from it those that came of it.
+
+    Args:
+        source: the exception of the launcher (of `notebook_launcher`, `torch.multiprocessing.spawn`), or the folder of the
+            error files of `torchrun --log-dir`; the last error of this process, if not given.
+
+    Raises:
+        RankFactsError: there is no error of a rank; one line says what to give.
+    """
+    if isinstance(source, (str, PathLike)):
+        return LaunchErrors(errors=in_order(_in_folder(Path(source))))
+    error = getattr(sys, "last_value", None) if source is None else source
+    launched = None if error is None else errors_of(error)
+    if launched is None:
+        raise RankFactsError(_NONE)
+    return launched
+
+
+def errors_of(error: BaseException) -> LaunchErrors | None:
+    """Return the errors of ranks that a launcher's exception stands for; None: it is no launcher's."""
+    known: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in known:
+        known.add(id(each))
+        errors, silent = _of_launcher(each)
+        if errors:
+            return LaunchErrors(errors=in_order(errors), silent=silent, launched=raised_at(error)[0])
+        each = each.__cause__ or each.__context__
+    return None
+
+
+def _of_launcher(error: BaseException) -> tuple[list[RankError], tuple[int, ...]]:
+    """Return the errors of ranks in one exception, and the ranks that have left none, by the name of its class alone."""
+    kind = type(error)
+    facts: dict[str, Any] = {name: getattr(error, name, None) for name in ("failures", "msg", "error_index", "exit_code")}
+    if kind.__name__ == "ChildFailedError" and type(facts["failures"]) is dict:
+        return _of_failures(facts["failures"])
+    if kind.__name__ == "ProcessRaisedException" and kind.__module__.startswith("torch."):
+        return [error_of_traceback(int(facts["error_index"]), str(facts["msg"]), Sites().of)], ()
+    if kind.__name__ == "ProcessExitedException" and kind.__module__.startswith("torch."):
+        return [_ended(int(facts["error_index"]), int(facts["exit_code"] or 0))], ()
+    return [], ()
+
+
+def _of_failures(failures: dict[int, Any]) -> tuple[list[RankError], tuple[int, ...]]:
+    """Return the errors that torch's elastic launcher knows and those of the other ranks, in files beside; ranks without."""
+    place = Sites().of
+    errors, beside = [], dict[int, Path]()
+    for rank, failure in failures.items():
+        file = Path(str(failure.error_file))
+        if file.name == _ERROR_FILE:
+            beside |= {
+                int(folder.name): folder / _ERROR_FILE for folder in file.parent.parent.iterdir() if folder.name.isdecimal()
+            }
+        if type(failure.message) is dict:
+            errors.append(error_of_message(rank, failure.message, place))
+        else:
+            errors.append(_ended(rank, int(failure.exitcode), int(failure.timestamp)))
+    others = {rank: file for rank, file in beside.items() if rank not in failures}
+    errors += [error_of_file(rank, file.read_bytes(), place) for rank, file in others.items() if file.exists()]
+    return errors, tuple(sorted(rank for rank, file in others.items() if not file.exists()))
+
+
+def _ended(rank: int, status: int, at: int = 0) -> RankError:
+    """Return the end of a process that has left no error: by a signal, which is a negative status, or by a status."""
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        return RankError(rank=rank, error=f"ended by {name}", at=at, signal=name)
+    return RankError(rank=rank, error=f"ended with status {status}, and left no error: its own output says why", at=at)
+
+
+def _in_folder(folder: Path) -> list[RankError]:
+    """Return the errors in the files of a launch, of its last attempt."""
+    files: dict[str, list[Path]] = {}
+    try:
+        for file in folder.rglob(_ERROR_FILE):
+            files.setdefault(str(file.parent.parent), []).append(file)
+        if not files:
+            raise RankFactsError(f"{folder.name or folder} has no error files: launch with  torchrun --log-dir logs train.py")
+        last = max(files.values(), key=lambda of_attempt: max(file.stat().st_mtime for file in of_attempt))
+        return [_of_file(file) for file in last]
+    except OSError as error:
+        raise RankFactsError(f"{folder.name} cannot be read: {error.strerror or type(error).__name__}.") from None
+
+
+def _of_file(file: Path) -> RankError:
+    number = re.fullmatch(r"\d{1,6}", file.parent.name)
+    try:
+        return error_of_file(int(number[0]) if number else 0, file.read_bytes(), Sites().of)
+    except RankFactsError as error:
+        raise RankFactsError(f"{file.parent.name}/{file.name}: {error}") from None
+
+
+def leave_for_launcher(error: Exception) -> None:
+    """Write an error to the file that torch's elastic launcher reads, as its `@record` does, unless there is one."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if file and not Path(file).exists():
+        from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
+
+        ErrorHandler().record_exception(error)

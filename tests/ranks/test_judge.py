@@ -1,0 +1,43 @@
+"""Causes that no recorded job shows: a rank that has ended, and whose process is gone before the others notice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from nbguard.ranks.analysis.facts import CollectiveCall, JobFacts, RankFacts
+from nbguard.ranks.analysis.judge import diagnosed
+
+ECHO = "RuntimeError: Connection closed by peer [127.0.0.1]:23955"
+
+
+def batches(number: int) -> tuple[CollectiveCall, ...]:
+    """Return the calls of DistributedDataParallel in so many batches; gloo counts what has failed as complete."""
+    return tuple(
+        CollectiveCall(
+            group="0", position=at, name="all_reduce", elements=21, dtype="float32", place="train.py:33", caller="DDP backward"
+        )
+        for at in range(1, number + 1)
+    )
+
+
+def test_a_rank_that_ran_out_of_batches_and_ended_is_the_cause_of_the_others_errors() -> None:
+    ended = RankFacts(rank=1, world=2, state="ended", calls=batches(7), at=10.0)
+    let_down = RankFacts(rank=0, world=2, state="raised", calls=batches(8), error=ECHO, error_place="train.py:33", at=11.0)
+
+    cause = diagnosed(JobFacts(2, (let_down, ended))).faults[0]
+    assert (cause.kind, cause.ranks, cause.collective, cause.place) == ("uneven batches", (1,), "all_reduce", "train.py:33")
+    assert "Join([model])" in cause.remedy
+
+
+def test_an_echo_of_a_rank_that_raised_is_not_taken_for_uneven_batches() -> None:
+    raised = RankFacts(rank=1, world=2, state="raised", calls=batches(7), error="ValueError: a broken image", at=10.0)
+    let_down = RankFacts(rank=0, world=2, state="raised", calls=batches(8), error=ECHO, at=11.0)
+
+    cause = diagnosed(JobFacts(2, (let_down, raised))).faults[0]
+    assert (cause.kind, cause.ranks) == ("raised", (1,))
+
+
+def test_ranks_that_have_all_ended_are_in_order() -> None:
+    ended = RankFacts(rank=0, world=2, state="ended", calls=batches(7), at=10.0)
+
+    assert diagnosed(JobFacts(2, (ended, replace(ended, rank=1)))).faults == ()
