@@ -2,7 +2,7 @@
 
 import { formatBytes } from './bytes';
 import { codeLine } from './code';
-import { element, nameElement, setClass, setSentence, setText, show } from './dom';
+import { element, nameElement, sentenceElement, setClass, show } from './dom';
 import type { FitTick, FixRow, MemoryState, OomView } from './protocol';
 import type { Trans } from './words';
 
@@ -46,18 +46,13 @@ export class OomSection extends Advice<OomView> {
     const title = nameElement('div', 'strong wrap');
     title.textContent = oom.title;
     show(title, oom.title !== this.title);
-    const sentence = element('div', 'wrap');
-    setSentence(sentence, oom.sentence);
-    return [title, sentence, element('ol', 'rows', ...oom.fixes.map(fix => this.#fix(fix)))];
+    return [title, sentenceElement('div', oom.sentence), element('ol', 'rows', ...oom.fixes.map(fix => this.#fix(fix)))];
   }
 
   #fix({ words, nbytes, commands }: FixRow): HTMLElement {
-    const sentence = element('span', 'wrap');
-    setSentence(sentence, words);
-    const figure = element('span', 'figure');
-    setText(figure, nbytes === null ? '' : `+${formatBytes(nbytes)}`);
+    const figure = element('span', 'figure', nbytes === null ? '' : `+${formatBytes(nbytes)}`);
     const lines = commands.map(command => codeLine(command, this.#trans));
-    return element('li', 'row', element('div', 'row-head', figure, sentence), ...lines);
+    return element('li', 'row', element('div', 'row-head', figure, sentenceElement('span', words)), ...lines);
   }
 }
 
@@ -90,10 +85,8 @@ export class FindingsSection extends Advice<MemoryState['findings']> {
 
   protected draw(findings: MemoryState['findings']): Node[] {
     const rows = findings.map(([sentence, command]) => {
-      const words = element('div', 'wrap');
-      setSentence(words, sentence);
       const isSaid = command === '' || sentence.includes(`\`${command}\``);
-      return element('li', 'row', words, ...(isSaid ? [] : [codeLine(command, this.#trans)]));
+      return element('li', 'row', sentenceElement('div', sentence), ...(isSaid ? [] : [codeLine(command, this.#trans)]));
     });
     return [element('ul', 'rows', ...rows)];
   }

@@ -1,7 +1,7 @@
 /** One device: the bar of its memory, what each part is, and how it went. */
 
 import { formatBytes, formatColumn } from './bytes';
-import { element, type ItemView, KeyedList, setAttribute, setClass, setText, show, slowLabel } from './dom';
+import { element, type ItemView, KeyedList, percent, setAttribute, setClass, setText, show, slowLabel } from './dom';
 import { LineChart, type LineContext } from './line';
 import { type DevicePart, type DeviceTick, isDevicePart, type Part } from './protocol';
 import { deviceName } from './words';
@@ -95,7 +95,7 @@ function piece(): ItemView<PartItem> {
     update: part => {
       setClass(node, colour(part.name));
       setAttribute(node, 'title', `${part.name} ${part.figure}`);
-      node.style.width = `${(part.share * 100).toFixed(3)}%`;
+      node.style.width = percent(part.share);
       show(node, part.nbytes > 0);
     }
   };

@@ -23,6 +23,11 @@ export function setClass(node: Element, names: string): void {
   setAttribute(node, 'class', names.replace(/\S+/g, 'nbguard-$&'));
 }
 
+/** A share as a length. */
+export function percent(share: number): string {
+  return `${(share * 100).toFixed(2)}%`;
+}
+
 export function setText(node: Node, text: string): void {
   if (node.textContent !== text) {
     node.textContent = text;
@@ -86,6 +91,13 @@ export function setSentence(node: HTMLElement, sentence: string): void {
   }
   node.dataset.sentence = sentence;
   node.replaceChildren(...sentence.split('`').map((part, i) => (i % 2 ? element('code', '', part) : part)));
+}
+
+/** A new element with a sentence that may take several lines. */
+export function sentenceElement(tag: 'div' | 'span', sentence: string): HTMLElement {
+  const node = element(tag, 'wrap');
+  setSentence(node, sentence);
+  return node;
 }
 
 /** A button. It is switched off by `aria-disabled`, which leaves the focus where it is. */

@@ -1,6 +1,6 @@
 /** The fit that runs: how far it is and what it takes. */
 
-import { element, nameElement, setAttribute, setName, setText, show } from './dom';
+import { element, nameElement, percent, setAttribute, setName, setText, show } from './dom';
 import type { FitTick } from './protocol';
 import { fitCost, fitProgress, fitShare, type Trans } from './words';
 
@@ -34,6 +34,6 @@ export class FitSection {
     const share = fitShare(fit);
     show(this.#track, share !== null);
     setAttribute(this.#track, 'aria-valuenow', share === null ? null : String(Math.round(share * 100)));
-    this.#done.style.width = `${((share ?? 0) * 100).toFixed(2)}%`;
+    this.#done.style.width = percent(share ?? 0);
   }
 }

@@ -1,7 +1,7 @@
 /** The allocator's segments as strips, and the largest request that would succeed. */
 
 import { formatBytes } from './bytes';
-import { element, type ItemView, KeyedList, setAttribute, setClass, setSentence, setText, show } from './dom';
+import { element, type ItemView, KeyedList, percent, setAttribute, setClass, setSentence, setText, show } from './dom';
 import type { DeviceSegments, FittingRequest, MemoryState, PieceKind, Strip, Tick } from './protocol';
 import type { Trans } from './words';
 
@@ -123,7 +123,7 @@ function stripView(trans: Trans): ItemView<StripItem & { at: number }> {
   return {
     node,
     update: ({ strip, width }) => {
-      node.style.flexBasis = `calc(${(width * 100).toFixed(2)}% - 2px)`;
+      node.style.flexBasis = `calc(${percent(width)} - 2px)`;
       const title = strip.pieces.map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(', ');
       setAttribute(node, 'title', strip.segments > 1 ? `${trans.__('%1 segments', strip.segments)}: ${title}` : title);
       pieces.update(strip.pieces.map(([kind, nbytes], at) => [kind, nbytes, at]));

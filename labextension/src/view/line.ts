@@ -1,7 +1,7 @@
 /** The bytes in use over time: a line of steps with a mark for each cell, its values by mouse and keyboard, and as files. */
 
 import { formatBytes } from './bytes';
-import { element, type ItemView, KeyedList, setAttribute, setClass, setText, show, slowLabel } from './dom';
+import { element, type ItemView, KeyedList, percent, setAttribute, setClass, setText, show, slowLabel } from './dom';
 import type { Host } from './host';
 import {
   axisBytes,
@@ -229,12 +229,11 @@ export class LineChart {
         this.#moveCursor(this.#frame.start + ((event.clientX - box.left) / box.width) * (this.#frame.end - this.#frame.start));
       }
     });
-    area.addEventListener('pointerleave', () => {
-      this.#hideCursor();
-    });
-    area.addEventListener('blur', () => {
-      this.#hideCursor();
-    });
+    for (const left of ['pointerleave', 'blur']) {
+      area.addEventListener(left, () => {
+        this.#hideCursor();
+      });
+    }
     area.addEventListener('keydown', event => {
       this.#onKey(event);
     });
@@ -294,9 +293,8 @@ export class LineChart {
     }
     this.#at = Math.min(frame.end, Math.max(frame.start, t));
     const left = share(this.#at, frame);
-    this.#cursor.style.left = `${(left * 100).toFixed(2)}%`;
-    this.#value.style.left = `${(left * 100).toFixed(2)}%`;
-    this.#value.style.transform = `translateX(-${(left * 100).toFixed(2)}%)`;
+    this.#cursor.style.left = this.#value.style.left = percent(left);
+    this.#value.style.transform = `translateX(-${percent(left)})`;
     setText(this.#value, this.#valueWords(this.#at));
     show(this.#cursor, true);
     show(this.#value, true);
@@ -373,8 +371,8 @@ function markView(name: string): ItemView<PlacedMark> {
 }
 
 function place(node: HTMLElement, { left, width }: PlacedMark): void {
-  node.style.left = `${(left * 100).toFixed(2)}%`;
-  node.style.width = `${(width * 100).toFixed(2)}%`;
+  node.style.left = percent(left);
+  node.style.width = percent(width);
 }
 
 function key(mark: TimeMark): string {

@@ -101,9 +101,7 @@ export class Notice {
       case 'no_package':
         return {
           sentence: trans.__('nbguard is not installed for the kernel of %1.', notebook),
-          note: problem.python === ''
-            ? trans.__('Run `%pip install nbguard` in a cell of it: that installs into the environment of the kernel.')
-            : trans.__('Run `%pip install nbguard` in a cell of it: that installs into the environment of the kernel, `%1`.', problem.python),
+          note: trans.__('Run `%pip install nbguard` in a cell of it: that installs into the environment of the kernel, `%1`.', problem.python),
           isLoadable: true
         };
       case 'failed':

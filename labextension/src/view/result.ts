@@ -1,7 +1,7 @@
 /** What the last operation came to. The one part of the view that is read out when it changes. */
 
 import type { ViewContext } from './view_context';
-import { button, cut, element, setSentence } from './dom';
+import { button, cut, element, sentenceElement } from './dom';
 import type { Result } from './operations';
 import type { OutcomeView, Tick } from './protocol';
 
@@ -50,13 +50,13 @@ export class ResultPanel {
       operations.dismiss();
     });
     close.setAttribute('aria-label', trans.__('Dismiss'));
-    const body = result.kind === 'done' ? this.#done(result.outcome) : [this.#sentence(`${result.title}: ${result.why}`)];
+    const body = result.kind === 'done' ? this.#done(result.outcome) : [sentenceElement('div', `${result.title}: ${result.why}`)];
     return element('section', 'section', element('div', 'title-line', title, close), ...body);
   }
 
   #done(outcome: OutcomeView): Node[] {
     const { trans, operations } = this.#context;
-    const sentence = this.#sentence(outcome.sentence);
+    const sentence = sentenceElement('div', outcome.sentence);
     if (outcome.undo.length) {
       const undo = button('link', trans.__('undo'), () => {
         operations.start({ action: 'unpark', title: trans.__('undo'), names: outcome.undo });
@@ -68,11 +68,5 @@ export class ResultPanel {
     const undone = outcome.undone.map(([what, why]) => element('li', 'wrap', `${cut(what)}: ${why}`));
     const lists = [steps, undone].filter(items => items.length > 0);
     return [sentence, ...lists.map(items => element('ul', 'dim skipped', ...items))];
-  }
-
-  #sentence(text: string): HTMLElement {
-    const node = element('div', 'wrap');
-    setSentence(node, text);
-    return node;
   }
 }

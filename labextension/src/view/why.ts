@@ -9,7 +9,7 @@ import { cell, join } from './words';
 export function ways(why: WhyView, trans: ViewContext['trans']): HTMLElement {
   const list = element('ol', 'ways');
   for (const [path, number, stale, cut, effect] of why.paths) {
-    const name = nameElement('div', 'code path');
+    const name = nameElement('div', 'code wrap');
     setName(name, path);
     const item = element('li', '', name);
     const facts = element('div', 'dim', join([number === null ? '' : cell(number), effect]));

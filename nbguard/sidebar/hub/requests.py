@@ -64,7 +64,7 @@ class RequestHandler:
         return Pictured(rid, str(report_picture(build_report(states.analysis), states.look_for_ticks.cell, states.last.t)))
 
     def _why(self, heap: int, row: int) -> Why:
-        """Return why a row of the last memory state is alive: what it is called, the root that holds it, or who keeps it in C++."""
+        """Return why a row of the last memory state is alive: of what it is called, of its root, or of what C++ keeps."""
         rows = self._rows(heap)
         texts = None if rows is None else rows.texts("why", (row,))
         if rows is None or texts is None:
