@@ -7,26 +7,43 @@
  * has one of each (docs/adr/0017-a-container-of-our-own.md).
  */
 
-import { cp, mkdir, readFile, rm, watch, writeFile } from 'node:fs/promises';
+import { cp, mkdir, readdir, readFile, rm, watch, writeFile } from 'node:fs/promises';
 import { basename } from 'node:path';
 
 import * as esbuild from 'esbuild';
 
+const SOURCES = 'labextension/src';
 const EXTENSION = 'nbguard/labextension';
 const COMMON = { bundle: true, minify: true, target: 'es2022', logLevel: 'warning' };
 
-/** Packages that are taken from the page, as CommonJS modules: src/container.ts has them ready before the plugins are loaded. */
+/**
+ * Packages that are taken from the page: src/container.ts has them ready before the plugins are loaded. Each is a module that
+ * exports what our sources import of it: as CommonJS modules they would come with a kilobyte to tell one kind from the other.
+ */
 function sharedPackages(names) {
+  let imports = '';
   return {
     name: 'shared packages',
     setup(build) {
+      build.onStart(async () => {
+        const files = await readdir(SOURCES);
+        const texts = files.filter(name => name.endsWith('.ts')).map(name => readFile(`${SOURCES}/${name}`, 'utf8'));
+        imports = (await Promise.all(texts)).join('\n');
+      });
       build.onResolve({ filter: /^@(jupyterlab|lumino)\// }, ({ path }) => ({ path, namespace: 'page' }));
       build.onLoad({ filter: /.*/, namespace: 'page' }, ({ path }) => {
         names.add(path);
-        return { contents: `module.exports = _JUPYTERLAB.nbguard.packages[${JSON.stringify(path)}]` };
+        return { contents: `export const { ${importedFrom(path, imports)} } = _JUPYTERLAB.nbguard.packages['${path}']` };
       });
     }
   };
+}
+
+/** The names of values that sources import from a package; a type is left out. */
+function importedFrom(path, sources) {
+  const lists = [...sources.matchAll(new RegExp(`^import \\{([^}]*)\\} from '${path}';$`, 'gm'))];
+  const names = lists.flatMap(([, list]) => list.split(',')).map(name => name.trim());
+  return [...new Set(names.filter(name => name !== '' && !name.startsWith('type ')))].sort().join(', ');
 }
 
 /** A style sheet that is imported is its minified text. */

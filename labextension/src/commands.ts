@@ -57,10 +57,10 @@ export function addMagicCommands(app: JupyterFrontEnd, tracker: INotebookTracker
   const activeNotebook = (): NotebookPanel | null =>
     tracker.currentWidget === app.shell.currentWidget ? tracker.currentWidget : null;
 
-  const add = (id: string, label: string, caption: string, magic: string): void => {
+  const add = (id: string, label: string, magic: string): void => {
     app.commands.addCommand(id, {
       label,
-      caption,
+      caption: trans.__('Run %1 in a new cell below the active one', magic),
       isEnabled: () => activeNotebook() !== null,
       execute: async () => {
         const notebook = activeNotebook();
@@ -71,18 +71,8 @@ export function addMagicCommands(app: JupyterFrontEnd, tracker: INotebookTracker
     });
   };
 
-  add(
-    CommandIDs.gpumem,
-    trans.__('GPU memory: who holds it (%gpumem)'),
-    trans.__('Run %gpumem in a new cell below the active one'),
-    '%gpumem'
-  );
-  add(
-    CommandIDs.resetGpuDryRun,
-    trans.__('GPU memory: what a cleanup would free'),
-    trans.__('Run %reset_gpu --dry-run in a new cell below the active one; nothing is freed'),
-    '%reset_gpu --dry-run'
-  );
+  add(CommandIDs.gpumem, trans.__('GPU memory: who holds it (%gpumem)'), '%gpumem');
+  add(CommandIDs.resetGpuDryRun, trans.__('GPU memory: what a cleanup would free'), '%reset_gpu --dry-run');
 }
 
 /** List every command in the command palette. */

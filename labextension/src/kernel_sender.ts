@@ -11,8 +11,8 @@ export const COMM = 'nbguard';
 export type Channel = 'control' | 'shell';
 
 /**
- * Loads nbguard as `%load_ext` does, and serves the panel where it is loaded and does not (`%nbguard off`). `answer` is a
- * LoadProblem or None, in characters that no `repr` escapes. Nothing is raised: it would be the last error of the user.
+ * Loads nbguard, and serves the panel where it is loaded and does not (`%nbguard off`). `answer` is a LoadProblem or None,
+ * in characters that no `repr` escapes. Nothing is raised: it would be the last error of the user.
  */
 const LOAD = `
 import importlib.util, json, sys, urllib.parse
@@ -21,13 +21,10 @@ problem = None
 try:
     importlib.invalidate_caches()
     if importlib.util.find_spec("nbguard") is None:
-        problem = {"kind": "no_package", "python": sys.executable or ""}
+        problem = {"kind": "no_package", "python": sys.executable or "Python"}
     else:
-        get_ipython().extension_manager.load_extension("nbguard")
-        sys.modules["nbguard"].load_ipython_extension(get_ipython())
-        if everywhere:
-            from nbguard.notebook.startup import enable
-            enable(get_ipython().profile)
+        from nbguard.notebook.startup import load
+        load(get_ipython(), everywhere)
 except Exception as error:
     problem = {"kind": "failed", "error": f"{type(error).__name__}: {error}"[:500]}
 answer = urllib.parse.quote(json.dumps(problem))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nbguard.errors import NbguardError
 
@@ -43,6 +44,19 @@ class Startup:
         if self.state == "other":
             return f"nbguard has not written {self.path}: it is left as it is"
         return f"nbguard is not loaded by itself in the profile {self.profile} (nbguard enable writes {self.path})"
+
+
+def load(shell: Any, everywhere: bool) -> None:
+    """Load nbguard into a session as `%load_ext` does, and serve panels where it is loaded and does not (`%nbguard off`).
+
+    `everywhere`: with each session of the shell's profile from now on, too. Raises NbguardError as `enable` does.
+    """
+    from nbguard.notebook.magics import load as load_magics  # here: `nbguard enable` in a terminal needs no IPython
+
+    shell.extension_manager.load_extension("nbguard")
+    load_magics(shell)
+    if everywhere:
+        enable(shell.profile)
 
 
 def startup(profile: str = "default") -> Startup:

@@ -37,3 +37,24 @@ def test_clicks_keep_their_promise_beside_a_cell(notebook: Notebook) -> None:
     assert parked["realised"] == back["realised"] == 30 * MIB
     assert on_host == (0, 0)
     assert counters(kernel)[0] == 30 * MIB
+
+
+def test_every_row_says_why_and_the_command_of_the_workspaces_clears_them(notebook: Notebook) -> None:
+    kernel = notebook()
+    kernel.run("net, opt = train()").ok()
+    panel = Panel(kernel)
+    panel.hello()
+    try:
+        heap = panel.look()
+        rows = {row["label"]: row for row in heap["holders"] if row["parent"] is None}
+        asked = {"heap": heap["heap"], "id": rows["cuBLAS workspaces"]["id"]}
+        ((keeper, _, _, command, effect),) = panel.wait("why", rid=panel.ask("why", **asked))["why"]["paths"]
+        kernel.run(command).ok()
+        after = panel.look()
+    finally:
+        panel.stop()
+
+    assert [label for label, row in rows.items() if "why" not in row["can"]] == []
+    assert keeper == "PyTorch → cuBLAS"
+    assert "matrix products" in effect
+    assert "cuBLAS workspaces" not in [row["label"] for row in after["holders"]]

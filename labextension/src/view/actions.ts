@@ -11,7 +11,7 @@ import type { Tick } from './protocol';
 const CACHED: ReadonlySet<string> = new Set(['releasable', 'cached']);
 
 export class ActionBar {
-  readonly node = element('div', 'nbguard-actions');
+  readonly node = element('div', 'actions');
   readonly #clean: HTMLButtonElement;
   readonly #flush: HTMLButtonElement;
   readonly #cleanStale: OperationRequest;
@@ -26,7 +26,7 @@ export class ActionBar {
     const { trans, operations } = context;
     this.#cleanStale = { action: 'clean_stale', title: trans.__('Clean stale') };
     this.#emptyCache = { action: 'empty_cache', title: trans.__('Empty cache') };
-    this.#clean = button('nbguard-primary', '', () => {
+    this.#clean = button('primary', '', () => {
       operations.start(this.#cleanStale);
     });
     this.#flush = button('', '', () => {

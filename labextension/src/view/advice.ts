@@ -2,18 +2,18 @@
 
 import { formatBytes } from './bytes';
 import { codeLine } from './code';
-import { element, nameElement, setSentence, setText, show } from './dom';
+import { element, nameElement, sentenceElement, setClass, show } from './dom';
 import type { FitTick, FixRow, MemoryState, OomView } from './protocol';
 import type { Trans } from './words';
 
 /** A section whose content is made anew only when it differs. */
 abstract class Advice<T> {
-  readonly node = element('section', 'nbguard-section');
+  readonly node = element('section', 'section');
   readonly #body = element('div');
   #shown = '';
 
   constructor(protected readonly title: string) {
-    this.node.append(element('h3', 'nbguard-title', title), this.#body);
+    this.node.append(element('h3', 'title', title), this.#body);
     show(this.node, false);
   }
 
@@ -35,7 +35,7 @@ export class OomSection extends Advice<OomView> {
   constructor(trans: Trans) {
     super(trans.__('Out of memory'));
     this.#trans = trans;
-    this.node.classList.add('nbguard-oom');
+    setClass(this.node, 'section oom');
   }
 
   update(heap: MemoryState | null): void {
@@ -43,21 +43,16 @@ export class OomSection extends Advice<OomView> {
   }
 
   protected draw(oom: OomView): Node[] {
-    const title = nameElement('div', 'nbguard-strong nbguard-wrap');
+    const title = nameElement('div', 'strong wrap');
     title.textContent = oom.title;
     show(title, oom.title !== this.title);
-    const sentence = element('div', 'nbguard-wrap');
-    setSentence(sentence, oom.sentence);
-    return [title, sentence, element('ol', 'nbguard-rows', ...oom.fixes.map(fix => this.#fix(fix)))];
+    return [title, sentenceElement('div', oom.sentence), element('ol', 'rows', ...oom.fixes.map(fix => this.#fix(fix)))];
   }
 
   #fix({ words, nbytes, commands }: FixRow): HTMLElement {
-    const sentence = element('span', 'nbguard-wrap');
-    setSentence(sentence, words);
-    const figure = element('span', 'nbguard-figure');
-    setText(figure, nbytes === null ? '' : `+${formatBytes(nbytes)}`);
+    const figure = element('span', 'figure', nbytes === null ? '' : `+${formatBytes(nbytes)}`);
     const lines = commands.map(command => codeLine(command, this.#trans));
-    return element('li', 'nbguard-row', element('div', 'nbguard-row-head', figure, sentence), ...lines);
+    return element('li', 'row', element('div', 'row-head', figure, sentenceElement('span', words)), ...lines);
   }
 }
 
@@ -90,11 +85,9 @@ export class FindingsSection extends Advice<MemoryState['findings']> {
 
   protected draw(findings: MemoryState['findings']): Node[] {
     const rows = findings.map(([sentence, command]) => {
-      const words = element('div', 'nbguard-wrap');
-      setSentence(words, sentence);
       const isSaid = command === '' || sentence.includes(`\`${command}\``);
-      return element('li', 'nbguard-row', words, ...(isSaid ? [] : [codeLine(command, this.#trans)]));
+      return element('li', 'row', sentenceElement('div', sentence), ...(isSaid ? [] : [codeLine(command, this.#trans)]));
     });
-    return [element('ul', 'nbguard-rows', ...rows)];
+    return [element('ul', 'rows', ...rows)];
   }
 }

@@ -8,11 +8,11 @@ import { ways } from './why';
 export type Topic = 'why' | 'foresee';
 
 export class AnswerPanel {
-  readonly node = element('div', 'nbguard-why');
+  readonly node = element('div', 'why');
   /** What was asked; null: nothing, and nothing is shown. */
   topic: Topic | null = null;
   #rid = '';
-  readonly #note = element('div', 'nbguard-dim');
+  readonly #note = element('div', 'dim');
   readonly #body = element('div');
 
   readonly #context: ViewContext;

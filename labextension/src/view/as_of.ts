@@ -28,7 +28,7 @@ export class AsOf {
 
   /** A new label. */
   label(): HTMLElement {
-    const label = element('span', 'nbguard-as-of nbguard-dim', this.#words);
+    const label = element('span', 'as-of dim', this.#words);
     this.#labels.push(label);
     return label;
   }
@@ -37,7 +37,7 @@ export class AsOf {
   date(...sections: readonly HTMLElement[]): void {
     for (const section of sections) {
       const title = section.firstElementChild;
-      const line = element('div', 'nbguard-title-line');
+      const line = element('div', 'title-line');
       title?.replaceWith(line);
       line.append(...(title === null ? [] : [title]), this.label());
     }

@@ -6,8 +6,8 @@ import type { Trans } from './words';
 const SAYS_FOR = 2000;
 
 export function codeLine(source: string, trans: Trans): HTMLElement {
-  const code = element('code', 'nbguard-source', source);
-  const copy = button('nbguard-link', trans.__('copy'), () => {
+  const code = element('code', 'source', source);
+  const copy = button('link', trans.__('copy'), () => {
     void copyFrom(code).then(copied => {
       copy.textContent = copied ? trans.__('copied') : trans.__('press Ctrl+C');
       setTimeout(() => {
@@ -16,7 +16,7 @@ export function codeLine(source: string, trans: Trans): HTMLElement {
     });
   });
   copy.setAttribute('aria-label', trans.__('copy %1', source));
-  return element('div', 'nbguard-line', code, copy);
+  return element('div', 'line', code, copy);
 }
 
 /** Copy the text of `node`. Where the page may not (no https), select it for the reader to copy. */

@@ -53,11 +53,15 @@ export class Connection {
   ) {
     this.#model = model;
     this.#changed = changed;
-    model.on('change:tick', this.#onTick);
-    model.on('change:heap', this.#onHeap);
-    model.on('change:host', this.#onHost);
-    model.on('change:notebook', this.#onNotebook);
-    model.on('msg:custom', this.#onAnswer);
+    this.#listen('on');
+  }
+
+  #listen(how: 'on' | 'off'): void {
+    this.#model[how]('change:tick', this.#onTick);
+    this.#model[how]('change:heap', this.#onHeap);
+    this.#model[how]('change:host', this.#onHost);
+    this.#model[how]('change:notebook', this.#onNotebook);
+    this.#model[how]('msg:custom', this.#onAnswer);
   }
 
   /** Take what the model has already, and say hello, from now on. */
@@ -117,11 +121,7 @@ export class Connection {
       clearTimeout(timer);
     });
     this.#pending.clear();
-    this.#model.off('change:tick', this.#onTick);
-    this.#model.off('change:heap', this.#onHeap);
-    this.#model.off('change:host', this.#onHost);
-    this.#model.off('change:notebook', this.#onNotebook);
-    this.#model.off('msg:custom', this.#onAnswer);
+    this.#listen('off');
   }
 
   readonly #hello = (): void => {

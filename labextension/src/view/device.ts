@@ -1,7 +1,7 @@
 /** One device: the bar of its memory, what each part is, and how it went. */
 
 import { formatBytes, formatColumn } from './bytes';
-import { element, type ItemView, KeyedList, setAttribute, setText, show, slowLabel } from './dom';
+import { element, type ItemView, KeyedList, percent, setAttribute, setClass, setText, show, slowLabel } from './dom';
 import { LineChart, type LineContext } from './line';
 import { type DevicePart, type DeviceTick, isDevicePart, type Part } from './protocol';
 import { deviceName } from './words';
@@ -36,14 +36,14 @@ const COLOURS: Readonly<Record<DevicePart, string>> = {
 
 /** The class that colours a part of the bar. */
 function colour(part: string): string {
-  return `nbguard-c-${isDevicePart(part) ? COLOURS[part] : 'other'}`;
+  return `c-${isDevicePart(part) ? COLOURS[part] : 'other'}`;
 }
 
 export class DeviceView implements ItemView<DeviceItem> {
-  readonly node = element('section', 'nbguard-section nbguard-device');
-  readonly #title = element('h3', 'nbguard-title nbguard-plain');
-  readonly #bar = element('div', 'nbguard-bar');
-  readonly #key = element('ul', 'nbguard-key');
+  readonly node = element('section', 'section device');
+  readonly #title = element('h3', 'title plain');
+  readonly #bar = element('div', 'bar');
+  readonly #key = element('ul', 'key');
   readonly #pieces = new KeyedList<PartItem>(this.#bar, part => part.name, piece);
   readonly #entries = new KeyedList<PartItem>(this.#key, part => part.name, entry);
   readonly #label = slowLabel(this.#bar);
@@ -93,9 +93,9 @@ function piece(): ItemView<PartItem> {
   return {
     node,
     update: part => {
-      setAttribute(node, 'class', colour(part.name));
+      setClass(node, colour(part.name));
       setAttribute(node, 'title', `${part.name} ${part.figure}`);
-      node.style.width = `${(part.share * 100).toFixed(3)}%`;
+      node.style.width = percent(part.share);
       show(node, part.nbytes > 0);
     }
   };
@@ -104,13 +104,13 @@ function piece(): ItemView<PartItem> {
 function entry(): ItemView<PartItem> {
   const swatch = element('i');
   const name = element('span');
-  const note = element('span', 'nbguard-dim');
-  const figure = element('span', 'nbguard-figure');
-  const node = element('li', '', swatch, element('span', 'nbguard-key-words', name, note), figure);
+  const note = element('span', 'dim');
+  const figure = element('span', 'figure');
+  const node = element('li', '', swatch, element('span', 'key-words', name, note), figure);
   return {
     node,
     update: part => {
-      setAttribute(swatch, 'class', colour(part.name));
+      setClass(swatch, colour(part.name));
       setText(name, part.name);
       setText(note, part.note);
       setAttribute(node, 'title', part.note || null);

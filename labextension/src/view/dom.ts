@@ -4,18 +4,28 @@ const LONGEST_TEXT = 200;
 const LAST_LETTERS = 8;
 const LONGEST_TITLE = 500;
 
-/** A new element with a class (empty: none) and children. */
+/** A new element with classes (`names` without our prefix; empty: none) and children. */
 export function element<K extends keyof HTMLElementTagNameMap>(
   tag: K,
-  className = '',
+  names = '',
   ...children: (Node | string)[]
 ): HTMLElementTagNameMap[K] {
   const node = document.createElement(tag);
-  if (className !== '') {
-    node.className = className;
+  if (names !== '') {
+    setClass(node, names);
   }
   node.append(...children);
   return node;
+}
+
+/** Give `node` these classes and no others. Their prefix, which keeps a host's styles away, is written here alone. */
+export function setClass(node: Element, names: string): void {
+  setAttribute(node, 'class', names.replace(/\S+/g, 'nbguard-$&'));
+}
+
+/** A share as a length. */
+export function percent(share: number): string {
+  return `${(share * 100).toFixed(2)}%`;
 }
 
 export function setText(node: Node, text: string): void {
@@ -40,8 +50,8 @@ export function show(node: HTMLElement, shown: boolean): void {
 }
 
 /** An element for text that comes from the user's program: it keeps its direction to itself and says in full what it cut. */
-export function nameElement<K extends keyof HTMLElementTagNameMap>(tag: K, className: string): HTMLElementTagNameMap[K] {
-  const node = element(tag, `nbguard-name ${className}`);
+export function nameElement<K extends keyof HTMLElementTagNameMap>(tag: K, names: string): HTMLElementTagNameMap[K] {
+  const node = element(tag, `name ${names}`);
   node.dir = 'auto';
   return node;
 }
@@ -83,9 +93,16 @@ export function setSentence(node: HTMLElement, sentence: string): void {
   node.replaceChildren(...sentence.split('`').map((part, i) => (i % 2 ? element('code', '', part) : part)));
 }
 
+/** A new element with a sentence that may take several lines. */
+export function sentenceElement(tag: 'div' | 'span', sentence: string): HTMLElement {
+  const node = element(tag, 'wrap');
+  setSentence(node, sentence);
+  return node;
+}
+
 /** A button. It is switched off by `aria-disabled`, which leaves the focus where it is. */
-export function button(className: string, text: string, act: () => void): HTMLButtonElement {
-  const node = element('button', `nbguard-button ${className}`, text);
+export function button(names: string, text: string, act: () => void): HTMLButtonElement {
+  const node = element('button', `button ${names}`, text);
   node.type = 'button';
   node.addEventListener('click', () => {
     if (node.getAttribute('aria-disabled') !== 'true') {

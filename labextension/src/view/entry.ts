@@ -1,7 +1,7 @@
 /** One row of the list of holders: two lines, what can be done about it, and its parts when it is unfolded. */
 
 import type { ViewContext } from './view_context';
-import { button, cut, element, type ItemView, KeyedList, nameElement, setAttribute, setName, setText, show } from './dom';
+import { button, cut, element, type ItemView, KeyedList, nameElement, setAttribute, setClass, setName, setText, show } from './dom';
 import type { Entry } from './entries';
 import { RowActions, type Target } from './row_actions';
 import { formatBytes } from './bytes';
@@ -18,9 +18,9 @@ export interface EntryItem {
 export class EntryView implements ItemView<EntryItem> {
   readonly node = element('tbody');
   readonly #name: NameView;
-  readonly #cell = element('td', 'nbguard-col-cell nbguard-dim');
-  readonly #figure = element('td', 'nbguard-figure');
-  readonly #words = nameElement('span', 'nbguard-dim');
+  readonly #cell = element('td', 'col-cell dim');
+  readonly #figure = element('td', 'figure');
+  readonly #words = nameElement('span', 'dim');
   readonly #chip = element('span');
   readonly #actions: RowActions;
   readonly #toggle: HTMLButtonElement;
@@ -33,15 +33,15 @@ export class EntryView implements ItemView<EntryItem> {
   constructor(context: ViewContext) {
     this.#context = context;
     this.#actions = new RowActions(context);
-    const head = element('th', 'nbguard-col-label');
+    const head = element('th', 'col-label');
     this.#name = new NameView(context, head);
-    this.#toggle = button('nbguard-fold', '', () => {
+    this.#toggle = button('fold', '', () => {
       this.#isOpen = !this.#isOpen;
       this.#draw();
     });
     head.append(this.#toggle, this.#name.node);
     head.scope = 'row';
-    const line = element('div', 'nbguard-row-words', this.#words, this.#chip, this.#actions.node);
+    const line = element('div', 'row-words', this.#words, this.#chip, this.#actions.node);
     const words = element('td', '', line, this.#actions.answer.node);
     words.colSpan = 3;
     const second = element('tr', '', words);
@@ -84,10 +84,10 @@ export class EntryView implements ItemView<EntryItem> {
 
 /** A line under a row: a part of its bytes, or one of those that it stands for. */
 class PartView implements ItemView<EntryItem> {
-  readonly node = element('tr', 'nbguard-part');
+  readonly node = element('tr', 'part');
   readonly #name: NameView;
-  readonly #words = nameElement('span', 'nbguard-dim');
-  readonly #figure = element('td', 'nbguard-figure');
+  readonly #words = nameElement('span', 'dim');
+  readonly #figure = element('td', 'figure');
   readonly #chip = element('span');
   readonly #line: HTMLElement;
   readonly #actions: RowActions;
@@ -97,9 +97,9 @@ class PartView implements ItemView<EntryItem> {
   constructor(context: ViewContext) {
     this.#context = context;
     this.#actions = new RowActions(context);
-    const head = element('th', 'nbguard-col-label');
+    const head = element('th', 'col-label');
     this.#name = new NameView(context, head);
-    this.#line = element('div', 'nbguard-row-words', this.#words, this.#chip, this.#actions.node);
+    this.#line = element('div', 'row-words', this.#words, this.#chip, this.#actions.node);
     head.append(this.#name.node, this.#line, this.#actions.answer.node);
     head.scope = 'row';
     head.colSpan = 2;
@@ -126,14 +126,14 @@ function chip(node: HTMLElement, { state, stale, nbytes }: Entry, { trans }: Vie
   const isStale = stale > 0 || state === 'stale';
   const partly = stale > 0 && stale < nbytes ? trans.__('%1 stale', formatBytes(stale)) : trans.__('stale');
   setText(node, isStale ? partly : trans.__(state));
-  setAttribute(node, 'class', `nbguard-chip nbguard-${isStale ? 'stale' : state || 'live'}`);
+  setClass(node, `chip ${isStale ? 'stale' : state || 'live'}`);
   show(node, isStale || state === 'training' || state === 'parked');
 }
 
 /** A name of which the end is never lost; where the host has cells, a link to the cell that made it. */
 class NameView {
-  readonly node = element('span', 'nbguard-ends');
-  readonly #text = nameElement('span', 'nbguard-code nbguard-two-ends');
+  readonly node = element('span', 'ends');
+  readonly #text = nameElement('span', 'code two-ends');
   readonly #link: HTMLButtonElement;
   #cell: number | null = null;
 
@@ -147,7 +147,7 @@ class NameView {
   ) {
     this.#context = context;
     this.#head = head;
-    this.#link = button('nbguard-link nbguard-goto', '', () => {
+    this.#link = button('link goto', '', () => {
       if (this.#cell !== null && context.goToCell?.(this.#cell) === false) {
         setAttribute(this.#link, 'title', context.trans.__('%1 is not in the notebook any more', cell(this.#cell)));
       }

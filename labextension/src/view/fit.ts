@@ -1,16 +1,16 @@
 /** The fit that runs: how far it is and what it takes. */
 
-import { element, nameElement, setAttribute, setName, setText, show } from './dom';
+import { element, nameElement, percent, setAttribute, setName, setText, show } from './dom';
 import type { FitTick } from './protocol';
 import { fitCost, fitProgress, fitShare, type Trans } from './words';
 
 export class FitSection {
-  readonly node = element('section', 'nbguard-section');
-  readonly #call = nameElement('div', 'nbguard-code');
+  readonly node = element('section', 'section');
+  readonly #call = nameElement('div', 'code');
   readonly #progress = element('div');
-  readonly #track = element('div', 'nbguard-progress');
+  readonly #track = element('div', 'progress');
   readonly #done = element('i');
-  readonly #cost = element('div', 'nbguard-dim');
+  readonly #cost = element('div', 'dim');
 
   readonly #trans: Trans;
 
@@ -19,7 +19,7 @@ export class FitSection {
     this.#track.append(this.#done);
     this.#track.setAttribute('role', 'progressbar');
     this.#track.setAttribute('aria-label', trans.__('The fit'));
-    const title = element('h3', 'nbguard-title', trans.__('Fit'));
+    const title = element('h3', 'title', trans.__('Fit'));
     this.node.append(title, this.#call, this.#progress, this.#track, this.#cost);
   }
 
@@ -34,6 +34,6 @@ export class FitSection {
     const share = fitShare(fit);
     show(this.#track, share !== null);
     setAttribute(this.#track, 'aria-valuenow', share === null ? null : String(Math.round(share * 100)));
-    this.#done.style.width = `${((share ?? 0) * 100).toFixed(2)}%`;
+    this.#done.style.width = percent(share ?? 0);
   }
 }

@@ -1,7 +1,7 @@
 /** The allocator's segments as strips, and the largest request that would succeed. */
 
 import { formatBytes } from './bytes';
-import { element, type ItemView, KeyedList, setAttribute, setSentence, setText, show } from './dom';
+import { element, type ItemView, KeyedList, percent, setAttribute, setClass, setSentence, setText, show } from './dom';
 import type { DeviceSegments, FittingRequest, MemoryState, PieceKind, Strip, Tick } from './protocol';
 import type { Trans } from './words';
 
@@ -22,7 +22,7 @@ const COLOURS: Readonly<Record<PieceKind, string>> = {
 };
 
 export class FragmentationSection {
-  readonly node = element('section', 'nbguard-section');
+  readonly node = element('section', 'section');
   readonly #list: KeyedList<DeviceItem>;
   #heap: MemoryState | null = null;
   #tick: Tick | null = null;
@@ -34,7 +34,7 @@ export class FragmentationSection {
       device => device.device,
       () => deviceView(trans)
     );
-    this.node.append(element('h3', 'nbguard-title', trans.__('Fragmentation')), devices);
+    this.node.append(element('h3', 'title', trans.__('Fragmentation')), devices);
   }
 
   update(heap: MemoryState | null): void {
@@ -70,10 +70,10 @@ interface DeviceItem extends DeviceSegments {
 }
 
 function deviceView(trans: Trans): ItemView<DeviceItem> {
-  const name = element('div', 'nbguard-dim');
-  const strips = element('div', 'nbguard-strips');
+  const name = element('div', 'dim');
+  const strips = element('div', 'strips');
   const largest = element('div');
-  const sentence = element('div', 'nbguard-dim nbguard-wrap');
+  const sentence = element('div', 'dim wrap');
   const list = new KeyedList<StripItem & { at: number }>(
     strips,
     item => String(item.at),
@@ -81,11 +81,11 @@ function deviceView(trans: Trans): ItemView<DeviceItem> {
   );
   strips.setAttribute('role', 'img');
   return {
-    node: element('div', 'nbguard-fragments', name, strips, largest, sentence),
+    node: element('div', 'fragments', name, strips, largest, sentence),
     update: device => {
       setText(name, device.device);
       show(name, device.isNamed);
-      strips.classList.toggle('nbguard-one-line', device.strips.length <= PER_LINE);
+      setClass(strips, device.strips.length > PER_LINE ? 'strips' : 'strips one-line');
       list.update(placed(device.strips).map((item, at) => ({ ...item, at })));
       setAttribute(strips, 'aria-label', label(device, trans));
       setText(largest, largestWords(device, trans));
@@ -123,7 +123,7 @@ function stripView(trans: Trans): ItemView<StripItem & { at: number }> {
   return {
     node,
     update: ({ strip, width }) => {
-      node.style.flexBasis = `calc(${(width * 100).toFixed(2)}% - 2px)`;
+      node.style.flexBasis = `calc(${percent(width)} - 2px)`;
       const title = strip.pieces.map(([kind, nbytes]) => `${kind} ${formatBytes(nbytes)}`).join(', ');
       setAttribute(node, 'title', strip.segments > 1 ? `${trans.__('%1 segments', strip.segments)}: ${title}` : title);
       pieces.update(strip.pieces.map(([kind, nbytes], at) => [kind, nbytes, at]));
@@ -136,7 +136,7 @@ function pieceView(): ItemView<[PieceKind, number, number]> {
   return {
     node,
     update: ([kind, nbytes]) => {
-      setAttribute(node, 'class', `nbguard-c-${COLOURS[kind]}`);
+      setClass(node, `c-${COLOURS[kind]}`);
       node.style.flexGrow = String(nbytes);
     }
   };

@@ -13,14 +13,14 @@ const MORE = 100;
 type Column = 'label' | 'cell' | 'nbytes';
 
 export class HoldersSection {
-  readonly node = element('section', 'nbguard-section nbguard-holders');
-  readonly #table = element('table', 'nbguard-table');
-  readonly #filter = element('input', 'nbguard-filter');
+  readonly node = element('section', 'section holders');
+  readonly #table = element('table', 'table');
+  readonly #filter = element('input', 'filter');
   readonly #more: HTMLButtonElement;
-  readonly #rest = element('div', 'nbguard-rest nbguard-dim');
+  readonly #rest = element('div', 'rest dim');
   readonly #count = element('span');
-  readonly #none = element('div', 'nbguard-dim');
-  readonly #total = element('td', 'nbguard-figure');
+  readonly #none = element('div', 'dim');
+  readonly #total = element('td', 'figure');
   readonly #foot = element('tfoot');
   readonly #list: KeyedList<EntryItem>;
   readonly #heads = new Map<Column, HTMLTableCellElement>();
@@ -51,7 +51,7 @@ export class HoldersSection {
       this.#shown = SHOWN;
       this.#draw();
     });
-    this.#more = button('nbguard-link', '', () => {
+    this.#more = button('link', '', () => {
       this.#shown += MORE;
       this.#draw();
     });
@@ -61,9 +61,9 @@ export class HoldersSection {
     sum.colSpan = 2;
     this.#foot.append(element('tr', '', sum, this.#total));
     this.#table.append(this.#foot);
-    const title = element('h3', 'nbguard-title', trans.__('Held by'));
+    const title = element('h3', 'title', trans.__('Held by'));
     this.node.append(
-      element('div', 'nbguard-title-line', title, context.asOf.label(), this.#filter),
+      element('div', 'title-line', title, context.asOf.label(), this.#filter),
       this.#table,
       this.#none,
       this.#rest
@@ -151,13 +151,13 @@ export class HoldersSection {
       ['nbytes', trans.__('Holds'), trans.__('the bytes of each row; they add up to the total')]
     ];
     for (const [column, words, title] of columns) {
-      const sort = button('nbguard-sort', words, () => {
+      const sort = button('sort', words, () => {
         this.#isReversed = this.#order === column && !this.#isReversed;
         this.#order = column;
         this.#draw();
       });
       setAttribute(sort, 'title', title || null);
-      const head = element('th', `nbguard-col-${column}`, sort);
+      const head = element('th', `col-${column}`, sort);
       head.scope = 'col';
       this.#heads.set(column, head);
       row.append(head);

@@ -18,7 +18,7 @@ export type HostState =
 
 /** Why nbguard could not be loaded. */
 export type LoadProblem =
-  /** The environment of the kernel has no such package. `python`: path of its interpreter, empty where it is not known. */
+  /** The environment of the kernel has no such package. `python`: path of its interpreter. */
   | { kind: 'no_package'; python: string }
   /** `error`: name and message, in the kernel's words. */
   | { kind: 'failed'; error: string }

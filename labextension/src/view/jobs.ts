@@ -14,7 +14,7 @@ interface Item {
 }
 
 export class JobsPanel {
-  readonly node = element('ul', 'nbguard-jobs');
+  readonly node = element('ul', 'jobs');
   readonly #list: KeyedList<Item>;
 
   readonly #context: ViewContext;
@@ -80,9 +80,9 @@ export class JobsPanel {
 
   #row(): ItemView<Item> {
     let cancel: (() => void) | null = null;
-    const title = nameElement('span', 'nbguard-strong');
-    const words = element('span', 'nbguard-dim nbguard-wrap');
-    const node = button('nbguard-link', this.#context.trans.__('Cancel'), () => {
+    const title = nameElement('span', 'strong');
+    const words = element('span', 'dim wrap');
+    const node = button('link', this.#context.trans.__('Cancel'), () => {
       cancel?.();
     });
     return {

@@ -1,7 +1,7 @@
 /** The bytes in use over time: a line of steps with a mark for each cell, its values by mouse and keyboard, and as files. */
 
 import { formatBytes } from './bytes';
-import { element, type ItemView, KeyedList, setAttribute, setText, show, slowLabel } from './dom';
+import { element, type ItemView, KeyedList, percent, setAttribute, setClass, setText, show, slowLabel } from './dom';
 import type { Host } from './host';
 import {
   axisBytes,
@@ -43,22 +43,22 @@ interface CellItem extends PlacedMark {
 }
 
 export class LineChart {
-  readonly node = element('div', 'nbguard-chart');
-  readonly #plot = element('div', 'nbguard-chart-plot');
+  readonly node = element('div', 'chart');
+  readonly #plot = element('div', 'chart-plot');
   readonly #path = document.createElementNS(SVG, 'path');
   readonly #area = document.createElementNS(SVG, 'path');
   readonly #svg = document.createElementNS(SVG, 'svg');
   readonly #scale = [element('span'), element('span')] as const;
   readonly #times = [element('span'), element('span'), element('span')] as const;
-  readonly #timesRow = element('div', 'nbguard-chart-times nbguard-dim', ...this.#times);
+  readonly #timesRow = element('div', 'chart-times dim', ...this.#times);
   readonly #cells: KeyedList<CellItem>;
   readonly #epochs: KeyedList<PlacedMark>;
   readonly #requests: KeyedList<PlacedMark>;
-  readonly #cursor = element('i', 'nbguard-chart-cursor');
-  readonly #value = element('div', 'nbguard-chart-value');
-  readonly #spoken = element('div', 'nbguard-spoken');
-  readonly #span = element('select', 'nbguard-chart-span');
-  readonly #peak = element('span', 'nbguard-figure');
+  readonly #cursor = element('i', 'chart-cursor');
+  readonly #value = element('div', 'chart-value');
+  readonly #spoken = element('div', 'spoken');
+  readonly #span = element('select', 'chart-span');
+  readonly #peak = element('span', 'figure');
   readonly #label: (label: string) => void;
   #device: DeviceTick | null = null;
   #frame: Frame | null = null;
@@ -74,22 +74,22 @@ export class LineChart {
     this.#svg.setAttribute('preserveAspectRatio', 'none');
     this.#svg.setAttribute('role', 'img');
     this.#label = slowLabel(this.#svg);
-    this.#area.setAttribute('class', 'nbguard-chart-area');
-    this.#path.setAttribute('class', 'nbguard-chart-path');
+    setClass(this.#area, 'chart-area');
+    setClass(this.#path, 'chart-path');
     this.#svg.append(this.#area, this.#path);
-    const cells = element('div', 'nbguard-marks');
-    const epochs = element('div', 'nbguard-marks');
-    const requests = element('div', 'nbguard-marks');
+    const cells = element('div', 'marks');
+    const epochs = element('div', 'marks');
+    const requests = element('div', 'marks');
     this.#cells = new KeyedList<CellItem>(cells, ({ mark }) => key(mark), () => this.#cellView());
-    this.#epochs = new KeyedList<PlacedMark>(epochs, ({ mark }) => key(mark), () => markView('nbguard-mark-epoch'));
-    this.#requests = new KeyedList<PlacedMark>(requests, ({ mark }) => key(mark), () => markView('nbguard-mark-request'));
+    this.#epochs = new KeyedList<PlacedMark>(epochs, ({ mark }) => key(mark), () => markView('mark-epoch'));
+    this.#requests = new KeyedList<PlacedMark>(requests, ({ mark }) => key(mark), () => markView('mark-request'));
     const area = this.#keyboardArea();
     this.#plot.append(this.#svg, epochs, requests, cells, area, this.#cursor, this.#value);
-    const scale = element('div', 'nbguard-chart-scale nbguard-dim', ...this.#scale);
+    const scale = element('div', 'chart-scale dim', ...this.#scale);
     scale.setAttribute('aria-hidden', 'true');
     this.#timesRow.setAttribute('aria-hidden', 'true');
     this.#spoken.setAttribute('role', 'status'); // polite
-    this.node.append(element('div', 'nbguard-chart-picture', scale, this.#plot), this.#timesRow, this.#words(), this.#spoken);
+    this.node.append(element('div', 'chart-picture', scale, this.#plot), this.#timesRow, this.#words(), this.#spoken);
     this.#hideCursor();
     show(this.#plot, false);
     setText(this.#spoken, '');
@@ -168,7 +168,7 @@ export class LineChart {
       [trans.__('Save as picture (PNG)'), () => void this.#savePicture()],
       [trans.__('Save as table (CSV)'), () => void this.#saveTable()]
     ]);
-    return element('div', 'nbguard-chart-words nbguard-dim', this.#span, this.#peak, menu.node);
+    return element('div', 'chart-words dim', this.#span, this.#peak, menu.node);
   }
 
   #spanWords(frame: Frame): string {
@@ -180,10 +180,10 @@ export class LineChart {
   /** A cell: a line where it began, its peak, and its label below, which goes to the cell where the host can. */
   #cellView(): ItemView<CellItem> {
     const { goToCell, trans } = this.#context;
-    const peak = element('i', 'nbguard-mark-peak');
+    const peak = element('i', 'mark-peak');
     const label = element('span');
     let mark: TimeMark | null = null;
-    const text = element(goToCell === undefined ? 'div' : 'button', 'nbguard-mark-label', element('i'), label);
+    const text = element(goToCell === undefined ? 'div' : 'button', 'mark-label', element('i'), label);
     if (text instanceof HTMLButtonElement) {
       text.type = 'button';
       text.tabIndex = -1; // by keyboard: Enter at the cursor
@@ -191,7 +191,7 @@ export class LineChart {
         this.#goTo(mark);
       });
     }
-    const node = element('div', 'nbguard-mark', peak, text);
+    const node = element('div', 'mark', peak, text);
     return {
       node,
       update: item => {
@@ -219,7 +219,7 @@ export class LineChart {
   /** The part of the picture that follows the mouse and takes the keyboard. */
   #keyboardArea(): HTMLElement {
     const { trans } = this.#context;
-    const area = element('div', 'nbguard-chart-area-keys');
+    const area = element('div', 'chart-area-keys');
     area.tabIndex = 0;
     area.setAttribute('role', 'application');
     area.setAttribute('aria-label', trans.__('Memory over time: arrow keys move the cursor, Enter goes to the cell'));
@@ -229,12 +229,11 @@ export class LineChart {
         this.#moveCursor(this.#frame.start + ((event.clientX - box.left) / box.width) * (this.#frame.end - this.#frame.start));
       }
     });
-    area.addEventListener('pointerleave', () => {
-      this.#hideCursor();
-    });
-    area.addEventListener('blur', () => {
-      this.#hideCursor();
-    });
+    for (const left of ['pointerleave', 'blur']) {
+      area.addEventListener(left, () => {
+        this.#hideCursor();
+      });
+    }
     area.addEventListener('keydown', event => {
       this.#onKey(event);
     });
@@ -294,9 +293,8 @@ export class LineChart {
     }
     this.#at = Math.min(frame.end, Math.max(frame.start, t));
     const left = share(this.#at, frame);
-    this.#cursor.style.left = `${(left * 100).toFixed(2)}%`;
-    this.#value.style.left = `${(left * 100).toFixed(2)}%`;
-    this.#value.style.transform = `translateX(-${(left * 100).toFixed(2)}%)`;
+    this.#cursor.style.left = this.#value.style.left = percent(left);
+    this.#value.style.transform = `translateX(-${percent(left)})`;
     setText(this.#value, this.#valueWords(this.#at));
     show(this.#cursor, true);
     show(this.#value, true);
@@ -359,9 +357,9 @@ export class LineChart {
   }
 }
 
-function markView(className: string): ItemView<PlacedMark> {
+function markView(name: string): ItemView<PlacedMark> {
   const label = element('span');
-  const node = element('div', `nbguard-mark ${className}`, element('div', 'nbguard-mark-label', element('i'), label));
+  const node = element('div', `mark ${name}`, element('div', 'mark-label', element('i'), label));
   return {
     node,
     update: item => {
@@ -373,8 +371,8 @@ function markView(className: string): ItemView<PlacedMark> {
 }
 
 function place(node: HTMLElement, { left, width }: PlacedMark): void {
-  node.style.left = `${(left * 100).toFixed(2)}%`;
-  node.style.width = `${(width * 100).toFixed(2)}%`;
+  node.style.left = percent(left);
+  node.style.width = percent(width);
 }
 
 function key(mark: TimeMark): string {

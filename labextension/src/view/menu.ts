@@ -3,13 +3,13 @@
 import { button, element } from './dom';
 
 export class Menu {
-  readonly node = element('div', 'nbguard-menu');
+  readonly node = element('div', 'menu');
   readonly #toggle: HTMLButtonElement;
-  readonly #list = element('ul', 'nbguard-menu-list');
+  readonly #list = element('ul', 'menu-list');
   readonly #items: HTMLButtonElement[];
 
   constructor(label: string, entries: readonly [string, () => void][]) {
-    this.#toggle = button('nbguard-more', '⋯', () => {
+    this.#toggle = button('more', '⋯', () => {
       this.#set(this.#list.hidden);
     });
     this.#toggle.setAttribute('aria-label', label);
@@ -31,7 +31,7 @@ export class Menu {
   }
 
   #item(text: string, act: () => void): HTMLButtonElement {
-    const item = button('nbguard-menu-item', text, () => {
+    const item = button('menu-item', text, () => {
       this.#toggle.focus();
       this.#set(false);
       act();

@@ -12,11 +12,11 @@ interface Words {
 }
 
 export class Notice {
-  readonly node = element('section', 'nbguard-section nbguard-notice');
+  readonly node = element('section', 'section notice');
   readonly #sentence = element('p');
   readonly #load: HTMLButtonElement;
   readonly #everywhere: HTMLButtonElement;
-  readonly #note = element('p', 'nbguard-dim');
+  readonly #note = element('p', 'dim');
 
   readonly #trans: Trans;
   readonly #host: Host;
@@ -27,7 +27,7 @@ export class Notice {
   ) {
     this.#trans = trans;
     this.#host = host;
-    this.#load = button('nbguard-primary', trans.__('Load nbguard'), () => host.load?.(false));
+    this.#load = button('primary', trans.__('Load nbguard'), () => host.load?.(false));
     this.#everywhere = button('', trans.__('Load in every notebook'), () => host.load?.(true));
     this.#everywhere.title = trans.__('Writes a file into the startup folder of IPython; `nbguard disable` in a terminal removes it.');
     this.#sentence.dir = 'auto';
@@ -101,9 +101,7 @@ export class Notice {
       case 'no_package':
         return {
           sentence: trans.__('nbguard is not installed for the kernel of %1.', notebook),
-          note: problem.python === ''
-            ? trans.__('Run `%pip install nbguard` in a cell of it: that installs into the environment of the kernel.')
-            : trans.__('Run `%pip install nbguard` in a cell of it: that installs into the environment of the kernel, `%1`.', problem.python),
+          note: trans.__('Run `%pip install nbguard` in a cell of it: that installs into the environment of the kernel, `%1`.', problem.python),
           isLoadable: true
         };
       case 'failed':

@@ -3,7 +3,7 @@
 import { formatBytes, formatColumn } from './bytes';
 import type { ViewContext } from './view_context';
 import { button, element, type ItemView, KeyedList, nameElement } from './dom';
-import { setAttribute, setEnabled, setName, setText, show } from './dom';
+import { setClass, setEnabled, setName, setText, show } from './dom';
 import type { Operation } from './operations';
 import type { PlanRow, PlanView } from './protocol';
 
@@ -14,14 +14,14 @@ interface StepItem extends PlanRow {
 let panels = 0;
 
 export class PlanPanel {
-  readonly node = element('section', 'nbguard-section nbguard-plan');
-  readonly #title = element('h3', 'nbguard-title nbguard-plain');
-  readonly #revised = element('div', 'nbguard-warning');
-  readonly #rows = element('ul', 'nbguard-steps');
-  readonly #irreversible = element('div', 'nbguard-warning');
-  readonly #refused = element('div', 'nbguard-wrap');
-  readonly #when = element('div', 'nbguard-when nbguard-dim nbguard-wrap');
-  readonly #skipped = element('ul', 'nbguard-dim nbguard-skipped');
+  readonly node = element('section', 'section plan');
+  readonly #title = element('h3', 'title plain');
+  readonly #revised = element('div', 'warning');
+  readonly #rows = element('ul', 'steps');
+  readonly #irreversible = element('div', 'warning');
+  readonly #refused = element('div', 'wrap');
+  readonly #when = element('div', 'when dim wrap');
+  readonly #skipped = element('ul', 'dim skipped');
   readonly #confirm: HTMLButtonElement;
   readonly #cancel: HTMLButtonElement;
   readonly #steps: KeyedList<StepItem>;
@@ -33,7 +33,7 @@ export class PlanPanel {
   constructor(context: ViewContext) {
     this.#context = context;
     const { trans } = context;
-    this.#confirm = button('nbguard-primary', '', () => {
+    this.#confirm = button('primary', '', () => {
       this.#act(operation => {
         context.operations.confirm(operation);
       });
@@ -54,9 +54,9 @@ export class PlanPanel {
     this.node.tabIndex = -1;
     this.node.hidden = true;
     setText(this.#revised, trans.__('The plan has changed since. Look at it again.'));
-    const scroll = element('div', 'nbguard-plan-scroll');
+    const scroll = element('div', 'plan-scroll');
     scroll.append(this.#revised, this.#rows, this.#refused, this.#skipped);
-    const buttons = element('div', 'nbguard-buttons', this.#confirm, this.#cancel);
+    const buttons = element('div', 'buttons', this.#confirm, this.#cancel);
     this.node.append(this.#title, scroll, this.#irreversible, this.#when, buttons);
   }
 
@@ -122,18 +122,18 @@ export class PlanPanel {
         this.#context.operations.toggle(operation, key, !box.checked);
       });
     });
-    const label = nameElement('span', 'nbguard-wrap');
-    const figure = element('span', 'nbguard-figure');
-    const detail = nameElement('small', 'nbguard-dim nbguard-wrap');
+    const label = nameElement('span', 'wrap');
+    const figure = element('span', 'figure');
+    const detail = nameElement('small', 'dim wrap');
     return {
-      node: element('li', '', element('label', 'nbguard-step', box, label, figure, detail)),
+      node: element('li', '', element('label', 'step', box, label, figure, detail)),
       update: row => {
         key = row.key;
         show(box, key !== '');
         box.checked = !row.kept;
         setName(label, row.label);
         setText(figure, row.figure);
-        setAttribute(figure, 'class', row.kept ? 'nbguard-figure nbguard-dim' : 'nbguard-figure');
+        setClass(figure, row.kept ? 'figure dim' : 'figure');
         setName(detail, row.detail);
         show(detail, row.detail !== '');
       }

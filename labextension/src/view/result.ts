@@ -1,7 +1,7 @@
 /** What the last operation came to. The one part of the view that is read out when it changes. */
 
 import type { ViewContext } from './view_context';
-import { button, cut, element, setSentence } from './dom';
+import { button, cut, element, sentenceElement } from './dom';
 import type { Result } from './operations';
 import type { OutcomeView, Tick } from './protocol';
 
@@ -9,7 +9,7 @@ import type { OutcomeView, Tick } from './protocol';
 const NEWS_FOR = 30_000;
 
 export class ResultPanel {
-  readonly node = element('div', 'nbguard-result');
+  readonly node = element('div', 'result');
   #result: Result | null = null;
   #since = 0;
   /** Number of the cell that ran when the result came, and when that was by the kernel's clock. */
@@ -45,34 +45,28 @@ export class ResultPanel {
 
   #section(result: Result): HTMLElement {
     const { trans, operations } = this.#context;
-    const title = element('h3', 'nbguard-title', result.kind === 'done' ? trans.__('Just done') : trans.__('Not done'));
-    const close = button('nbguard-close', '×', () => {
+    const title = element('h3', 'title', result.kind === 'done' ? trans.__('Just done') : trans.__('Not done'));
+    const close = button('close', '×', () => {
       operations.dismiss();
     });
     close.setAttribute('aria-label', trans.__('Dismiss'));
-    const body = result.kind === 'done' ? this.#done(result.outcome) : [this.#sentence(`${result.title}: ${result.why}`)];
-    return element('section', 'nbguard-section', element('div', 'nbguard-title-line', title, close), ...body);
+    const body = result.kind === 'done' ? this.#done(result.outcome) : [sentenceElement('div', `${result.title}: ${result.why}`)];
+    return element('section', 'section', element('div', 'title-line', title, close), ...body);
   }
 
   #done(outcome: OutcomeView): Node[] {
     const { trans, operations } = this.#context;
-    const sentence = this.#sentence(outcome.sentence);
+    const sentence = sentenceElement('div', outcome.sentence);
     if (outcome.undo.length) {
-      const undo = button('nbguard-link', trans.__('undo'), () => {
+      const undo = button('link', trans.__('undo'), () => {
         operations.start({ action: 'unpark', title: trans.__('undo'), names: outcome.undo });
       });
       undo.title = trans.__('Bring back %1', cut(outcome.undo.join(', ')));
       sentence.append(' ', undo);
     }
-    const steps = outcome.done.map(step => element('li', 'nbguard-wrap', cut(step)));
-    const undone = outcome.undone.map(([what, why]) => element('li', 'nbguard-wrap', `${cut(what)}: ${why}`));
+    const steps = outcome.done.map(step => element('li', 'wrap', cut(step)));
+    const undone = outcome.undone.map(([what, why]) => element('li', 'wrap', `${cut(what)}: ${why}`));
     const lists = [steps, undone].filter(items => items.length > 0);
-    return [sentence, ...lists.map(items => element('ul', 'nbguard-dim nbguard-skipped', ...items))];
-  }
-
-  #sentence(text: string): HTMLElement {
-    const node = element('div', 'nbguard-wrap');
-    setSentence(node, text);
-    return node;
+    return [sentence, ...lists.map(items => element('ul', 'dim skipped', ...items))];
   }
 }

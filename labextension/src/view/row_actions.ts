@@ -21,7 +21,7 @@ function isTopic(ability: Ability): ability is Topic {
 }
 
 export class RowActions {
-  readonly node = element('span', 'nbguard-row-actions');
+  readonly node = element('span', 'row-actions');
   readonly answer: AnswerPanel;
   #target: Target = { id: null, label: '', heap: -1, can: [] };
   readonly #first: KeyedList<Ability>;
@@ -33,7 +33,7 @@ export class RowActions {
     this.#context = context;
     this.answer = new AnswerPanel(context);
     const first = element('span');
-    const others = element('span', 'nbguard-others');
+    const others = element('span', 'others');
     this.#first = this.#listIn(first);
     this.#others = this.#listIn(others);
     this.node.append(first, others);
@@ -67,7 +67,7 @@ export class RowActions {
 
   #action(): ItemView<Ability> {
     let ability: Ability = 'why';
-    const node = button('nbguard-link', '', () => {
+    const node = button('link', '', () => {
       this.#act(ability);
     });
     return {

@@ -25,17 +25,17 @@ import { watchVisibility } from './visibility';
 import { caveat, english, type Trans } from './words';
 
 export class View {
-  readonly node = element('div', 'nbguard-view');
+  readonly node = element('div', 'view');
   readonly #connection: Connection;
   readonly #operations: Operations;
   readonly #header: Header;
   readonly #notice: Notice;
-  readonly #caveat = element('div', 'nbguard-caveat nbguard-dim');
-  readonly #neighbours = element('div', 'nbguard-neighbours nbguard-dim nbguard-wrap');
-  readonly #warning = element('div', 'nbguard-near-full');
+  readonly #caveat = element('div', 'caveat dim');
+  readonly #neighbours = element('div', 'neighbours dim wrap');
+  readonly #warning = element('div', 'near-full');
   readonly #approach: Approach;
   readonly #content = element('div');
-  readonly #dock = element('div', 'nbguard-dock');
+  readonly #dock = element('div', 'dock');
   readonly #devices: KeyedList<DeviceItem>;
   readonly #line: LineSource;
   readonly #asOf: AsOf;
@@ -106,7 +106,7 @@ export class View {
     this.#ofOperations = [new JobsPanel(context), new PlanPanel(context), this.#result, this.#actions];
     this.#content.append(this.#warning, this.#caveat, devices, this.#neighbours, oom.node, this.#fit.node, ...below.map(section => section.node));
     this.#dock.append(...this.#ofOperations.map(panel => panel.node));
-    const body = element('div', 'nbguard-body', this.#notice.node, this.#content);
+    const body = element('div', 'body', this.#notice.node, this.#content);
     this.node.append(this.#header.node, body, this.#dock);
     this.node.setAttribute('role', 'region');
     this.node.setAttribute('aria-label', trans.__('GPU memory'));

@@ -7,14 +7,14 @@ import type { WhyView } from './protocol';
 import { cell, join } from './words';
 
 export function ways(why: WhyView, trans: ViewContext['trans']): HTMLElement {
-  const list = element('ol', 'nbguard-ways');
+  const list = element('ol', 'ways');
   for (const [path, number, stale, cut, effect] of why.paths) {
-    const name = nameElement('div', 'nbguard-code nbguard-path');
+    const name = nameElement('div', 'code wrap');
     setName(name, path);
     const item = element('li', '', name);
-    const facts = element('div', 'nbguard-dim', join([number === null ? '' : cell(number), effect]));
+    const facts = element('div', 'dim', join([number === null ? '' : cell(number), effect]));
     if (stale) {
-      facts.append(' ', element('span', 'nbguard-chip nbguard-warn', trans.__('stale')));
+      facts.append(' ', element('span', 'chip warn', trans.__('stale')));
     }
     if (facts.hasChildNodes()) {
       item.append(facts);
@@ -26,7 +26,7 @@ export function ways(why: WhyView, trans: ViewContext['trans']): HTMLElement {
   }
   for (const [root, count] of why.more) {
     const words = count === 1 ? trans.__('1 more path') : trans.__('%1 more paths', count);
-    list.append(element('li', 'nbguard-dim', join([root, words])));
+    list.append(element('li', 'dim', join([root, words])));
   }
   return list;
 }

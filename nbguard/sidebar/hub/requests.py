@@ -7,6 +7,7 @@ from collections.abc import Callable
 from nbguard.api import why_in
 from nbguard.errors import NbguardError, NoTorchError, OldHeapError
 from nbguard.memory.references.explain import Why, explain_root
+from nbguard.memory.references.explain_unheld import explain_unheld
 from nbguard.reports.report import build_report
 from nbguard.scan.scan import Notebook, scan
 from nbguard.sidebar.hub.memory_states import MemoryStates
@@ -63,13 +64,15 @@ class RequestHandler:
         return Pictured(rid, str(report_picture(build_report(states.analysis), states.look_for_ticks.cell, states.last.t)))
 
     def _why(self, heap: int, row: int) -> Why:
-        """Return why a row of the last memory state is alive: of what it is called, or of the root that holds it."""
+        """Return why a row of the last memory state is alive: of what it is called, of its root, or of what C++ keeps."""
         rows = self._rows(heap)
         texts = None if rows is None else rows.texts("why", (row,))
         if rows is None or texts is None:
             raise NbguardError(_CANNOT["why"])
         if texts:
             return why_in(self._notebook(), texts[0])
+        if not rows.roots[row]:
+            return explain_unheld(rows.holders[row])
         why = explain_root(scan(self._notebook()).facts, rows.roots[row])
         if why is None:
             raise NbguardError(f"{rows.roots[row]} is no longer there")

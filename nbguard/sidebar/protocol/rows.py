@@ -15,6 +15,7 @@ from nbguard.cleanup.plan.default import default_plan, holders_of
 from nbguard.memory.advice import HARD
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import EXPERIMENT_KINDS, Graph
+from nbguard.memory.references.explain_unheld import is_explained
 from nbguard.memory.references.graph import leading_to, nbytes_of, reach
 from nbguard.memory.references.holders import Holder
 from nbguard.sidebar.protocol.row_parts import row_parts
@@ -159,7 +160,7 @@ def note_of(rows: Rows, number: int) -> str:
 def _can(graph: Graph, row: Holder, texts: Sequence[str], training: Set[int]) -> tuple[Ability, ...]:
     """Return what may be asked of a row; `training` are the nodes that lead to a Learner on which a fit runs."""
     if not texts:
-        return ("why",) if row.roots else ()
+        return ("why",) if row.roots or is_explained(row) else ()
     nodes = graph.roots[row.roots[0]].nodes
     may_foresee = (
         row.kind == "name" and any(graph.nodes[node].kind == "learner" for node in nodes) and training.isdisjoint(nodes)

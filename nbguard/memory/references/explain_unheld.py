@@ -1,0 +1,52 @@
+"""Why memory is allocated that no Python object holds: what in PyTorch or a library keeps it, and the line that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from nbguard.memory.advice import HARD, NONE, RECORD_ON, Advice
+from nbguard.memory.facts import HolderSource
+from nbguard.memory.references.explain import Path, Why
+from nbguard.memory.references.holders import Holder
+
+_KEEPERS: Mapping[HolderSource, tuple[str, str, Advice]] = MappingProxyType(
+    {
+        "workspaces": (
+            "PyTorch → cuBLAS",
+            "scratch memory of matrix products, one block for each thread that has made one; the next product makes it anew",
+            HARD,
+        ),
+        "graphs": (
+            "PyTorch → pool of a CUDA graph",
+            "it goes with the CUDA graph that was captured into it: delete the names that lead to the graph",
+            NONE,
+        ),
+        "site": ("C++ → a library", "made at that line of yours and kept by the library that the line calls", NONE),
+        "unknown": (
+            "C++ → a library",
+            "buffers and caches of libraries; with the history on, what they take from then on is listed by its line",
+            RECORD_ON,
+        ),
+        "changed": ("another thread", "it allocated or freed memory during the look: look again", NONE),
+    }
+)
+"""By the source of a holder: what keeps it, in how far, and the line to run."""
+
+
+def is_explained(row: Holder) -> bool:
+    """Return whether `explain_unheld` knows who keeps the memory of a row without a root."""
+    return row.source in _KEEPERS
+
+
+def explain_unheld(row: Holder) -> Why:
+    """Return why the blocks of a row without a root are allocated. Only for a row that `is_explained`."""
+    keeper, effect, advice = _KEEPERS[row.source]
+    path = Path(
+        steps=(keeper,),
+        cell=None,
+        stale=False,
+        advice=Advice(command=advice.command, effect=effect),
+        storages_only=True,
+    )
+    return Why(name=row.label, what=row.what, nbytes=row.retained, paths=(path,))
