@@ -24,7 +24,7 @@ _QUICK = os.environ.get("NBGUARD_QUICK", "0") != "0" and not THOROUGH
 
 
 def examples(count: int) -> int:
-    """Return how many examples of a property test are tried: `count`, with NBGUARD_QUICK=1 a third, thoroughly 50 times as many."""
+    """Return how many examples of a property test are tried: `count`, NBGUARD_QUICK=1 a third, thoroughly 50 times."""
     if THOROUGH:
         return count * 50
     return max(count // 3, 1) if _QUICK else count
