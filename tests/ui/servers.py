@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,10 @@ class Forks:
                 os.killpg(pid, signal.SIGKILL)
 
 
+_OTHERS = ("ipyparallel-labextension",)
+"""Extensions of packages that are installed for other tests: a panel and requests of their own are in the way of ours."""
+
+
 class Server:
     """A Jupyter server that runs as long as the tests want it. `url` ends with a slash.
 
@@ -76,6 +80,7 @@ class Server:
         self._share = folder / "share" / "jupyter"
         (self._share / "labextensions").mkdir(parents=True)
         (self._share / "labextensions" / "nbguard").symlink_to(extension or ROOT / "nbguard" / "labextension")
+        self._leave_out(_OTHERS)
         self.reset_settings()
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}{base_url}"
@@ -84,6 +89,12 @@ class Server:
             self._command(port, base_url), env=self._environment(), cwd=folder, stdout=self._log, stderr=self._log
         )
         self._wait_until_up()
+
+    def _leave_out(self, extensions: Sequence[str]) -> None:
+        """Let no page load these extensions of other packages."""
+        config = self.folder / "config" / "labconfig"
+        config.mkdir(parents=True)
+        (config / "page_config.json").write_text(json.dumps({"disabledExtensions": dict.fromkeys(extensions, True)}))
 
     def _command(self, port: int, base_url: str) -> list[str]:
         options = {
