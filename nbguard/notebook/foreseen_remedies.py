@@ -43,7 +43,7 @@ def _savings(source: str, namespace: dict[str, Any], seconds: float) -> tuple[in
     from nbguard.allocator.model.policy import parse_version
     from nbguard.prediction.code.cell import fits_of_cell
     from nbguard.prediction.predict import tracer_of
-    from nbguard.prediction.savings import savings
+    from nbguard.prediction.savings.savings import savings
 
     fits = fits_of_cell(source, namespace)
     if len(fits) != 1:

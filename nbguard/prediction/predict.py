@@ -9,7 +9,7 @@ import torch
 
 from nbguard.allocator.model.policy import parse_version
 from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, UnpredictableError
 from nbguard.prediction import calibration
 from nbguard.prediction.code.cell import fits_of_cell
 from nbguard.prediction.fits.fit import FitSource
@@ -18,8 +18,8 @@ from nbguard.prediction.hardware import gpu_of
 from nbguard.prediction.largest_batch import largest_batch
 from nbguard.prediction.live import live_device
 from nbguard.prediction.prediction import CellPrediction, ForeseenFit, Prediction
-from nbguard.prediction.refusals import refuse
-from nbguard.prediction.savings import savings as tried_savings
+from nbguard.prediction.refusals import refuse, refuse_optimizers
+from nbguard.prediction.savings.savings import savings as tried_savings
 from nbguard.prediction.trace import FitTracer
 from nbguard.scan.devices.cuda import allocator_settings
 
@@ -57,7 +57,7 @@ def predict(
         settings: of the allocator, as `PYTORCH_ALLOC_CONF` writes them.
         precision: "bf16" or "fp16": mixed precision besides what is set already, for a Learner or a Lightning module.
         largest: whether to search for the largest batch that fits on `gpu`: some ten traces more.
-        savings: whether to try what would save memory: a trace more for each change.
+        savings: whether to try what would save memory: a trace more for each change, and with `largest` the batch after each.
 
     Raises:
         UnpredictableError: the memory cannot be foreseen; the message names the operator, module or object that prevents it.
@@ -99,6 +99,8 @@ def foresee(
     started = time.perf_counter()
     tracer = tracer_of(source, gpu, settings, code)
     device = tracer.gpu
+    if largest and not source.size:
+        raise UnpredictableError("the loop makes its batches itself: the largest is not searched for")
     if largest and device.capacity is None:
         raise NbguardError("the largest batch is that of a GPU: name one, as in predict(learn, gpu='16GiB', largest=True)")
     endless = tracer.endless(batch_size)
@@ -127,7 +129,7 @@ def foresee(
         batch_sizes=endless.sizes,
         batches=endless.batches,
         largest=largest_batch(tracer, endless) if largest else None,
-        savings=tried_savings(tracer, batch_size, endless, _version()) if savings else (),
+        savings=tried_savings(tracer, batch_size, endless, _version(), largest=largest) if savings else (),
         convolutions=endless.convolutions,
         seconds=time.perf_counter() - started,
         unknown=endless.unknown,
@@ -172,6 +174,7 @@ def tracer_of(
         freed: addresses of blocks of the device of this process to take for free.
     """
     refuse(source.modules)
+    refuse_optimizers(getattr(source, "optimizers", ()))
     start = live_device(source.tensors, freed) if gpu is None else None
     if settings is None and start is not None:
         settings = allocator_settings()

@@ -90,6 +90,7 @@ class Saving:
     code: str  # lines of Python that change the Learner `learn`, or a step's models by name; empty: a setting does it
     settings: str  # of the allocator, as PYTORCH_ALLOC_CONF writes it; empty: lines of Python do it
     cost: str  # what the change costs, in words
+    largest: LargestBatch | None = None  # batch with which the fit runs on this GPU after it; None: not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

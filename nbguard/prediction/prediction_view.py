@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.prediction.prediction import CellPrediction, FitPhase, LargestBatch, PeakPlace, Prediction
+from nbguard.prediction.prediction import CellPrediction, FitPhase, LargestBatch, PeakPlace, Prediction, Saving
 from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
 from nbguard.units import format_bytes, format_column, unit_of
 
@@ -75,7 +75,10 @@ def _savings(prediction: Prediction) -> Iterator[Block]:
     helping = [saving for saving in prediction.savings if saving.saved > _WORTH * prediction.peak_reserved]
     if helping:
         figures = format_column([saving.saved for saving in helping], unit_of(prediction.peak_reserved))
-        rows = (TableRow(cells=(each.name, f"−{figure}", each.cost)) for each, figure in zip(helping, figures, strict=True))
+        rows = (
+            TableRow(cells=(each.name, f"−{figure}", each.cost + _largest_after(each)))
+            for each, figure in zip(helping, figures, strict=True)
+        )
         yield Line("what would save memory, of what is reserved at the peak:", "strong")
         yield Table(rows=tuple(rows), figures=(1,))
         for saving in helping:
@@ -84,6 +87,10 @@ def _savings(prediction: Prediction) -> Iterator[Block]:
     others = [saving.name for saving in prediction.savings if saving not in helping]
     if others:
         yield Line(f"would save nothing worth it here: {', '.join(others)}", "dim")
+
+
+def _largest_after(saving: Saving) -> str:
+    return "" if saving.largest is None else f"; {_largest(saving.largest)}"
 
 
 def _largest(largest: LargestBatch) -> str:

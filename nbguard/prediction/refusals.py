@@ -22,6 +22,24 @@ _REFUSED = {
 }
 """Modules whose memory cannot be foreseen, by the class of torch's that they are, and why."""
 
+_COMPRESSED = ("apex", "bitsandbytes", "torchao")
+"""Packages whose optimizers have kernels and states of their own."""
+
+
+def refuse_optimizers(optimizers: Iterable[tuple[str, Any]]) -> None:
+    """Refuse optimizers whose memory cannot be foreseen, by name.
+
+    Args:
+        optimizers: (name, optimizer) of a fit.
+
+    Raises:
+        UnpredictableError: there is one of a package with kernels of its own, such as those that keep 8 bits of their state.
+    """
+    for name, optimizer in optimizers:
+        package = type(optimizer).__module__.partition(".")[0]
+        if package in _COMPRESSED:
+            raise UnpredictableError(f"{name} is {package}'s {type(optimizer).__name__}: its state and its kernels are its own")
+
 
 def refuse(modules: Iterable[tuple[str, Any]]) -> None:
     """Refuse modules whose memory cannot be foreseen, by the path to the first of them.

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from nbguard.errors import UnpredictableError
 from nbguard.prediction.predict import predict
 from nbguard.prediction.prediction import Prediction
+from nbguard.prediction.savings.of_model import loss_in_parts, of_model
 from tests.prediction.fits import make
 from tests.thorough import spread
 
@@ -89,14 +92,101 @@ def test_the_lines_for_a_step_do_what_was_said() -> None:
 
     saved = {saving.name: saving.saved for saving in before.savings}
     assert saved.keys() == {
+        "SGD with momentum",
+        "a fused Adam",
+        "bfloat16",
         "checkpoints of 4 Block",
-        "a step of one parameter after the other",
         "expandable segments",
+        "gradients of 2 batches of 32 added up",
+        "gradients of 4 batches of 16 added up",
     }
-    assert saved["a step of one parameter after the other"] > 0.1 * before.peak_reserved
+    assert saved["a fused Adam"] > 0.1 * before.peak_reserved
     for saving in before.savings:
         own: dict[str, Any] = {"__name__": "__main__"}
         exec(_STEP, own)
         exec(saving.code, own)
-        after = predict(own["step"], batch, settings=saving.settings)
+        after = predict(own["step"], batch, batch_size=saving.batch_size, settings=saving.settings)
         assert (after.peak_allocated, after.peak_reserved) == (saving.peak_allocated, saving.peak_reserved), saving.name
+
+
+_PICTURES = """
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(), nn.Linear(64 * 256, 2000))
+loss_function = nn.CrossEntropyLoss()
+sgd = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+def step(x, y):
+    sgd.zero_grad(set_to_none=False)
+    loss = loss_function(net(x), y)
+    loss.backward()
+    sgd.step()
+"""
+
+
+def test_a_bias_that_a_norm_takes_away_and_gradients_that_stay_are_seen() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(_PICTURES, names)
+    batch = torch.zeros(64, 3, 16, 16), torch.zeros(64, dtype=torch.long)
+    before = predict(names["step"], batch, savings=True)
+
+    saved = {saving.name: saving for saving in before.savings}
+    kinds = {"no bias before a batch norm", "gradients let go after the step", "the loss in 8 parts", "channels last"}
+    assert kinds <= saved.keys()
+    assert saved["gradients let go after the step"].saved > 0
+    for name in sorted(kinds):
+        own: dict[str, Any] = {"__name__": "__main__"}
+        exec(_PICTURES, own)
+        exec(saved[name].code, own)
+        after = predict(own["step"], batch)
+        assert (after.peak_allocated, after.peak_reserved) == (saved[name].peak_allocated, saved[name].peak_reserved), name
+
+
+def test_the_network_without_the_bias_computes_the_same() -> None:
+    """In training, where the norm takes the batch's mean away, and after it, by the norm's running mean."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(_PICTURES, names)
+    net, x = names["net"], torch.randn(8, 3, 16, 16)
+    net(x)
+    code = next(each for each in of_model("net", net) if each.name.startswith("no bias")).code
+    before = net(x), net.eval()(x)
+    exec(code, names)
+    after = net.eval()(x), net.train()(x)
+
+    assert net[0].bias is None
+    assert torch.allclose(before[1], after[0], atol=1e-5)
+    assert torch.allclose(before[0], after[1], atol=1e-5)
+
+
+def test_a_loss_in_parts_is_the_whole_loss() -> None:
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    out, target = torch.randn(37, 11, requires_grad=True), torch.arange(37) % 11
+    whole = loss(out, target)
+    [whole_gradient] = torch.autograd.grad(whole, out)
+    [change] = loss_in_parts("loss", loss)
+    exec(change.code, {"loss": loss})
+    parts = loss(out, target)
+    [gradient] = torch.autograd.grad(parts, out)
+
+    assert torch.allclose(parts, whole)
+    assert torch.allclose(gradient, whole_gradient, atol=1e-7)
+    assert list(loss_in_parts("loss", nn.CrossEntropyLoss(weight=torch.ones(11)))) == []
+
+
+def test_the_largest_batch_after_each_change_is_searched_for_where_both_are_asked() -> None:
+    found = predict(make("mlp", "cpu", 8, items=(4000, 8)), gpu="640MiB", largest=True, savings=True)
+    assert found.largest is not None
+    after = {saving.name: saving.largest for saving in found.savings}
+    sgd = after["SGD with momentum"]
+    assert sgd is not None
+    assert sgd.limit > found.largest.limit
+    assert "largest batch: " in found._repr_mimebundle_()["text/plain"]
+
+
+def test_an_optimizer_with_kernels_of_its_own_is_refused_by_name() -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(_PICTURES, names)
+    names["sgd"].__class__ = type("SGD8bit", (torch.optim.SGD,), {"__module__": "bitsandbytes.optim.sgd"})
+    with pytest.raises(UnpredictableError, match="sgd is bitsandbytes's SGD8bit"):
+        predict(names["step"], (torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.long)))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from nbguard.cli import main
+from nbguard.errors import UnpredictableError
+from nbguard.prediction.code.script import predict_script
+from nbguard.prediction.prediction import Prediction
 
 LOOP = """
 import torch
@@ -67,3 +73,123 @@ def test_what_cannot_be_foreseen_is_one_line(
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1
+
+
+MODULE = """
+def epoch(net, loader, optimizer, device):
+    for x, in loader:
+        loss = net(x.to(device)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+FUNCTIONS = """
+import argparse, os, shutil
+import torch
+from helper import epoch
+
+def test(net, loader, device):
+    with torch.no_grad():
+        return sum(net(x.to(device)).sum().item() for x, in loader)
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int, required=True)
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    layers = torch.nn.Linear(100, options.width), torch.nn.ReLU(), torch.nn.Linear(options.width, 1)
+    net = torch.nn.Sequential(*layers).to(device)
+    data = torch.utils.data.TensorDataset(torch.zeros(999, 100))
+    trained = torch.utils.data.DataLoader(data, 10)
+    held_out = torch.utils.data.DataLoader(data, HELD_OUT)
+    optimizer = torch.optim.Adam(net.parameters())
+    for number in range(100):
+        epoch(net, trained, optimizer, device)
+        print(test(net, held_out, device))
+        torch.save(net.state_dict(), "checkpoint.pt")
+        shutil.copyfile("checkpoint.pt", f"best{number}.pt")
+        with open("log.txt", "w") as file:
+            file.write("an epoch")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def _foreseen(tmp_path: Path, source: str, *arguments: str) -> Prediction:
+    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "helper.py").write_text(MODULE)
+    sys.modules.pop("helper", None)
+    [fit] = predict_script(str(tmp_path / "train.py"), gpu="T4", arguments=arguments).fits
+    return fit.prediction
+
+
+@pytest.mark.usefixtures("torch_process")
+def test_a_loop_in_functions_and_files_is_followed_with_its_validation(tmp_path: Path) -> None:
+    few, many = (_foreseen(tmp_path, FUNCTIONS.replace("HELD_OUT", size), "--width", "4000") for size in ("10", "999"))
+
+    assert few.batch_sizes == (10, 10, 10, 9)
+    assert few.fits is True
+    parameters = 4 * (100 * 4000 + 4000 + 4000 + 1)
+    kinds = {str(each.category): each.nbytes for each in few.categories}
+    assert kinds["optimizer state"] >= 2 * parameters
+    assert many.peak_allocated > few.peak_allocated + 999 * 4000 * 4 / 2  # the validation's batch, once there is a state
+    assert {each.phase.value for each in many.phases} >= {"backward", "step", "validation"}
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["helper.py", "train.py"]
+
+
+WITHOUT_LOADER = """
+import torch
+net = torch.nn.Linear(500, 500)
+data = torch.zeros(4000, 500)
+optimizer = torch.optim.AdamW(net.parameters())
+number = 0
+while True:
+    for part in range(8):
+        rows = torch.arange(number, number + 20)
+        net(data[rows]).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    number += 1
+    if number > 10**9:
+        break
+"""
+
+
+@pytest.mark.usefixtures("torch_process")
+def test_a_loop_that_makes_its_batches_itself_ends_after_a_few_steps(tmp_path: Path) -> None:
+    found = _foreseen(tmp_path, WITHOUT_LOADER)
+
+    kinds = {str(each.category): each.nbytes for each in found.categories}
+    assert kinds["optimizer state"] >= 2 * 4 * 500 * 501
+    assert found.fits is True
+    with pytest.raises(UnpredictableError, match="makes its batches itself"):
+        predict_script(str(tmp_path / "train.py"), batch_size=3)
+
+
+PROCESSES = """
+import multiprocessing
+def work():
+    raise SystemExit
+if __name__ == "__main__":
+    process = multiprocessing.Process(target=work)
+    process.start()
+"""
+
+
+@pytest.mark.usefixtures("torch_process")
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (PROCESSES, r"processes of its own \(work\(\)\)"),
+        ("import torch\nnet = torch.nn.Linear(2, 2)\nnet(torch.zeros(2, 2)).sum().backward()", "where no loop is seen"),
+        (LOOP.replace("Linear(100, 100)", "LSTM(100, 100)"), "model is a LSTM"),
+    ],
+)
+def test_refusals_name_what_cannot_be_foreseen(source: str, words: str, tmp_path: Path) -> None:
+    backward, opened = torch.Tensor.backward, builtins.open
+    with pytest.raises(UnpredictableError, match=words):
+        _foreseen(tmp_path, source)
+    assert torch.Tensor.backward is backward
+    assert builtins.open is opened
+    assert not [name for name in vars(builtins) if "nbguard" in name]

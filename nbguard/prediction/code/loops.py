@@ -36,7 +36,7 @@ class Loops:
 
     @classmethod
     def of(cls, tree: ast.Module, folder: Path) -> Loops:
-        """Return those of a script, with the names of all functions in it, and in what it imports from its folder, that train."""
+        """Return those of a script, with the names of functions that train, in it and in what it imports from its folder."""
         own = cls(folder)
         trees = [tree, *_imported(tree, folder, set())]
         defined = [each for one in trees for each in _defined(one)]
@@ -127,7 +127,10 @@ def _imported(tree: ast.Module, folder: Path, seen: set[Path]) -> Iterator[ast.M
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for name in filter(None, names):
-            for path in (folder.joinpath(*name.split(".")).with_suffix(".py"), folder.joinpath(*name.split("."), "__init__.py")):
+            for path in (
+                folder.joinpath(*name.split(".")).with_suffix(".py"),
+                folder.joinpath(*name.split("."), "__init__.py"),
+            ):
                 if path not in seen and path.is_file():
                     seen.add(path)
                     try:

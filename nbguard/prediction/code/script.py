@@ -148,16 +148,19 @@ class _Script:
 
     def _started(self, former: Callable[..., Any]) -> Callable[..., Any]:
         """Return what starts processes that load data, and refuses those that run the user's functions."""
-        folder = str(self._loops.folder)
 
         def start(process: Any) -> Any:
             code: CodeType | None = getattr(process._target, "__code__", None)
-            if code is not None and (code.co_filename == str(self._path) or code.co_filename.startswith(folder)):
-                if not any(part in code.co_filename for part in _INSTALLED):
-                    raise UnpredictableError(f"the script trains in processes of its own ({code.co_name}()): foresee it in one")
+            if code is not None and _is_beside(self._loops.folder, Path(code.co_filename)):
+                raise UnpredictableError(f"the script trains in processes of its own ({code.co_name}()): foresee it in one")
             return former(process)
 
         return start
+
+
+def _is_beside(folder: Path, file: Path) -> bool:
+    """Say whether a file is a script's or beside it, and no installed package's."""
+    return folder in file.resolve().parents and not any(part in file.parts for part in _INSTALLED)
 
 
 def _as_step(loop: MarkedLoop, namespace: dict[str, Any]) -> Callable[[], None]:
@@ -166,7 +169,9 @@ def _as_step(loop: MarkedLoop, namespace: dict[str, Any]) -> Callable[[], None]:
     except SyntaxError as error:
         raise UnpredictableError(f"line {loop.line}: {loop.text} cannot be taken out of its function: {error.msg}") from None
     if function.__code__.co_flags & (0x20 | 0x80 | 0x200):  # a generator, a coroutine, both
-        raise UnpredictableError(f"line {loop.line}: {loop.text} yields or awaits: foresee its body by nbguard.predict(step, batch)")
+        raise UnpredictableError(
+            f"line {loop.line}: {loop.text} yields or awaits: foresee its body by nbguard.predict(step, batch)"
+        )
     return function
 
 
@@ -180,9 +185,7 @@ class _Finder:
         """Return where a module is, if it is beside the script."""
         spec = PathFinder.find_spec(name, path, target)
         file = Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
-        if spec is None or file is None or self._loops.folder not in file.resolve().parents:
-            return None
-        if any(part in file.parts for part in _INSTALLED):
+        if spec is None or file is None or not _is_beside(self._loops.folder, file):
             return None
         spec.loader = _Loader(spec.name, str(file), self._loops)
         return spec
@@ -224,7 +227,9 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
         if "lightning" in type(fitted).__module__:
             module, loader, *_ = (*args, kwargs.get("model"), kwargs.get("train_dataloaders"), None)
             if not isinstance(loader, torch.utils.data.DataLoader):
-                raise UnpredictableError(f"{line}fit() is given no loader of PyTorch's: foresee it by nbguard.predict(model, batch)")
+                raise UnpredictableError(
+                    f"{line}fit() is given no loader of PyTorch's: foresee it by nbguard.predict(model, batch)"
+                )
             source = source_of(module, first_batch(loader), None)
         else:
             source = source_of(fitted, None, None)

@@ -13,7 +13,7 @@ from nbguard.errors import UnpredictableError
 
 FULL = 3
 """Full training batches of a trace: the optimizer's state is there from the first on, later ones repeat the second."""
-_STEPS = 2
+STEPS = 2
 """Steps of a trace where gradients of several batches are added up."""
 MOST = 64
 """Full training batches of a trace, however many of them make a step: a fit that adds up more is not followed to its steps."""
@@ -43,7 +43,7 @@ def enough(items: Iterable[Item], progress: Progress, *, has_optimizer: bool = T
     """
     steps, passes = progress.steps, progress.passes
     for number, item in enumerate(items):
-        is_waiting = has_optimizer and progress.passes > passes and progress.steps < steps + _STEPS
+        is_waiting = has_optimizer and progress.passes > passes and progress.steps < steps + STEPS
         if number >= (MOST if is_waiting else FULL):
             return
         yield item

@@ -96,10 +96,18 @@ class FunctionCopier:
         if kind in (list, tuple, dict, set) and not self._is_deep(value):
             return self._container(value)
         if isinstance(value, torch.optim.Optimizer):
-            self._memo.update(_steps(value))
+            return self._optimizer(value)
         own = copied(value, self._memo)
         if isinstance(value, torch.nn.Module):
             self._own_functions(own)
+        return own
+
+    def _optimizer(self, optimizer: Any) -> Any:
+        """Return the copy of an optimizer, with the user's functions that are set on it: its own copy leaves them out."""
+        self._memo.update(_steps(optimizer))
+        own = copied(optimizer, self._memo)
+        functions = {name: each for name, each in vars(optimizer).items() if type(each) is FunctionType}
+        vars(own).update({name: self.copy(each) for name, each in functions.items() if _is_users(each.__globals__)})
         return own
 
     def _own_functions(self, model: Any) -> None:

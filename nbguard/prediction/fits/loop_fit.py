@@ -1,7 +1,6 @@
 """A loop that trains, as it stands in a script, as a copy without data: its loaders yield batches of their shapes.
 
-In a script's loops `few` and `goes_on` are put around what they go over: in a trace they end when an optimizer has taken a few
-steps in them, and else they change nothing.
+`few` and `goes_on` are put into a script's loops: in a trace these end when they have nothing new to show, else they go on.
 """
 
 from __future__ import annotations
@@ -9,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import torch
 
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.fits.batches import FULL, MOST, BatchShapes, Progress, enough, sizes
+from nbguard.prediction.fits.batches import FULL, MOST, STEPS, BatchShapes, enough, sizes
 from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier, values_used
 from nbguard.prediction.fits.loaders import batch_size_of, first_batch
 from nbguard.prediction.fits.step_fit import state_of
 
-_tracing: ContextVar[Progress | None] = ContextVar("tracing", default=None)
+_tracing: ContextVar[LoopFit | None] = ContextVar("tracing", default=None)
 
 
 def is_tracing() -> bool:
@@ -31,24 +30,35 @@ def is_tracing() -> bool:
 
 
 def few(items: Iterable[Any]) -> Iterable[Any]:
-    """Return what a loop goes over; in a trace the loop ends after a few steps of an optimizer."""
+    """Return what a loop goes over; in a trace the loop ends when it has nothing new to show."""
     return items if _tracing.get() is None else _few(items, goes_on())
 
 
-def _few(items: Iterable[Any], rounds: Callable[[], bool]) -> Iterator[Any]:
+def _few(items: Iterable[Any], has_next: Callable[[], bool]) -> Iterator[Any]:
     for item in items:
-        yield item
-        if not rounds():
+        if not has_next():
             return
+        yield item
 
 
 def goes_on() -> Callable[[], bool]:
-    """Return what says at each round of a loop whether it goes on: in a trace until a few steps have been taken in it."""
-    progress = _tracing.get()
-    if progress is None:
+    """Return what says before each round of a loop whether it goes on.
+
+    In a trace a loop ends when the loader that is trained on was gone through in it, or after a few rounds with steps of an
+    optimizer; where the optimizer is not known, with backward passes. Other loops end by themselves.
+    """
+    fit = _tracing.get()
+    if fit is None or fit.make is None:
         return lambda: True
-    steps = progress.steps
-    return lambda: progress.steps < steps + FULL
+    make, rounds = fit.make, count()
+    steps, passes, ended = make.steps, make.passes, fit.ended
+
+    def has_next() -> bool:
+        is_shown = make.steps >= steps + STEPS or (not fit.has_optimizer and make.passes > passes)
+        is_over = fit.ended > ended or make.passes >= passes + MOST
+        return not (is_over or (next(rounds) >= FULL and is_shown))
+
+    return has_next
 
 
 class _Batches:
@@ -74,6 +84,7 @@ class _Batches:
             if self is self._fit.main:
                 self._fit.made.append(size)
             yield make(shapes.cut(size), on_host=getattr(self._loader, "device", None) is None)
+        self._fit.ended += self is self._fit.main
 
 
 @dataclass(kw_only=True)
@@ -81,6 +92,7 @@ class LoopFit:
     """A copy of a loop and of all that it refers to."""
 
     loop: Callable[[], None]  # the copy
+    namespace: dict[str, Any]  # the copy's globals
     names: tuple[str, ...]  # of its models, then of its optimizers
     models: tuple[Any, ...]  # copied modules that it refers to
     optimizers: tuple[Any, ...]  # copied optimizers that it refers to
@@ -92,6 +104,7 @@ class LoopFit:
     main: Any = None  # stands for the loader that is trained on
     make: MakeBatch | None = None
     made: list[int] = field(default_factory=list)  # items of the training batches that there were
+    ended: int = 0  # times that this loader was gone through
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -112,17 +125,16 @@ class LoopFit:
 
     def change(self, code: str) -> None:
         """Run lines that change the models and optimizers, by their names, where the loop finds them."""
-        own: dict[str, Any] = getattr(self.loop, "__globals__", {})
         for name, value in zip(self.names, (*self.models, *self.optimizers), strict=True):
-            own.setdefault(name, value)
-        exec(code, own)  # noqa: S102 - our own lines, the same that are shown
+            self.namespace.setdefault(name, value)
+        exec(code, self.namespace)  # noqa: S102 - our own lines, the same that are shown
 
     def run(self, make: MakeBatch) -> None:
         """Run the loop until it shows nothing new."""
         self.make = make
         if self.main is None:
             make(())
-        token = _tracing.set(make)
+        token = _tracing.set(self)
         try:
             self.loop()
         finally:
@@ -181,27 +193,29 @@ class LoopSource:
         device = device_of(models)
         main = self.loaders[0][0] if self.loaders else None
         wanted = batch_size or self.size
-        count = _count(main, wanted)
+        items = _count(main, wanted)
         fit = LoopFit(
             loop=_unset,
+            namespace={},
             names=(*(name for name, _ in named), *(name for name, _ in self.optimizers)),
             models=(),
             optimizers=(),
             device=device,
-            items=count if main is not None and hasattr(main.dataset, "__len__") else ENDLESS,
-            batches=max(1, -(-count // wanted)) if main is not None else None,
+            items=items if main is not None and hasattr(main.dataset, "__len__") else ENDLESS,
+            batches=max(1, -(-items // wanted)) if main is not None else None,
             size=wanted,
         )
         for loader, shapes in self.loaders:
             own = batch_size_of(loader)
             size = own if batch_size is None else max(1, own * batch_size // self.size)
             last = bool(loader.drop_last) or (full_only and loader is main)
-            items = sizes(_count(loader, size), size, is_last_dropped=last, full=MOST)
-            memo[id(loader)] = _Batches(loader, shapes, items, fit)
+            cut = sizes(_count(loader, size), size, is_last_dropped=last, full=MOST)
+            memo[id(loader)] = _Batches(loader, shapes, cut, fit)
         fit.main = memo.get(id(main))
         copier = FunctionCopier(memo, device)
         fit.models = tuple(map(copier.copy, models))
         fit.loop = copier.copy(self.loop)
+        fit.namespace = copier.namespace(getattr(self.loop, "__globals__", {}))
         fit.optimizers = tuple(copier.copy(optimizer) for _, optimizer in self.optimizers)
         return fit
 

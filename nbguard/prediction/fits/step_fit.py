@@ -21,6 +21,7 @@ class StepFit:
     """A copy of a step and of all that it refers to."""
 
     step: Callable[[Any], Any]  # the copy
+    namespace: dict[str, Any]  # the copy's globals
     names: tuple[str, ...]  # of its models, then of its optimizers
     models: tuple[Any, ...]  # copied modules that it refers to
     optimizers: tuple[Any, ...]  # copied optimizers that it refers to
@@ -53,8 +54,10 @@ class StepFit:
             yield from state_of(optimizer)
 
     def change(self, code: str) -> None:
-        """Run lines that change the models and optimizers, by their names."""
-        exec(code, dict(zip(self.names, (*self.models, *self.optimizers), strict=True)))  # noqa: S102 - our own lines, the same that are shown
+        """Run lines that change the models and optimizers, by their names, where the step finds them."""
+        for name, value in zip(self.names, (*self.models, *self.optimizers), strict=True):
+            self.namespace.setdefault(name, value)
+        exec(code, self.namespace)  # noqa: S102 - our own lines, the same that are shown
 
     def run(self, make: MakeBatch) -> None:
         """Call the step for each batch, as a loop does that keeps its result until the next."""
@@ -124,6 +127,7 @@ class StepSource:
         used = list(self.optimizers)
         return StepFit(
             step=step,
+            namespace=copier.namespace(getattr(self.step, "__globals__", {})),
             names=tuple(name for name, _ in (*self.modules, *used)),
             models=tuple(own),
             optimizers=tuple(copier.copy(optimizer) for _, optimizer in used),

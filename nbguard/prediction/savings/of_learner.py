@@ -1,0 +1,108 @@
+"""Changes to a fastai Learner: precision, batches, optimizer, gradients, loss, memory format."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from nbguard.prediction.fits.fastai_fit import PRECISIONS, LearnerSource
+from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.savings.change import Change, added_up
+from nbguard.prediction.savings.of_model import loss_in_parts
+
+FULL_PRECISION = (8, 0)
+"""The architecture from which on GPUs multiply bfloat16 at full speed."""
+_FUSED = ("Adam", "AdamW")
+
+
+def of_learner(source: LearnerSource, gpu: Gpu, size: int, *, convolves: bool) -> Iterator[Change]:
+    """Yield the changes that a Learner leaves room for.
+
+    Args:
+        source: with the user's Learner, which is read.
+        gpu: decides about the precision.
+        size: items of a batch.
+        convolves: the model has convolutions.
+    """
+    learn = source.learn
+    if not source.precision and not _has_callback(learn, "MixedPrecision"):
+        if gpu.architecture >= FULL_PRECISION:
+            yield Change(name="bfloat16", code=PRECISIONS["bf16"], cost="faster; sums keep fewer digits")
+        yield Change(
+            name="float16", code=PRECISIONS["fp16"], cost="faster; gradients are scaled, and a step is skipped now and then"
+        )
+    if not _has_callback(learn, "GradientAccumulation"):
+        has_norm = any("BatchNorm" in type(each).__name__ for each in learn.model.modules())
+        norm = "; batch norm sees fewer items" if has_norm else ""
+        for parts in (2, 4):
+            if size % parts == 0:
+                yield added_up(
+                    parts,
+                    size,
+                    "from fastai.callback.training import GradientAccumulation\n"
+                    f"learn.add_cb(GradientAccumulation(n_acc={size}))",
+                    f"{norm}; make the DataLoaders with bs={size // parts}",
+                )
+    yield from _of_optimizer(learn)
+    yield from loss_in_parts("learn.loss_func.func", getattr(learn.loss_func, "func", None))
+    if convolves and not _has_callback(learn, "ChannelsLast"):
+        yield Change(
+            name="channels last",
+            code="from fastai.callback.channelslast import ChannelsLast\nlearn.add_cb(ChannelsLast())",
+            cost="faster in half precision on GPUs with tensor cores",
+        )
+
+
+def _of_optimizer(learn: Any) -> Iterator[Change]:
+    optimizer, is_torchs = _optimizer(learn)
+    if optimizer != "SGD":
+        yield Change(
+            name="SGD with momentum",
+            code="from functools import partial\n"
+            "from fastai.optimizer import SGD\n"
+            "learn.opt_func = partial(SGD, mom=0.9)\n"
+            "learn.create_opt()",
+            cost="another optimizer: it wants another learning rate",
+        )
+    if is_torchs and optimizer in _FUSED and not _is_fused(learn):
+        yield Change(
+            name=f"a fused {optimizer}",
+            code="from functools import partial\n"
+            "import torch\n"
+            "from fastai.optimizer import OptimWrapper\n"
+            f"learn.opt_func = partial(OptimWrapper, opt=partial(torch.optim.{optimizer}, fused=True))\n"
+            "learn.opt = None",
+            cost="nothing: its step is one kernel, and faster",
+        )
+    if not is_torchs and getattr(learn.opt_func, "__name__", "") != "letting_gradients_go":
+        yield Change(
+            name="gradients let go after the step",
+            code="make_opt = learn.opt_func\n"
+            "def letting_gradients_go(*args, **kwargs):\n"
+            "    opt = make_opt(*args, **kwargs)\n"
+            '    opt.zero_grad = lambda: [setattr(parameter, "grad", None) for parameter, *_ in opt.all_params()]\n'
+            "    return opt\n"
+            "learn.opt_func = letting_gradients_go\n"
+            "learn.opt = None",
+            cost="nothing: they are made anew in the backward pass instead of being zeros until then",
+        )
+
+
+def _has_callback(learn: Any, name: str) -> bool:
+    return any(type(callback).__name__ == name for callback in learn.cbs)
+
+
+def _optimizer(learn: Any) -> tuple[str, bool]:
+    """Return the name of the optimizer that the Learner will make, and whether it is PyTorch's."""
+    function, is_torchs = learn.opt_func, False
+    while type(function) is partial:
+        is_torchs |= function.func is getattr(sys.modules.get("fastai.optimizer"), "OptimWrapper", None)
+        function = function.keywords.get("opt") or function.func
+    return str(getattr(function, "__name__", "")), is_torchs
+
+
+def _is_fused(learn: Any) -> bool:
+    inner = learn.opt_func.keywords.get("opt") if type(learn.opt_func) is partial else None
+    return type(inner) is partial and bool(inner.keywords.get("fused"))
