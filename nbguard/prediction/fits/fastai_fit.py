@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nbguard.prediction.fits.batches import FULL, MOST, BatchShapes, enough, sizes
-from nbguard.prediction.fits.copies import copied, device_of, in_order_of_moving, tensors_of_models
+from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier
 from nbguard.prediction.fits.loaders import batch_size_of, first_batch
@@ -201,7 +201,7 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
     shadow = Learner.__new__(Learner)
     memo[id(learn)] = shadow
     model = copier.copy(learn.model)
-    after_train, after_valid = (copied(getattr(each, "after_batch", None), memo) or _unchanged for each in (loader, valid))
+    after_train, after_valid = (copier.copy(getattr(each, "after_batch", None)) or _unchanged for each in (loader, valid))
     if valid is None:
         held_out: tuple[int, ...] = ()
     else:
@@ -221,7 +221,7 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
         opt_func=copier.copy(learn.opt_func),
         lr=learn.lr,
         splitter=learn.splitter,
-        metrics=copied(list(learn.metrics), memo),
+        metrics=copier.copy(list(learn.metrics)),
         path=learn.path,
         wd=learn.wd,
         wd_bn_bias=learn.wd_bn_bias,
@@ -230,7 +230,7 @@ def _fastai_fit(learn: Any, batch: BatchShapes, batch_size: int | None, *, full_
         default_cbs=False,
     )
     for callback in kept:
-        shadow.add_cb(copied(callback, memo))
+        shadow.add_cb(copier.copy(callback))
     return FastaiFit(
         learner=shadow,
         names={},

@@ -13,7 +13,7 @@ import torch
 
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.fits.batches import FULL, BatchShapes, sizes
-from nbguard.prediction.fits.copies import copied, device_of, in_order_of_moving, tensors_of_models
+from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier
 from nbguard.prediction.fits.step_fit import state_of
@@ -147,9 +147,7 @@ class TrainerSource:
         own = copy.copy(trainer)
         memo[id(trainer)] = own
         own.model = own.model_wrapped = copier.copy(trainer.model)
-        own.optimizer = (
-            None if trainer.optimizer is None else copied(getattr(trainer.optimizer, "optimizer", trainer.optimizer), memo)
-        )
+        own.optimizer = copier.copy(getattr(trainer.optimizer, "optimizer", trainer.optimizer))
         own.accelerator = copy.copy(trainer.accelerator)
         own.accelerator._optimizers = []
         own._prepare_input = _unchanged
