@@ -145,8 +145,9 @@ class FitTracer:
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the reason
                 failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
         if failure:
-            sizes = ", ".join(map(str, dict.fromkeys(fit.sizes)))
-            raise FailedFitError(f"the fit itself fails with batches of {sizes} items ({failure})")
+            sizes = ", ".join(map(str, dict.fromkeys(filter(None, fit.sizes))))
+            words = f" with batches of {sizes} items" if sizes else ""
+            raise FailedFitError(f"the fit itself fails{words} ({failure})")
         emulation.settle()
         if device.broken:
             raise UnpredictableError(device.broken)

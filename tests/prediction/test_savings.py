@@ -37,8 +37,9 @@ def test_the_lines_do_what_was_said(case: str) -> None:
 
 
 def test_what_is_done_already_is_not_proposed() -> None:
-    names = [saving.name for saving in predict(make("mlp bf16 sgd accumulate", "cpu", 8), savings=True).savings]
-    assert names == ["expandable segments"]
+    names = {saving.name for saving in predict(make("mlp bf16 sgd accumulate", "cpu", 8), savings=True).savings}
+    always = {"gradients let go after the step", "no bias before a batch norm", "the loss in 8 parts"}
+    assert names == {"expandable segments", *always}
 
 
 def test_a_gpu_that_is_slow_in_bfloat16_is_offered_float16_only() -> None:

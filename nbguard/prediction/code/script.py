@@ -32,6 +32,8 @@ _FITTED = (
     ("lightning.pytorch.trainer.trainer", "Trainer", "fit"),
     ("pytorch_lightning.trainer.trainer", "Trainer", "fit"),
 )
+_GIVEN = ("model", "train_dataloaders")
+"""The first arguments of Lightning's `Trainer.fit`."""
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -225,7 +227,7 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
             caller = caller.f_back
         line = "" if caller is None else f"line {caller.f_lineno}: "
         if "lightning" in type(fitted).__module__:
-            module, loader, *_ = (*args, kwargs.get("model"), kwargs.get("train_dataloaders"), None)
+            module, loader = (args[place] if len(args) > place else kwargs.get(name) for place, name in enumerate(_GIVEN))
             if not isinstance(loader, torch.utils.data.DataLoader):
                 raise UnpredictableError(
                     f"{line}fit() is given no loader of PyTorch's: foresee it by nbguard.predict(model, batch)"

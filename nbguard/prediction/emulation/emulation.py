@@ -203,10 +203,10 @@ class Emulation(AbstractContextManager["Emulation"]):
         return call
 
     def _here(self, replacement: Callable[..., Any], former: Callable[..., Any]) -> Callable[..., Any]:
-        def method(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:
-                return former(obj, *args, **kwargs)
-            return replacement(former, obj, *args, **kwargs)
+                return former(*args, **kwargs)
+            return replacement(former, *args, **kwargs)
 
         return method
 
