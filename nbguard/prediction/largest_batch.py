@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nbguard.prediction.prediction import LargestBatch
-from nbguard.prediction.trace import FitTrace, FitTracer
+from nbguard.prediction.trace import FailedFitError, FitTrace, FitTracer
 
 _GROWTH = 8
 """Factor by which the batch grows from one trace to the next until a peak exceeds the GPU."""
@@ -30,11 +30,17 @@ def largest_batch(tracer: FitTracer, endless: FitTrace) -> LargestBatch:
     tried: dict[int, bool] = {}
 
     def runs(items: int) -> bool:
-        tried[items] = tracer.runs(items, 0)
+        try:
+            tried[items] = tracer.runs(items, 0)
+        except FailedFitError:  # of so few items, as batch norm refuses one
+            tried[items] = False
         return tried[items]
 
     def is_sure(items: int) -> bool:
-        return tracer.answer(items, tracer.endless(items))[0] is True
+        try:
+            return tracer.answer(items, tracer.endless(items))[0] is True
+        except FailedFitError:
+            return False
 
     limit = _search(runs, _estimate(tracer, endless, size, most), most)
     if endless.unknown:
