@@ -159,6 +159,25 @@ def test_a_number_that_is_kept_decides_nothing_and_one_that_is_compared_does() -
     assert "stops() in tests.prediction.test_steps" in found.unknown[0]
 
 
+def test_a_function_below_a_decorator_of_torchs_is_followed() -> None:
+    loop = Loop()
+    model, optimizer = loop.model, loop.optimizer
+
+    @torch.no_grad()
+    def evaluated(words: Any) -> Any:
+        return model(words).mean()
+
+    def step(words: Any) -> None:
+        loop.step(words)
+        evaluated(words)
+        optimizer.zero_grad()
+
+    before = _state(loop)
+    found = predict(step, words())
+    assert _state(loop) == before
+    assert {each.phase for each in found.phases} >= {FitPhase.STEP, FitPhase.VALIDATION}
+
+
 def test_what_the_copy_does_not_reach_is_refused_and_not_trained() -> None:
     class Hidden:
         """Holds a model where no copy looks for it."""

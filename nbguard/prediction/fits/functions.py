@@ -135,17 +135,19 @@ class FunctionCopier:
 
     def _function(self, function: FunctionType) -> Any:
         namespace = function.__globals__
-        if not _is_users(namespace):
+        if not _is_users(namespace) and not _wraps_users(function):
             return function
         cells = tuple(CellType() for _ in function.__closure__ or ())
-        own = FunctionType(function.__code__, self.namespace(namespace), function.__name__, None, cells or None)
+        used = self.namespace(namespace) if _is_users(namespace) else namespace
+        own = FunctionType(function.__code__, used, function.__name__, None, cells or None)
         self._memo[id(function)] = own
         own.__defaults__ = self.copy(function.__defaults__)
         own.__kwdefaults__ = self.copy(function.__kwdefaults__)
         for cell, former in zip(cells, function.__closure__ or (), strict=True):
             if not _is_empty(former):
                 cell.cell_contents = self.copy(former.cell_contents)
-        self.take(function.__code__, namespace)
+        if _is_users(namespace):
+            self.take(function.__code__, namespace)
         return own
 
 
@@ -177,6 +179,8 @@ def _parts(value: Any, *, is_own: bool) -> Iterable[Any]:
         yield from (value.__globals__[name] for name in names_used(value.__code__) if name in value.__globals__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell))
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    elif kind is FunctionType and _wraps_users(value):
+        yield value.__wrapped__
     elif kind is MethodType and type(value.__self__).__module__.partition(".")[0] not in _OUTPUT:
         yield value.__func__
         yield value.__self__
@@ -198,6 +202,12 @@ def _is_users(namespace: dict[str, Any]) -> bool:
         return False
     file = namespace.get("__file__")
     return file is None or not str(file).startswith(_LIBRARIES)
+
+
+def _wraps_users(function: FunctionType) -> bool:
+    """Say whether a library's function is the wrapper of one of the user's, as `@torch.no_grad()` makes it."""
+    inner = getattr(function, "__wrapped__", None)
+    return type(inner) is FunctionType and (_is_users(inner.__globals__) or _wraps_users(inner))
 
 
 def unpacks(function: Callable[..., Any], batch: Any) -> bool:

@@ -51,12 +51,13 @@ def goes_on() -> Callable[[], bool]:
     if fit is None or fit.make is None:
         return lambda: True
     make, rounds = fit.make, count()
-    steps, passes, ended = make.steps, make.passes, fit.ended
+    steps, passes, ended, made = make.steps, make.passes, fit.ended, len(fit.made)
 
     def has_next() -> bool:
         is_shown = make.steps >= steps + STEPS or (not fit.has_optimizer and make.passes > passes)
-        is_over = fit.ended > ended or make.passes >= passes + MOST
-        return not (is_over or (next(rounds) >= FULL and is_shown))
+        is_own = len(fit.made) == made  # no loader, which ends by itself, gives the loop its batches
+        is_over = fit.ended > ended or make.passes > passes + MOST
+        return not (is_over or (next(rounds) >= FULL and is_shown and is_own))
 
     return has_next
 
