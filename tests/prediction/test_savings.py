@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 from torch import nn
 
 from nbguard.errors import UnpredictableError
-from nbguard.prediction.predict import predict
+from nbguard.prediction.fits.fastai_fit import LearnerSource
+from nbguard.prediction.largest_batch import largest_batch
+from nbguard.prediction.predict import predict, tracer_of
 from nbguard.prediction.prediction import Prediction
 from nbguard.prediction.savings.of_model import loss_in_parts, of_model
+from nbguard.prediction.savings.savings import savings
 from tests.prediction.fits import make
 from tests.thorough import spread
 
@@ -175,14 +179,16 @@ def test_a_loss_in_parts_is_the_whole_loss() -> None:
     assert list(loss_in_parts("loss", nn.CrossEntropyLoss(weight=torch.ones(11)))) == []
 
 
-def test_the_largest_batch_after_each_change_is_searched_for_where_both_are_asked() -> None:
-    found = predict(make("mlp", "cpu", 8, items=(4000, 8)), gpu="700MiB", largest=True, savings=True)
-    assert found.largest is not None
-    after = {saving.name: saving.largest for saving in found.savings}
-    sgd = after["SGD with momentum"]
-    assert sgd is not None
-    assert sgd.limit > found.largest.limit
-    assert "largest batch: " in found._repr_mimebundle_()["text/plain"]
+def test_the_largest_batch_after_a_change_is_searched_for_where_both_are_asked() -> None:
+    tracer = tracer_of(LearnerSource.of(make("mlp", "cpu", 8, items=(400, 8)), None), "650MiB")
+    endless = tracer.endless(None)
+    [sgd] = savings(tracer, None, endless, (2, 13), only=("SGD",), largest=True)
+    before = largest_batch(tracer, endless)
+
+    assert sgd.largest is not None
+    assert (sgd.largest.limit, sgd.largest.is_whole_set) > (before.limit, before.is_whole_set)
+    shown = replace(_foreseen("mlp bf16 sgd"), savings=(replace(sgd, saved=2**40),))
+    assert "largest batch: " in shown._repr_mimebundle_()["text/plain"]
 
 
 def test_a_gpu_too_small_for_a_batch_that_batch_norm_takes_has_no_largest_batch() -> None:

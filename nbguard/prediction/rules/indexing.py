@@ -88,8 +88,14 @@ def _pictures(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, A
 
 
 def _from_contiguous(device: Allocator, tensor: Any, shape: Sequence[int]) -> Any:
-    with device.buffers(0 if tensor.is_contiguous() else nbytes(tensor)):
-        return torch.empty(shape, dtype=tensor.dtype, device="meta")
+    """Return an output that is made like the input and then takes its own shape: a smaller one keeps the input's storage."""
+    copy = 0 if tensor.is_contiguous() else nbytes(tensor)
+    if prod(shape) > tensor.numel():
+        with device.buffers(nbytes(tensor), copy):
+            return torch.empty(shape, dtype=tensor.dtype, device="meta")
+    out = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
+    device.temporaries(copy)
+    return out.resize_(shape)
 
 
 REPLACED: dict[Any, Replacement] = {_aten.im2col.default: _windows, _aten.col2im.default: _pictures}
