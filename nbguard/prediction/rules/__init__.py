@@ -20,15 +20,10 @@ TEMPORARIES: Mapping[Any, Temporaries] = {
     **indexing.TEMPORARIES,
     **layers.TEMPORARIES,
 }
-REPLACED: Mapping[Any, Replacement] = {
-    **attention.REPLACED,
-    **convolutions.REPLACED,
-    **indexing.REPLACED,
-    **layers.REPLACED,
-    **losses.REPLACED,
-}
+REPLACED: Mapping[Any, Replacement] = {**attention.REPLACED, **convolutions.REPLACED, **layers.REPLACED, **losses.REPLACED}
 
 UNKNOWN: Mapping[Any, str] = {
     torch.ops.aten._trilinear.default: "bilinear layers",
+    torch.ops.aten.im2col.default: "unfold()",
 }
 """Operators whose buffers are not known, in words: a fit that uses them is never said to fit."""

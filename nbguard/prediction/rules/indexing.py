@@ -1,4 +1,4 @@
-"""Sorting, gradients of lookups (sorted copies of the indices, partial sums of segments), and the windows of `unfold()`."""
+"""Sorting, and gradients of lookups: sorted copies of the indices, and partial sums of segments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nbguard.prediction.hardware import Gpu
-from nbguard.prediction.rules.rule import Allocator, Replacement, Temporaries, argument, ceil_div, nbytes, up
+from nbguard.prediction.rules.rule import Temporaries, argument, ceil_div, up
 
 _aten = torch.ops.aten
 _WITHOUT_SORTING = 3072
@@ -70,32 +70,3 @@ TEMPORARIES: dict[Any, Temporaries] = {
     _aten.index_put_.default: _index_put,
     _aten._index_put_impl_.default: _index_put,
 }
-
-
-def _windows(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
-    """Return the windows of pictures, which meta tensors gather in several steps (aten/src/ATen/native/cuda/Im2Col.cu)."""
-    pictures, kernel, dilation, padding, stride = args
-    steps = zip(pictures.shape[-2:], kernel, dilation, padding, stride, strict=True)
-    places = prod((size + 2 * edge - gap * (width - 1) - 1) // step + 1 for size, width, gap, edge, step in steps)
-    shape = *pictures.shape[:-3], pictures.shape[-3] * prod(kernel), places
-    return _from_contiguous(device, pictures, shape)
-
-
-def _pictures(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
-    """Return the sum of windows (aten/src/ATen/native/cuda/Col2Im.cu)."""
-    windows, size, kernel = args[:3]
-    return _from_contiguous(device, windows, (*windows.shape[:-2], windows.shape[-2] // prod(kernel), *size))
-
-
-def _from_contiguous(device: Allocator, tensor: Any, shape: Sequence[int]) -> Any:
-    """Return an output that is made like the input and then takes its own shape: a smaller one keeps the input's storage."""
-    copy = 0 if tensor.is_contiguous() else nbytes(tensor)
-    if prod(shape) > tensor.numel():
-        with device.buffers(nbytes(tensor), copy):
-            return torch.empty(shape, dtype=tensor.dtype, device="meta")
-    out = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta")
-    device.temporaries(copy)
-    return out.resize_(shape)
-
-
-REPLACED: dict[Any, Replacement] = {_aten.im2col.default: _windows, _aten.col2im.default: _pictures}
