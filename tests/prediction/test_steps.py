@@ -163,7 +163,7 @@ def test_a_function_below_a_decorator_of_torchs_is_followed() -> None:
     loop = Loop()
     model, optimizer = loop.model, loop.optimizer
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator] # PyTorch's
     def evaluated(words: Any) -> Any:
         return model(words).mean()
 

@@ -235,5 +235,5 @@ def _shapes(loader: Any) -> BatchShapes | UnpredictableError:
 
 def _count(loader: Any, size: int) -> int:
     """Return the items of a loader's set; as many as make a few batches where it does not say it."""
-    data = getattr(loader, "dataset", None)
+    data: Any = getattr(loader, "dataset", None)
     return len(data) if hasattr(data, "__len__") else FULL * size
