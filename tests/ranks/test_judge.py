@@ -41,3 +41,17 @@ def test_ranks_that_have_all_ended_are_in_order() -> None:
     ended = RankFacts(rank=0, world=2, state="ended", calls=batches(7), at=10.0)
 
     assert diagnosed(JobFacts(2, (ended, replace(ended, rank=1)))).faults == ()
+
+
+def test_a_call_of_its_own_in_the_midst_of_the_batches_may_be_one_too_many() -> None:
+    logs = CollectiveCall(
+        group="0", position=8, name="all_reduce", elements=1, dtype="float32", place="train.py:50", is_done=False
+    )
+    waits = replace(batches(8)[-1], is_done=False)
+    first = RankFacts(rank=0, world=3, state="running", calls=(*batches(7), logs))
+    others = [RankFacts(rank=rank, world=3, state="running", calls=(*batches(7), waits)) for rank in (1, 2)]
+
+    cause = diagnosed(JobFacts(3, (first, *others))).faults[0]
+    assert (cause.kind, cause.ranks) == ("uneven batches", (0,))
+    assert "rank 0 has had fewer batches, or calls something more" in cause.what
+    assert "none under `if rank == …`" in cause.remedy

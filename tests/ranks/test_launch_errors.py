@@ -14,6 +14,7 @@ import pytest
 
 import nbguard
 from nbguard.errors import RankFactsError
+from nbguard.ranks.analysis.launch_errors import LaunchErrors, RankError
 from nbguard.ranks.errors.launch_errors import leave_for_launcher
 from nbguard.render.text import blocks_text
 from tests.kernels import Kernel, Zygote
@@ -159,3 +160,12 @@ def test_an_error_that_no_launcher_raised_shows_nothing(notebook: Kernel) -> Non
 
     assert cell.error is not None
     assert cell.text == ""
+
+
+def test_of_several_ranks_that_left_no_error_none_is_accused() -> None:
+    echo = RankError(rank=0, error=ECHO)
+
+    one, two = LaunchErrors(errors=(echo,), silent=(1,)), LaunchErrors(errors=(echo,), silent=(1, 2))
+    assert one.sentence.startswith("rank 0 was let down by rank 1: ")
+    assert two.sentence.startswith("rank 0 was let down by another rank: ")
+    assert "ranks 1 and 2 have left no error" in blocks_text(tuple(two.blocks()))

@@ -178,11 +178,7 @@ def _judged(difference: CallDifference) -> tuple[FaultKind, str, str]:
     waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
     culprits, waiting = difference.culprits, difference.waiting
     if waited.caller and not own.caller:
-        what = (
-            f"{who} {have(culprits)} had fewer batches: {others} {wait(waiting)} in DistributedDataParallel for"
-            f" {call_at(waited)}, {who} {are(culprits)} past the loop, in {call_at(own)}"
-        )
-        return "uneven batches", what, JOIN
+        return _past_the_loop(difference)
     if own.caller and not waited.caller and not difference.is_even:
         they = "it" if len(culprits) == 1 else "they"
         what = (
@@ -194,6 +190,28 @@ def _judged(difference: CallDifference) -> tuple[FaultKind, str, str]:
     if waited.place != own.place and (kinds[:1] in ((), ("type",)) or not difference.is_even):
         return _displaced(difference)
     return _unlike(difference, kinds)
+
+
+def _past_the_loop(difference: CallDifference) -> tuple[FaultKind, str, str]:
+    """Return the judgement on ranks that call something of their own while the others are in DistributedDataParallel.
+
+    Where no rank has come to that line before, nothing tells whether they are past the loop, or alone call it in its midst.
+    """
+    waited, own, who, others = difference.waited, difference.own, difference.who, difference.others
+    culprits, waiting = difference.culprits, difference.waiting
+    is_known = _is_known(difference.group, difference.position, own)
+    fewer = "fewer batches" if is_known else f"fewer batches, or {'calls' if len(culprits) == 1 else 'call'} something more"
+    where = "past the loop, in" if is_known else "in"
+    what = (
+        f"{who} {have(culprits)} had {fewer}: {others} {wait(waiting)} in DistributedDataParallel for {call_at(waited)},"
+        f" {who} {are(culprits)} {where} {call_at(own)}"
+    )
+    alone = (
+        ""
+        if is_known
+        else f"; where {who} alone {'makes' if len(culprits) == 1 else 'make'} that call: none under `if rank == …`"
+    )
+    return "uneven batches", what, f"{JOIN}{alone}"
 
 
 def _displaced(difference: CallDifference) -> tuple[FaultKind, str, str]:

@@ -58,7 +58,7 @@ class LaunchErrors(Result):
         first = self.errors[0]
         at = f" at `{first.place}`" if first.place else ""
         if first.is_echo:
-            other = ranks_words(self.silent) if self.silent else "another rank"
+            other = ranks_words(self.silent) if len(self.silent) == 1 else "another rank"
             return f"rank {first.rank} was let down by {other}{at}: {first.error}"
         if first.signal:
             return f"rank {first.rank} was {first.error} first"
@@ -126,9 +126,10 @@ def _sentences(launch: LaunchErrors, first: RankError, rest: Sequence[RankError]
     if echoes and not first.is_echo:
         yield f"{ranks_words(echoes)} {have(echoes)} failed of it: the other side of a connection was gone"
     if launch.silent and first.is_echo:
+        which = "" if len(launch.silent) == 1 else "; the first was one of them, or of another host"
         yield (
             f"{ranks_words(launch.silent)} {have(launch.silent)} left no error: killed, as where memory runs out"
-            " (`dmesg` tells), or ended by `os._exit`"
+            f" (`dmesg` tells), or ended by `os._exit`{which}"
         )
     elif first.is_echo:
         yield "whose error came first is not known here: run the loop in `with nbguard.watch_ranks():` on every rank"

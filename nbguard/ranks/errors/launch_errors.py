@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,17 @@ def errors_of(error: BaseException) -> LaunchErrors | None:
     return None
 
 
-def _of_launcher(error: BaseException) -> tuple[list[RankError], tuple[int, ...]]:
-    """Return the errors of ranks in one exception, and the ranks that have left none, by the name of its class alone."""
+def _of_launcher(error: Any) -> tuple[list[RankError], tuple[int, ...]]:
+    """Return the errors of ranks in one exception, and the ranks that have left none, by its class: nothing is imported."""
     kind = type(error)
-    facts: dict[str, Any] = {name: getattr(error, name, None) for name in ("failures", "msg", "error_index", "exit_code")}
-    if kind.__name__ == "ChildFailedError" and type(facts["failures"]) is dict:
-        return _of_failures(facts["failures"])
-    if kind.__name__ == "ProcessRaisedException" and kind.__module__.startswith("torch."):
-        return [error_of_traceback(int(facts["error_index"]), str(facts["msg"]), Sites().of)], ()
-    if kind.__name__ == "ProcessExitedException" and kind.__module__.startswith("torch."):
-        return [_ended(int(facts["error_index"]), int(facts["exit_code"] or 0))], ()
+    if not kind.__module__.startswith("torch."):
+        return [], ()
+    if kind.__name__ == "ChildFailedError":
+        return _of_failures(error.failures)
+    if kind.__name__ == "ProcessRaisedException":
+        return [error_of_traceback(error.error_index, error.msg, Sites().of)], ()
+    if kind.__name__ == "ProcessExitedException":
+        return [_ended(error.error_index, error.exit_code or 0)], ()
     return [], ()
 
 
@@ -76,18 +78,28 @@ def _of_failures(failures: dict[int, Any]) -> tuple[list[RankError], tuple[int, 
     place = Sites().of
     errors, beside = [], dict[int, Path]()
     for rank, failure in failures.items():
-        file = Path(str(failure.error_file))
-        if file.name == _ERROR_FILE:
-            beside |= {
-                int(folder.name): folder / _ERROR_FILE for folder in file.parent.parent.iterdir() if folder.name.isdecimal()
-            }
+        beside |= _beside(Path(failure.error_file))
         if type(failure.message) is dict:
             errors.append(error_of_message(rank, failure.message, place))
         else:
-            errors.append(_ended(rank, int(failure.exitcode), int(failure.timestamp)))
-    others = {rank: file for rank, file in beside.items() if rank not in failures}
-    errors += [error_of_file(rank, file.read_bytes(), place) for rank, file in others.items() if file.exists()]
-    return errors, tuple(sorted(rank for rank, file in others.items() if not file.exists()))
+            errors.append(_ended(rank, failure.exitcode, failure.timestamp))
+    silent = []
+    for rank, file in beside.items():
+        if rank not in failures:
+            try:
+                errors.append(error_of_file(rank, file.read_bytes(), place))
+            except (OSError, RankFactsError):
+                silent.append(rank)
+    return errors, tuple(sorted(silent))
+
+
+def _beside(file: Path) -> dict[int, Path]:
+    """Return the error files of all ranks of an attempt, as torch names them, by those of one; also those not written."""
+    if file.name != _ERROR_FILE:
+        return {}
+    with suppress(OSError):
+        return {int(each.name): each / _ERROR_FILE for each in file.parent.parent.iterdir() if each.name.isdecimal()}
+    return {}
 
 
 def _ended(rank: int, status: int, at: int = 0) -> RankError:
