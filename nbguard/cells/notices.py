@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _KEPT = 200
 """Notices that are remembered. The oldest are forgotten, and would be shown again."""
+_MOST_TOLD = 20
+"""Leaks of one cause that are remembered while they last."""
 ALL = "*"
 """Stands among the quiet names for all of them."""
 _Judged = tuple["Notice", "WeakHoldings"]
@@ -45,7 +47,7 @@ class NoticeWatch:
         self._source = source
         self._watched: tuple[NameWatch, Repeats] | None = None  # None: no cell has been seen since PyTorch was imported
         self._made: dict[tuple[str, str], Notice] = {}
-        self._left: dict[tuple[str, str], WeakHoldings] = {}  # what each of them is about
+        self._left: dict[tuple[str, str], list[_Judged]] = {}  # what each of them has been about, the latest last
         self._quiet: set[str] = set()
         self._has_cleaned = False
         self._counters = counters
@@ -61,7 +63,7 @@ class NoticeWatch:
         return tuple(
             notice
             for fingerprint, notice in reversed(list(self._made.items()))
-            if fingerprint in self._left and self._left[fingerprint].is_alive and not is_quiet((ALL, *notice.names))
+            if any(holdings.is_alive for _, holdings in self._left.get(fingerprint, ())) and not is_quiet((ALL, *notice.names))
         )
 
     def be_quiet(self, *names: str) -> None:
@@ -114,7 +116,8 @@ class NoticeWatch:
             of_names = self._piled_up(piled_up, of_names)
         for notice, holdings in of_names:
             self._tell(notice, self._known(notice))
-            self._left[notice.fingerprint] = holdings
+            alive = [told for told in self._left.get(notice.fingerprint, ()) if told[1].is_alive]
+            self._left[notice.fingerprint] = [*alive[-_MOST_TOLD:], (notice, holdings)]
         left = self._left_behind.after(cell, least)
         if left is not None and not self._has_cleaned:
             self._tell(left)
@@ -132,11 +135,11 @@ class NoticeWatch:
 
     def _known(self, notice: Notice) -> Notice | None:
         """Return the notice that has told of this one's memory and holders already, if there is one."""
-        for fingerprint, former in self._made.items():
-            if former.storages and fingerprint in self._left:
-                alive = {(fact.device, fact.address) for fact in self._left[fingerprint].alive()}
+        for fingerprint, told in self._left.items():
+            for former, holdings in told:
+                alive = {(fact.device, fact.address) for fact in holdings.alive()}
                 if is_part_of(notice, replace(former, storages=former.storages & alive)):
-                    return former
+                    return self._made[fingerprint]
         return None
 
     def _piled_up(self, growth: Notice, of_names: list[_Judged]) -> list[_Judged]:
@@ -155,7 +158,7 @@ class NoticeWatch:
         former = self._made.pop(notice.fingerprint, None)
         if former is None and known is not None:
             former = self._made.pop(known.fingerprint)
-            self._left.pop(known.fingerprint, None)
+            self._left[notice.fingerprint] = self._left.pop(known.fingerprint, [])
         self._made[notice.fingerprint] = notice if former is None else again(former, notice)
         while len(self._made) > _KEPT:
             oldest = next(iter(self._made))

@@ -91,6 +91,9 @@ def test_one_leak_is_told_once(notebook: Kernel) -> None:
     assert _line(notebook.run("trainer = None")) == ""
     made = notebook.value(f"[(n.names, n.holders, n.times, n.command) for n in {_NEW}]")
     assert made == [(("net", "trainer"), ("keep[0].weight",), 2, "%reset_gpu keep")]
+    notebook.run("a, b = nn.Linear(1024, 1024), nn.Linear(1024, 1024); both = [a, b]; more = {'a': a}; tail = [b]").ok()
+    lines = [_line(notebook.run(code)) for code in ("del a", "del b", "more = None", "both = None", "del tail")]
+    assert [line[:14] for line in lines] == ["`a` is deleted", "", "", "", ""], "`b` is held by `both` as well"
     notebook.run("keep.clear(); other = [nn.Linear(1024, 1024)]; net = other[0]; del keep").ok()
     assert _line(notebook.run("del other")) == "", "it has a name"
 

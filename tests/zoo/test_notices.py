@@ -13,9 +13,10 @@ import random
 import pytest
 
 from tests.kernels import Kernel
-from tests.thorough import spread
+from tests.thorough import THOROUGH, spread
 from tests.zoo.cases import CASES, PRELUDE, Case
 from tests.zoo.more_cases import MORE_CASES
+from tests.zoo.sequences import SEQUENCES
 
 # In the kernel, and written apart from nbguard: the names bound to a tensor, module or Learner, before a cell and after it.
 TRUTH = r"""
@@ -98,6 +99,19 @@ def test_random_notebooks(kernel: Kernel, seed: int) -> None:
         names = kernel.value("list(builtins._experiments())")
         for name in dice.sample(names, min(len(names), 2)):
             _run(kernel, dice.choice(["del {0}", "{0} = None", "{0} = [{0}]", "exec('del {0}')"]).format(name))
+
+
+@pytest.mark.skipif(not THOROUGH, reason="a minute each, in a thorough run")
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_session(kernel: Kernel, seed: int) -> None:
+    dice = random.Random(seed)
+    _load(kernel)
+    sequences = list(SEQUENCES.values())
+    dice.shuffle(sequences)
+    while sequences:
+        running = [list(sequences.pop()) for _ in range(min(len(sequences), dice.choice((1, 1, 2, 3))))]
+        while any(running):
+            _run(kernel, dice.choice([cells for cells in running if cells]).pop(0))
 
 
 def _load(kernel: Kernel) -> None:

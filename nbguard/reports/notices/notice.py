@@ -85,10 +85,12 @@ class Notices(Result):
 def is_part_of(notice: Notice, other: Notice) -> bool:
     """Say whether a notice tells nothing new: no memory besides another one's, and no other holder.
 
-    What a cell piles up is told by one notice, which is about the names that the cell binds anew as well.
+    What a cell piles up is told by one notice, which is about the names that the cell binds anew as well. An object whose
+    last name goes is news where the other notice had no line that frees it.
     """
     is_growth = other.kind == "growth" and other.cell == notice.cell
-    return bool(notice.roots) and notice.roots <= other.roots and (is_growth or notice.storages <= other.storages)
+    is_told = notice.storages <= other.storages and bool(other.advice or not notice.is_whole)
+    return bool(notice.roots) and notice.roots <= other.roots and (is_growth or is_told)
 
 
 def again(former: Notice, notice: Notice) -> Notice:
