@@ -230,6 +230,8 @@ class _Trial:
         """Yield what the trial left out or could not look at."""
         if self._runner.optimizer_note:
             yield f"no step of the optimizer was tried: {self._runner.optimizer_note}"
+        if self._subject.is_compiled:
+            yield "compiled parts ran as they were written, without torch.compile"
         if self._subject.learn is not None:
             yield "callbacks were not run: the model, the loss, both passes and the optimizer were"
         if not self._kept.is_complete:
