@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import subprocess
@@ -116,6 +118,8 @@ def test_no_limit_of_the_address_space_is_left() -> None:
 
 @pytest.mark.parametrize("fault", ["half", "eps", "Apex"])
 def test_a_learner_is_in_order_after_the_command(fault: str) -> None:
+    import fastai.callback.fp16  # noqa: F401 - a fastai notebook has it: it gives Learners their to_fp16
+
     learn = learners.make("tabular")[0]
     if fault != "Apex":
         learn.model.half()
@@ -128,8 +132,10 @@ def test_a_learner_is_in_order_after_the_command(fault: str) -> None:
 
 
 def test_the_scaler_that_is_advised_is_not_static() -> None:
-    scaler = eval(command_of("static scale").partition("#")[0], {"torch": torch})
-    assert scaler.get_growth_interval() == 2000
+    call = ast.parse(command_of("static scale"), mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert ast.unparse(call.func) == "torch.amp.GradScaler"
+    assert inspect.signature(torch.amp.GradScaler).parameters["growth_interval"].default == 2000
 
 
 def test_every_other_command_says_what_to_do_outside_of_the_kernel() -> None:

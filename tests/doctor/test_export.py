@@ -76,7 +76,7 @@ def test_a_model_that_writes_into_its_parameters_is_tried_on_a_copy(through: str
 
 SCRIPT_LINES = {
     "U-Net": ("`model.layers[0]", "(ConvLayer)", "Hook 'hook_fn' on module 'ConvLayer'"),
-    "tabular": ("`model` (TabularModel)", "tabular/model.py:", "x is not defined in the false branch"),
+    "tabular": ("(TabularModel)", "tabular/model.py:", "x is not defined in the false branch"),
     "AWD-LSTM": ("(EmbeddingDropout)", "models/awdlstm.py:", "list cannot be used as a tuple"),
 }
 """What TorchScript's compiler stumbles over in them."""

@@ -63,7 +63,8 @@ def test_a_copy_computes_the_same_and_in_float32(way: str) -> None:
     assert type(copied[1]) is type(model[1])
     assert torch.equal(copied(x), model(x))
     with torch.autocast("cpu", torch.float16):
-        assert copied(torch.full((3, 4), 3000.0))[0].isfinite().all()
+        assert copied[1](torch.full((3, 4), 3000.0)).isfinite().all()
+        assert not made()[0][1](torch.full((3, 4), 3000.0)).isfinite().all()
 
 
 def test_hooks_are_called_once_each_with_the_layers_own_inputs() -> None:
