@@ -120,6 +120,7 @@ def test_all_failures_are_found_in_one_go() -> None:
     lines = {finding.what.partition(" cannot be exported at ")[2] for finding in check.findings}
     assert len(lines) > 1
     assert any("_change_one_hidden" in line for line in lines)
+    assert all("`model[0].module" in finding.what for finding in check.findings)
 
 
 def test_a_repaired_unet_is_exact_and_exports_for_any_batch() -> None:

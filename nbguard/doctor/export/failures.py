@@ -105,10 +105,11 @@ def _is_inner(file: str) -> bool:
 
 
 def _owner(line: Line, model: nn.Module) -> Any:
-    """Return the module whose forward pass has a line of code; None if none has."""
+    """Return the module that has a line of code in its forward pass, or in a method; None if none has."""
     for module in model.modules():
-        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-        if code is not None and code.co_filename == line[0] and line[2] in ("", code.co_name):
+        function = getattr(type(module), line[2] or "forward", None)
+        code = None if function is None else getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None and code.co_filename == line[0]:
             numbers = [number for _, _, number in code.co_lines() if number]
             if numbers and min(numbers) <= line[1] <= max(numbers):
                 return module
