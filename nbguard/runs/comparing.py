@@ -103,7 +103,7 @@ def _last_of_notebook(cells: list[Any]) -> Any:
         if type(metadata) is dict and METADATA in metadata:
             return metadata[METADATA]
     raise RunRecordError(
-        "no output of this notebook has a record: run  %nbguard record learn , or profile a fit with --log, and save it"
+        "no output of this notebook has a record: profile a fit with --log, or write one, as in  %nbguard record learn"
     )
 
 

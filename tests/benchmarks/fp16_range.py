@@ -57,7 +57,8 @@ def main() -> None:
             for watched in (True, False) if number % 2 else (False, True):
                 with nullcontext() if watched else without():
                     pairs[watched].append(fit(width))
-        quickest, median = ([choose(map(choose, each)) for each in pairs] for choose in (min, statistics.median))
+        quickest = [min(map(min, each)) for each in pairs]
+        median = [statistics.median(map(statistics.median, each)) for each in pairs]
         print(
             f"width {width}: quickest batch {quickest[1] / quickest[0]:.3f} × ({(quickest[1] - quickest[0]) / 1000:+.1f} µs of "
             f"{quickest[0] / 1000:.0f}), median {median[1] / median[0]:.3f} × ({(median[1] - median[0]) / 1000:+.1f} µs of "

@@ -192,7 +192,7 @@ class _Reversible(torch.autograd.Function):
             return module(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> Any:
         with torch.enable_grad():
             x = ctx.x.requires_grad_()
             ctx.module(x).backward(gradient)  # writes into the parameters' own gradients

@@ -12,7 +12,7 @@ import nbguard
 from tests.doctor.untouched import fingerprint
 
 _SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}
-_TEXT = {"input_ids": (2, 12), "labels": (2, 12)}
+_TEXT: dict[str, tuple[int, ...]] = {"input_ids": (2, 12), "labels": (2, 12)}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = {
     "BertForMaskedLM": ("BertConfig", _SIZES, _TEXT),
     "GPT2LMHeadModel": ("GPT2Config", {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}, _TEXT),
@@ -54,9 +54,9 @@ def test_a_model_of_transformers_raises_no_alarm_and_stays_as_it_is(name: str) -
 
 
 def test_a_lightning_module_raises_no_alarm_and_stays_as_it_is() -> None:
-    lightning = pytest.importorskip("lightning")
+    lightning: Any = pytest.importorskip("lightning")
 
-    class Lit(lightning.LightningModule):  # type: ignore[misc]
+    class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
