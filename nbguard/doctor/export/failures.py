@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 from torch import nn
@@ -105,15 +105,20 @@ def _is_inner(file: str) -> bool:
 
 
 def _owner(line: Line, model: nn.Module) -> Any:
-    """Return the module that has a line of code in its forward pass, or in a method; None if none has."""
+    """Return the module that has a line of code in its forward pass, or in another method; None if none has."""
     for module in model.modules():
-        function = getattr(type(module), line[2] or "forward", None)
-        code = None if function is None else getattr(inspect.unwrap(function), "__code__", None)
-        if code is not None and code.co_filename == line[0]:
-            numbers = [number for _, _, number in code.co_lines() if number]
-            if numbers and min(numbers) <= line[1] <= max(numbers):
-                return module
+        methods = (type(module).forward, getattr(type(module), line[2], None) if line[2] else None)
+        if any(_has_line(getattr(inspect.unwrap(method), "__code__", None), line) for method in methods if method is not None):
+            return module
     return None
+
+
+def _has_line(code: CodeType | None, line: Line) -> bool:
+    """Say whether a line is one of a function's; TorchScript tells no function's name."""
+    if code is None or code.co_filename != line[0] or line[2] not in ("", code.co_name):
+        return False
+    numbers = [number for _, _, number in code.co_lines() if number]
+    return bool(numbers) and min(numbers) <= line[1] <= max(numbers)
 
 
 def _place(file: str) -> str:
