@@ -19,7 +19,7 @@ from torch import nn
 import nbguard
 from nbguard.profiler.instruments.nonfinite.fp16_range import RangeWatch
 
-_BATCHES = 200
+_BATCHES = 100
 
 
 def fit(width: int) -> list[int]:
@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
-    for width in (32, 256):
+    for width in (16, 64):
         fit(width)
         pairs: list[list[list[int]]] = [[], []]
         for number in range(rounds):
@@ -62,7 +62,8 @@ def main() -> None:
         print(
             f"width {width}: quickest batch {quickest[1] / quickest[0]:.3f} × ({(quickest[1] - quickest[0]) / 1000:+.1f} µs of "
             f"{quickest[0] / 1000:.0f}), median {median[1] / median[0]:.3f} × ({(median[1] - median[0]) / 1000:+.1f} µs of "
-            f"{median[0] / 1000:.0f})"
+            f"{median[0] / 1000:.0f})",
+            flush=True,
         )
 
 
