@@ -272,3 +272,17 @@ def test_a_compiled_model_is_tried_as_it_was_written() -> None:
     assert "`model[1]` in the forward pass" in diagnosis.findings[0].what
     assert "compiled parts ran as they were written, without torch.compile" in diagnosis.notes
     assert fingerprint(model) == before
+
+
+def test_a_loader_that_fastai_has_not_looked_at_yet_stays_so() -> None:
+    from fastai.data.core import DataLoaders, TfmdDL
+    from fastai.learner import Learner
+
+    data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.randn(8, 2))
+    loaders = DataLoaders(TfmdDL(data, bs=4, num_workers=0, shuffle=True), TfmdDL(data, bs=4, num_workers=0))
+    learn = Learner(loaders, nn.Linear(4, 2), loss_func=MSE)
+    before = fingerprint(learn.model, learn)
+
+    assert [check.state for check in diagnosed(learn).checks][:3] == ["ok"] * 3
+    after = fingerprint(learn.model, learn)
+    assert {key for key in before if before[key] != after[key]} == set()

@@ -332,3 +332,16 @@ def test_a_model_without_a_learner_is_saved_by_its_state() -> None:
 
     assert (check.name, check.state) == ("torch.save(model)", "note")
     assert check.findings[0].command.startswith("torch.save(model.state_dict()")
+
+
+class _Many(nn.Module):
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return sum(inputs) + sum(named.values())
+
+
+def test_a_model_that_takes_any_inputs_is_exported_for_any_batch() -> None:
+    one, other = torch.ones(4, 3), torch.zeros(4, 3)
+
+    for batch in ((one, other, torch.ones(4)), {"a": one, "b": other}):  # the last of a tuple is a target
+        check = next(check for check in exported(_Many(), batch).checks if check.name == "dynamic batch")
+        assert check.state == "ok", check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import time
@@ -120,10 +121,13 @@ def _program(name: str, subject: TrialSubject, batch: TrialBatch, options: dict[
 
 def _of_any_batch(subject: TrialSubject, batch: TrialBatch) -> tuple[ExportAttempt, Any]:
     """Return an attempt in which the batch may have any size: each input by itself, or else all of them the same."""
-    each = _program("dynamic batch", subject, batch, {"dynamic_shapes": _dynamic(batch, torch.export.Dim.DYNAMIC)})
+    each = _program(
+        "dynamic batch", subject, batch, {"dynamic_shapes": _dynamic(subject.model, batch, torch.export.Dim.DYNAMIC)}
+    )
     if each[0].passes or not any("Constraints violated" in failure.message for failure in each[0].failures):
         return each
-    same = _program("dynamic batch", subject, batch, {"dynamic_shapes": _dynamic(batch, torch.export.Dim("batch", min=1))})
+    shared = _dynamic(subject.model, batch, torch.export.Dim("batch", min=1))
+    same = _program("dynamic batch", subject, batch, {"dynamic_shapes": shared})
     return same if same[0].passes else each
 
 
@@ -152,8 +156,8 @@ def _copy_with(subject: TrialSubject, cured: dict[str, ModuleRepair]) -> nn.Modu
     return model
 
 
-def _dynamic(batch: TrialBatch, size: Any) -> Any:
-    """Return which dimension of each input may change, and how: the first, where it is the batch's."""
+def _dynamic(model: nn.Module, batch: TrialBatch, size: Any) -> dict[str, Any]:
+    """Return by argument which dimension of each input may change, and how: the first, where it is the batch's."""
 
     def spec(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -164,9 +168,8 @@ def _dynamic(batch: TrialBatch, size: Any) -> Any:
             return {key: spec(part) for key, part in value.items()}
         return None
 
-    if batch.named_inputs is not None:
-        return {key: spec(part) for key, part in batch.named_inputs.items()}
-    return tuple(map(spec, batch.inputs))
+    arguments = inspect.signature(model.forward).bind(*batch.inputs, **(batch.named_inputs or {})).arguments
+    return {name: spec(value) for name, value in arguments.items()}
 
 
 def _traced(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
