@@ -168,7 +168,7 @@ def _dynamic(model: nn.Module, batch: TrialBatch, size: Any) -> dict[str, Any]:
             return {key: spec(part) for key, part in value.items()}
         return None
 
-    arguments = inspect.signature(model.forward).bind(*batch.inputs, **(batch.named_inputs or {})).arguments
+    arguments = batch.named_inputs or inspect.signature(model.forward).bind(*batch.inputs).arguments
     return {name: spec(value) for name, value in arguments.items()}
 
 
