@@ -335,13 +335,12 @@ def test_a_model_without_a_learner_is_saved_by_its_state() -> None:
 
 
 class _Many(nn.Module):
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        return sum(inputs) + sum(named.values())
+    def forward(self, *inputs: Any) -> Any:
+        return sum(inputs)
 
 
-def test_a_model_that_takes_any_inputs_is_exported_for_any_batch() -> None:
-    one, other = torch.ones(4, 3), torch.zeros(4, 3)
+def test_a_model_that_takes_any_number_of_inputs_is_exported_for_any_batch() -> None:
+    batch = torch.ones(4, 3), torch.zeros(4, 3), torch.ones(4)  # the last of a tuple is a target
 
-    for batch in ((one, other, torch.ones(4)), {"a": one, "b": other}):  # the last of a tuple is a target
-        check = next(check for check in exported(_Many(), batch).checks if check.name == "dynamic batch")
-        assert check.state == "ok", check
+    check = next(check for check in exported(_Many(), batch).checks if check.name == "dynamic batch")
+    assert check.state == "ok", check
