@@ -135,6 +135,7 @@ class Cell:
     stdout: str = ""
     stderr: str = ""
     bundles: list[dict[str, Any]] = field(default_factory=list)
+    outputs: list[dict[str, Any]] = field(default_factory=list)  # what is displayed, as a saved notebook keeps it
     error: tuple[str, str] | None = None
     traceback: str = ""
 
@@ -200,6 +201,7 @@ class Kernel:
                 cell.stderr += content["text"]
             elif kind in ("execute_result", "display_data"):
                 cell.bundles.append(content["data"])
+                cell.outputs.append({"output_type": kind, "data": content["data"], "metadata": content["metadata"]})
             elif kind == "error":
                 cell.error = (content["ename"], content["evalue"])
                 cell.traceback = re.sub("\x1b\\[[0-9;]*m", "", "\n".join(content["traceback"]))

@@ -22,7 +22,7 @@ from nbguard.memory import advice
 from nbguard.runs.analysis.cell_seeds import seeds_in
 
 
-def diagnose(
+def diagnose(  # noqa: PLR0913 - a public function with keywords
     learn: Any = None,
     batch: Any = None,
     *,
@@ -30,6 +30,7 @@ def diagnose(
     optimizer: Any = None,
     cells: Sequence[str] | None = None,
     name: str = "learn",
+    batch_name: str = "",
     determinism: bool = True,
     export: bool = True,
     environment: bool = True,
@@ -46,6 +47,7 @@ def diagnose(
         optimizer: of a model that is no Learner's; None: no step is made.
         cells: sources of the cells of a notebook, in the order in which they ran; None: this is no notebook.
         name: of `learn` in the notebook, for commands.
+        batch_name: of `batch`, likewise.
         determinism: whether to try whether a step repeats: some ten steps are run.
         export: whether to try to export the model: seconds, and the first time some more for PyTorch's compiler.
         environment: whether to check the machine, the libraries and the settings.
@@ -64,7 +66,7 @@ def diagnose(
         checks += made
         notes += left_out
     if export:
-        made, left_out = _export(subject, name)
+        made, left_out = _export(subject, name, batch_name)
         checks += made
         notes += left_out
     return Diagnosis(
@@ -102,7 +104,7 @@ def _determinism(
     return (*step_checks(facts, name), *seeds), facts.notes
 
 
-def _export(subject: TrialSubject | None, name: str) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+def _export(subject: TrialSubject | None, name: str, batch_name: str) -> tuple[tuple[Check, ...], tuple[str, ...]]:
     """Return the checks of export, and what they left out."""
     if subject is None:
         return no_export(_NOTHING), ()
@@ -113,4 +115,5 @@ def _export(subject: TrialSubject | None, name: str) -> tuple[tuple[Check, ...],
         facts = exported(subject, trial_batch(subject))
     except UndiagnosableError as error:
         return no_export(str(error)), ()
-    return export_checks(facts, name), facts.notes
+    given = batch_name or ("batch" if subject.batch is not None else "")
+    return export_checks(facts, name, given), facts.notes

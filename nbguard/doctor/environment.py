@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from nbguard.doctor.analysis.environment import (
     PREFIXES,
@@ -21,9 +22,9 @@ from nbguard.doctor.analysis.environment import (
 from nbguard.doctor.cuda_start import cuda_line
 from nbguard.scan.devices.cores import usable_cores
 from nbguard.scan.devices.host import host_facts
+from nbguard.scan.devices.library_versions import library_versions, reading
 from nbguard.scan.devices.nvml import NvmlReader
 
-_Value = TypeVar("_Value")
 _LIBRARIES = ("libcudnn", "libnccl", "libcublas")
 
 
@@ -51,35 +52,16 @@ def environment_facts(root: Path = Path("/"), variables: Mapping[str, str] = os.
 
 def _torch_facts(torch: Any) -> TorchFacts:
     """Return PyTorch's build and switches; no device is asked."""
-    build = torch._C
-    cudnn: Any = getattr(build, "_cudnn", None)
-    flags = _read(lambda: build._cuda_getArchFlags(), "") or ""
+    flags = reading(lambda: torch._C._cuda_getArchFlags(), "") or ""
     return TorchFacts(
         version=str(torch.__version__),
-        cuda=torch.version.cuda or "",
-        hip=getattr(torch.version, "hip", None) or "",
+        **asdict(library_versions(torch)),
         architectures=tuple(str(flags).split()),
-        cudnn_built=_read(lambda: tuple(cudnn.getCompileVersion()), None),
-        cudnn_loaded=_read(lambda: tuple(cudnn.getRuntimeVersion()), None),
-        nccl=_read(lambda: _nccl(build._nccl_version()), None),
         threads=torch.get_num_threads(),
-        matmul_precision=_read(lambda: str(torch.get_float32_matmul_precision()), "set by fp32_precision"),
+        matmul_precision=reading(lambda: str(torch.get_float32_matmul_precision()), "set by fp32_precision"),
         has_context=torch.cuda.is_initialized(),
         is_bad_fork=bool(torch.cuda._is_in_bad_fork()),
     )
-
-
-def _nccl(version: Any) -> tuple[int, ...]:
-    """Return NCCL's version, which PyTorch packs into one number, 16 bits each: the rule of `torch.cuda.nccl.version`."""
-    return version >> 32, version >> 16 & 0xFFFF, version & 0xFFFF
-
-
-def _read(read: Callable[[], _Value], otherwise: _Value) -> _Value:
-    """Return a reading, or `otherwise` where this build does not have it."""
-    try:
-        return read()
-    except (AttributeError, RuntimeError, TypeError):
-        return otherwise
 
 
 def _driver_facts(root: Path) -> DriverFacts:

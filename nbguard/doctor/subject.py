@@ -23,6 +23,7 @@ class TrialSubject:
     loader: Any = None  # training loader; None: none is known
     loss: Callable[..., Any] | None = None  # of prediction and targets; None: the outputs' sum stands for it
     optimizer: Any = None  # torch's or fastai's; None: none was given, or none was made yet
+    is_compiled: bool = False  # whether `torch.compile` has wrapped the model, which is tried without it
 
 
 def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = None) -> TrialSubject:
@@ -39,7 +40,8 @@ def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = N
         model = attribute_of(obj, "model")
         return TrialSubject(
             model=_unwrapped(torch, model),
-            name=f"{type(obj).__name__} of {type(model).__name__}",
+            is_compiled=_is_compiled(model),
+            name=f"{type(obj).__name__} of {type(_original(model)).__name__}",
             learn=obj,
             batch=batch,
             loader=_training_loader(obj),
@@ -50,7 +52,27 @@ def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = N
         raise UndiagnosableError(
             f"a {type(obj).__name__} is neither a Learner nor a model: name one, as in  %nbguard doctor learn"
         )
-    return TrialSubject(model=_unwrapped(torch, obj), name=type(obj).__name__, batch=batch, loss=loss, optimizer=optimizer)
+    return TrialSubject(
+        model=_unwrapped(torch, obj),
+        is_compiled=_is_compiled(obj),
+        name=type(_original(obj)).__name__,
+        batch=batch,
+        loss=loss,
+        optimizer=optimizer,
+    )
+
+
+def _is_compiled(model: Any) -> bool:
+    """Say whether `torch.compile` has wrapped a model, or `Module.compile` has compiled its calls."""
+    return _original(model) is not model or attribute_of(model, "_compiled_call_impl") is not None
+
+
+def _original(model: Any) -> Any:
+    """Return the model that `torch.compile` has wrapped; any other as it is."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and dynamo.OptimizedModule in mro_of(type(model)):
+        return _original(model._modules["_orig_mod"])
+    return model
 
 
 def _unwrapped(torch: Any, model: Any) -> Any:
@@ -61,9 +83,10 @@ def _unwrapped(torch: Any, model: Any) -> Any:
     """
     if torch.nn.Module not in mro_of(type(model)):
         raise UndiagnosableError(f"the Learner's model is a {type(model).__name__}, no torch module")
+    model = _original(model)
     names = {base.__name__ for base in mro_of(type(model))}
     if names & {"DistributedDataParallel", "DataParallel"}:
-        return model.module
+        return _original(model.module)
     if "FullyShardedDataParallel" in names or "FSDPModule" in names:
         raise UndiagnosableError("a sharded model (FSDP) has no whole parameters here: try it before it is sharded")
     if "ScriptModule" in names:

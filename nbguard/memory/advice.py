@@ -210,9 +210,10 @@ def undo_deterministic() -> Advice:
     return Advice(command=f"{_SWITCH} fix determinism --undo", effect="puts all of it back")
 
 
-def repair_export(name: str) -> Advice:
-    """Return the advice that makes a copy of a model that exports."""
-    return Advice(command=f"{_SWITCH} fix export {name}", effect="makes a copy that exports")
+def repair_export(name: str, batch: str = "") -> Advice:
+    """Return the advice that makes a copy of a model that exports; `batch` names one for a model that has no loader."""
+    given = f" --batch {batch}" if batch else ""
+    return Advice(command=f"{_SWITCH} fix export {name}{given}", effect="makes a copy that exports")
 
 
 def repair_nan(name: str = "") -> Advice:

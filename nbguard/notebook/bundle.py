@@ -18,4 +18,4 @@ def display_bundle(bundle: dict[str, Any], metadata: dict[str, Any] | None = Non
     """Display a mimebundle under the running cell; the notebook keeps the `metadata` with the output."""
     from IPython.display import display
 
-    display(bundle, raw=True, metadata=metadata)  # type: ignore[no-untyped-call]
+    display(bundle, raw=True, metadata=metadata or None)  # type: ignore[no-untyped-call]

@@ -14,7 +14,6 @@ from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.profile import FitProfile
 from nbguard.ranks.rank import current_rank
-from nbguard.runs.comparing import METADATA
 
 
 class CellProfile:
@@ -93,7 +92,6 @@ def show(report: FitReport) -> None:
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
         from nbguard.notebook.bundle import display_bundle
 
-        record = report.record
-        display_bundle(bundle, None if record is None else {METADATA: record.to_data()})
+        display_bundle(bundle, report.display_metadata())
     else:
         print(bundle["text/plain"])  # noqa: T201 - a script has nothing else

@@ -58,6 +58,11 @@ class Result:
         fields: dict[str, Any] = resolve_name(self.data)(self) if self.data else fields_as_data(self)
         return {"schema": SCHEMA, "kind": self.kind, **fields}
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:  # noqa: ARG002 - IPython's names
-        """Return the mimebundle that IPython shows where a cell ends with the result."""
-        return self.mimebundle()
+    def display_metadata(self) -> dict[str, Any]:
+        """Return what a notebook keeps beside the displayed result, in the metadata of the output."""
+        return {}
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Any:  # noqa: ARG002 - IPython's names
+        """Return the mimebundle that IPython shows where a cell ends with the result; with its metadata, if any."""
+        bundle, metadata = self.mimebundle(), self.display_metadata()
+        return (bundle, metadata) if metadata else bundle

@@ -10,11 +10,8 @@ from typing import Any
 
 from nbguard.errors import RunRecordError
 from nbguard.runs.analysis.comparison import RunComparison, compare_records
-from nbguard.runs.analysis.record import KIND, RunRecord, record_from
+from nbguard.runs.analysis.record import KIND, METADATA, RunRecord, record_from
 from nbguard.scan.heap.kinds import name_of
-
-METADATA = "nbguard_run"
-"""The key under which a notebook keeps the record, in the metadata of the output that shows the report."""
 
 ARTIFACT = "nbguard_run.json"
 """The file of a run of MLflow's that keeps the record."""
@@ -105,7 +102,9 @@ def _last_of_notebook(cells: list[Any]) -> Any:
         metadata = output.get("metadata")
         if type(metadata) is dict and METADATA in metadata:
             return metadata[METADATA]
-    raise RunRecordError("no output of this notebook has a record: profile a fit with --log, and save the notebook")
+    raise RunRecordError(
+        "no output of this notebook has a record: profile a fit with --log, or write one, as in  %nbguard record learn"
+    )
 
 
 def _from_mlflow(run: str) -> RunRecord:

@@ -15,6 +15,7 @@ from typing import Any
 from nbguard.runs.analysis.secrets import HIDDEN, is_secret_name
 from nbguard.runs.collector import FactCollector
 from nbguard.scan.devices.cores import usable_cores
+from nbguard.scan.devices.library_versions import dotted, library_versions
 from nbguard.scan.devices.nvml import NvmlReader
 from nbguard.units import format_bytes
 
@@ -34,20 +35,11 @@ def collect_versions(facts: FactCollector) -> None:
     if torch is None:
         facts.miss("versions", "torch", "PyTorch is not imported")
         return
-    build = torch._C
-    readings: dict[str, Callable[[], object]] = {
-        "CUDA": lambda: torch.version.cuda,
-        "ROCm": lambda: torch.version.hip,
-        "cuDNN": lambda: ".".join(map(str, build._cudnn.getRuntimeVersion())),
-        "NCCL": lambda: build._nccl_version() and ".".join(str(build._nccl_version() >> bits & 0xFFFF) for bits in (32, 16, 0)),
-    }
-    for name, read in readings.items():
-        try:
-            value = read()
-        except (AttributeError, RuntimeError, TypeError):
-            value = None
-        if value:
-            facts.add("versions", name, value)
+    build = library_versions(torch)
+    named = {"CUDA": build.cuda, "ROCm": build.hip, "cuDNN": dotted(build.cudnn_loaded), "NCCL": dotted(build.nccl)}
+    for name, version in named.items():
+        if version:
+            facts.add("versions", name, version)
 
 
 def imported_distributions() -> list[tuple[str, str]]:

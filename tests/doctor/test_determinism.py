@@ -180,3 +180,109 @@ def test_what_cannot_be_tried_is_not_checked_and_unchanged(kind: str) -> None:
     assert step.state == "not checked"
     assert reason in step.evidence
     assert before is None or fingerprint(model) == before
+
+
+class _Reversible(torch.autograd.Function):
+    """A layer whose backward pass calls the module again, as reversible layers and checkpoints do."""
+
+    @staticmethod
+    def forward(ctx: Any, module: nn.Module, x: Any, *_parameters: Any) -> Any:
+        ctx.module, ctx.x = module, x.detach()
+        with torch.no_grad():
+            return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            ctx.module(x).backward(gradient)  # writes into the parameters' own gradients
+        return None, x.grad, *(None for _ in ctx.module.parameters())
+
+
+class _Again(nn.Module):
+    def __init__(self, through: str) -> None:
+        super().__init__()
+        self.layer, self.through = nn.Linear(4, 4), through
+
+    def forward(self, x: Any) -> Any:
+        if self.through == "reversible":
+            return _Reversible.apply(self.layer, x, *self.layer.parameters())
+        from torch.utils.checkpoint import checkpoint
+
+        return checkpoint(self.layer, x, use_reentrant=self.through == "reentrant")
+
+
+@pytest.mark.parametrize("through", ["reversible", "reentrant", "not reentrant"])
+def test_a_backward_pass_that_calls_a_layer_again_writes_into_no_gradient_of_the_users(through: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), _Again(through), nn.Linear(4, 2))
+    model[1].layer.weight.grad = torch.ones(4, 4)
+    batch = torch.randn(8, 4)
+    before = fingerprint(model)
+
+    diagnosis = diagnosed(model, batch)
+    assert [check.state for check in diagnosis.checks][:3] == ["ok"] * 3
+    assert fingerprint(model) == before
+
+
+def test_a_loss_with_parameters_keeps_its_gradients() -> None:
+    loss = nn.Bilinear(2, 2, 1)
+    loss.weight.grad = torch.ones_like(loss.weight)
+    model, batch = nn.Linear(4, 2), (torch.randn(8, 4), torch.randn(8, 2))
+    before = fingerprint(loss)
+
+    diagnosed(model, batch, loss_func=lambda *both: loss(*both).sum())
+    assert fingerprint(loss) == before
+
+
+class _HooksItself(nn.Module):
+    """Registers hooks in its first call, and changes the order of others, as Transformers' models do to collect outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.has_hooks = False
+
+    def forward(self, x: Any) -> Any:
+        if not self.has_hooks:
+            self.layer.register_forward_hook(lambda *_: None, prepend=True)
+            self.has_hooks = True
+        return self.layer(x)
+
+
+def test_hooks_that_a_model_registers_itself_leave_its_dicts_whole() -> None:
+    model = _HooksItself()
+    kept = [model.layer.register_forward_hook(lambda *_: None) for _ in range(2)]
+    batch = torch.randn(8, 4)
+    before = fingerprint(model)
+
+    diagnosed(model, batch)
+    assert fingerprint(model) == before
+    assert list(model.layer._forward_hooks) == [handle.id for handle in kept]
+    assert len(list(model.layer._forward_hooks.values())) == 2  # the list of an OrderedDict agrees with its dict
+    model(torch.randn(8, 4))
+    assert len(model.layer._forward_hooks.values()) == 3
+
+
+def test_a_compiled_model_is_tried_as_it_was_written() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), planted.Forward(), nn.Linear(4, 2))
+    compiled, batch = torch.compile(model, backend="eager"), torch.randn(8, 4)
+    before = fingerprint(model)
+
+    diagnosis = diagnosed(compiled, batch)
+    assert "`model[1]` in the forward pass" in diagnosis.findings[0].what
+    assert "compiled parts ran as they were written, without torch.compile" in diagnosis.notes
+    assert fingerprint(model) == before
+
+
+def test_a_loader_that_fastai_has_not_looked_at_yet_stays_so() -> None:
+    from fastai.data.core import DataLoaders, TfmdDL
+    from fastai.learner import Learner
+
+    data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.randn(8, 2))
+    loaders = DataLoaders(TfmdDL(data, bs=4, num_workers=0, shuffle=True), TfmdDL(data, bs=4, num_workers=0))
+    learn = Learner(loaders, nn.Linear(4, 2), loss_func=MSE)
+    before = fingerprint(learn.model, learn)
+
+    assert [check.state for check in diagnosed(learn).checks][:3] == ["ok"] * 3
+    after = fingerprint(learn.model, learn)
+    assert {key for key in before if before[key] != after[key]} == set()

@@ -81,3 +81,26 @@ def test_mistakes_are_one_line_and_change_nothing(kernel: Kernel, tmp_path: Path
     ):
         assert words in str(kernel.run(f"%nbguard log {line}").error)
     assert "cells.csv" in kernel.run("%nbguard log").ok().text
+
+
+def test_a_live_log_that_fails_in_its_thread_is_said_once_and_the_others_go_on(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run("%load_ext nbguard\nimport torch").ok()
+    kernel.run(f"%nbguard log prometheus:{tmp_path}/gpu.prom csv:{tmp_path}/cells.csv --every 0.02").ok()
+    kernel.run("""
+import threading, time
+from nbguard.profiler.sinks import prometheus
+def fails(*_): raise ZeroDivisionError("not ours")
+sink = prometheus.PrometheusSink
+before, sink.log = sink.log, fails
+thread = next(each for each in threading.enumerate() if each.name == "nbguard log")
+limit = time.monotonic() + 60
+while thread.is_alive() and time.monotonic() < limit: time.sleep(0.01)
+""").ok()
+    said = kernel.run("x = 1").stdout + kernel.run("x = 2").stdout
+    assert kernel.value("thread.is_alive()") is False
+    state = kernel.run("%nbguard log").ok().text
+    assert "ZeroDivisionError: not ours" in state
+    assert "cells.csv" in state
+    assert said.count("this log is off") <= 1
+    kernel.run("sink.log = before").ok()
+    kernel.run("%nbguard log off").ok()

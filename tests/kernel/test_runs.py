@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels import Kernel
+from tests.kernels import Cell, Kernel
+from tests.thorough import left_out_by_ci
 
 _MODEL = "import torch\nsize = 4\n"
 _LEARNER = "torch.manual_seed(1); model = torch.nn.Linear(size, 1)\nopt = torch.optim.SGD(model.parameters(), lr=0.1)"
@@ -60,6 +61,64 @@ def test_a_profile_that_is_logged_keeps_its_record_in_the_notebook(kernel: Kerne
     assert [cell["role"] for cell in record["cells"]] == ["made", "made", "runs"]
     assert {fact["name"]: fact["value"] for fact in record["facts"]}["lr of group 0"] == "0.1"
     assert kernel.value("fit.record.of('model')['class']") == "torch.nn.modules.linear.Linear"
+
+
+def _saved(path: Path, cells: dict[str, Cell]) -> Path:
+    """Write a notebook with these cells and what they have displayed, as a front end saves it."""
+    import nbformat
+
+    code = [
+        nbformat.v4.new_code_cell(
+            source,
+            outputs=[
+                nbformat.from_dict({**output, "execution_count": 1} if output["output_type"] == "execute_result" else output)
+                for output in cell.outputs
+            ],
+        )
+        for source, cell in cells.items()
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=code), path)
+    nbformat.validate(nbformat.read(path, as_version=4))
+    return path
+
+
+def test_a_record_is_read_back_from_saved_notebooks(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run("%load_ext nbguard\nimport nbguard").ok()
+    profile = f"%%profile_fit --log csv:{tmp_path}/fits.csv\n{_LOOP}"
+    notebooks = {}
+    for name, learner, last in (
+        ("A", _LEARNER, profile),
+        ("B", _LEARNER.replace("(size, 1)", "(size, 1, bias=False)"), "%nbguard record model"),
+        ("C", _LEARNER.replace("seed(1)", "seed(2)"), "nbguard.run_record(model)"),
+    ):
+        cells = {source: kernel.run(source).ok() for source in (_MODEL, learner, last)}
+        notebooks[name] = _saved(tmp_path / f"{name}.ipynb", cells)
+
+    first = kernel.run(f"%nbguard compare {notebooks['A']} {notebooks['C']}").ok()
+    assert first.text.startswith("Most likely cause: seeds, torch: 1 → 2")
+    kernel.run(f"%nbguard compare {notebooks['A']} {notebooks['B']} -o difference").ok()
+    assert kernel.value("[each.name for each in difference.differences if each.topic == 'model'][:1]") == ["parameters"]
+    kernel.run(f"again = nbguard.compare({str(notebooks['C'])!r}, nbguard.run_record(model))").ok()
+    assert kernel.value("[each for each in again.differences if each.topic in ('seeds', 'model', 'data')]") == []
+
+
+@left_out_by_ci
+def test_a_record_is_read_back_from_notebooks_that_nbclient_ran_and_saved(kernel: Kernel, tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    paths = []
+    for name, seed in (("A", 1), ("B", 2)):
+        sources = ["%load_ext nbguard", _MODEL, _LEARNER.replace("seed(1)", f"seed({seed})")]
+        sources.append(f"%%profile_fit --log csv:{tmp_path}/{name}.csv\n{_LOOP}")
+        document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+        NotebookClient(document, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+        paths.append(tmp_path / f"{name}.ipynb")
+        nbformat.write(document, paths[-1])
+
+    kernel.run("%load_ext nbguard").ok()
+    ran = kernel.run(f"%nbguard compare {paths[0]} {paths[1]}").ok()
+    assert ran.text.startswith("Most likely cause: seeds, torch: 1 → 2")
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_a_record_is_saved_and_compared_by_its_file(tmp_path: Path) -> None:
         (3, "a int is no run: give a record"),
         ("empty.json", "empty.json: it holds no JSON"),
         ("other.json", "it holds no record of a run"),
-        ("other.ipynb", "no output of this notebook has a record"),
+        ("other.ipynb", "no output of this notebook has a record: profile a fit with --log, or write one"),
     ],
 )
 def test_what_holds_no_record_is_said(source: Any, words: str) -> None:

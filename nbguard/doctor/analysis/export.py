@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
-from nbguard.doctor.analysis.repairs import repair_of
+from nbguard.doctor.analysis.repairs import ModuleRepair, repair_of, repair_of_output
 from nbguard.doctor.analysis.step_trace import module_name
 from nbguard.memory.advice import repair_export
 from nbguard.units import counted, format_time
 
 _TOLERANCE = 1e-4
 """Of the largest output: from here on values of an exported model are other ones."""
-FORMATS = ("torch.export", "dynamic batch", "strict", "TorchScript", "ONNX")
+FORMATS = ("torch.export", "dynamic batch", "strict", "jit.trace", "jit.script", "ONNX")
 """What is tried, in this order."""
+OUTDATED = ("jit.trace", "jit.script")
+"""TorchScript: PyTorch warns that it is on its way out, and points to `torch.export`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,15 @@ class ExportFailure:
     module_class: str = ""  # its class with its module, such as fastai.layers.ToTensorBase
     line: str = ""  # the line of code, as layers.py:81 in forward()
     code: str = ""  # that line's text
+    output: str = (
+        ""  # class of what the module returns and no exported program can, such as transformers.cache_utils.DynamicCache
+    )
+    refused: int | None = None  # items of a batch that the exported model does not take; then it was exported
+
+    @property
+    def repair(self) -> ModuleRepair | None:
+        """Return what is known to cure it; None if nothing is."""
+        return repair_of_output(self.output) if self.output else repair_of(self.module_class)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +70,21 @@ class ExportFacts:
     eager: int  # nanoseconds of a call of the eager model
     items: int  # of the batch
     preprocessing: tuple[str, ...] = ()  # steps before the model, which no export has
+    is_learner: bool = True  # a model without a Learner is not written by `learn.export()`
     unpicklable: tuple[str, ...] = ()  # what `learn.export()` writes by name, and a server has not
     notes: tuple[str, ...] = ()
 
 
-def export_checks(facts: ExportFacts, learn: str = "learn") -> tuple[Check, ...]:
-    """Return a check for each attempt, and those of what surrounds the model."""
-    checks = [_attempt(attempt, facts, learn) for attempt in facts.attempts]
+def export_checks(facts: ExportFacts, learn: str = "learn", batch: str = "") -> tuple[Check, ...]:
+    """Return a check for each attempt, and those of what surrounds the model.
+
+    Args:
+        facts: what came of the attempts.
+        learn: name of the Learner or the model, for commands.
+        batch: likewise of the batch; empty where it is the loader's.
+    """
+    repair = repair_export(learn, batch).command
+    checks = [_attempt(attempt, facts, repair) for attempt in facts.attempts]
     return (*checks, _preprocessing(facts), _pickled(facts))
 
 
@@ -74,38 +93,47 @@ def no_export(reason: str) -> tuple[Check, ...]:
     return tuple(not_checked("export", name, reason) for name in FORMATS)
 
 
-def _attempt(attempt: ExportAttempt, facts: ExportFacts, learn: str) -> Check:
+def _attempt(attempt: ExportAttempt, facts: ExportFacts, repair: str) -> Check:
     if attempt.reason:
         return not_checked("export", attempt.name, attempt.reason)
     if not attempt.passes:
-        findings = [_failure(attempt, failure, learn) for failure in attempt.failures]
+        findings = [_failure(attempt, failure, repair) for failure in attempt.failures]
         return checked("export", attempt.name, f"{counted(len(findings), 'failure')} in {attempt.seconds:.1f} s", *findings)
     sizes = ", ".join(f"{each.items}" for each in attempt.differences)
     worst = max((each.largest for each in attempt.differences), default=0.0)
     values = f"; batches of {sizes}: values differ by {worst:.2g} at most" if sizes else ""
     speed = f"; {format_time(attempt.latency)} a call, eager {format_time(facts.eager)}" if attempt.latency else ""
-    return checked("export", attempt.name, f"passes in {attempt.seconds:.1f} s{values}{speed}", *_values(attempt))
+    until = "; TorchScript is on its way out" if attempt.name in OUTDATED else ""
+    return checked("export", attempt.name, f"passes in {attempt.seconds:.1f} s{values}{speed}{until}", *_values(attempt))
 
 
-def _failure(attempt: ExportAttempt, failure: ExportFailure, learn: str) -> CheckFinding:
-    repair = repair_of(failure.module_class)
+def _failure(attempt: ExportAttempt, failure: ExportFailure, repair: str) -> CheckFinding:
     where = module_name(failure.module) if failure.module else "the model"
     kind = f" ({failure.module_class.rpartition('.')[2]})" if failure.module_class else ""
     place = f" at {failure.line}" if failure.line else ""
     code = f": `{failure.code}`" if failure.code else ""
+    if failure.refused is not None:
+        what = f"{attempt.name}: the exported model refuses a batch of {failure.refused}"
+    elif failure.output:
+        what = f"{attempt.name}: `{where}`{kind} returns a {failure.output.rpartition('.')[2]}, which cannot be exported{place}"
+    else:
+        what = f"{attempt.name}: `{where}`{kind} cannot be exported{place}"
+    known = failure.repair
+    is_repaired = known is not None and bool(known.replacement or known.setting) and attempt.name not in OUTDATED
     return CheckFinding(
-        severity="note" if attempt.name in ("strict", "TorchScript") else "advice",
-        what=f"{attempt.name}: `{where}`{kind} cannot be exported{place}",
+        severity="note" if attempt.name in ("strict", *OUTDATED) else "advice",
+        what=what,
         evidence=f"{failure.error}: {failure.message}{code}",
-        command=repair_export(learn).command if repair is not None and repair.replacement else _advice(failure),
+        command=repair if is_repaired else _advice(attempt, failure),
     )
 
 
-def _advice(failure: ExportFailure) -> str:
+def _advice(attempt: ExportAttempt, failure: ExportFailure) -> str:
     """Return what to do about a failure that no replacement cures."""
-    repair = repair_of(failure.module_class)
-    if repair is not None:
-        return f"# {repair.reason}"
+    if attempt.name in OUTDATED:
+        return "# TorchScript is on its way out: use what torch.export makes"
+    if failure.repair is not None:
+        return f"# {failure.repair.reason}"
     for mark, advice in _BY_MESSAGE:
         if mark in f"{failure.error} {failure.message}":
             return f"# {advice}"
@@ -121,6 +149,8 @@ _BY_MESSAGE = (
         "DATA_DEPENDENT",
         "the path or a shape depends on values: torch.where or torch.cond instead of `if`",
     ),
+    ("Data-dependent branching", "the path depends on values: torch.where or torch.cond instead of `if`"),
+    ("is refused", "a size is a case of its own in the code: pad to two on the server, or export that size by itself"),
     ("Could not guard on data-dependent", "a shape depends on values: mask instead of cutting, or torch._check what holds"),
     ("Constraints violated", "a size is fixed in the code: -1 or x.shape[0] instead of a number in view and reshape"),
     (".numpy()", "stay with tensors: numpy's functions are not in a graph"),
@@ -153,6 +183,8 @@ def _preprocessing(facts: ExportFacts) -> Check:
 
 
 def _pickled(facts: ExportFacts) -> Check:
+    if not facts.is_learner:
+        return _saved(facts)
     if not facts.unpicklable:
         return checked("export", "learn.export()", "all that is pickled by name lies in importable modules")
     finding = CheckFinding(
@@ -162,3 +194,17 @@ def _pickled(facts: ExportFacts) -> Check:
         command="# move it into a module, for one by  %%writefile transforms.py , and import it here and there",
     )
     return checked("export", "learn.export()", counted(len(facts.unpicklable), "object"), finding)
+
+
+def _saved(facts: ExportFacts) -> Check:
+    """Return the check of a whole model that is written by `torch.save`: its values alone need no class."""
+    name = "torch.save(model)"
+    if not facts.unpicklable:
+        return checked("export", name, "all that is pickled by name lies in importable modules")
+    finding = CheckFinding(
+        severity="note",
+        what="the whole model cannot be loaded elsewhere from a file of torch.save",
+        evidence="by name only, or not at all: " + ", ".join(facts.unpicklable[:8]),
+        command='torch.save(model.state_dict(), "model.pt")   # its values; the code goes as a module',
+    )
+    return checked("export", name, counted(len(facts.unpicklable), "object"), finding)

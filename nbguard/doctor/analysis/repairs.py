@@ -17,6 +17,7 @@ class ModuleRepair:
 
     reason: str  # why it cannot be exported, and what to do
     replacement: str = ""  # class of torch.nn that computes the same, built without arguments; empty: there is none
+    setting: tuple[str, bool] | None = None  # (name in the model's `config`, value) without which it is not returned
 
 
 _REPAIRS = {
@@ -35,6 +36,27 @@ _REPAIRS = {
         reason="it sets a weight anew in each call: copy the raw weight into the LSTM, and export that"
     ),
 }
+
+
+_CACHE = ModuleRepair(
+    reason="what an exported program returns are tensors: a cache of a Transformers model is none. Without it the values are "
+    "the same",
+    setting=("use_cache", False),
+)
+_OUTPUTS = {
+    f"transformers.{place}": _CACHE
+    for place in (
+        "cache_utils.DynamicCache",
+        "cache_utils.EncoderDecoderCache",
+        "cache_utils.StaticCache",
+        "models.mamba.modeling_mamba.MambaCache",
+    )
+}
+
+
+def repair_of_output(name: str) -> ModuleRepair | None:
+    """Return the cure for a model that returns an object of a class, by its full name; None if none is known."""
+    return _OUTPUTS.get(name)
 
 
 def repair_of(name: str) -> ModuleRepair | None:

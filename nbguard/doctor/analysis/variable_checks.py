@@ -62,7 +62,7 @@ def _allocator(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
             severity="note",
             what=f"{old} is the old name of {_NEW}",
             evidence=f"PyTorch {torch.version if torch else ''} still reads it",
-            command=f'export {_NEW}="{variables[old]}"   # before Jupyter starts, instead of {old}',
+            command=f'unset {old}; export {_NEW}="{variables[old]}"   # before Jupyter starts',
         )
     for name in (_NEW, old):
         if name in variables:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +102,8 @@ def trial_batch(subject: TrialSubject) -> TrialBatch:
 def _inputs(subject: TrialSubject, parts: tuple[Any, ...]) -> int:
     """Return how many parts of a batch are inputs: as fastai says, or all but the last if a loss wants that one."""
     if subject.learn is not None:
-        return int(getattr(subject.learn.dls, "n_inp", max(1, len(parts) - 1)))
+        with _kept(subject.loader):  # fastai takes an item to count them, and notes what it has found
+            return int(getattr(subject.learn.dls, "n_inp", max(1, len(parts) - 1)))
     if subject.loss is not None:
         return max(1, len(parts) - 1)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -119,15 +121,23 @@ def _taken(subject: TrialSubject) -> Any:
             f"a {subject.name} has no loader: give a batch, as in  %nbguard doctor model --batch xb, "
             "or nbguard.diagnose(model, batch)"
         )
-    state, generators = KeptState([("the training loader", loader)]), LibraryGenerators()
     try:
-        return loader.one_batch() if hasattr(type(loader), "one_batch") else _of_torch(loader)
+        with _kept(loader):
+            return loader.one_batch() if hasattr(type(loader), "one_batch") else _of_torch(loader)
     except Exception as error:  # noqa: BLE001 - whatever the user's dataset raises is the reason
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+    raise UndiagnosableError(f"the training loader gives no batch ({reason}): give one, as in nbguard.diagnose(learn, batch)")
+
+
+@contextlib.contextmanager
+def _kept(loader: Any) -> Iterator[None]:
+    """Put a loader and all generators back afterwards."""
+    state, generators = KeptState([("the training loader", loader)]), LibraryGenerators()
+    try:
+        yield
     finally:
         state.restore()
         generators.restore()
-    raise UndiagnosableError(f"the training loader gives no batch ({reason}): give one, as in nbguard.diagnose(learn, batch)")
 
 
 def _of_torch(loader: Any) -> Any:

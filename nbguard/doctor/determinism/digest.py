@@ -19,10 +19,11 @@ def digest(tensor: torch.Tensor) -> bytes:
         if plain.is_quantized:
             plain = plain.int_repr()
         parts = _dense(plain)
-        result = hashlib.blake2b(f"{plain.dtype} {tuple(plain.shape)}".encode(), digest_size=16)
+        header = f"{plain.dtype} {tuple(plain.shape)}".encode()
+        result = hashlib.sha1(header, usedforsecurity=False)  # processors have instructions for it: the quickest of hashlib's
         for part in parts:
             result.update(flat_bytes(part).cpu().numpy() if part.numel() else b"")
-    return result.digest()
+    return result.digest()[:16]
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -136,7 +136,7 @@ class KeptState:
                 self._keep_dict(name, value, "{}.{}", "attribute")
             elif "_hooks" in key and dict in mro_of(type(value)):
                 self._keep_dict(f"{name}.{key}", value, "{}[{!r}]", "entry")
-                yield from ((f"{name}.{key}", hook) for hook in value.values())
+                yield from ((f"{name}.{key}", hook) for hook in list(dict.values(value)))
             else:
                 yield f"{name}.{key}", value
 
@@ -190,27 +190,34 @@ class KeptState:
         self.places.append(Place(name, kind, lambda: not _is_same(read(), before), lambda: put(before)))
 
     def _keep_dict(self, name: str, mapping: Any, form: str, kind: str) -> None:
-        """Keep the entries of a dict, each as a place of its own, and which entries there are."""
-        before = dict(dict.items(mapping))
+        """Keep the entries of a dict, each as a place of its own, and which entries there are, in their order.
+
+        An `OrderedDict` has a list of its keys beside the dict: what changes it by the dict's own methods breaks it.
+        """
+        base: Any = OrderedDict if OrderedDict in mro_of(type(mapping)) else dict
+        before = dict(base.items(mapping))
 
         def put(key: Any, value: Any) -> None:
             if value is _MISSING:
-                dict.pop(mapping, key, None)
+                base.pop(mapping, key, None)
             else:
-                dict.__setitem__(mapping, key, value)
+                base.__setitem__(mapping, key, value)
 
         for key in before:
             label = form.format(name, key) if type(key) in _ATOMS else f"{name}[…]"
             self._keep(label, kind, partial(dict.get, mapping, key, _MISSING), partial(put, key))
 
-        def new() -> list[Any]:
-            return [key for key in dict.keys(mapping) if key not in before]
+        def is_other() -> bool:
+            """Say whether there are new keys, or the old ones in another order."""
+            return list(base.keys(mapping)) != [key for key in before if dict.__contains__(mapping, key)]
 
-        def remove() -> None:
-            for key in new():
-                dict.pop(mapping, key, None)
+        def reset() -> None:
+            kept = [(key, dict.__getitem__(mapping, key)) for key in before if dict.__contains__(mapping, key)]
+            base.clear(mapping)
+            for key, value in kept:
+                base.__setitem__(mapping, key, value)
 
-        self.places.append(Place(f"{name} (new entries)", kind, lambda: bool(new()), remove))
+        self.places.append(Place(f"{name} (new entries)", kind, is_other, reset))
 
     def _keep_sequence(self, name: str, sequence: Any, base: Any) -> None:
         before = list(base.__iter__(sequence))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,19 +73,22 @@ class StepRunner:
         """Run the forward and the backward pass; return copies of the parameters, the buffers, and the gradients."""
         parameters, buffers, names = self._copies()
         batch = self._batch.cloned()
-        call = _Call(self._subject.model, self._resets)
+
+        @contextlib.contextmanager
+        def around() -> Iterator[None]:
+            with events.listening() if events else contextlib.nullcontext(), self._amp():
+                yield
+
+        own = frozenset(map(id, names.values()))
+        call = _Step(self._subject.model, self._resets, around, lambda outputs: self._loss(outputs, batch.targets), own)
         copies = {f"model.{name}": tensor for name, tensor in names.items()}
-        with torch.enable_grad(), events.listening() if events else contextlib.nullcontext(), self._amp():
-            outputs = torch.func.functional_call(call, copies, batch.inputs, batch.named_inputs, tie_weights=False)
-            loss = self._loss(outputs, batch.targets)
+        with torch.enable_grad(), _uncompiled():
+            loss = torch.func.functional_call(call, copies, batch.inputs, batch.named_inputs, tie_weights=False)
+        gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}
+        for tensor in parameters.values():
+            tensor.grad = None
         if events is not None:
             events.add("loss", "", "", loss)
-        wanted = {name: tensor for name, tensor in parameters.items() if tensor.requires_grad}
-        gradients: dict[str, Any] = {}
-        if wanted and loss.requires_grad:
-            values = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-            gradients = {name: value for name, value in zip(wanted, values, strict=True) if value is not None}
-        if events is not None:
             events.drain()
             for name, buffer in buffers.items():
                 events.add("buffer", name, "", buffer)
@@ -126,19 +130,67 @@ class StepRunner:
         return parameters
 
 
-class _Call(nn.Module):  # type: ignore[misc]
-    """The call of a model as a fit makes it, so that what comes before the call runs on the copies, too."""
+class _Step(nn.Module):  # type: ignore[misc]
+    """Both passes of a step as a fit makes them, so that all of it runs on the copies.
 
-    def __init__(self, model: nn.Module, resets: bool) -> None:
+    That goes for what comes before the call, too, and for what a backward pass calls again: checkpoints, reversible layers.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        resets: bool,
+        around: Callable[[], contextlib.AbstractContextManager[None]],
+        loss: Callable[[Any], torch.Tensor],
+        own: frozenset[int],
+    ) -> None:
         super().__init__()
         self.model = model
         self._resets = resets
+        self._around = around  # of the forward pass
+        self._loss = loss  # of the model's outputs
+        self._own = own  # ids of the copies
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Reset the model, if the fit does so before it begins, and call it."""
-        if self._resets:
-            self.model.reset()
-        return self.model(*inputs, **named)
+    def forward(self, *inputs: Any, **named: Any) -> torch.Tensor:
+        """Reset the model, if the fit does so before it begins, call it, and run the backward pass; return the loss."""
+        with self._around():
+            if self._resets:
+                self.model.reset()
+            loss = self._loss(self.model(*inputs, **named))
+        if loss.requires_grad:
+            others = [leaf for leaf in _leaves(loss) if id(leaf) not in self._own]
+            before = [leaf.grad for leaf in others]
+            for leaf in others:  # such as those of a loss with parameters: the gradients of its own stay as they are
+                leaf.grad = None
+            try:
+                loss.backward()
+            finally:
+                for leaf, gradient in zip(others, before, strict=True):
+                    leaf.grad = gradient
+        return loss.detach()
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run what `torch.compile` has compiled as it was written: to compile it again for each run would take minutes."""
+    stance = getattr(torch.compiler, "set_stance", None)  # since 2.6
+    with contextlib.nullcontext() if stance is None or "torch._dynamo" not in sys.modules else stance("force_eager"):
+        yield
+
+
+def _leaves(loss: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors into which a backward pass writes gradients."""
+    leaves: list[torch.Tensor] = []
+    nodes, seen = [loss.grad_fn], {None}
+    while nodes:
+        node: Any = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        nodes += [following for following, _ in node.next_functions]
+    return leaves
 
 
 class _Events:

@@ -100,13 +100,12 @@ class _Trial:
 
     def facts(self) -> DeterminismFacts:
         """Return what came of all runs."""
-        self._run_once()  # what a first call makes (caches, plans) is not what is asked about
+        known = self._known()  # first: what a first call makes (caches, plans) is not what is asked about
         plain = _Outcome(tuple(self._run_once() for _ in range(_RUNS)))
         difference = plain.difference
         cure, refused = self._cure() if difference is not None else (None, "")
         operation, is_pythons = self._operation() if difference is not None else (None, False)
         hidden = self._hidden(plain.traces[0]) if difference is None else ()
-        known = self._known()
         step, deterministic_step = self._times(is_refused=bool(refused or known))
         suspects = [place.name for place in self._kept.changed()] + self._kept.opaque if is_pythons else []
         return DeterminismFacts(
@@ -128,7 +127,6 @@ class _Trial:
 
     def times(self) -> StepTimes:
         """Return the times of a step."""
-        self._run_once()
         known = self._known()
         plain, deterministic = self._times(is_refused=bool(known))
         return StepTimes(plain=plain, deterministic=deterministic, refused=tuple(sorted({fact.name for fact in known})))
@@ -230,6 +228,8 @@ class _Trial:
         """Yield what the trial left out or could not look at."""
         if self._runner.optimizer_note:
             yield f"no step of the optimizer was tried: {self._runner.optimizer_note}"
+        if self._subject.is_compiled:
+            yield "compiled parts ran as they were written, without torch.compile"
         if self._subject.learn is not None:
             yield "callbacks were not run: the model, the loss, both passes and the optimizer were"
         if not self._kept.is_complete:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 from torch import nn
@@ -15,7 +17,9 @@ from nbguard.doctor.analysis.export import ExportFailure
 from nbguard.render.words import clean, line_words
 from nbguard.scan.devices.allocation_sites import Sites
 
-_FROM_USER_CODE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_FROM_USER_CODE = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
+"""As the strict export writes its lines; TorchScript, which has the innermost first, writes no function."""
+_ON_MODULE = re.compile(r"on module '(\w+)'")
 Line = tuple[str, int, str]
 """(file, line, function)"""
 
@@ -30,13 +34,30 @@ def failure_of(error: BaseException, model: nn.Module) -> ExportFailure:
     text = str(error)
     if module is None:
         frames = [(file, int(number), function) for file, number, function in _FROM_USER_CODE.findall(text)]
-        module, line = _of_frames([frame for frame in frames if not _is_inner(frame[0])] or ([line] if line else []), model)
+        own = [frame for frame in frames if not _is_inner(frame[0])]
+        if own and not own[0][2]:
+            own.reverse()
+        module, line = _of_frames(own or ([line] if line else []), model)
+        module = module or _by_class(text, model)
     return _failure(type(error).__name__, _first_line(text), module, line)
+
+
+def _by_class(text: str, model: nn.Module) -> tuple[str, Any] | None:
+    """Return (path, module) of the first module of the class that a message of TorchScript's names."""
+    match = _ON_MODULE.search(text)
+    named = model.named_modules() if match is not None else ()
+    return next(((path, each) for path, each in named if match is not None and type(each).__name__ == match[1]), None)
 
 
 def failure_at(kind: str, message: str, frames: Iterable[Line], model: nn.Module) -> ExportFailure:
     """Return a failure by a stack without live frames, the outermost first."""
     return _failure(kind, message, *_of_frames([frame for frame in frames if not _is_inner(frame[0])], model))
+
+
+def failure_in(model: nn.Module, module: nn.Module, line: Line, *, output: str) -> ExportFailure:
+    """Return the failure of a module that returns an object of a class which no exported program can return."""
+    path = next(path for path, each in model.named_modules() if each is module)
+    return replace(_failure("", "", (path, module), line), output=output)
 
 
 def _of_frames(frames: list[Line], model: nn.Module) -> tuple[tuple[str, Any] | None, Line | None]:
@@ -84,14 +105,20 @@ def _is_inner(file: str) -> bool:
 
 
 def _owner(line: Line, model: nn.Module) -> Any:
-    """Return the module whose forward pass has a line of code; None if none has."""
+    """Return the module that has a line of code in its forward pass, or in another method; None if none has."""
     for module in model.modules():
-        code = getattr(type(module).forward, "__code__", None)
-        if code is not None and code.co_filename == line[0] and code.co_name == line[2]:
-            numbers = [number for _, _, number in code.co_lines() if number]
-            if numbers and min(numbers) <= line[1] <= max(numbers):
-                return module
+        methods = (type(module).forward, getattr(type(module), line[2], None) if line[2] else None)
+        if any(_has_line(getattr(inspect.unwrap(method), "__code__", None), line) for method in methods if method is not None):
+            return module
     return None
+
+
+def _has_line(code: CodeType | None, line: Line) -> bool:
+    """Say whether a line is one of a function's; TorchScript tells no function's name."""
+    if code is None or code.co_filename != line[0] or line[2] not in ("", code.co_name):
+        return False
+    numbers = [number for _, _, number in code.co_lines() if number]
+    return bool(numbers) and min(numbers) <= line[1] <= max(numbers)
 
 
 def _place(file: str) -> str:

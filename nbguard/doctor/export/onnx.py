@@ -46,14 +46,17 @@ json.dump(result, open(sys.argv[2], "w"))
 """
 
 
-def onnx_attempt(program: Any, batch: TrialBatch) -> ExportAttempt:
-    """Return an attempt to convert an exported program; it is not tried without one, or without the packages."""
+def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure, ...]) -> ExportAttempt:
+    """Return an attempt to convert an exported program; it is not tried without the packages.
+
+    Without a program it fails where the export did: `failures`.
+    """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         reason = f"{' and '.join(missing)} not installed: pip install onnx onnxscript onnxruntime"
         return ExportAttempt(name="ONNX", passes=False, reason=reason)
     if program is None:
-        return ExportAttempt(name="ONNX", passes=False, reason="it is made of an exported program, and there is none")
+        return ExportAttempt(name="ONNX", passes=False, failures=failures)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nbguard-onnx-") as folder:
         saved, answer = Path(folder, "program.pt2"), Path(folder, "answer.json")

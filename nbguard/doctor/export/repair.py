@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from nbguard.doctor.analysis.repairs import repair_of
-from nbguard.doctor.determinism.batch import trial_batch
-from nbguard.doctor.determinism.digest import tensors_in
+from nbguard.doctor.determinism.batch import TrialBatch, trial_batch
 from nbguard.doctor.determinism.kept_state import KeptState
+from nbguard.doctor.export.apply_repair import apply_repair
 from nbguard.doctor.export.model_copy import shared_copy
-from nbguard.doctor.export.trial import difference, exported, plain, set_module
+from nbguard.doctor.export.outputs import unknown_output
+from nbguard.doctor.export.trial import difference, exported, plain
 from nbguard.doctor.export.write_watch import own_if_written
 from nbguard.doctor.subject import TrialSubject, subject_of
 from nbguard.errors import UndiagnosableError
@@ -45,21 +47,38 @@ def repaired(subject: TrialSubject) -> tuple[nn.Module, tuple[tuple[str, str, st
         name = f"{type(module).__module__}.{type(module).__qualname__}"
         repair = repair_of(name)
         if repair is not None and repair.replacement:
-            set_module(model, path, getattr(nn, repair.replacement)())
+            apply_repair(model, path, repair)
             replaced.append((path, name.rpartition(".")[2], repair.replacement))
     own = copy.deepcopy(model)
     batch = trial_batch(subject)
+    replaced += _without_caches(own, batch)
     facts = exported(_of_copy(subject, own), batch)
     first = facts.attempts[0]
     if not first.passes:
         failure = first.failures[0]
-        repair = repair_of(failure.module_class)
+        repair = failure.repair
         raise UndiagnosableError(
             f"{failure.module_class.rpartition('.')[2] or subject.name} cannot be replaced: "
             f"{repair.reason if repair else failure.message}"
         )
     _compare(subject, own, batch.each(lambda tensor: plain(tensor)))
     return own, tuple(replaced)
+
+
+def _without_caches(model: nn.Module, batch: TrialBatch) -> list[tuple[str, str, str]]:
+    """Have a copy of a model return nothing but tensors, if a setting does that; return what was set."""
+    generators = LibraryGenerators()
+    try:
+        with torch.no_grad():
+            returned = unknown_output(shared_copy(model)[0], batch.each(lambda tensor: plain(tensor).clone()))
+    finally:
+        generators.restore()
+    repair = None if returned is None else returned.repair
+    if repair is None or repair.setting is None:
+        return []
+    apply_repair(model, "", repair)
+    name, value = repair.setting
+    return [(f"config.{name}", str(not value), str(value))]
 
 
 def _of_copy(subject: TrialSubject, model: nn.Module) -> TrialSubject:
@@ -77,9 +96,14 @@ def _compare(subject: TrialSubject, model: nn.Module, batch: Any) -> None:
     try:
         eager, _ = shared_copy(own_if_written(subject, batch).model)
         with torch.no_grad():
-            outputs = [list(tensors_in(each(*batch.inputs, **(batch.named_inputs or {})))) for each in (eager, model)]
+            outputs = [_tensors(each(*batch.inputs, **(batch.named_inputs or {}))) for each in (eager, model)]
     finally:
         state.restore()
         generators.restore()
     if (gap := difference(batch.items or 0, *outputs).largest) > 0:
         raise UndiagnosableError(f"the repaired copy would compute other values: they differ by {gap:.3g}")
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    """Return the tensors that an exported program can return: not those in a cache."""
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import time
@@ -15,14 +16,16 @@ import torch
 from torch import nn
 
 from nbguard.doctor.analysis.export import ExportAttempt, ExportFacts, ExportFailure, ValueDifference
-from nbguard.doctor.analysis.repairs import repair_of
+from nbguard.doctor.analysis.repairs import ModuleRepair
 from nbguard.doctor.determinism.batch import TrialBatch
 from nbguard.doctor.determinism.digest import tensors_in
 from nbguard.doctor.determinism.kept_state import KeptState
+from nbguard.doctor.export.apply_repair import apply_repair
 from nbguard.doctor.export.draft import drafted_failures
 from nbguard.doctor.export.failures import failure_of
 from nbguard.doctor.export.model_copy import shared_copy
 from nbguard.doctor.export.onnx import onnx_attempt
+from nbguard.doctor.export.outputs import unknown_output
 from nbguard.doctor.export.surroundings import pickled_by_name, preprocessing
 from nbguard.doctor.export.write_watch import own_if_written
 from nbguard.doctor.subject import TrialSubject
@@ -65,16 +68,20 @@ def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
         raise UndiagnosableError(f"{subject.name} cannot be called: {reason}") from error
     static, program = _program("torch.export", subject, batch, {})
-    dynamic, dynamic_program = _program("dynamic batch", subject, batch, {"dynamic_shapes": _dynamic(batch)})
+    dynamic, dynamic_program = _of_any_batch(subject, batch)
     strict, _ = _program("strict", subject, batch, {"strict": True})
-    attempts = (static, dynamic, strict, _traced(subject, batch), onnx_attempt(dynamic_program or program, batch))
+    onnx = onnx_attempt(dynamic_program or program, batch, static.failures)
+    attempts = (static, dynamic, strict, _traced(subject, batch), _scripted(subject, batch), onnx)
     notes = [f"{left_out} hooks that are functions were left out of the copy that was exported"] if left_out else []
+    if subject.is_compiled:
+        notes.append("what was exported is the model as it was before torch.compile")
     if subject is not given:
         notes.append("a call of the model writes into its parameters: it was tried on a copy with memory of its own")
     return ExportFacts(
         attempts=attempts,
         eager=eager,
         items=batch.items or 0,
+        is_learner=subject.learn is not None,
         preprocessing=preprocessing(subject),
         unpicklable=pickled_by_name(subject),
         notes=tuple(notes),
@@ -85,22 +92,24 @@ def _program(name: str, subject: TrialSubject, batch: TrialBatch, options: dict[
     """Return an attempt with `torch.export`, with all failures that can be found, and the program if it passes."""
     started = time.perf_counter()
     failures: list[ExportFailure] = []
-    replaced: dict[str, str] = {}
+    cured: dict[str, ModuleRepair] = {}
     program: Any = None
     while len(failures) < _REPAIRS:
-        model = _copy_with(subject, replaced)
+        model = _copy_with(subject, cured)
         try:
             program = torch.export.export(model, batch.inputs, batch.named_inputs, **{"strict": False, **options})
             break
         except Exception as error:  # noqa: BLE001 - an exporter raises what it likes
             failure = failure_of(error, model)
-        repair = repair_of(failure.module_class)
-        if repair is None or not repair.replacement or failure.module in replaced:
-            drafted = drafted_failures(_copy_with(subject, replaced), batch) if name == "torch.export" else []
+        if not failure.module:
+            failure = _located(failure, _copy_with(subject, cured), batch, options)
+        repair = failure.repair
+        if repair is None or not (repair.replacement or repair.setting) or failure.module in cured:
+            drafted = drafted_failures(_copy_with(subject, cured), batch) if name == "torch.export" else []
             failures += drafted or [failure]
             break
         failures.append(failure)
-        replaced[failure.module] = repair.replacement
+        cured[failure.module] = repair
     attempt = ExportAttempt(
         name=name, passes=not failures, seconds=time.perf_counter() - started, failures=tuple(dict.fromkeys(failures))
     )
@@ -110,46 +119,95 @@ def _program(name: str, subject: TrialSubject, batch: TrialBatch, options: dict[
     return _compared(attempt, subject, batch, program.module(), [size for size in sizes if size]), program
 
 
-def _copy_with(subject: TrialSubject, replaced: dict[str, str]) -> nn.Module:
-    """Return a fresh copy of a model, with modules of torch.nn's in place of some."""
+def _of_any_batch(subject: TrialSubject, batch: TrialBatch) -> tuple[ExportAttempt, Any]:
+    """Return an attempt in which the batch may have any size: each input by itself, or else all of them the same."""
+    each = _program(
+        "dynamic batch", subject, batch, {"dynamic_shapes": _dynamic(subject.model, batch, torch.export.Dim.DYNAMIC)}
+    )
+    if each[0].passes or not any("Constraints violated" in failure.message for failure in each[0].failures):
+        return each
+    shared = _dynamic(subject.model, batch, torch.export.Dim("batch", min=1))
+    same = _program("dynamic batch", subject, batch, {"dynamic_shapes": shared})
+    return same if same[0].passes else each
+
+
+def _located(failure: ExportFailure, model: nn.Module, batch: TrialBatch, options: dict[str, Any]) -> ExportFailure:
+    """Return a failure whose traceback names no module with the one that is the reason.
+
+    That is a module that returns what cannot be exported; else the one that a strict export names, which follows the code.
+    """
+    returned = unknown_output(model, batch)
+    if returned is not None:
+        return replace(returned, error=failure.error, message=failure.message)
+    try:
+        torch.export.export(model, batch.inputs, batch.named_inputs, **{**options, "strict": True})
+    except Exception as error:  # noqa: BLE001 - an exporter raises what it likes
+        strict = failure_of(error, model)
+        if strict.module and strict.line:
+            return replace(strict, error=failure.error, message=failure.message)
+    return failure
+
+
+def _copy_with(subject: TrialSubject, cured: dict[str, ModuleRepair]) -> nn.Module:
+    """Return a fresh copy of a model, with the cures of some failures, each by the path of its module."""
     model, _ = shared_copy(subject.model)
-    for path, kind in replaced.items():
-        set_module(model, path, getattr(nn, kind)())
+    for path, repair in cured.items():
+        apply_repair(model, path, repair)
     return model
 
 
-def _dynamic(batch: TrialBatch) -> Any:
-    """Return which dimension of each input may change: the first, where it is the batch's."""
-    automatic = torch.export.Dim.DYNAMIC
+def _dynamic(model: nn.Module, batch: TrialBatch, size: Any) -> dict[str, Any]:
+    """Return by argument which dimension of each input may change, and how: the first, where it is the batch's."""
 
     def spec(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return {0: automatic} if value.dim() and value.shape[0] == batch.items else None
+            return {0: size} if value.dim() and value.shape[0] == batch.items else None
         if isinstance(value, (tuple, list)):
             return type(value)(map(spec, value))
         if isinstance(value, dict):
             return {key: spec(part) for key, part in value.items()}
         return None
 
-    if batch.named_inputs is not None:
-        return {key: spec(part) for key, part in batch.named_inputs.items()}
-    return tuple(map(spec, batch.inputs))
+    arguments = batch.named_inputs or inspect.signature(model.forward).bind(*batch.inputs).arguments
+    return {name: spec(value) for name, value in arguments.items()}
 
 
 def _traced(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
-    """Return an attempt with TorchScript's tracer, whose warnings name branches that are fixed in the trace."""
+    """Return an attempt with TorchScript's tracer, which fixes the branches that the batch takes."""
+    inputs = {"example_inputs": batch.inputs} if batch.named_inputs is None else {"example_kwarg_inputs": batch.named_inputs}
+    return _torchscript(
+        "jit.trace", subject, batch, lambda model: torch.jit.trace(model, **inputs, check_trace=False, strict=False)
+    )
+
+
+def _scripted(subject: TrialSubject, batch: TrialBatch) -> ExportAttempt:
+    """Return an attempt with TorchScript's compiler, which knows a part of Python."""
+    with _forgetting_classes():
+        return _torchscript("jit.script", subject, batch, torch.jit.script)
+
+
+def _torchscript(name: str, subject: TrialSubject, batch: TrialBatch, make: Callable[[nn.Module], Any]) -> ExportAttempt:
     started = time.perf_counter()
-    if batch.named_inputs is not None:
-        return ExportAttempt(name="TorchScript", passes=False, reason="the tracer takes no inputs by keyword")
     model, _ = shared_copy(subject.model)
     try:
-        traced = torch.jit.trace(model, batch.inputs, check_trace=False, strict=False)
-        attempt = ExportAttempt(name="TorchScript", passes=True, seconds=time.perf_counter() - started)
-        return _compared(attempt, subject, batch, traced, [batch.items or 1, (batch.items or 1) + 1, 1])
+        made = make(model)
+        attempt = ExportAttempt(name=name, passes=True, seconds=time.perf_counter() - started)
+        return _compared(attempt, subject, batch, made, [batch.items or 1, (batch.items or 1) + 1, 1])
     except Exception as error:  # noqa: BLE001 - an exporter raises what it likes
-        return ExportAttempt(
-            name="TorchScript", passes=False, seconds=time.perf_counter() - started, failures=(failure_of(error, model),)
-        )
+        failure = failure_of(error, model)
+        return ExportAttempt(name=name, passes=False, seconds=time.perf_counter() - started, failures=(failure,))
+
+
+@contextlib.contextmanager
+def _forgetting_classes() -> Iterator[None]:
+    """Take what TorchScript has learnt of classes out of its store again, which would keep the notebook's own for good."""
+    store: Any = getattr(torch.jit._recursive, "concrete_type_store", None)
+    known = set(getattr(store, "type_store", ()))
+    try:
+        yield
+    finally:
+        for kind in set(getattr(store, "type_store", ())) - known:
+            store.methods_compiled -= set(store.type_store.pop(kind))
 
 
 def _compared(attempt: ExportAttempt, subject: TrialSubject, batch: TrialBatch, call: Any, sizes: list[int]) -> ExportAttempt:
@@ -165,7 +223,9 @@ def _compared(attempt: ExportAttempt, subject: TrialSubject, batch: TrialBatch, 
             theirs = list(tensors_in(call(*other.inputs, **named)))
         except Exception as error:  # noqa: BLE001 - an exported model raises what it likes
             failure = ExportFailure(
-                error=type(error).__name__, message=f"a batch of {size} is refused: {str(error).partition(chr(10))[0][:120]}"
+                error=type(error).__name__,
+                message=f"a batch of {size} is refused: {str(error).partition(chr(10))[0][:120]}",
+                refused=size,
             )
             return replace(attempt, passes=False, failures=(failure,))
         differences.append(difference(size, mine, theirs))
@@ -226,12 +286,6 @@ def plain(tensor: Any) -> torch.Tensor:
     with torch._C.DisableTorchFunctionSubclass():
         own: torch.Tensor = tensor.as_subclass(torch.Tensor)
         return own
-
-
-def set_module(model: nn.Module, path: str, module: nn.Module) -> None:
-    """Replace a part of a model by another module."""
-    parent, _, name = path.rpartition(".")
-    model.get_submodule(parent)._modules[name] = module
 
 
 @contextlib.contextmanager

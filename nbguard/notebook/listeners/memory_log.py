@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbguard.cells.hooks import CellFact
@@ -52,7 +53,9 @@ class MemoryLog:
         """Do nothing: the ledger reads the counters."""
 
     def after(self, cell: CellFact) -> None:
-        """Write the figures of a cell, if the ledger has any."""
+        """Write the figures of a cell, if the ledger has any; say what has failed while it ran."""
+        for sink, reason in self._clock.failures() if self._clock is not None else ():
+            self._take_off(sink, reason)
         records = self._ledger.history.records
         if not records or records[-1].cell != cell.number:
             return
@@ -72,10 +75,22 @@ class MemoryLog:
     def _attempt(self, sink: Sink, act: Callable[[], None]) -> None:
         try:
             act()
-        except NbguardError as error:
+        except Exception as error:  # noqa: BLE001 - a log's library raises what it likes, and that is no matter of the cell
+            self._take_off(sink, _reason(sink, error))
+
+    def _take_off(self, sink: Sink, reason: str) -> None:
+        """Write no more to a log, and say why, once."""
+        if sink in self._sinks:
             self._sinks.remove(sink)
-            self._failed.append(str(error))
-            self._say(f"nbguard: {error}; this log is off")
+            self._failed.append(reason)
+            self._say(f"nbguard: {reason}; this log is off")
+
+
+def _reason(sink: Sink, error: Exception) -> str:
+    """Return in one sentence why a log could not be written."""
+    if isinstance(error, NbguardError):
+        return str(error)
+    return f"{sink.place} cannot be written ({type(error).__name__}: {str(error).partition(chr(10))[0][:160]})"
 
 
 def _segments() -> Any:
@@ -95,6 +110,7 @@ class _Clock:
     def __init__(self, sinks: list[Sink], every: float) -> None:
         self.every = every
         self._sinks = sinks
+        self._failed: deque[tuple[Sink, str]] = deque()
         self._counters = Counters()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nbguard log", daemon=True)
@@ -105,13 +121,19 @@ class _Clock:
         self._ends.set()
         self._thread.join()
 
+    def failures(self) -> Iterator[tuple[Sink, str]]:
+        """Yield the logs that have failed since the last time, each with the reason: a thread has no cell to say it in."""
+        while self._failed:
+            yield self._failed.popleft()
+
     def _run(self) -> None:
-        while not self._ends.wait(self.every):
-            reading = self._counters.read()
-            figures: tuple[Figure, ...] = () if reading is None else reading_figures(reading)
+        while self._sinks and not self._ends.wait(self.every):
             for sink in tuple(self._sinks):
                 try:
+                    reading = self._counters.read()
+                    figures: tuple[Figure, ...] = () if reading is None else reading_figures(reading)
                     if figures:
                         sink.log("", figures)
-                except NbguardError:  # after the next cell it is said, and the log is taken off
+                except Exception as error:  # noqa: BLE001 - it is said after the next cell, and the log is taken off
                     self._sinks.remove(sink)
+                    self._failed.append((sink, _reason(sink, error)))

@@ -165,7 +165,7 @@ def show(shell: Any, options: argparse.Namespace, result: Shown, **details: int)
 
     keep(shell, options, result)
     bundle = result.json_bundle() if options.json else result.mimebundle(**details)
-    display_bundle(bundle)
+    display_bundle(bundle, result.display_metadata())
     return result if _is_assigned() else None
 
 

@@ -45,7 +45,7 @@ def diagnosed(shell: Any, options: argparse.Namespace) -> Diagnosis:
     learn, batch, loss = (named(shell, name) for name in (options.name, options.batch, options.loss))
     topics = [topic for topic in DIAGNOSE_TOPICS if getattr(options, topic)]
     cells, name = shell.user_ns.get("In", ()), options.name or "learn"
-    return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, **chosen(topics))
+    return diagnose(learn, batch, loss_func=loss, cells=cells, name=name, batch_name=options.batch or "", **chosen(topics))
 
 
 def add_fix(options: MagicArgumentParser) -> None:
@@ -63,7 +63,9 @@ def add_fix(options: MagicArgumentParser) -> None:
         help="a Learner: its loaders are seeded, its model is exported, or the layer that made a NaN is looked for",
     )
     options.add_argument(
-        "--batch", metavar="NAME", help="with nan: a batch that failed; else the one that the last profile met"
+        "--batch",
+        metavar="NAME",
+        help="with nan: a batch that failed; else the one that the last profile met. With export: of a model without a loader",
     )
     options.add_argument("--seed", type=int, default=0, metavar="N", help="of all generators (0)")
     options.add_argument("--warn-only", action="store_true", help="let operations pass that no deterministic way exists for")
@@ -76,8 +78,8 @@ def fixed(shell: Any, session: Session, options: argparse.Namespace) -> Determin
     Raises:
         NbguardError: it cannot be done; the message says why.
     """
-    if options.batch is not None and options.fault != "nan":
-        raise UndiagnosableError("--batch goes with nan, as in  %nbguard fix nan learn --batch xb")
+    if options.batch is not None and options.fault == "determinism":
+        raise UndiagnosableError("--batch goes with nan and export, as in  %nbguard fix nan learn --batch xb")
     if options.fault == "nan":
         from nbguard.notebook.magics.nan import nan_repaired
 
@@ -93,7 +95,7 @@ def _repaired(shell: Any, options: argparse.Namespace) -> RepairedModel:
 
     if options.name is None:
         raise UndiagnosableError("name the Learner or model to repair, as in  %nbguard fix export learn -o exportable")
-    model, replaced = repaired(subject_of(named(shell, options.name)))
+    model, replaced = repaired(subject_of(named(shell, options.name), named(shell, options.batch)))
     target, options.output = options.output or "exportable", None
     shell.user_ns[target] = model
     return RepairedModel(name=target, replaced=replaced)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from nbguard.memory.facts import Unavailable
 from nbguard.render.result import Result
@@ -290,6 +290,10 @@ class FitReport(Result):
     missed: int = 0  # batches that were over when the profile began
     earlier: tuple[FitReport, ...] = ()  # of the fits before this one in the same cell, the first one first
     record: RunRecord | None = field(default=None, metadata={"json": False}, repr=False)  # of the run, with --log
+
+    def display_metadata(self) -> dict[str, Any]:
+        """Return the record of the run, if there is one, so that the saved notebook has it."""
+        return {} if self.record is None else self.record.display_metadata()
 
     @property
     def is_partial(self) -> bool:

@@ -31,6 +31,9 @@ TOPICS: tuple[Topic, ...] = get_args(Topic)
 KIND = "run_record"
 """The `kind` of a record in JSON."""
 
+METADATA = "nbguard_run"
+"""The key under which a notebook keeps the record, in the metadata of the output that shows it or the report of its fit."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunFact:
@@ -75,6 +78,10 @@ class RunRecord(Result):
     cells: tuple[RunCell, ...] = ()  # in the order in which they ran
     diff: str = ""  # `git diff HEAD`, cut to a bound, without notebooks and what looks like a secret
     seconds: float = 0.0  # that collecting it took
+
+    def display_metadata(self) -> dict[str, Any]:
+        """Return the record itself, so that the saved notebook has it."""
+        return {METADATA: self.to_data()}
 
     def of(self, topic: Topic) -> dict[str, str]:
         """Return the facts of a topic by name."""

@@ -103,6 +103,11 @@ class Float32Layers:
         """Let the layers compute as they did before."""
         while self._layers:
             layer = self._layers.pop()
+            if type(layer).__mro__[1] is not Float32Layer:
+                raise NbguardError(
+                    f"a {type(layer).__name__} was made of the layer since: take that back first, for a parametrization by "
+                    "torch.nn.utils.parametrize.remove_parametrizations"
+                )
             layer.__class__ = type(layer).__mro__[2]
 
     def __enter__(self) -> Float32Layers:
