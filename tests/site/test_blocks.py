@@ -1,4 +1,4 @@
-"""No code of the pages goes unchecked: each block is run, parsed, made from the program itself, or listed here with the reason."""
+"""No code of the pages goes unchecked: each block is run, parsed, made from the program itself, or listed here with a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FENCE = re.compile(r"^(`{3,}|:{3,})(.*)$")
 _MADE = ("{magic}", "{command}", "{toctree}", "{image}", "{include}", "{eval-rst}", "{")
 """Directives: their text is made by the build, which fails where one is wrong."""
 
-_SHOWN = "output of an example notebook, as it was; make demo runs it, golden texts have its lines"
+_SHOWN = "what a session of its own has printed, shown for its form"
 NOT_RUN = {
     "guide/cells.md": [("In[14]  +364.03 MiB", _SHOWN)],
     "guide/notices.md": [("`model` is deleted", _SHOWN)],
