@@ -30,6 +30,7 @@ def diagnose(options: argparse.Namespace) -> int:
             capacity=options.capacity,
             fraction=options.fraction,
             progress=progress("read", _LARGE),
+            trial_progress=progress("runs"),
         )
         _show(diagnosis, options, diagnosis.map)
         return int(bool(diagnosis.refusals))

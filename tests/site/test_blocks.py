@@ -1,4 +1,4 @@
-"""No code of the pages goes unchecked: each block is run, parsed, made from the program itself, or listed here with a reason."""
+"""No code of the pages goes unchecked: each block is run, parsed, made from the program, or listed here with a reason."""
 
 from __future__ import annotations
 
