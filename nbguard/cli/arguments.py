@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import NoReturn
 
 from nbguard.cli import commands, files
 from nbguard.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
@@ -13,9 +14,16 @@ _SNAPSHOT = "from torch.cuda.memory._dump_snapshot, or as JSON"
 _LINES = "one JSON object per line; bytes as integers"
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one line that says what to do next."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help says more)\n")
+
+
 def command_parser() -> argparse.ArgumentParser:
     """Return the parser. The options that it returns have `run`, the function that does the command and returns its status."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="nbguard",
         description="Says why a recorded run ran out of GPU memory and what would have helped, what is on this machine's GPUs, "
         "and what a fit will take; loads nbguard in every notebook.",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.cli.progress import progress
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, SnapshotError
 from nbguard.render.result import Result
 from nbguard.reports.memory_map import MemoryMap
 
@@ -30,6 +30,7 @@ def diagnose(options: argparse.Namespace) -> int:
             capacity=options.capacity,
             fraction=options.fraction,
             progress=progress("read", _LARGE),
+            trial_progress=progress("runs"),
         )
         _show(diagnosis, options, diagnosis.map)
         return int(bool(diagnosis.refusals))
@@ -82,6 +83,8 @@ def whatif(options: argparse.Namespace) -> int:
 
     def each(name: str) -> int:
         snapshot = load_snapshot(name, progress("read", _LARGE))
+        if not snapshot.devices:
+            raise SnapshotError(f"{name}: no device is in it, so there is nothing to run again.")
         for device in snapshot.devices:
             shown = progress("runs") if not options.json else None
             result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, progress=shown)

@@ -13,6 +13,7 @@ from IPython import get_ipython
 
 from nbguard.errors import NbguardError, line_of
 from nbguard.memory.breakdown import DevicePart
+from nbguard.notebook.report_widget import ReportWidget
 from nbguard.notebook.session import hub_of, session_of
 from nbguard.render.markup import Html, tag
 from nbguard.sidebar.hub.channels.comms import ThreadSafeComm
@@ -28,8 +29,8 @@ _PROTOCOL = "2.1.0"
 _SIDEBAR = "application/vnd.nbguard.sidebar+json"
 """Type of the output that the extension of JupyterLab shows: live or as a picture."""
 _NO_KERNEL = (
-    "this is no ipykernel, so that there is nobody to keep a sidebar up to date: nbguard.report() shows the same figures "
-    "of this moment, also in marimo (%gpumem in a terminal)"
+    "this is no ipykernel, so that there is nobody to keep a sidebar up to date: %gpumem, or nbguard.report(), shows the same "
+    "figures of this moment"
 )
 _NOT_BUILT = "this install has no built view: `make build` makes it in the sources, a wheel has it (pip install nbguard)"
 _OFF = "nbguard is off in this kernel: run `%load_ext nbguard`, or `%nbguard on`"
@@ -47,8 +48,10 @@ class Sidebar(AnyWidget):
         free: bytes free on the devices.
         stale: bytes that a cleanup would free, as the last look at the heap found.
 
+    Where there is no IPython at all, as in marimo, `Sidebar()` is a `ReportWidget`: the report, and a button that looks again.
+
     Raises:
-        NbguardError: this is no ipykernel, or this install has no view.
+        NbguardError: this is IPython without an ipykernel, or this install has no view.
     """
 
     comm: Any
@@ -58,6 +61,10 @@ class Sidebar(AnyWidget):
     reserved = traitlets.Int().tag(sync=True)
     free = traitlets.Int().tag(sync=True)
     stale = traitlets.Int().tag(sync=True)
+
+    def __new__(cls, *args: Any, **keys: Any) -> Any:
+        """Return a sidebar, or what can be shown where there is no IPython."""
+        return super().__new__(cls, *args, **keys) if get_ipython() is not None else ReportWidget()
 
     def __init__(self, **keys: Any) -> None:
         shell: Any = get_ipython()

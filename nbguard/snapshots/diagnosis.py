@@ -78,6 +78,7 @@ def diagnose_snapshot(
     capacity: int | None = None,
     fraction: float | None = None,
     progress: Progress | None = None,
+    trial_progress: Progress | None = None,
 ) -> SnapshotDiagnosis:
     """Return the diagnosis of a snapshot file. Nothing of the file is run, and PyTorch is not needed.
 
@@ -88,6 +89,7 @@ def diagnose_snapshot(
         capacity: bytes that the allocator can have in all, where nothing in the file tells.
         fraction: share of `capacity` that the process may take, where the sidecar has none.
         progress: called while the file is read.
+        trial_progress: called after each run of the recorded requests under some settings, for each device anew.
 
     Raises:
         SettingsError: a string in `confs` is no settings of PyTorch.
@@ -98,7 +100,8 @@ def diagnose_snapshot(
     for number in snapshot.devices:
         if snapshot.trace(number).events:
             try:
-                trials.append(what_if(snapshot, number, confs, torch_version, capacity, fraction))
+                trial = what_if(snapshot, number, confs, torch_version, capacity, fraction, progress=trial_progress)
+                trials.append(trial)
             except SnapshotError as error:
                 untried.append(f"cuda:{number} cannot be run again: {error}")
     return SnapshotDiagnosis(

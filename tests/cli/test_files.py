@@ -101,8 +101,8 @@ def test_whatif_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["replay", "nowhere.pickle"], "there is no such file"),
-        (["replay", "."], "this is not a file"),
+        (["replay", "nowhere.pickle"], "nbguard: nowhere.pickle: there is no such file"),
+        (["replay", "."], "nbguard: .: this is not a file"),
         (["whatif", "FILE", "--set", "max_split:3"], "max_split: PyTorch has no such allocator setting"),
         (["whatif", "FILE", "--set", "large_segment_size_mb:3"], "large_segment_size_mb: takes a whole number of MiB from 11"),
     ],
@@ -117,6 +117,36 @@ def test_what_cannot_be_is_one_line(
 
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nbguard: the following arguments are required: COMMAND (nbguard --help says more)"),
+        (["map"], "nbguard map: the following arguments are required: FILE (nbguard map --help says more)"),
+        (["map", "FILE", "-n", "0"], "nbguard map: argument -n: '0' is no number of items"),
+        (["diagnose", "FILE", "--fraction", "2"], "nbguard diagnose: argument --fraction: '2' is no share; write it as 0.5"),
+        (["whatif", "FILE", "--torch", "newest"], "nbguard whatif: argument --torch: "),
+    ],
+)
+def test_an_argument_that_is_wrong_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    error = capsys.readouterr().err
+
+    assert ended.value.code == 2
+    assert error.startswith(said)
+    assert error.count("\n") == 1
+
+
+def test_a_file_without_a_device_is_said_to_have_nothing_to_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "empty.pickle"
+    file.write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
+
+    assert main(["whatif", str(file)]) == 2
+    assert "no device is in it, so there is nothing to run again" in capsys.readouterr().err
 
 
 def test_it_runs_as_a_module_and_loads_no_library(tmp_path: Path) -> None:

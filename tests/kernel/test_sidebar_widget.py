@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -120,11 +121,25 @@ def test_an_install_without_the_view_says_what_to_do(plain_kernel: Kernel) -> No
     assert cell.error[1].startswith("%nbguard sidebar: this install has no built view: `make build`")
 
 
-def test_outside_of_a_kernel_it_says_so() -> None:
+def test_without_ipython_it_is_the_report_and_looks_again_when_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
     import nbguard
 
-    with pytest.raises(nbguard.NbguardError, match="this is no ipykernel"):
-        nbguard.Sidebar()
+    main = sys.modules["__main__"].__dict__
+    monkeypatch.setitem(main, "<b>held", torch.ones(1 << 18))
+
+    shown = nbguard.Sidebar()
+    first = shown.html
+    monkeypatch.setitem(main, "held_later", torch.ones(1 << 18))
+    shown.set_state({"looks": 1})  # as the browser's button does
+
+    assert "&lt;b&gt;held" in first
+    assert "held_later" not in first
+    assert "held_later" in shown.html
+    assert "<b>held" not in shown.html
+    assert "looks" in shown._esm
+    shown.close()
 
 
 def _words(page: str) -> str:

@@ -62,7 +62,7 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
             content.seek(0)
             return _read(content, size, read_sidecar(path), progress)
     except SnapshotError as error:
-        raise SnapshotError(f"{path.name}: {error}") from None
+        raise SnapshotError(f"{path.name or path}: {error}") from None
     except MemoryError:
         raise SnapshotError(f"{path.name}: there is not enough memory to read it.") from None
 
@@ -71,10 +71,10 @@ def _content(path: Path, max_bytes: int) -> BinaryIO:
     """Return a file with the content, unpacked if it is packed."""
     try:
         if not path.is_file():
-            raise SnapshotError(f"{path}: there is no such file." if not path.exists() else f"{path}: this is not a file.")
+            raise SnapshotError("there is no such file." if not path.exists() else "this is not a file.")
         size = path.stat().st_size
         if size > max_bytes:
-            raise SnapshotError(f"{path.name}: more than {format_bytes(max_bytes)} are not read.")
+            raise SnapshotError(f"more than {format_bytes(max_bytes)} are not read.")
         with path.open("rb") as file:
             if file.read(2) != b"\x1f\x8b":
                 return path.open("rb")
@@ -83,7 +83,7 @@ def _content(path: Path, max_bytes: int) -> BinaryIO:
         if isinstance(error, SnapshotError):
             raise
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is packed by gzip, and damaged"
-        raise SnapshotError(f"{path.name}: {why}.") from None
+        raise SnapshotError(f"{why}.") from None
 
 
 def _unpacked(path: Path, densest: int, max_bytes: int) -> BinaryIO:
@@ -93,9 +93,9 @@ def _unpacked(path: Path, densest: int, max_bytes: int) -> BinaryIO:
         with gzip.open(path) as packed:
             while part := packed.read(_CHUNK):
                 if content.tell() + len(part) > densest:
-                    raise SnapshotError(f"{path.name}: it unpacks to more than {_DENSEST} times its size, as no snapshot does.")
+                    raise SnapshotError(f"it unpacks to more than {_DENSEST} times its size, as no snapshot does.")
                 if content.tell() + len(part) > max_bytes:
-                    raise SnapshotError(f"{path.name}: it unpacks to more than {format_bytes(max_bytes)}, which are not read.")
+                    raise SnapshotError(f"it unpacks to more than {format_bytes(max_bytes)}, which are not read.")
                 content.write(part)
         content.flush()
     except BaseException:
