@@ -91,7 +91,7 @@ _RATIOS = """selectors => {
   }
   return found;
 }"""
-GRAPHICS = ".nbguard-bar i, .nbguard-key i, .nbguard-strips i, .nbguard-dot, .nbguard-progress i, .nbguard-spark-line"
+GRAPHICS = ".nbguard-bar i, .nbguard-key i, .nbguard-strips i, .nbguard-dot, .nbguard-progress i, .nbguard-chart-path"
 HIGH_CONTRAST = "--jp-layout-color1: #000; --jp-ui-font-color1: #fff; --jp-ui-font-color2: #fff; --jp-border-color2: #fff;"
 
 
@@ -118,6 +118,20 @@ def width(page: Page, room: int) -> int:
         room,
     )
     return found
+
+
+_CUT = """() => [...document.querySelectorAll('.nbguard-two-ends > span:first-child')]
+  .filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth).map(one => one.parentElement.textContent)"""
+
+
+@pytest.mark.parametrize("scene", ["stale", "training"])
+def test_a_name_is_cut_only_where_there_is_no_room(page: Page, scene: str) -> None:
+    feed(page, fixture(scene))
+    for fold in page.locator(".nbguard-fold:visible").all():
+        fold.click()
+    expect(page.locator(".nbguard-part:visible").first).to_be_visible()
+    width(page, 800)
+    assert page.evaluate(_CUT) == []
 
 
 def test_a_thousand_holders_and_two_thousand_segments(page: Page) -> None:
