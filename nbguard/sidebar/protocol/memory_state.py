@@ -122,9 +122,10 @@ def _at_the_failure(card: OomCard) -> str:
     note = card.asked.note
     if note is None:
         return ""
-    free = "" if note.free is None else f"{format_bytes(note.free)} were free and "
+    amounts = [(note.free, "free"), (note.allocated, "allocated")]
+    there = " and ".join(f"{format_bytes(nbytes)} were {word}" for nbytes, word in amounts if nbytes)
     own = f", {format_bytes(card.cell_took)} of it taken by the cell itself" if card.cell_took else ""
-    return f" when {free}{format_bytes(note.allocated)} were allocated{own}"
+    return f" when {there}{own}" if there else ""
 
 
 def _fix(fix: Fix) -> FixRow:
