@@ -224,7 +224,7 @@ describe('the chart', () => {
   it('shows another span on request', () => {
     filled();
     const choice = root.querySelector<HTMLSelectElement>('select[aria-label="Time shown"]');
-    expect([...(choice?.options ?? [])].map(option => option.text)).toEqual(['last minute', 'last 10 min', 'all']);
+    expect([...(choice?.options ?? [])].map(option => option.text)).toEqual(['1 min', '10 min', 'all']);
     if (choice) {
       choice.value = '60';
       choice.dispatchEvent(new Event('change'));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from typing import Any
 
 import pytest
@@ -102,6 +103,22 @@ run({free!r})
 {"run('del h')" if graph == "history" and way != "exit" else ""}
 print("[1]")
 """
+    assert _figures(_child(code, stack)) == [1]
+
+
+_SIZED = [
+    (graph, n, stack, tuple(_LOOKS)[number % len(_LOOKS)], tuple(_WAYS)[number % len(_WAYS)])
+    for number, (graph, n, stack) in enumerate(
+        product(("chain", "tree", "wide"), (1_000, 10_000, 100_000, 1_000_000), (8192, 1024))
+    )
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("graph", "n", "stack", "look", "way"), half_in_ci(spread(_SIZED, 7)))
+def test_a_graph_of_any_size_can_be_let_go(graph: str, n: int, stack: int, look: str, way: str) -> None:
+    code = f"{_PRELUDE}\nrun({_GRAPHS[graph].format(n=n)!r})\nrun({_LOOKS[look]!r})\nrun({_WAYS[way]!r})\nprint('[1]')"
+
     assert _figures(_child(code, stack)) == [1]
 
 

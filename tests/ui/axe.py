@@ -22,6 +22,6 @@ def findings(page: Page, part: str) -> list[tuple[str, str]]:
     return [(impact, f"{name}: {nodes}") for impact, name, nodes in json.loads(page.evaluate(_RUN, part))]
 
 
-def serious_findings(page: Page) -> list[str]:
-    """Return what is serious or critical in the view."""
-    return [text for impact, text in findings(page, ".nbguard-view") if impact in ("serious", "critical")]
+def view_findings(page: Page) -> list[tuple[str, str]]:
+    """Return what axe finds in the view: impact and description."""
+    return findings(page, ".nbguard-view")

@@ -1,4 +1,4 @@
-"""The panel for everybody: by keyboard alone, with nothing serious found by axe, with names that would be more than text."""
+"""The panel for everybody: by keyboard alone, with nothing found by axe, with names that would be more than text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.thorough import left_out_by_ci
-from tests.ui.axe import serious_findings
+from tests.ui.axe import view_findings
 from tests.ui.cells import LOAD
 from tests.ui.conftest import Desk
 from tests.ui.pages import Tab
@@ -44,19 +44,19 @@ def test_axe(desk: Desk, server: Server, theme: str) -> None:
         view = tab.panel.element_handle()
         assert tab.page.evaluate(_OUTSIDE, view) == [], width
         assert tab.page.evaluate(_MENU_IS_IN_LINE, view), width
-        assert serious_findings(tab.page) == [], f"holders, {width} px"
+        assert view_findings(tab.page) == [], f"holders, {width} px"
     tab.button("why losses").click()
     expect(tab.panel).to_contain_text("%reset_gpu losses", use_inner_text=True)
-    assert serious_findings(tab.page) == [], "why"
+    assert view_findings(tab.page) == [], "why"
     tab.button(re.compile("^Clean stale")).click()
     expect(tab.heading("Clean stale: the plan")).to_be_visible()
-    assert serious_findings(tab.page) == [], "plan"
+    assert view_findings(tab.page) == [], "plan"
     tab.button(re.compile("^Free ")).click()
     expect(tab.heading("Just done")).to_be_visible()
-    assert serious_findings(tab.page) == [], "outcome"
+    assert view_findings(tab.page) == [], "outcome"
     server.ask("POST", f"api/kernels/{tab.notebook.id}/restart")
     expect(tab.panel).to_contain_text("not loaded", use_inner_text=True)
-    assert serious_findings(tab.page) == [], "not loaded"
+    assert view_findings(tab.page) == [], "not loaded"
 
 
 @left_out_by_ci

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.kernels import wait_until
+from tests.ui.axe import view_findings
 from tests.ui.cells import BUSY, LOAD, STOP_FILE
 from tests.ui.conftest import Desk
 from tests.ui.pages import App
@@ -36,6 +37,11 @@ def test_panel_in_notebook_7(desk: Desk, server: Server) -> None:
     tab.button("Cancel").click()
     tab.run(2)
     assert tab.cell(2).locator(".jp-OutputArea-output").inner_text().strip() == "42"
+    for theme in ("JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"):
+        tab.set_theme(theme)
+        for width in (245, 700):
+            tab.set_width(width)
+            assert view_findings(tab.page) == [], f"{theme}, {width} px"
 
 
 @pytest.mark.parametrize("app", ["lab", "notebook"])

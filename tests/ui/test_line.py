@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.kernels import wait_until
-from tests.ui.axe import serious_findings
+from tests.ui.axe import view_findings
 from tests.ui.cells import LOAD, STOP_FILE
 from tests.ui.conftest import Desk
 from tests.ui.pages import App, Tab
@@ -78,7 +78,7 @@ def test_run_all(desk: Desk, fake_cuda_server: Server, app: App) -> None:
     tab.notebook.file(STOP_FILE).touch()
     expect(tab.part("Held by")).to_contain_text(re.compile(r"after In\[1[01]\]"))
     wait_until(lambda: largest(tab) is not None, "what fits now")
-    assert serious_findings(tab.page) == []
+    assert view_findings(tab.page) == []
 
 
 def test_two_notebooks_on_one_device(shared_cuda_server: Server, desk: Desk) -> None:
@@ -139,7 +139,7 @@ def test_marks_values_and_files(desk: Desk, fake_cuda_server: Server, app: App) 
     assert int(rows[-1]["free"]) + int(rows[-1]["used by others"]) < 6 * GIB
     assert {row["cell"] for row in rows} >= {"4"}
     assert saved(tab, "Save as picture (PNG)").read_bytes().startswith(b"\x89PNG")
-    assert serious_findings(tab.page) == []
+    assert view_findings(tab.page) == []
 
     # the cell: by its id, for it has another number now
     tab.run(0)

@@ -6,7 +6,7 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.ui.axe import serious_findings
+from tests.ui.axe import view_findings
 from tests.ui.cells import LOAD, STOP_FILE
 from tests.ui.conftest import Desk
 from tests.ui.servers import Server
@@ -50,7 +50,7 @@ def test_a_neighbour_by_name_and_a_word_before_the_device_is_full(desk: Desk, sh
     status = tab.page.locator(".nbguard-status-item")
     expect(status).to_have_class(re.compile("nbguard-warn"))
     expect(status.locator("button")).to_have_attribute("title", words)
-    assert serious_findings(tab.page) == []
+    assert view_findings(tab.page) == []
     notebook.file(STOP_FILE).touch()
     tab.wait_for_end(0)
     expect(warning).to_be_hidden()

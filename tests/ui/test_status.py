@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.kernels import wait_until
-from tests.ui.axe import serious_findings
+from tests.ui.axe import view_findings
 from tests.ui.cells import BUSY, LOAD, STOP_FILE
 from tests.ui.conftest import Desk
 from tests.ui.pages import App, Tab
@@ -38,7 +38,7 @@ def test_the_status_bar_shows_how_full_the_device_is_and_opens_the_panel(desk: D
     status(tab).click()
     expect(tab.panel).to_be_visible()
     tab.wait_for_ticks(2)
-    assert serious_findings(tab.page) == []
+    assert view_findings(tab.page) == []
     tab.show(plain)
     expect(status(tab)).to_be_hidden()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, CDPSession, Page, expect
 
-from tests.ui.axe import serious_findings
+from tests.ui.axe import view_findings
 from tests.ui.servers import ROOT
 
 DATA = ROOT / "tests" / "data" / "sidebar"
@@ -57,7 +57,7 @@ def feed(page: Page, state: dict[str, Any]) -> float:
 @pytest.mark.parametrize("scene", ["idle", "stale", "training", "parked", "oom", "hostile"])
 def test_scene(page: Page, scene: str) -> None:
     feed(page, fixture(scene))
-    assert serious_findings(page) == []
+    assert view_findings(page) == []
     assert page.title() == "view", "a name has become code"
     assert page.locator(".nbguard-view").locator("img, script, iframe").count() == 0
     for room in (240, 320, 600):
@@ -67,7 +67,7 @@ def test_scene(page: Page, scene: str) -> None:
 def test_a_silent_kernel_fits_into_a_narrow_panel(page: Page) -> None:
     feed(page, fixture("training"))
     expect(page.locator(".nbguard-view")).to_contain_text("kernel not responding")
-    assert serious_findings(page) == []
+    assert view_findings(page) == []
     assert width(page, 240) <= 240
 
 
@@ -91,7 +91,7 @@ _RATIOS = """selectors => {
   }
   return found;
 }"""
-GRAPHICS = ".nbguard-bar i, .nbguard-key i, .nbguard-strips i, .nbguard-dot, .nbguard-progress i, .nbguard-spark-line"
+GRAPHICS = ".nbguard-bar i, .nbguard-key i, .nbguard-strips i, .nbguard-dot, .nbguard-progress i, .nbguard-chart-path"
 HIGH_CONTRAST = "--jp-layout-color1: #000; --jp-ui-font-color1: #fff; --jp-ui-font-color2: #fff; --jp-border-color2: #fff;"
 
 
@@ -107,7 +107,7 @@ def test_graphics_stand_out_from_the_ground(page: Page, theme: str) -> None:
     assert [(name, round(ratio, 2)) for name, ratio, _ in ratios if ratio < 3] == []
     patterned = {name for name, _, has_pattern in ratios if has_pattern}
     assert patterned >= {"nbguard-c-releasable", "nbguard-c-stranded"}
-    assert serious_findings(page) == []
+    assert view_findings(page) == []
 
 
 def width(page: Page, room: int) -> int:
@@ -118,6 +118,20 @@ def width(page: Page, room: int) -> int:
         room,
     )
     return found
+
+
+_CUT = """() => [...document.querySelectorAll('.nbguard-two-ends > span:first-child')]
+  .filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth).map(one => one.parentElement.textContent)"""
+
+
+@pytest.mark.parametrize("scene", ["stale", "training"])
+def test_a_name_is_cut_only_where_there_is_no_room(page: Page, scene: str) -> None:
+    feed(page, fixture(scene))
+    for fold in page.locator(".nbguard-fold:visible").all():
+        fold.click()
+    expect(page.locator(".nbguard-part:visible").first).to_be_visible()
+    width(page, 800)
+    assert page.evaluate(_CUT) == []
 
 
 def test_a_thousand_holders_and_two_thousand_segments(page: Page) -> None:

@@ -153,7 +153,7 @@ export class LineChart {
   /** The span to choose, the highest peak, and the menu with the files. */
   #words(): HTMLElement {
     const { trans, source } = this.#context;
-    const names = [trans.__('last minute'), trans.__('last 10 min'), trans.__('all')];
+    const names = [trans.__('1 min'), trans.__('10 min'), trans.__('all')];
     SPANS.forEach((span, i) => {
       const option = element('option', '', names[i] ?? '');
       option.value = String(span);

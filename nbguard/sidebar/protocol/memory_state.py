@@ -111,10 +111,21 @@ def _oom(card: OomCard | None) -> OomView | None:
         return None
     where = "" if card.asked.cell is None else f" in In[{card.asked.cell}]"
     sentence = asked_words(card.asked, card.device)
-    sentence = sentence[:1].upper() + sentence[1:]
+    sentence = f"{sentence[:1].upper()}{sentence[1:]}{_at_the_failure(card)}"
     if card.had is not None:
-        sentence += f"; when last looked at, {format_bytes(card.had)} could be had"
+        sentence += f"; afterwards, {format_bytes(card.had)} could be had"
     return OomView(f"Out of memory{where}", f"{truncate_utf8(sentence, _SENTENCE)}.", tuple(map(_fix, card.fixes[:_FIXES])))
+
+
+def _at_the_failure(card: OomCard) -> str:
+    """Return the memory at the time of the failure, and the cell's own share of it; empty where the error tells neither."""
+    note = card.asked.note
+    if note is None:
+        return ""
+    amounts = [(note.free, "free"), (note.allocated, "allocated")]
+    there = " and ".join(f"{format_bytes(nbytes)} were {word}" for nbytes, word in amounts if nbytes)
+    own = f", {format_bytes(card.cell_took)} of it taken by the cell itself" if card.cell_took else ""
+    return f" when {there}{own}" if there else ""
 
 
 def _fix(fix: Fix) -> FixRow:
