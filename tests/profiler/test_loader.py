@@ -6,10 +6,13 @@ import cProfile
 import gc
 import multiprocessing
 import pickle
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
 from typing import Any, cast
 
 import numpy as np
@@ -22,9 +25,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, dataloader
 from torch.utils.data._utils import fetch
 
-from nbguard.profiler.analysis.loader.fetches import slowest, training_loader
+from nbguard.profiler.analysis.loader.fetches import reading, slowest, training_loader
 from nbguard.profiler.instruments.loader.fetching import FetchTimer
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
+from nbguard.profiler.instruments.loader.reading import BytesRead, ReadMeter
 from tests.profiler.recording import recording
 
 BATCH = 4
@@ -381,3 +385,47 @@ def test_the_items_of_a_fetch_are_counted_however_its_indices_come(indices: Any)
     timer = FetchTimer()
     timer.fetch(lambda _, index: index, None, indices)  # the first one is not profiled
     assert (timer.fetches, timer.items) == (1, 3)
+
+
+class Files(Rows):
+    """Each item reads a file of its own, which is in the page cache: it was written just now."""
+
+    def __init__(self, folder: Path, nbytes: int) -> None:
+        super().__init__()
+        self.folder, self.nbytes = folder, nbytes
+        for i in range(self.n):
+            (folder / f"{i}").write_bytes(bytes(nbytes))
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        with (self.folder / f"{i}").open("rb", buffering=0) as file:
+            assert len(file.read(self.nbytes)) == self.nbytes
+        return super().__getitem__(i)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count what a thread reads")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_a_loader_reads_is_measured(workers: int, tmp_path: Path) -> None:
+    with watched() as watch:
+        fit(torch_loader(Files(tmp_path, 100_000), workers), epochs=2)
+
+    (facts,) = watch.observe()
+    assert facts.fetch.metered == facts.fetch.profiled >= 3
+    assert facts.fetch.read == pytest.approx(facts.fetch.metered * BATCH * 100_000, rel=0.01)  # a module may be imported in one
+    found = reading(facts, 10**8)
+    assert found is not None
+    assert found.per_second == pytest.approx(10 * found.per_batch)
+
+
+def test_a_meter_counts_the_bytes_of_this_thread_alone(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1_000_000))
+    meter = ReadMeter()
+    thread = Thread(target=file.read_bytes)
+    thread.start()
+    thread.join()
+    with file.open("rb", buffering=0) as content:
+        assert len(content.read(1_000_000)) == 1_000_000
+    assert ReadMeter().stop() in (None, BytesRead())
+
+    found = meter.stop()
+    assert found is None or 1_000_000 <= found.calls < 1_001_000

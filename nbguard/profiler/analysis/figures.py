@@ -58,6 +58,9 @@ def _whole(report: FitReport) -> Iterator[Figure]:
         for name, rate in rates.items():
             if rate is not None:
                 yield Figure(name=name, value=rate)
+        if report.loader.reading is not None:
+            yield Figure(name="loader_read_per_second", value=report.loader.reading.per_second, unit="bytes")
+            yield Figure(name="loader_read_from_storage", value=report.loader.reading.from_storage, unit="ratio")
     yield Figure(name="overhead", value=report.overhead.share, unit="ratio")
     yield Figure(name="findings", value=len(report.findings))
     yield Figure(name="problems", value=sum(finding.severity == "problem" for finding in report.findings))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from nbguard.profiler.analysis.loader.fetches import Reading
 from nbguard.profiler.analysis.report import (
     SEVERITIES,
     Comparison,
@@ -22,6 +23,7 @@ from nbguard.render.blocks import Block, FactLines, Listing, Point, Points, Tabl
 from nbguard.units import counted, format_bytes, format_time
 
 _RANKS_SHOWN = 16
+_READ_SHOWN = 64 * 1024  # bytes of a batch
 _RANK_NAMES = ("rank", "where", "device", "batches", "step", "waits", "backward", "peak", "ended")
 
 
@@ -29,12 +31,21 @@ def loader_blocks(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
     """Yield the verdict on the loader, unless it `is_said` already, the numbers of workers tried, and the advice."""
     if not is_said:
         yield FactLines((("verdict", loader.sentence),))
+    if loader.reading is not None and loader.reading.per_batch >= _READ_SHOWN:
+        yield FactLines((("reading", _reading(loader.reading)),))
     if loader.trials:
         yield _trials(loader.trials, loader.best)
     if loader.tuning:
         yield FactLines((("workers", loader.tuning),))
     if loader.advice:
         yield finding_points(loader.advice)
+
+
+def _reading(reading: Reading) -> str:
+    where = {0: "all of it was in the page cache", 100: "all of it from storage"}
+    share = round(100 * reading.from_storage)
+    words = where.get(share, f"{share} % of it from storage, the rest was in the page cache")
+    return f"{format_bytes(reading.per_batch)} of files a batch, {format_bytes(round(reading.per_second))} a second: {words}"
 
 
 def _trials(trials: Sequence[WorkerTrial], best: int | None) -> Table:

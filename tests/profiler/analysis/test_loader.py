@@ -12,6 +12,8 @@ from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, F
 from nbguard.profiler.analysis.loader.verdict import verdict
 from nbguard.profiler.analysis.report import EpochRow, FitFinding, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
+from nbguard.profiler.render.rows import loader_blocks
+from nbguard.render.text import blocks_text
 
 MS = 1_000_000
 
@@ -47,6 +49,28 @@ def kinds(found: tuple[FitFinding, ...]) -> list[str]:
 def only(found: tuple[FitFinding, ...]) -> FitFinding:
     (finding,) = found
     return finding
+
+
+# --- what it reads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("read", "stored", "expected", "words"),
+    [
+        (0, 0, None, ""),
+        (300_000, 0, (100_000, 0.0), "97.66 KiB of files a batch, 2.38 MiB a second: all of it was in the page cache"),
+        (300_000, 75_000, (100_000, 0.25), "25 % of it from storage, the rest was in the page cache"),
+        (0, 3 * 2**20, (2**20, 1.0), "1.00 MiB of files a batch, 25.00 MiB a second: all of it from storage"),  # mapped
+    ],
+)
+def test_what_a_loader_reads(read: int, stored: int, expected: tuple[int, float] | None, words: str) -> None:
+    fetch = FetchFacts(fetches=50, items=800, median=MS, profiled=3, metered=3, read=read, stored=stored)
+    found = verdict(timing(40, wait=1), (loader(fetch=fetch),), 2, on_accelerator=False)
+
+    assert (found.reading and (found.reading.per_batch, found.reading.from_storage)) == expected
+    shown = blocks_text(loader_blocks(found, is_said=True))
+    assert words in shown
+    assert ("reading" in shown) is bool(words)
 
 
 # --- what the fit waits for ----------------------------------------------------------------------------------------------

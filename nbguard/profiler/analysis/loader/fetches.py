@@ -19,6 +19,9 @@ class FetchFacts:
     p95: int | None = None  # their 95th percentile
     profiled: int = 0  # fetches
     profiled_time: int = 0  # of these together
+    metered: int = 0  # fetches whose reading from files was measured; 0: the system does not count it
+    read: int = 0  # bytes that these got by calls of read(), from the page cache or from storage
+    stored: int = 0  # bytes that storage devices were asked for meanwhile
     steps: tuple[FetchStep, ...] = ()  # functions in which profiled fetches spent their time, the most first
     note: str = ""  # why something is not known
 
@@ -79,6 +82,25 @@ def items_per_second(loader: LoaderFacts) -> float | None:
     if not fetch.median or not fetch.fetches or not fetch.items:
         return None
     return fetch.items / fetch.fetches / fetch.median * 1e9 * max(1, loader.workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a loader reads from files while the fit runs."""
+
+    per_batch: int  # bytes of a batch, on average of those that were measured
+    per_second: float  # bytes, at the pace of the fit's steady state
+    from_storage: float  # share that came from a storage device; the rest was in memory, in the page cache
+
+
+def reading(loader: LoaderFacts, step: int) -> Reading | None:
+    """Return what a loader reads, with batches taken every `step` nanoseconds; None where it is nothing, or not known."""
+    fetch = loader.fetch
+    per_batch = max(fetch.read, fetch.stored) // fetch.metered if fetch.metered else 0  # mapped files are not read by calls
+    if not per_batch:
+        return None
+    share = min(1.0, fetch.stored / max(fetch.read, fetch.stored))
+    return Reading(per_batch=per_batch, per_second=per_batch / step * 1e9, from_storage=share)
 
 
 def profiling_time(loader: LoaderFacts) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbguard.profiler.analysis.loader.advice import WAITING, LoaderContext, advice
-from nbguard.profiler.analysis.loader.fetches import LoaderFacts, items_per_second, training_loader
+from nbguard.profiler.analysis.loader.fetches import LoaderFacts, items_per_second, reading, training_loader
 from nbguard.profiler.analysis.report import Bound, LoaderVerdict, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.units import format_time
@@ -58,6 +58,7 @@ def verdict(
         advice=tuple(advice(context)),
         items=None if size is None else size / timing.step * 1e9,
         possible=None if loader is None else items_per_second(loader),
+        reading=None if loader is None else reading(loader, timing.step),
     )
 
 

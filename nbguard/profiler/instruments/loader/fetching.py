@@ -22,6 +22,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.loader.fetches import FetchFacts
 from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
+from nbguard.profiler.instruments.loader.reading import BytesRead, ReadMeter
 from nbguard.scan.heap.referents import library_paths
 
 Fetch = Callable[[Any, Any], Any]
@@ -40,7 +41,7 @@ _SAMPLER = "nbguard/profiler/instruments/stack_sampler.py"  # which looks from a
 _QUIET = 3  # looks one after the other at which all of them rest
 _TO_REST = 0.03  # seconds that they have
 
-_HEADER = struct.Struct("<6q")  # fetches, items, profiled, their ns, bytes of JSON, times written
+_HEADER = struct.Struct("<9q")  # fetches, items, profiled, their ns, metered, bytes read, from storage, of JSON, times written
 _RING = 64  # the latest times of fetches
 _NUMBER = struct.Struct("<q")
 _SLOT = 4096
@@ -60,6 +61,7 @@ class FetchTimer:
         self.written = 0
         self.profiled, self.profiled_time = (before.profiled, before.profiled_time) if before else (0, 0)
         self._durations: list[int] = []  # of those profiled here
+        self._read: list[BytesRead] = []  # by these, where the system counts it
         self._raw: list[Sequence[Any]] = []  # what their profiles have counted, not read yet: that takes longer than a fetch
         self._profiles: list[tuple[FetchStep, ...]] = []  # where their time went
         self.failed = ""
@@ -94,6 +96,7 @@ class FetchTimer:
 
         self._next = self.fetches + (1 if len(self._durations) < _AT_FIRST - 1 else _EVERY)
         self._profiler = self._profiler or _lsprof.Profiler()
+        self._meter = ReadMeter()
         if _COUNTS_ALL_THREADS and parent_process() is not None:  # only workers hand batches over
             _wait_for_others()
         try:
@@ -111,16 +114,19 @@ class FetchTimer:
             duration = perf_counter_ns() - begin
         finally:
             self._profiler.disable()
+        read = self._meter.stop()
         self._count(index)
         try:
-            self._keep_profile(duration)
+            self._keep_profile(duration, read)
         except Exception as error:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
             self._next = sys.maxsize
             self.failed = f"not known: reading a profile failed ({type(error).__name__}: {error})"
         return batch
 
-    def _keep_profile(self, duration: int) -> None:
+    def _keep_profile(self, duration: int, read: BytesRead | None) -> None:
         """Keep the profile of a fetch that took `duration` nanoseconds, unless calls of other threads are in it."""
+        if read is not None:
+            self._read.append(read)
         counted = self._profiler.getstats()
         self._profiler.clear()
         if _COUNTS_ALL_THREADS and any(map(_is_of_another_thread, counted)):
@@ -141,6 +147,11 @@ class FetchTimer:
         count = len(self._durations)
         return count, count * median_low(self._durations) if count else 0
 
+    @property
+    def read(self) -> tuple[int, int, int]:
+        """Return the number of fetches whose reading was measured here, the bytes that they read, and those from storage."""
+        return len(self._read), sum(one.calls for one in self._read), sum(one.storage for one in self._read)
+
     def steps(self) -> tuple[FetchStep, ...]:
         """Return the steps of the profiled fetches, each with its usual time."""
         while self._raw:
@@ -156,12 +167,16 @@ class FetchTimer:
     def part(self) -> FetchSamples:
         """Return the samples of this process."""
         profiled, profiled_time = self.here
+        metered, read, stored = self.read
         return FetchSamples(
             fetches=self.fetches,
             items=self.items,
             times=tuple(self.times),
             profiled=profiled,
             profiled_time=profiled_time,
+            metered=metered,
+            read=read,
+            stored=stored,
             steps=self.steps(),
             note=self.failed,
         )
@@ -191,6 +206,9 @@ class FetchSamples:
     times: tuple[int, ...] = ()  # of the latest fetches that were not profiled
     profiled: int = 0  # fetches that were profiled
     profiled_time: int = 0  # of these together
+    metered: int = 0  # fetches whose reading from files was measured
+    read: int = 0  # bytes that these got by calls of read()
+    stored: int = 0  # bytes that storage devices were asked for meanwhile
     steps: tuple[FetchStep, ...] = ()  # functions in which they spent it
     note: str = ""  # the reason why none was profiled
 
@@ -208,6 +226,9 @@ def together(samples: Sequence[FetchSamples]) -> FetchSamples:
         times=tuple(duration for part in samples for duration in part.times)[-_KEPT:],
         profiled=sum(part.profiled for part in samples),
         profiled_time=sum(part.profiled_time for part in samples),
+        metered=sum(part.metered for part in samples),
+        read=sum(part.read for part in samples),
+        stored=sum(part.stored for part in samples),
         steps=tuple(sorted(merged, key=lambda step: -step.time)),
         note=next((part.note for part in samples if part.note), ""),
     )
@@ -241,18 +262,18 @@ class WorkerBoard:
         if timer.written:
             last = (timer.written - 1) % _RING
             _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, timer.times[-1])
-        size = _HEADER.unpack_from(memory, at)[4]
+        size = _HEADER.unpack_from(memory, at)[7]
         if steps:
             text = _written(steps)
             memory[at + _TEXT : at + _TEXT + len(text)] = text
             size = len(text)
-        _HEADER.pack_into(memory, at, timer.fetches, timer.items, *timer.here, size, timer.written)
+        _HEADER.pack_into(memory, at, timer.fetches, timer.items, *timer.here, *timer.read, size, timer.written)
 
     def read(self) -> Iterator[FetchSamples]:
         """Yield the samples that each worker has written."""
         for slot in range(1, self._slots + 1):
             memory, at = self._memory, _SLOT * slot
-            fetches, items, profiled, profiled_time, size, written = _HEADER.unpack_from(memory, at)
+            fetches, items, profiled, profiled_time, metered, read, stored, size, written = _HEADER.unpack_from(memory, at)
             places = range(at + _HEADER.size, at + _HEADER.size + min(written, _RING) * _NUMBER.size, _NUMBER.size)
             times = tuple(_NUMBER.unpack_from(memory, place)[0] for place in places)
             yield FetchSamples(
@@ -261,6 +282,9 @@ class WorkerBoard:
                 times=times,
                 profiled=profiled,
                 profiled_time=profiled_time,
+                metered=metered,
+                read=read,
+                stored=stored,
                 steps=_read(memory[at + _TEXT : at + _TEXT + size]),
             )
 
@@ -297,6 +321,9 @@ def facts_of(part: FetchSamples) -> FetchFacts:
         p95=p95,
         profiled=part.profiled,
         profiled_time=part.profiled_time,
+        metered=part.metered,
+        read=part.read,
+        stored=part.stored,
         steps=part.steps,
         note=part.note,
     )
