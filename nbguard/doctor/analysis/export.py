@@ -29,9 +29,7 @@ class ExportFailure:
     module_class: str = ""  # its class with its module, such as fastai.layers.ToTensorBase
     line: str = ""  # the line of code, as layers.py:81 in forward()
     code: str = ""  # that line's text
-    output: str = (
-        ""  # class of what the module returns and no exported program can, such as transformers.cache_utils.DynamicCache
-    )
+    output: str = ""  # class of what it returns and no exported program can, such as transformers.cache_utils.DynamicCache
     refused: int | None = None  # items of a batch that the exported model does not take; then it was exported
 
     @property

@@ -66,8 +66,10 @@ def predict_script(
     path = Path(file)
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise NbguardError(f"{file} cannot be read: {error}") from None
+    except OSError as error:
+        raise NbguardError(f"{file} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise NbguardError(f"{file} cannot be read: it is no text in UTF-8") from None
     except SyntaxError as error:
         raise NbguardError(f"{file} is no Python: {error.msg}, line {error.lineno}") from None
     script = _Script(path, tree)
