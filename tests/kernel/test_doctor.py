@@ -163,4 +163,5 @@ def test_a_nan_is_tried_in_float32_and_cured_on_a_copy(kernel: Kernel) -> None:
         kernel.run("fine = torch.ones(4, 4)\n%nbguard fix nan model --batch fine").error
     )
     kernel.run("ctx.__exit__(None, None, None)").ok()
-    assert "--batch goes with nan" in str(kernel.run("%nbguard fix export model --batch bad").error)
+    refused = kernel.run("%nbguard fix determinism model --batch bad").error
+    assert "--batch goes with nan and export, as in  %nbguard fix nan learn --batch xb" in str(refused)
