@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from nbguard.memory.facts import Unavailable
-from nbguard.profiler.analysis.loader.fetches import Reading
+from nbguard.profiler.analysis.loader.fetches import FileReading
 from nbguard.render.result import Result
 from nbguard.runs.analysis.record import RunRecord
 
@@ -81,7 +81,7 @@ class LoaderVerdict:
     sentence: str  # the verdict in words, with its figure
     items: float | None = None  # per second that the fit took of it in the steady state; None: the batch size is not known
     possible: float | None = None  # items per second that it makes by itself, with all its workers; None: not known
-    reading: Reading | None = None  # from files, by the training batches' loader; None: nothing is read, or it is not known
+    reading: FileReading | None = None  # from files, by the training batches' loader; None: nothing is read, or it is not known
     gain: int | None = None  # nanoseconds per batch that go if it is fixed; None: nothing to gain, or not known
     advice: tuple[FitFinding, ...] = ()  # the most rewarding first
     trials: tuple[WorkerTrial, ...] = ()  # of `--tune-workers`

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from nbguard.profiler.analysis.loader.fetches import Reading
+from nbguard.profiler.analysis.loader.fetches import FileReading
 from nbguard.profiler.analysis.report import (
     SEVERITIES,
     Comparison,
@@ -41,7 +41,7 @@ def loader_blocks(loader: LoaderVerdict, *, is_said: bool) -> Iterator[Block]:
         yield finding_points(loader.advice)
 
 
-def _reading(reading: Reading) -> str:
+def _reading(reading: FileReading) -> str:
     where = {0: "all of it was in the page cache", 100: "all of it from storage"}
     share = round(100 * reading.from_storage)
     words = where.get(share, f"{share} % of it from storage, the rest was in the page cache")

@@ -85,7 +85,7 @@ def items_per_second(loader: LoaderFacts) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class FileReading:
     """What a loader reads from files while the fit runs."""
 
     per_batch: int  # bytes of a batch, on average of those that were measured
@@ -93,14 +93,14 @@ class Reading:
     from_storage: float  # share that came from a storage device; the rest was in memory, in the page cache
 
 
-def reading(loader: LoaderFacts, step: int) -> Reading | None:
+def reading(loader: LoaderFacts, step: int) -> FileReading | None:
     """Return what a loader reads, with batches taken every `step` nanoseconds; None where it is nothing, or not known."""
     fetch = loader.fetch
     per_batch = max(fetch.read, fetch.stored) // fetch.metered if fetch.metered else 0  # mapped files are not read by calls
     if not per_batch:
         return None
     share = min(1.0, fetch.stored / max(fetch.read, fetch.stored))
-    return Reading(per_batch=per_batch, per_second=per_batch / step * 1e9, from_storage=share)
+    return FileReading(per_batch=per_batch, per_second=per_batch / step * 1e9, from_storage=share)
 
 
 def profiling_time(loader: LoaderFacts) -> int:

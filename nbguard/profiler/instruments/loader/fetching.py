@@ -267,7 +267,8 @@ class WorkerBoard:
             text = _written(steps)
             memory[at + _TEXT : at + _TEXT + len(text)] = text
             size = len(text)
-        _HEADER.pack_into(memory, at, timer.fetches, timer.items, *timer.here, *timer.read, size, timer.written)
+        header = (timer.fetches, timer.items, *timer.here, *timer.read, size, timer.written)
+        _HEADER.pack_into(memory, at, *header)
 
     def read(self) -> Iterator[FetchSamples]:
         """Yield the samples that each worker has written."""
