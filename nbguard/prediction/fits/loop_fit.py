@@ -15,11 +15,11 @@ import torch
 
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.fits.batches import FULL, MOST, STEPS, BatchShapes, enough, sizes
-from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
+from nbguard.prediction.fits.copied_code import CopiedCode, state_of
+from nbguard.prediction.fits.copies import device_of, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier, values_used
 from nbguard.prediction.fits.loaders import batch_size_of, first_batch
-from nbguard.prediction.fits.step_fit import state_of
 
 _tracing: ContextVar[LoopFit | None] = ContextVar("tracing", default=None)
 
@@ -89,14 +89,10 @@ class _Batches:
 
 
 @dataclass(kw_only=True)
-class LoopFit:
+class LoopFit(CopiedCode):
     """A copy of a loop and of all that it refers to."""
 
     loop: Callable[[], None]  # the copy
-    namespace: dict[str, Any]  # the copy's globals
-    names: tuple[str, ...]  # of its models, then of its optimizers
-    models: tuple[Any, ...]  # copied modules that it refers to
-    optimizers: tuple[Any, ...]  # copied optimizers that it refers to
     device: str  # kind of device on which the models are
     items: int
     batches: int | None
@@ -111,24 +107,6 @@ class LoopFit:
     def sizes(self) -> tuple[int, ...]:
         """Return the items of the batches that there were."""
         return tuple(self.made) or (self.size,)
-
-    @property
-    def has_optimizer(self) -> bool:
-        """Return whether the loop refers to an optimizer of PyTorch's."""
-        return bool(self.optimizers)
-
-    @property
-    def resident(self) -> Iterable[Any]:
-        """Return the tensors of the models, then the optimizers' state."""
-        yield from chain.from_iterable(map(in_order_of_moving, self.models))
-        for optimizer in self.optimizers:
-            yield from state_of(optimizer)
-
-    def change(self, code: str) -> None:
-        """Run lines that change the models and optimizers, by their names, where the loop finds them."""
-        for name, value in zip(self.names, (*self.models, *self.optimizers), strict=True):
-            self.namespace.setdefault(name, value)
-        exec(code, self.namespace)  # noqa: S102 - our own lines, the same that are shown
 
     def run(self, make: MakeBatch) -> None:
         """Run the loop until it shows nothing new."""

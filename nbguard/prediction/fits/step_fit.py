@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 import torch
 
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.fits.batches import BatchShapes, enough
-from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
+from nbguard.prediction.fits.copied_code import CopiedCode, state_of
+from nbguard.prediction.fits.copies import device_of, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier, unpacks, values_used
 
 
 @dataclass(kw_only=True)
-class StepFit:
+class StepFit(CopiedCode):
     """A copy of a step and of all that it refers to."""
 
     step: Callable[[Any], Any]  # the copy
-    namespace: dict[str, Any]  # the copy's globals
-    names: tuple[str, ...]  # of its models, then of its optimizers
-    models: tuple[Any, ...]  # copied modules that it refers to
-    optimizers: tuple[Any, ...]  # copied optimizers that it refers to
     device: str  # kind of device on which the models are
     is_on_host: bool  # batches come on the host, and the step itself moves them
     size: int  # items of each batch
@@ -40,24 +37,6 @@ class StepFit:
     def sizes(self) -> tuple[int, ...]:
         """Return the items of the batches that there were, or of the first one."""
         return (self.size,) * max(1, self.made)
-
-    @property
-    def has_optimizer(self) -> bool:
-        """Return whether the step refers to an optimizer of PyTorch's."""
-        return bool(self.optimizers)
-
-    @property
-    def resident(self) -> Iterable[Any]:
-        """Return the tensors of the models, then the optimizers' state."""
-        yield from chain.from_iterable(map(in_order_of_moving, self.models))
-        for optimizer in self.optimizers:
-            yield from state_of(optimizer)
-
-    def change(self, code: str) -> None:
-        """Run lines that change the models and optimizers, by their names, where the step finds them."""
-        for name, value in zip(self.names, (*self.models, *self.optimizers), strict=True):
-            self.namespace.setdefault(name, value)
-        exec(code, self.namespace)  # noqa: S102 - our own lines, the same that are shown
 
     def run(self, make: MakeBatch) -> None:
         """Call the step for each batch, as a loop does that keeps its result until the next."""
@@ -138,12 +117,6 @@ class StepSource:
             unpacks=self.unpacks,
             prepare=prepare,
         )
-
-
-def state_of(optimizer: Any) -> Iterable[Any]:
-    """Yield the tensors of an optimizer's state."""
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
 
 
 def _name(step: Any, value: Any, default: str) -> str:

@@ -13,10 +13,10 @@ import torch
 
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.fits.batches import FULL, BatchShapes, sizes
+from nbguard.prediction.fits.copied_code import state_of
 from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
 from nbguard.prediction.fits.fit import ENDLESS, MakeBatch
 from nbguard.prediction.fits.functions import FunctionCopier
-from nbguard.prediction.fits.step_fit import state_of
 from nbguard.scan.devices.generators import kept_generators
 
 
