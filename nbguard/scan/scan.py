@@ -1,4 +1,4 @@
-"""One look at the process: every probe once, joined into `Facts`."""
+"""One scan of the process: devices, objects, roots and what the last error tells, joined into `Facts`."""
 
 from __future__ import annotations
 
