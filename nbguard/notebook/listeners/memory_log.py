@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nbguard.cells.hooks import CellFact
@@ -128,12 +128,19 @@ class _Clock:
 
     def _run(self) -> None:
         while self._sinks and not self._ends.wait(self.every):
-            for sink in tuple(self._sinks):
+            try:
+                reading = self._counters.read()  # once for all logs
+                figures: tuple[Figure, ...] = () if reading is None else reading_figures(reading)
+            except Exception as error:  # noqa: BLE001 - as below, of every log
+                self._fail(self._sinks, error)
+                return
+            for sink in tuple(self._sinks) if figures else ():
                 try:
-                    reading = self._counters.read()
-                    figures: tuple[Figure, ...] = () if reading is None else reading_figures(reading)
-                    if figures:
-                        sink.log("", figures)
+                    sink.log("", figures)
                 except Exception as error:  # noqa: BLE001 - it is said after the next cell, and the log is taken off
-                    self._sinks.remove(sink)
-                    self._failed.append((sink, _reason(sink, error)))
+                    self._fail([sink], error)
+
+    def _fail(self, sinks: Sequence[Sink], error: Exception) -> None:
+        for sink in tuple(sinks):
+            self._sinks.remove(sink)
+            self._failed.append((sink, _reason(sink, error)))
