@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.programs import docs_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,11 +52,7 @@ def names_in(file: Path) -> set[str]:
 
 def test_the_picture_of_the_rooms_is_current() -> None:
     """To make it anew: python docs/make_rooms.py."""
-    spec = importlib.util.spec_from_file_location("make_rooms", ROOT / "docs" / "make_rooms.py")
-    assert spec is not None
-    assert spec.loader is not None
-    rooms = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rooms)
+    rooms = docs_program("make_rooms")
 
     assert rooms.PAGE.read_text(encoding="utf-8") == rooms.page()
     assert rooms.PICTURE.read_text(encoding="utf-8") == rooms.picture()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from functools import cache
 from pathlib import Path
@@ -14,22 +13,12 @@ from jsonschema import Draft202012Validator
 from nbguard.cli import main
 from nbguard.render.result import Result
 from tests.cli.test_files import snapshot_file
+from tests.programs import docs_program
 from tests.render.results import EXAMPLES, RESULTS
 
 ROOT = Path(__file__).parents[2]
 SCHEMAS = ROOT / "nbguard" / "schemas"
 KINDS = sorted(file.stem for file in SCHEMAS.glob("*.json"))
-
-
-@cache
-def make_schemas() -> Any:
-    """Return the program that makes the schemas."""
-    spec = importlib.util.spec_from_file_location("make_schemas", ROOT / "docs" / "make_schemas.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def closed(schema: Any) -> Any:
@@ -54,7 +43,7 @@ def mistakes(data: Any) -> list[str]:
 
 def test_the_schemas_are_as_the_types_say() -> None:
     """To make them anew: python docs/make_schemas.py. A field that goes, or is renamed, breaks those who read it."""
-    maker = make_schemas()
+    maker = docs_program("make_schemas")
     made = {result.kind: maker.text(result) for result in maker.results()}
 
     assert made == {kind: (SCHEMAS / f"{kind}.json").read_text(encoding="utf-8") for kind in KINDS}
