@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+
+from torch import nn
+
+_PARTS = (2, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,15 +21,24 @@ class Change:
     conf: str = ""  # setting of the allocator
 
 
-def added_up(parts: int, size: int, code: str, more: str) -> Change:
-    """Return the change to smaller batches whose gradients are added up.
+def added_up(
+    size: int, models: Iterable[nn.Module], code: Callable[[int], str], more: Callable[[int], str]
+) -> Iterator[Change]:
+    """Yield the changes to batches of a half and a quarter of the items whose gradients are added up.
 
     Args:
-        parts: into how many batches one is cut.
         size: items of a batch as it is.
-        code: lines that let the optimizer wait.
-        more: what else there is to know, in words that begin with a separator.
+        models: the user's, which are read.
+        code: lines that let the optimizer wait, by the number of batches into which one is cut.
+        more: what else there is to do, likewise.
     """
-    return Change(
-        name=f"gradients of {parts} batches of {size // parts} added up", code=code, parts=parts, cost=f"a little slower{more}"
-    )
+    has_norm = any("BatchNorm" in type(each).__name__ for model in models for each in model.modules())
+    norm = "; batch norm sees fewer items" if has_norm else ""
+    for parts in _PARTS:
+        if size % parts == 0:
+            yield Change(
+                name=f"gradients of {parts} batches of {size // parts} added up",
+                code=code(parts),
+                parts=parts,
+                cost=f"a little slower{norm}; {more(parts)}",
+            )

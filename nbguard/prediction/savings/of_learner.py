@@ -34,17 +34,8 @@ def of_learner(source: LearnerSource, gpu: Gpu, size: int, *, convolves: bool) -
             name="float16", code=PRECISIONS["fp16"], cost="faster; gradients are scaled, and a step is skipped now and then"
         )
     if not _has_callback(learn, "GradientAccumulation"):
-        has_norm = any("BatchNorm" in type(each).__name__ for each in learn.model.modules())
-        norm = "; batch norm sees fewer items" if has_norm else ""
-        for parts in (2, 4):
-            if size % parts == 0:
-                yield added_up(
-                    parts,
-                    size,
-                    "from fastai.callback.training import GradientAccumulation\n"
-                    f"learn.add_cb(GradientAccumulation(n_acc={size}))",
-                    f"{norm}; make the DataLoaders with bs={size // parts}",
-                )
+        code = f"from fastai.callback.training import GradientAccumulation\nlearn.add_cb(GradientAccumulation(n_acc={size}))"
+        yield from added_up(size, [learn.model], lambda _: code, lambda parts: f"make the DataLoaders with bs={size // parts}")
     yield from _of_optimizer(learn)
     yield from loss_in_parts("learn.loss_func.func", getattr(learn.loss_func, "func", None))
     if convolves and not _has_callback(learn, "ChannelsLast"):

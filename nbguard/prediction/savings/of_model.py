@@ -32,8 +32,7 @@ def of_model(path: str, model: Any, after: str = "") -> Iterator[Change]:
             "    block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
             cost="about a third slower: these blocks compute twice",
         )
-    if _has_bias_before_norm(model):
-        kinds = ", ".join(sorted({f"nn.{type(layer).__name__}" for layer in _before_norms(model)}))
+    if kinds := ", ".join(sorted({f"nn.{type(layer).__name__}" for layer in _before_norms(model)})):
         yield Change(
             name="no bias before a batch norm",
             code="from torch import nn\n"
@@ -73,10 +72,6 @@ def _before_norms(model: Any) -> Iterator[Any]:
             for layer, norm in zip(block, list(block)[1:], strict=False):
                 if type(layer) in _BIASED and layer.bias is not None and getattr(norm, "running_mean", None) is not None:
                     yield layer
-
-
-def _has_bias_before_norm(model: Any) -> bool:
-    return next(_before_norms(model), None) is not None
 
 
 def _repeated(model: Any) -> tuple[str, int] | None:

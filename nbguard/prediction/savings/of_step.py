@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -36,7 +37,12 @@ def of_step(source: StepSource | LoopSource, gpu: Gpu, size: int, *, convolves: 
     if models and "autocast" not in used:
         yield _in_half(models[0][0], gpu)
     if len(optimizers) == 1 and size:
-        yield from _added_up(optimizers[0][0], models, size)
+        yield from added_up(
+            size,
+            [model for _, model in models],
+            partial(_waiting, optimizers[0][0]),
+            lambda parts: f"give batches of {size // parts} and divide the loss by {parts}",
+        )
     for name, optimizer in optimizers:
         yield from _of_optimizer(name, optimizer, getattr(function, "__globals__", {}))
         if code is not None and _says(code, "set_to_none"):
@@ -74,21 +80,17 @@ def _in_half(model: str, gpu: Gpu) -> Change:
     return Change(name=dtype, code=code, cost=cost)
 
 
-def _added_up(optimizer: str, models: list[tuple[str, Any]], size: int) -> Iterator[Change]:
-    has_norm = any("BatchNorm" in type(each).__name__ for _, model in models for each in model.modules())
-    norm = "; batch norm sees fewer items" if has_norm else ""
-    for parts in (2, 4):
-        if size % parts == 0:
-            code = (
-                "from itertools import count\n"
-                f"turns, take_step, clear = count(1), {optimizer}.step, {optimizer}.zero_grad\n"
-                "def step_at_last(*args, **kwargs):\n"
-                f"    if next(turns) % {parts} == 0:\n"
-                "        take_step(*args, **kwargs)\n"
-                "        clear()\n"
-                f"{optimizer}.step, {optimizer}.zero_grad = step_at_last, lambda *_, **__: None"
-            )
-            yield added_up(parts, size, code, f"{norm}; give batches of {size // parts} and divide the loss by {parts}")
+def _waiting(optimizer: str, parts: int) -> str:
+    """Return the lines that let an optimizer step once in so many batches."""
+    return (
+        "from itertools import count\n"
+        f"turns, take_step, clear = count(1), {optimizer}.step, {optimizer}.zero_grad\n"
+        "def step_at_last(*args, **kwargs):\n"
+        f"    if next(turns) % {parts} == 0:\n"
+        "        take_step(*args, **kwargs)\n"
+        "        clear()\n"
+        f"{optimizer}.step, {optimizer}.zero_grad = step_at_last, lambda *_, **__: None"
+    )
 
 
 def _of_optimizer(name: str, optimizer: Any, namespace: Mapping[str, Any]) -> Iterator[Change]:
