@@ -171,6 +171,22 @@ class Baked(nn.Module):
         return x * 2 if x.shape[0] > 3 else x
 
 
+class Pairs(nn.Module):
+    """Each item of a batch against all others, as in contrastive learning."""
+
+    def forward(self, x: Any) -> Any:
+        scores = x @ x.T
+        return nn.functional.cross_entropy(scores, torch.arange(len(scores)))
+
+
+class PairsOfShape(nn.Module):
+    """The same as advised."""
+
+    def forward(self, x: Any) -> Any:
+        scores = x @ x.T
+        return nn.functional.cross_entropy(scores, torch.arange(scores.shape[0]))
+
+
 PLANTED = {
     "branch": (Branch, "torch.export", "test_export.py:", "if x.sum() > 0"),
     "size": (Fixed, "dynamic batch", "test_export.py:", "a size is fixed in the code"),
@@ -188,6 +204,44 @@ def test_a_planted_fault_is_named(fault: str) -> None:
     said = " ".join(f"{finding.what} {finding.evidence} {finding.command}" for finding in check.findings)
     assert line in said
     assert words in said
+
+
+def test_the_line_that_takes_the_size_of_a_batch_for_a_number_is_named_and_the_advice_lets_it_export() -> None:
+    check, advised = (
+        next(check for check in exported(nn.Sequential(nn.Linear(8, 8), kind()), torch.randn(4, 8)).checks if check.name == way)
+        for kind, way in ((Pairs, "dynamic batch"), (PairsOfShape, "dynamic batch"))
+    )
+    (finding,) = check.findings
+    assert finding.what.startswith("dynamic batch: `model[1]` (Pairs) cannot be exported at doctor/test_export.py:")
+    assert finding.evidence.startswith("Constraints violated: the line holds only for a size of 4: `")
+    assert "torch.arange(len(scores))" in finding.evidence
+    assert "x.shape[0] instead of" in finding.command
+    assert advised.state == "ok"
+
+
+class Keywords(nn.Module):
+    """A model that names none of its inputs."""
+
+    def forward(self, **named: Any) -> Any:
+        return named["x"] + named["y"]
+
+
+class Named(nn.Module):
+    """The same as advised."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return x + y
+
+
+def test_a_model_that_names_no_input_is_told_that_pytorch_fixes_their_size() -> None:
+    batch = {"x": torch.randn(4, 8), "y": torch.randn(4, 8)}
+    check, advised = (
+        next(check for check in exported(kind(), batch).checks if check.name == "dynamic batch") for kind in (Keywords, Named)
+    )
+    if check.state != "ok":  # PyTorch 2.13 fails for any such model
+        (finding,) = check.findings
+        assert finding.command == "# name the inputs in forward(): PyTorch lets those of **kwargs have no other size"
+    assert "batches of 4, 5, 1: values differ by 0 at most" in advised.evidence
 
 
 def test_hooks_and_lists_of_the_user_stay_as_they_are() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from nbguard.doctor.analysis.diagnosis import TOPICS, Check, CheckFinding, Diagnosis, State
 from nbguard.render.blocks import Block, Listing, Point, Points, Section, Table, TableRow, Title
@@ -27,13 +28,17 @@ def diagnosis_blocks(diagnosis: Diagnosis) -> Iterator[Block]:
         checks = [check for check in diagnosis.checks if check.topic == topic]
         if checks:
             yield Section(topic)
-            yield Table(rows=tuple(map(_row, checks)), chips=(0,))
+            yield Table(rows=tuple(_rows(checks)), chips=(0,))
     if diagnosis.notes:
         yield Listing(sentences=diagnosis.notes)
 
 
-def _row(check: Check) -> TableRow:
-    return TableRow(cells=(check.state, check.name, check.evidence))
+def _rows(checks: Iterable[Check]) -> Iterator[TableRow]:
+    """Yield a row for each check, and one for neighbours that were not made for the same reason."""
+    for (state, evidence), same in groupby(checks, lambda check: (check.state, check.evidence)):
+        names = [check.name for check in same]
+        for name in (", ".join(names),) if state == "not checked" else names:
+            yield TableRow(cells=(state, name, evidence))
 
 
 def _point(finding: CheckFinding) -> Point:

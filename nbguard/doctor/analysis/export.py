@@ -138,6 +138,7 @@ def _advice(attempt: ExportAttempt, failure: ExportFailure) -> str:
     return "# export the part of the model without this module, or replace it by modules of PyTorch's own"
 
 
+_FIXED = "a size is fixed in the code: x.shape[0] instead of a number, and instead of len(x), which is one"
 _BY_MESSAGE = (
     (
         "GuardOnDataDependent",
@@ -150,9 +151,10 @@ _BY_MESSAGE = (
     ("Data-dependent branching", "the path depends on values: torch.where or torch.cond instead of `if`"),
     ("is refused", "a size is a case of its own in the code: pad to two on the server, or export that size by itself"),
     ("Could not guard on data-dependent", "a shape depends on values: mask instead of cutting, or torch._check what holds"),
-    ("Constraints violated", "a size is fixed in the code: -1 or x.shape[0] instead of a number in view and reshape"),
+    ("Constraints violated", _FIXED),
     (".numpy()", "stay with tensors: numpy's functions are not in a graph"),
-    ("specialized", "a size is fixed in the code: -1 or x.shape[0] instead of a number in view and reshape"),
+    ("specialized", _FIXED),
+    ("Must provide a tree_name", "name the inputs in forward(): PyTorch lets those of **kwargs have no other size"),
 )
 
 

@@ -128,4 +128,5 @@ def _place(file: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line.partition(" For more information, run with")[0]

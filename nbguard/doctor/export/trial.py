@@ -121,14 +121,16 @@ def _program(name: str, subject: TrialSubject, batch: TrialBatch, options: dict[
 
 def _of_any_batch(subject: TrialSubject, batch: TrialBatch) -> tuple[ExportAttempt, Any]:
     """Return an attempt in which the batch may have any size: each input by itself, or else all of them the same."""
-    each = _program(
-        "dynamic batch", subject, batch, {"dynamic_shapes": _dynamic(subject.model, batch, torch.export.Dim.DYNAMIC)}
-    )
+    shapes = _dynamic(subject.model, batch, torch.export.Dim.DYNAMIC)
+    each = _program("dynamic batch", subject, batch, {"dynamic_shapes": shapes})
     if each[0].passes or not any("Constraints violated" in failure.message for failure in each[0].failures):
         return each
     shared = _dynamic(subject.model, batch, torch.export.Dim("batch", min=1))
     same = _program("dynamic batch", subject, batch, {"dynamic_shapes": shared})
-    return same if same[0].passes else each
+    if same[0].passes:
+        return same
+    lines = drafted_failures(_copy_with(subject, {}), batch, shapes)
+    return (replace(each[0], failures=tuple(dict.fromkeys(lines))), None) if lines else each
 
 
 def _located(failure: ExportFailure, model: nn.Module, batch: TrialBatch, options: dict[str, Any]) -> ExportFailure:
@@ -168,7 +170,7 @@ def _dynamic(model: nn.Module, batch: TrialBatch, size: Any) -> dict[str, Any]:
             return {key: spec(part) for key, part in value.items()}
         return None
 
-    arguments = batch.named_inputs or inspect.signature(model.forward).bind(*batch.inputs).arguments
+    arguments = inspect.signature(model.forward).bind(*batch.inputs, **(batch.named_inputs or {})).arguments
     return {name: spec(value) for name, value in arguments.items()}
 
 
