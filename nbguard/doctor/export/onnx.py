@@ -60,6 +60,7 @@ def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure,
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nbguard-onnx-") as folder:
         saved, answer = Path(folder, "program.pt2"), Path(folder, "answer.json")
+        own = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": folder}  # onnxruntime leaves a file in the folder for temporary ones
         try:
             torch.export.save(program, saved)
             run = subprocess.run(  # noqa: S603 - this Python, a program of ours
@@ -67,7 +68,7 @@ def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure,
                 capture_output=True,
                 text=True,
                 timeout=_SECONDS,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, **own, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 check=False,
             )
         except subprocess.TimeoutExpired:
