@@ -146,7 +146,7 @@ def _picture() -> Html:
     shell: Any = get_ipython()
     cell = len(shell.history_manager.input_hist_parsed) - 1  # IPython counts a cell now before, now after it has run
     try:
-        return report_picture(session_of(shell).report(), cell, time.time())
+        return report_picture(session_of(shell).memory.report(), cell, time.time())
     except NbguardError as error:  # no PyTorch yet
         body = tag("p", str(error))
     except Exception as error:  # noqa: BLE001 - a picture that fails must not cost the sidebar

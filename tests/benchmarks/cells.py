@@ -76,7 +76,7 @@ def heap(objects: int) -> dict[str, object]:
 def noticing(cell: Cell, shell: InteractiveShell, rounds: int) -> dict[str, float]:
     """Return the times of the hooks with nothing on but notices, by the kind of cell."""
     session = session_of(shell)
-    session.speak_up()
+    session.notices.turn_on()
     device = str(shell.user_ns["device"])
     names = shell.user_ns
     cell.both()
@@ -140,7 +140,7 @@ def main() -> None:
     nbguard.cells.ledger._TOO_SLOW = float("inf")  # a busy machine must not end the looks that are to be timed
     session = session_of(shell)
     session.turn_on(auto_clean_errors=True)
-    session.show_cells(on=True)
+    session.recording.show_cells(on=True)
     cell.both()
     same = median(options.rounds, cell.both)
 

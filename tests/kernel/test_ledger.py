@@ -316,7 +316,10 @@ def test_a_slow_malloc_is_not_asked_again_and_changes_are_still_found(notebook: 
     text = notebook.run("t = torch.ones(1 << 20)").ok().text
 
     assert "new: t 4.00 MiB" in text
-    assert notebook.value("__import__('nbguard').notebook.session.session_of(get_ipython())._ledger._last.source") == "resident"
+    assert (
+        notebook.value("__import__('nbguard').notebook.session.session_of(get_ipython()).recording._ledger._last.source")
+        == "resident"
+    )
 
 
 def test_without_torch_nothing_is_recorded(plain_kernel: Kernel) -> None:

@@ -124,7 +124,7 @@ def test_no_reference_is_kept_and_nothing_grows(notebook: Kernel) -> None:
         "import sys\nfrom nbguard.notebook.session import session_of\n"
         "def cells(n, code):\n"
         "    from nbguard.cells.hooks import CellFact, CellScan\n"
-        "    watch = session_of(get_ipython())._notices\n"
+        "    watch = session_of(get_ipython()).notices._watch\n"
         "    for i in range(n):\n"
         "        get_ipython()._nbguard_live._hooks.source = code.format(i)\n"
         "        watch.before(); exec(code.format(i), globals()); watch.after(CellFact(i, False, CellScan(get_ipython())))\n"
@@ -132,7 +132,7 @@ def test_no_reference_is_kept_and_nothing_grows(notebook: Kernel) -> None:
         "    if id(obj) in seen or isinstance(obj, (type, type(sys), type(cells))) or obj is get_ipython() or obj is globals(): return 0\n"
         "    seen.add(id(obj))\n"
         "    return sys.getsizeof(obj) + sum(size(ref, seen) for ref in gc.get_referents(obj))\n"
-        "def own(): return size(session_of(get_ipython())._notices._watched, set()) + len(session_of(get_ipython())._notices._made)\n"
+        "def own(): return size(session_of(get_ipython()).notices._watch._watched, set()) + len(session_of(get_ipython()).notices._watch._made)\n"
         "cells(1000, 'x{0} = torch.ones(3); del x{0}')\nfirst = own()"
     ).ok()
     notebook.run("cells(5000, 'y{0} = torch.ones(3); del y{0}'); cells(5000, 'z = torch.ones(3)'); second = own()").ok()
@@ -174,7 +174,7 @@ def test_what_the_graph_of_a_name_keeps_is_no_leak_of_a_library(notebook: Kernel
 
 def test_what_a_cell_leaves_without_a_name(notebook: Kernel) -> None:
     """By its error, by the result that it shows, by a library's cache; once each, and not what runs out of memory."""
-    left = "__import__('nbguard.notebook.session').notebook.session.session_of(get_ipython())._notices._left_behind"
+    left = "__import__('nbguard.notebook.session').notebook.session.session_of(get_ipython()).notices._watch._left_behind"
     notebook.run_silently(
         f"{left}.patience = 0; {left}._counters.read(); {left}._counters._counters._slow = -1000  # a busy machine must not make malloc too slow"
     )

@@ -177,7 +177,7 @@ def test_its_picture_before_there_is_pytorch_says_so(plain_kernel: Kernel, page:
 
 
 def test_a_picture_that_fails_costs_nothing_but_itself(plain_kernel: Kernel, page: Panel) -> None:
-    plain_kernel.run("import nbguard.notebook.session as s\ns.Session.report = lambda self: 1 / 0").ok()
+    plain_kernel.run("import nbguard.notebook.session_memory as s\ns.SessionMemory.report = lambda self: 1 / 0").ok()
     (bundle,) = plain_kernel.run("one").ok().bundles
 
     assert "There is no picture: ZeroDivisionError" in bundle["text/html"]

@@ -53,8 +53,8 @@ def test_it_begins_with_what_is_there(case: str, fitted: bool, near: float, fake
 
 _OUT_OF_MEMORY = """
 import json, warnings; warnings.filterwarnings("ignore")
-import nbguard.notebook.session as session
-session._FORESEEING = 100.0  # the machine may be busy
+import nbguard.notebook.session_memory as session_memory
+session_memory.PREDICTION_SECONDS = 100.0  # the machine may be busy
 from tests.prediction.fits import make
 learn = make("gpt bf16", "cuda", 256, items=(600, 16))
 learn.model.cuda()
@@ -76,7 +76,7 @@ def test_the_card_names_a_batch_that_fits(fake_cuda_kernel: Callable[..., Kernel
 
 _TIGHT = """
 import nbguard.notebook.session as session
-session._FORESEEING = 100.0
+session.PREDICTION_SECONDS = 100.0
 from tests.prediction.fits import make
 learn = make("gpt", "cuda", 128, items=(400, 16))
 learn.model.cuda()

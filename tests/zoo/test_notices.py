@@ -68,7 +68,7 @@ def _after_cell():
     return found
 import nbguard, builtins, re
 from nbguard.notebook.session import session_of
-session_of(get_ipython())._notices.least = 1
+session_of(get_ipython()).notices._watch.least = 1
 builtins._before_cell, builtins._after_cell = _before_cell, _after_cell; del _before_cell, _after_cell
 builtins._is_part_of_a_name, builtins.re = _is_part_of_a_name, re; del _is_part_of_a_name, re
 builtins._experiments, builtins._storages = _experiments, _storages; del _experiments, _storages

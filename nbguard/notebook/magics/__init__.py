@@ -20,13 +20,7 @@ _TRANSFORMERS = (as_line, help_of_word(GPUMEM, SWITCH))
 
 def load(shell: InteractiveShell) -> None:
     """Register the magics, and remember what they replace; watch what cells leave behind or run out of; answer sidebars."""
-    session = session_of(shell)
-    session.watch_for_oom()
-    session.watch_launches()
-    session.watch_foreseen_fits()
-    session.speak_up()
-    session.serve_sidebars()
-    session.watch_cuda_start()
+    session_of(shell).watch()
     manager = shell.magics_manager
     for cls in _CLASSES:
         if cls.__name__ in manager.registry:

@@ -192,7 +192,7 @@ class GpuMemMagics(Magics):
                     self.shell, options, guarded("%gpumem --engines", engines_report, getattr(self.shell, "user_ns", {}))
                 )
             case None:
-                report = guarded("%gpumem", session.report)
+                report = guarded("%gpumem", session.memory.report)
                 if options.device is not None:
                     devices = [device.device for device in report.devices]
                     report = _known(report.only(options.device), options.device, devices)
@@ -206,16 +206,17 @@ class GpuMemMagics(Magics):
                 return show(self.shell, options, recorded, limit=options.n)
             case "map":
                 if options.file is None:
-                    drawn = guarded("%gpumem map", session.memory_map, options.request)
+                    drawn = guarded("%gpumem map", session.memory.memory_map, options.request)
                 else:
                     drawn = guarded("%gpumem map", snapshots.map_of, options.file)
                 if options.device is not None:
                     drawn = _known(drawn.only(options.device), options.device, drawn.names)
                 return show(self.shell, options, drawn, limit=options.n)
             case "cells":
-                return show(self.shell, options, guarded("%gpumem cells", session.show_cells, on=options.state == "on"))
+                guarded("%gpumem cells", session.recording.show_cells, on=options.state == "on")
+                return show(self.shell, options, session.switches)
             case "oom":
-                card = guarded("%gpumem oom", session.oom)
+                card = guarded("%gpumem oom", session.memory.oom)
                 if card is None:
                     raise UsageError("%gpumem oom: the last error did not run out of memory (%gpumem shows who holds what)")
                 return show(self.shell, options, card)
@@ -229,7 +230,7 @@ class GpuMemMagics(Magics):
                 )
                 return show(self.shell, options, prediction)
             case "simulate":
-                state = guarded("%gpumem simulate", switched, session, options.size, options.settings, options.context)
+                state = guarded("%gpumem simulate", switched, session.memory, options.size, options.settings, options.context)
                 return show(self.shell, options, state)
             case _:
                 return snapshots.run(self.shell, options, GRAMMAR)

@@ -10,7 +10,7 @@ from nbguard.errors import NbguardError
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
 
-    from nbguard.notebook.session import Session
+    from nbguard.notebook.recording import CellRecording
     from nbguard.profiler.analysis.memory_log import MemoryLogState
 
 _EVERY = 15.0
@@ -34,7 +34,7 @@ def add_log(options: MagicArgumentParser) -> None:
     )
 
 
-def logged(session: Session, options: argparse.Namespace) -> MemoryLogState:
+def logged(recording: CellRecording, options: argparse.Namespace) -> MemoryLogState:
     """Begin or end the log that a line asks for, and return its state.
 
     Raises:
@@ -42,11 +42,11 @@ def logged(session: Session, options: argparse.Namespace) -> MemoryLogState:
     """
     logs = tuple(text.strip("'\"") for text in options.logs)
     if not logs:
-        return session.memory_log
+        return recording.log_state
     if "off" in logs:
         if len(logs) > 1:
             raise NbguardError("off stands alone, as in  %nbguard log off")
-        return session.stop_logging()
+        return recording.stop_logging()
     if not options.every > 0:
         raise NbguardError("--every takes seconds above 0, as in  %nbguard log prometheus:gpu.prom --every 15")
-    return session.log_memory(logs, options.every)
+    return recording.log(logs, options.every)

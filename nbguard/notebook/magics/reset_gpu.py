@@ -189,10 +189,11 @@ class ResetGpuMagics(Magics):
             )
             return show(self.shell, options, guarded(f"{_NAME} --engines", call))
         session = session_of(self.shell)
-        session.expect_cleanup()
+        session.notices.expect_cleanup()
         done = self._done(api, options)
-        if type(done) is Outcome and session.simulation is not None:
-            session.simulation.empty_cache()  # as a cleanup does on a device
+        simulation = session.memory.simulation
+        if type(done) is Outcome and simulation is not None:
+            simulation.empty_cache()  # as a cleanup does on a device
         return show(self.shell, options, done)
 
     @staticmethod

@@ -10,13 +10,13 @@ from nbguard.units import format_bytes
 
 if TYPE_CHECKING:
     from nbguard.memory.simulated import SimulationState
-    from nbguard.notebook.session import Session
+    from nbguard.notebook.session_memory import SessionMemory
 
 _HOW = "say the size of the device, or off, as in  %gpumem simulate 16GiB"
 
 
-def switched(session: Session, words: Sequence[str], settings: str | None, context: str | None) -> SimulationState:
-    """Switch the simulated device of a session on or off as `words` say; without words return the state.
+def switched(memory: SessionMemory, words: Sequence[str], settings: str | None, context: str | None) -> SimulationState:
+    """Switch the simulated device on or off as `words` say; without words return the state.
 
     Raises:
         NbguardError: the words, the size or the settings cannot be used; nothing has been changed.
@@ -27,10 +27,10 @@ def switched(session: Session, words: Sequence[str], settings: str | None, conte
         raise NbguardError("--settings and --context go with a size, as in  %gpumem simulate 16GiB --context 500MiB")
     match words:
         case []:
-            simulation = session.simulation
+            simulation = memory.simulation
             head = "the cells run on a simulated device"
         case ["off"]:
-            simulation = session.stop_simulating()
+            simulation = memory.stop_simulating()
             head = "off: cells run without simulation again. It ended as a simulated device"
         case _:
             try:
@@ -39,7 +39,7 @@ def switched(session: Session, words: Sequence[str], settings: str | None, conte
                 raise NbguardError("PyTorch is not installed here: there is nothing to simulate a device for") from None
             size = "".join(words)  # `16 GiB` is two words
             simulation = simulate(size, (settings or "").strip("'\""), context=context or 0)
-            session.simulate(simulation)
+            memory.simulate(simulation)
             head = "from the next cell on your code runs on a simulated device"
     if simulation is None:
         raise NbguardError(f"nothing is simulated: {_HOW}")

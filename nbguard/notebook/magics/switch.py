@@ -143,12 +143,14 @@ class SwitchMagics(Magics):
             case "compare":
                 return show(self.shell, options, guarded("%nbguard compare", compared, self.shell, options))
             case "log":
-                return show(self.shell, options, guarded("%nbguard log", logged, session, options))
+                return show(self.shell, options, guarded("%nbguard log", logged, session.recording, options))
             case "notices":
-                made = session.notices if options.state is None else session.speak_up(on=options.state == "on")
-                return show(self.shell, options, made)
+                if options.state is not None:
+                    (session.notices.turn_on if options.state == "on" else session.notices.turn_off)()
+                return show(self.shell, options, session.notices.notices)
             case "quiet":
-                return show(self.shell, options, session.be_quiet(*options.names))
+                session.notices.be_quiet(*options.names)
+                return show(self.shell, options, session.notices.notices)
             case _:
                 switches = session.switches
         return show(self.shell, options, switches)

@@ -1,0 +1,100 @@
+"""The memory that a session looks at: that of the devices, or of the simulated one while the cells run on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nbguard.notebook.display import show_sentence, show_simulated
+
+if TYPE_CHECKING:
+    from nbguard.cells.cell_scan import CellScan
+    from nbguard.cells.hooks import Hooks
+    from nbguard.memory.analysis import Analysis
+    from nbguard.memory.counters import TickReading
+    from nbguard.notebook.listeners.simulating import Simulating
+    from nbguard.out_of_memory.card import OomCard
+    from nbguard.profiler.instruments.memory.counters import MemoryCounter
+    from nbguard.reports.memory_map import MemoryMap
+    from nbguard.reports.report import Report
+    from nbguard.simulation.simulation import Simulation
+
+PREDICTION_SECONDS = 5.0
+"""Seconds for which what is shown after a cell waits for a prediction; a card that was asked for waits twice as long."""
+
+
+class SessionMemory:
+    """Reports of one session, each of the device on which its cells run."""
+
+    def __init__(self, shell: Any, hooks: Hooks) -> None:
+        self._shell = shell
+        self._hooks = hooks
+        self._simulating: Simulating | None = None
+
+    @property
+    def simulation(self) -> Simulation | None:
+        """Return the simulated device on which the cells run; None if they do not."""
+        listener = self._simulating
+        return None if listener is None or listener not in self._hooks.listeners else listener.simulation
+
+    def simulate(self, simulation: Simulation) -> None:
+        """Run the cells that follow on a simulated device."""
+        from nbguard.notebook.listeners.simulating import Simulating
+
+        self.stop_simulating()
+        self._simulating = Simulating(simulation, show_simulated, show_sentence)
+        self._hooks.add(self._simulating)
+
+    def stop_simulating(self) -> Simulation | None:
+        """Run no further operation on a simulated device; return the one that ends, if any."""
+        simulation = self.simulation
+        if self._simulating is not None:
+            self._simulating.end()
+            self._hooks.remove(self._simulating)
+            self._simulating = None
+        return simulation
+
+    def simulated_reading(self) -> TickReading | None:
+        """Return the counters of the simulated device, from any thread; None while cells run on no such."""
+        simulation = self.simulation
+        return None if simulation is None else simulation.reading()
+
+    def simulated_counter(self) -> MemoryCounter | None:
+        """Return the memory counter of the simulated device for a profile; None while cells run on no such."""
+        if self.simulation is None:
+            return None
+        from nbguard.profiler.instruments.memory.counters import SimulatedCounter
+
+        return SimulatedCounter(self.simulation)
+
+    def report(self) -> Report:
+        """Return who holds the memory."""
+        from nbguard import api
+
+        return api.report() if self.simulation is None else self.simulation.report()
+
+    def memory_map(self, request: int | str | None) -> MemoryMap:
+        """Return the map of the memory. NbguardError for a size that is none."""
+        from nbguard import api
+
+        if self.simulation is None:
+            return api.memory_map(request)
+        return self.simulation.memory_map(api.request_bytes(request))
+
+    def oom(self) -> OomCard | None:
+        """Return the card on the last error, if it ran out of memory."""
+        if self.simulation is not None:
+            return self.simulation.oom()
+        from nbguard.scan.scan import Notebook, scan
+
+        return self._card(scan(Notebook.current(None)).analysis, 2 * PREDICTION_SECONDS)
+
+    def oom_after(self, scan: CellScan) -> OomCard | None:
+        """Return what `oom` does, of the cell that has just ended."""
+        return self._card(scan.get().analysis, PREDICTION_SECONDS) if self.simulation is None else self.simulation.oom()
+
+    def _card(self, analysis: Analysis, seconds: float) -> OomCard | None:
+        """Return the card on the last error, with a batch that fits where one can be foreseen in so many seconds."""
+        from nbguard.notebook.foreseen_batch import foreseen_batch
+        from nbguard.out_of_memory.card import build_card
+
+        return build_card(analysis, foreseen_batch(analysis, self._shell.user_ns, seconds))
