@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -11,21 +12,35 @@ from nbguard.errors import NbguardError
 __all__ = ["command_parser", "main"]
 
 
+_BROKEN_PIPE = 128 + 13
+"""The exit status that a shell gives to a program that SIGPIPE has ended."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status.
 
     0 is success. 1 is an answer that calls for something: a replay that is not exact, a fit that may not fit, a run that is
     recorded as out of memory, no GPU; of `doctor --strict`, a piece of advice. 2 is a file or an option that cannot be used.
-    3 is a problem that `doctor --strict` has found. 130 is an interrupt.
+    3 is a problem that `doctor --strict` has found. 130 is an interrupt. 141 is a reader that went before the end, as `head`
+    does; nothing is said then.
     """
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        return _BROKEN_PIPE
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Run a command; say in one line why it cannot be run."""
     options = command_parser().parse_args(arguments)
     try:
         return int(options.run(options))
     except NbguardError as error:
         print(f"nbguard: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        sys.stderr.close()  # Python would say at its end that the pipe is broken
         return 2
     except KeyboardInterrupt:
         print("nbguard: interrupted", file=sys.stderr)

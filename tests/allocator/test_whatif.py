@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.replay.advice import notes, recommendation
 from nbguard.allocator.replay.view import whatif_blocks
-from nbguard.allocator.replay.whatif import WhatIf, what_if
+from nbguard.allocator.replay.whatif import WhatIf, WhatIfRow, what_if
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.render.text import blocks_text
@@ -101,6 +103,17 @@ def test_where_nothing_is_to_be_won_the_settings_stay() -> None:
     assert recommendation(found).startswith("Keep the settings")
     assert found.capacity is None
     assert any("--capacity" in note for note in notes(found))
+
+
+def test_a_saving_is_counted_from_the_least_that_the_recorded_settings_may_take() -> None:
+    found = of(fragmented(2))
+    base, *others = found.rows
+    better = WhatIfRow(others[0].settings, (replace(base.worst, peak_reserved=100 * MIB),))
+    orders = tuple(replace(base.worst, peak_reserved=peak) for peak in (125 * MIB, 200 * MIB))
+
+    sentence = recommendation(replace(found, rows=(replace(base, outcomes=orders), better)))
+
+    assert "at most 100.00 MiB would be reserved instead of at least 125.00 MiB, 20% less; " in sentence
 
 
 def test_the_trap_is_warned_of() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,17 @@ def test_a_command_needs_none_of_them(arguments: list[str], status: int, shown: 
     assert shown in done.stdout + done.stderr, done.stdout + done.stderr
     assert done.returncode == status
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["map", "FILE"], ["diagnose", "FILE", "--json"], ["schema"]])
+def test_a_reader_that_goes_early_ends_it_without_a_word(arguments: list[str], tmp_path: Path) -> None:
+    file = str(snapshot_file(tmp_path, "2.11.0_49"))
+    command = [sys.executable, "-m", "nbguard", *(file if word == "FILE" else word for word in arguments)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+
+    assert (done.returncode, done.stderr) == (141, "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, parse_version, round_size
-from nbguard.allocator.replay.whatif import Refusal, WhatIf, WhatIfRow
+from nbguard.allocator.replay.run import Refusal
+from nbguard.allocator.replay.whatif import WhatIf, WhatIfRow
 from nbguard.allocator.snapshot.stacks import Frame
 from nbguard.units import counted, format_bytes
 
@@ -38,13 +39,14 @@ def recommendation(result: WhatIf) -> str:
             "freeing the blocks that pin those segments, or a restart of the kernel, undoes it."
         )
     best = min(helpful, key=lambda row: row.peak)
-    saved = base.peak - best.peak
+    saved = base.least_peak - best.peak
     used = f"{format_bytes(base.worst.peak_allocated)} were in use at the peak"
-    if len(result.rows) == 1 or saved <= base.peak * _WORTHWHILE:
-        return f"Keep the settings: none of these would reserve noticeably less than {format_bytes(base.peak)}; {used}."
+    if len(result.rows) == 1 or saved <= base.least_peak * _WORTHWHILE:
+        return f"Keep the settings: none of these would reserve noticeably less than {format_bytes(base.least_peak)}; {used}."
+    at_least = "" if base.least_peak == base.peak else "at least "
     return (
         f"{_use(result, best)}: at most {format_bytes(best.peak)} would be reserved instead of "
-        f"{format_bytes(base.peak)}, {saved / base.peak:.0%} less; {used}."
+        f"{at_least}{format_bytes(base.least_peak)}, {saved / base.least_peak:.0%} less; {used}."
     )
 
 

@@ -2,77 +2,161 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, PoolId, segment_size
 from nbguard.allocator.replay.replay import RecordedDevice
 
-OpKind = Literal["request", "free", "refused", "empty_cache", "maybe_retry"]
-"""A refused request ran out of memory when it was recorded. "maybe_retry" is where cached memory went back just before the
-driver gave some: by `empty_cache()`, or because the driver had had no room."""
+FREE, EMPTY_CACHE, MAYBE_RETRY = -1, -2, -3
+"""Codes of calls that are no requests. `MAYBE_RETRY` is where cached memory went back just before the driver gave some: by
+`empty_cache()`, or because the driver had had no room. A request is coded as twice the index of its stream and pool in
+`Program.places`; one more, where it ran out of memory when it was recorded."""
 
 _MEMORY = frozenset({"segment_alloc", "segment_free", "segment_map", "segment_unmap"})
 _RELEASES = frozenset({"segment_free", "segment_unmap"})
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Op:
-    """One call of the program."""
-
-    kind: OpKind  # of call, or of mark in the history
-    name: int = 0  # number that a request and the free of its block have in common; -1 for a refused request
-    size: int = 0  # bytes of a request
-    stream: int = 0  # handle of the stream of a request
-    pool: PoolId = DEFAULT_POOL  # of a request
-    position: int = -1  # in the trace; -1 for a block from before the trace
-    stack: int = -1  # index in `Snapshot.stacks` of the line that made the request; -1: none
+_LEAST, _MOST = 256, 8192
+"""Calls of a stretch. In between it ends where no more memory is in use than at its start: in a training loop, with a step."""
 
 
-def program(device: RecordedDevice) -> Iterator[Op]:
-    """Yield the calls of a recorded program, those for blocks from before the trace first, by address."""
-    names: dict[int, int] = {}
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """Calls in a row, written so that the steps of a training loop are one and the same stretch."""
+
+    calls: array[int]  # codes
+    amounts: array[int]  # bytes of a request; of a free, the request's number in this stretch, or ~ index in `Piece.outer`
+    times: int = 0  # occurrences in the program
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An occurrence of a stretch."""
+
+    stretch: Stretch
+    first: int  # number of its first request in the program
+    outer: tuple[int, ...]  # numbers of the earlier requests whose blocks it frees
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The calls of a recorded program, those for blocks from before the trace first, by address."""
+
+    places: list[tuple[int, PoolId]] = field(default_factory=list)  # (handle of a stream, pool) of requests
+    positions: array[int] = field(default_factory=lambda: array("q"))  # of requests in the trace; -1: from before it
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def requests(self) -> int:
+        """The requests of the program, those that were refused among them."""
+        return len(self.positions)
+
+
+def program(device: RecordedDevice) -> Program:
+    """Return the calls that led to the trace of a device."""
+    writer = _Writer()
     start = device.start
     owners = {address: owner for address, (_, owner) in start.segments.items()}
     owners |= {first: owner for owner, stretches in start.mapped.items() for first, _ in stretches}
     places = sorted(owners)
     for block in sorted(start.blocks.values(), key=lambda block: block.address):
         pool, _, stream = owners[places[bisect_right(places, block.address) - 1]]
-        names[block.address] = len(names)
-        yield Op(kind="request", name=names[block.address], size=block.requested, stream=stream, pool=pool)
-    count = len(names)
-    events, pools, stacks = device.trace.events, device.trace.pools, device.trace.stacks
-    position = 0
-    while position < len(events):
-        action, address, size, stream = events[position]
-        pool = pools[position] if pools is not None else DEFAULT_POOL
-        stack = stacks[position] if stacks else -1
+        writer.request(block.address, block.requested, stream, pool, -1)
+    pools = device.trace.pools
+    released = -1  # the last position of the releases that are written
+    for position, (action, address, size, stream) in enumerate(device.trace.events):
         if action == "alloc":
-            names[address] = count
-            yield Op(kind="request", name=count, size=size, stream=stream, pool=pool, position=position, stack=stack)
-            count += 1
+            writer.request(address, size, stream, pools[position] if pools is not None else DEFAULT_POOL, position)
+        elif action == "free_completed":
+            writer.free(address)
         elif action == "oom":
-            yield Op(kind="refused", name=-1, size=size, stream=stream, pool=pool, position=position, stack=stack)
-        elif action == "free_completed" and address in names:
-            yield Op(kind="free", name=names.pop(address), position=position)
-        elif action in _RELEASES:
-            position, op = _release(device, position)
-            yield op
-        position += 1
+            writer.refused(size, stream, pools[position] if pools is not None else DEFAULT_POOL, position)
+        elif action in _RELEASES and position > released:
+            released, code = _release(device, position)
+            writer.call(code, 0)
+    return writer.end()
 
 
-def _release(device: RecordedDevice, position: int) -> tuple[int, Op]:
-    """Return the last position of a run of releases, and the call that caused them."""
-    events, first = device.trace.events, position
+class _Writer:
+    """A program that is being written, call by call, and cut into stretches."""
+
+    def __init__(self) -> None:
+        self.program = Program()
+        self.place_of: dict[tuple[int, PoolId], int] = {}
+        self.stretches: dict[tuple[bytes, bytes], Stretch] = {}
+        self.blocks: dict[int, tuple[int, int]] = {}
+        """(number of the request, bytes) of each block in use, by address."""
+        self.in_use = self.least = 0
+        """Bytes now, and at the start of the stretch."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.calls, self.amounts, self.outer = array("i"), array("q"), array("q")
+        self.first, self.least = self.program.requests, self.in_use
+
+    def request(self, address: int, size: int, stream: int, pool: PoolId, position: int) -> None:
+        """Write a request that was served."""
+        self.blocks[address] = (self.program.requests, size)
+        self.in_use += size
+        self.program.positions.append(position)
+        self.call(self._place(stream, pool), size)
+
+    def refused(self, size: int, stream: int, pool: PoolId, position: int) -> None:
+        """Write a request that ran out of memory."""
+        self.program.positions.append(position)
+        self.call(self._place(stream, pool) + 1, size)
+
+    def free(self, address: int) -> None:
+        """Write that a block is free, unless it was never requested."""
+        if (block := self.blocks.pop(address, None)) is None:
+            return
+        number, size = block
+        self.in_use -= size
+        if number < self.first:
+            self.outer.append(number)
+            self.call(FREE, -len(self.outer))
+        else:
+            self.call(FREE, number - self.first)
+
+    def call(self, code: int, amount: int) -> None:
+        """Write a call."""
+        self.calls.append(code)
+        self.amounts.append(amount)
+        length = len(self.calls)
+        if length >= _LEAST and (self.in_use <= self.least or length >= _MOST):
+            self._cut()
+
+    def end(self) -> Program:
+        """Return the program."""
+        self._cut()
+        return self.program
+
+    def _place(self, stream: int, pool: PoolId) -> int:
+        place = self.place_of.setdefault((stream, pool), len(self.place_of))
+        if place == len(self.program.places):
+            self.program.places.append((stream, pool))
+        return 2 * place
+
+    def _cut(self) -> None:
+        if self.calls:
+            new = Stretch(self.calls, self.amounts)
+            stretch = self.stretches.setdefault((self.calls.tobytes(), self.amounts.tobytes()), new)
+            stretch.times += 1
+            self.program.pieces.append(Piece(stretch, self.first, tuple(self.outer)))
+        self._begin()
+
+
+def _release(device: RecordedDevice, position: int) -> tuple[int, int]:
+    """Return the last position of a run of releases, and the code of the call that caused them."""
+    events = device.trace.events
     while position + 1 < len(events) and events[position + 1][0] in _RELEASES:
         position += 1
     end = position + 1
     while end < len(events) and events[end][0] in _MEMORY:
         end += 1
     is_followed = end < len(events) and (events[end][0] == "oom" or (events[end][0] == "alloc" and end > position + 1))
-    return position, Op(kind="maybe_retry" if is_followed else "empty_cache", position=first)
+    return position, MAYBE_RETRY if is_followed else EMPTY_CACHE
 
 
 def usable_bytes(device: RecordedDevice) -> int | None:

@@ -6,44 +6,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from nbguard.allocator.model.allocator import CachingAllocator
-from nbguard.allocator.model.driver import Addresses, SimulatedDriver
+from nbguard.allocator.model.driver import Addresses
 from nbguard.allocator.model.policy import parse_version, tie_break
 from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.replay.program import Op, program, usable_bytes
+from nbguard.allocator.replay.program import program, usable_bytes
 from nbguard.allocator.replay.replay import DeviceReplay, RecordedDevice, best_play, recorded_device
+from nbguard.allocator.replay.run import Run, WhatIfOutcome
 from nbguard.allocator.snapshot.snapshot import Snapshot
-from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.render.result import Result
 
 Progress = Callable[[int, int], None]
 """Called after each run with (runs done, runs in all)."""
 
 _ORDERS = (Addresses(), Addresses("descending"), Addresses("scattered", 1), Addresses("scattered", 2))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A request for which there was no room."""
-
-    position: int  # in the trace; -1 for a block from before the trace
-    number: int  # of the request, counted from 1
-    size: int  # bytes requested
-    allocated: int  # bytes in use at that moment (`allocated_bytes.all.current`)
-    reserved: int  # bytes reserved at that moment (`reserved_bytes.all.current`)
-    holders: tuple[tuple[int, int, int], ...] = ()  # (index in `Snapshot.stacks` or -1, bytes, blocks), the largest five
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfOutcome:
-    """The result of one run under some settings."""
-
-    peak_reserved: int  # bytes (`reserved_bytes.all.peak`)
-    peak_allocated: int  # bytes (`allocated_bytes.all.peak`)
-    refusal: Refusal | None  # the first request without room; None if all were served
-    passed: int  # requests that were refused when recorded, and served in this run
-    retries: int  # requests for which the cache was emptied (`num_alloc_retries`)
-    driver_calls: int  # to cudaMalloc and cudaFree, or to map and unmap pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,84 +88,21 @@ def what_if(
     source = recorded_device(snapshot, device, torch_version, capacity, fraction)
     version = parse_version(source.torch_version)
     tried = [AllocatorSettings.parse(conf, version if source.is_version_known else None) for conf in confs]
-    replay = best_play(source)[1]
-    space = capacity if capacity is not None else _capacity(source, snapshot)
     settings = [source.settings, *dict.fromkeys(tried or _choice(source, version))]
     settings[1:] = [choice for choice in settings[1:] if choice != source.settings]
+    replay = best_play(source)[1]
+    space = capacity if capacity is not None else _capacity(source, snapshot)
     orders = _ORDERS if tie_break(parse_version(replay.torch_version)) == "address" else _ORDERS[:1]
+    calls = program(source)
     rows = []
     for number, choice in enumerate(settings):
         outcomes = []
         for index, order in enumerate(orders):
-            outcomes.append(run(source, choice, space, replay.torch_version, replace(order)))
+            outcomes.append(Run(source, calls, choice, space, replay.torch_version, replace(order)).outcome())
             if progress is not None:
                 progress(number * len(orders) + index + 1, len(settings) * len(orders))
         rows.append(WhatIfRow(choice, tuple(outcomes), is_recorded=not number))
-    requests = len(source.start.blocks) + sum(event[0] in ("alloc", "oom") for event in source.trace.events)
-    return WhatIf(replay=replay, rows=tuple(rows), capacity=space, requests=requests, snapshot=snapshot)
-
-
-def run(
-    source: RecordedDevice,
-    settings: AllocatorSettings,
-    capacity: int | None,
-    torch_version: str,
-    addresses: Addresses | None = None,
-) -> WhatIfOutcome:
-    """Run a recorded program from an empty allocator, up to its end or the first request that is refused in this run only."""
-    driver = SimulatedDriver(capacity, addresses=addresses)
-    total = source.capacity if source.capacity is not None else capacity
-    model = CachingAllocator(settings, total, source.fraction, torch_version, driver)
-    live: dict[int, tuple[int, Op]] = {}
-    passed = number = 0
-    refusal = None
-    for op in program(source):
-        model.events.clear()
-        if op.kind == "free":
-            if op.name in live:
-                model.free(live.pop(op.name)[0])
-        elif op.kind in ("empty_cache", "maybe_retry"):
-            if op.kind == "empty_cache" or capacity is None:
-                model.empty_cache()
-        else:
-            number += 1
-            try:
-                address = model.malloc(op.size, op.stream, op.pool)
-            except SimulatedOutOfMemoryError:
-                refusal = refusal or _refusal(op, number, model, live)
-                if op.kind == "refused":
-                    continue
-                break  # the recorded program went on from here; the reaction of this one is not known
-            if op.kind == "refused":
-                passed += 1
-                model.free(address)  # its further use is not recorded
-            else:
-                live[op.name] = (address, op)
-    retries = model.num_alloc_retries
-    return WhatIfOutcome(
-        peak_reserved=model.peak_reserved,
-        peak_allocated=model.peak_allocated,
-        refusal=refusal,
-        passed=passed,
-        retries=retries,
-        driver_calls=driver.calls,
-    )
-
-
-def _refusal(op: Op, number: int, model: CachingAllocator, live: dict[int, tuple[int, Op]]) -> Refusal:
-    """Return a refusal with the memory in use at that moment, by the line that requested it, largest first."""
-    by_stack: dict[int, list[int]] = {}
-    for address, held in live.values():
-        by_stack.setdefault(held.stack, []).append(model.live[address].size)
-    holders = sorted(((stack, sum(sizes), len(sizes)) for stack, sizes in by_stack.items()), key=lambda holder: -holder[1])
-    return Refusal(
-        position=op.position,
-        number=number,
-        size=op.size,
-        allocated=model.allocated,
-        reserved=model.reserved,
-        holders=tuple(holders[:5]),
-    )
+    return WhatIf(replay=replay, rows=tuple(rows), capacity=space, requests=calls.requests, snapshot=snapshot)
 
 
 def _capacity(source: RecordedDevice, snapshot: Snapshot) -> int | None:
