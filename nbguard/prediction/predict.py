@@ -154,7 +154,7 @@ def predict_cell(source: str, namespace: dict[str, Any], gpu: str | None = None,
     for fit in fits_of_cell(source, namespace):
         prediction = foresee(fit.source, gpu=gpu, settings=settings, code=fit.code)
         fits.append(ForeseenFit(text=fit.text, prediction=prediction))
-    return CellPrediction(told="nothing of the cell has run", fits=tuple(fits))
+    return CellPrediction(executed="nothing of the cell has run", fits=tuple(fits))
 
 
 def tracer_of(

@@ -150,5 +150,5 @@ class CellPrediction(Result):
     kind: ClassVar[str] = "cellprediction"
     view: ClassVar[str] = "nbguard.prediction.prediction_view:cell_blocks"
 
-    told: str  # what has run, in words
+    executed: str  # what has run, in words
     fits: tuple[ForeseenFit, ...]  # in their order; each begins on the device as it is before the cell

@@ -89,6 +89,15 @@ def _last(tensor: Any) -> Any:
     return tensor.detach().to(memory_format=torch.channels_last).requires_grad_(tensor.requires_grad)
 
 
+def _weights(r: Make, gates: int) -> list[Any]:
+    """Return weights and biases of a recurrent cell from 64 inputs to 128 hidden units."""
+    return [r(128 * gates, 64), r(128 * gates, 128), r(128 * gates), r(128 * gates)]
+
+
+def _lstm_cell(r: Make) -> Any:
+    return torch.lstm_cell(r(256, 64), (r(256, 128), r(256, 128)), *_weights(r, 4))
+
+
 def _layers(name: str, r: Make, index: Make) -> Iterator[Probe]:
     f = functional
     yield f"conv of one dimension {name}", lambda: f.conv1d(r(16, 64, 500), r(128, 64, 5), r(128), padding=2)
@@ -127,6 +136,19 @@ def _layers(name: str, r: Make, index: Make) -> Iterator[Probe]:
     yield f"nearest {name}", lambda: f.interpolate(r(4, 64, 28, 28), scale_factor=2.0, mode="nearest")
     yield f"nearest, channels last {name}", lambda: f.interpolate(_last(r(4, 64, 28, 28)), scale_factor=2.0, mode="nearest")
     yield f"bicubic {name}", lambda: f.interpolate(r(4, 64, 28, 28), scale_factor=2.0, mode="bicubic")
+    yield f"columns of windows {name}", lambda: f.unfold(r(8, 16, 32, 32), 3, padding=1)
+    yield f"columns of few windows {name}", lambda: f.unfold(r(16, 64, 64), 2, stride=4)
+    yield f"columns of a view {name}", lambda: f.unfold(r(8, 32, 32, 16).permute(0, 3, 1, 2), 3, padding=1)
+    yield f"windows added up {name}", lambda: f.fold(r(8, 144, 1024), (32, 32), 3, padding=1)
+    yield f"bilinear layer {name}", lambda: f.bilinear(r(16, 20, 100), r(16, 20, 80), r(50, 100, 80), r(50))
+    yield f"bilinear layer of fixed inputs {name}", lambda: f.bilinear(r(256, 100, grad=False), r(256, 80), r(1, 100, 80))
+    yield f"affine grid {name}", lambda: f.affine_grid(r(16, 2, 3), [16, 3, 64, 64], align_corners=False)
+    yield f"softmax of a view {name}", lambda: f.log_softmax(r(8, 64, 1000).transpose(1, 2), -1)
+    yield f"conv of one dimension of a view {name}", lambda: f.conv1d(r(16, 100, 64).transpose(1, 2), r(32, 64, 3))
+    yield f"conv, transposed, of channels last {name}", lambda: f.conv_transpose2d(_last(r(8, 64, 28, 28)), r(64, 32, 2, 2))
+    yield f"LSTM cell {name}", lambda: sum(_lstm_cell(r))
+    yield f"GRU cell {name}", lambda: torch.gru_cell(r(256, 64), r(256, 128), *_weights(r, 3))
+    yield f"cell with tanh {name}", lambda: torch.rnn_tanh_cell(r(256, 64), r(256, 128), *_weights(r, 1))
     yield f"pixel shuffle {name}", lambda: f.pixel_shuffle(r(4, 64, 28, 28), 2)
     yield f"grid sample {name}", lambda: f.grid_sample(r(4, 16, 28, 28), r(4, 28, 28, 2), align_corners=False)
     yield f"many embeddings {name}", lambda: f.embedding(index(64, 128), r(5000, 256))
@@ -151,9 +173,17 @@ def _losses(name: str, r: Make, index: Make) -> Iterator[Probe]:
         f"weighted bits {name}",
         lambda: f.binary_cross_entropy_with_logits(r(512, 20), r(512, 20, grad=False), pos_weight=r(20, grad=False)),
     )
+    yield f"bits by probability {name}", lambda: f.binary_cross_entropy(r(5120, 20).sigmoid(), r(5120, 20, grad=False))
+    yield f"soft margin {name}", lambda: f.soft_margin_loss(r(512, 1000), r(512, 1000, grad=False))
     yield f"cosine embedding {name}", lambda: f.cosine_embedding_loss(r(512, 64), r(512, 64), r(512, grad=False))
     yield f"cosine {name}", lambda: f.cosine_similarity(r(2048, 128), r(2048, 128))
     yield f"triplet {name}", lambda: f.triplet_margin_loss(r(512, 64), r(512, 64), r(512, 64))
+
+
+def _with_zeros(tensor: Any, mask: Any) -> Any:
+    copy = tensor.clone()
+    copy[mask] = 0.0
+    return copy
 
 
 def _shapes(name: str, r: Make, index: Make) -> Iterator[Probe]:
@@ -188,6 +218,19 @@ def _shapes(name: str, r: Make, index: Make) -> Iterator[Probe]:
     yield f"topk {name}", lambda: r(512, 1000).topk(5)[0]
     yield f"cumulative sum {name}", lambda: r(512, 1000).cumsum(-1)
     yield f"distances {name}", lambda: torch.cdist(r(512, 64), r(300, 64)) if name == "float32" else r(3)
+    if name == "float32":
+        yield f"absolute distances {name}", lambda: torch.cdist(r(512, 64), r(300, 64), p=1.0)
+        yield f"distances within {name}", lambda: functional.pdist(r(512, 64))
+    yield f"distance {name}", lambda: torch.dist(r(512, 1000), r(512, 1000))
+    yield f"mean at indices {name}", lambda: r(512, 100).scatter_reduce(0, index(2000, 100), r(2000, 100), "mean")
+    yield f"at a mask, sorted {name}", lambda: r(512, 100).masked_scatter(index(512, 100) > 0, r(512, 100))
+    yield f"rows that are set {name}", lambda: _with_zeros(r(512, 1000), index(512) > 0)
+    yield f"sorted for the median {name}", lambda: r(512, 1000, grad=False).median()
+    yield f"drawn, sorted {name}", lambda: torch.multinomial(r(512, 1000, grad=False), 5)
+    yield f"drawn again, sorted {name}", lambda: torch.multinomial(r(512, 1000, grad=False), 5, replacement=True)
+    yield f"coins {name}", lambda: torch.bernoulli(r(512, 1000, grad=False))
+    yield f"permutation, sorted {name}", lambda: torch.randperm(100_000, device=index(1).device)
+    yield f"number of values {name}", lambda: r(512, 1000, grad=False).count_nonzero()
     yield f"unbind {name}", lambda: sum(r(3, 512, 100).unbind(0))
     yield f"chunks {name}", lambda: torch.mul(*r(512, 1000).chunk(2, -1))
 

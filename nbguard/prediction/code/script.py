@@ -81,7 +81,7 @@ def predict_script(
             f"{file} starts no fit that can be foreseen: no Learner's, no Trainer's, no loop with backward()"
         )
     return CellPrediction(
-        told="the script has run up to its fit, which has not",
+        executed="the script has run up to its fit, which has not",
         fits=tuple(ForeseenFit(text=fit.text, prediction=found) for fit, found in zip(fits, predictions, strict=True)),
     )
 

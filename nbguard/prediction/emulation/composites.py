@@ -13,6 +13,7 @@ import torch
 
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.rules.attention import attention
+from nbguard.prediction.rules.recurrent import gru_cell, lstm_cell
 
 KEY = "AutogradMeta"
 
@@ -24,6 +25,8 @@ def kernels(gpu: Gpu) -> Iterator[tuple[str, Callable[..., Any]]]:
     if hasattr(torch.ops.aten, "_fused_rms_norm"):  # since PyTorch 2.8
         yield "rms_norm", _rms_norm
     yield "mish_backward", _mish_backward
+    yield "lstm_cell", lstm_cell
+    yield "gru_cell", gru_cell
     yield "scaled_dot_product_attention", partial(attention, gpu)
 
 

@@ -16,6 +16,7 @@ from nbguard.prediction.emulation.recorder import RecordingDevice
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.prediction import MemoryCategory
 from nbguard.prediction.rules import REPLACED, TEMPORARIES, UNKNOWN
+from nbguard.prediction.rules.composed import COMPOSED, compose
 from nbguard.scan.storage_events import is_autograds
 
 _aten = torch.ops.aten
@@ -110,7 +111,10 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         host = _HOST_READS.get(func)
         if host is not None and (out := host(self, args, kwargs)) is not NotImplemented:
             return out
-        func = _IN_PLACE[func] if func in _IN_PLACE and is_autograds() else func
+        func = _IN_PLACE[func] if _is_filling(func, args) and is_autograds() else func
+        if func in COMPOSED:
+            with self:
+                return compose(func, args, kwargs)
         replaced = REPLACED.get(func)
         out = NotImplemented if replaced is None else replaced(self, func, args, kwargs)
         if out is NotImplemented:
@@ -161,6 +165,11 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             frame = frame.f_back  # type: ignore[assignment]
         if frame is not None:
             self.reads[f"{frame.f_code.co_name}() in {name}, line {frame.f_lineno}"] += 1
+
+
+def _is_filling(func: Any, args: Any) -> bool:
+    """Say whether an operator may be autograd's to fill zeros: values are put in their places by adding them up there only."""
+    return func in _IN_PLACE and (func is not _aten.index_put.default or (len(args) > 3 and args[3]))
 
 
 def _refuse_originals(values: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nbguard.prediction.rules import attention, convolutions, indexing, layers, losses, reductions
+from nbguard.prediction.rules import attention, convolutions, indexing, layers, losses, random_numbers, recurrent, reductions
 from nbguard.prediction.rules.rule import Replacement, Temporaries
 
 TEMPORARIES: Mapping[Any, Temporaries] = {
@@ -19,11 +19,40 @@ TEMPORARIES: Mapping[Any, Temporaries] = {
     **losses.TEMPORARIES,
     **indexing.TEMPORARIES,
     **layers.TEMPORARIES,
+    **random_numbers.TEMPORARIES,
 }
-REPLACED: Mapping[Any, Replacement] = {**attention.REPLACED, **convolutions.REPLACED, **layers.REPLACED, **losses.REPLACED}
+REPLACED: Mapping[Any, Replacement] = {
+    **attention.REPLACED,
+    **convolutions.REPLACED,
+    **layers.REPLACED,
+    **losses.REPLACED,
+    **recurrent.REPLACED,
+}
 
+_LIBRARIES = {
+    "Fourier transforms": ("_fft_r2c", "_fft_c2r", "_fft_c2c"),
+    "torch.linalg": (
+        "_linalg_det",
+        "_linalg_eigh",
+        "_linalg_eigvals",
+        "_linalg_slogdet",
+        "_linalg_solve_ex",
+        "_linalg_svd",
+        "linalg_cholesky_ex",
+        "linalg_eig",
+        "linalg_inv_ex",
+        "linalg_ldl_factor_ex",
+        "linalg_lu",
+        "linalg_lu_factor_ex",
+        "linalg_matrix_exp",
+        "linalg_qr",
+        "linalg_solve_triangular",
+        "cholesky_inverse",
+        "cholesky_solve",
+    ),
+}
+"""Operators that a library of CUDA's computes: cuFFT, cuSOLVER, MAGMA."""
 UNKNOWN: Mapping[Any, str] = {
-    torch.ops.aten._trilinear.default: "bilinear layers",
-    torch.ops.aten.im2col.default: "unfold()",
+    getattr(torch.ops.aten, name).default: words for words, names in _LIBRARIES.items() for name in names
 }
 """Operators whose buffers are not known, in words: a fit that uses them is never said to fit."""

@@ -16,15 +16,14 @@ from nbguard.prediction.rules.reductions import buffers
 from nbguard.prediction.rules.rule import Allocator, Replacement, nbytes
 
 _aten = torch.ops.aten
-_LAST = torch.channels_last
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _format(*tensors: Any) -> Any:
     """Return cuDNN's memory format: channels last where one of its tensors is in that (`cudnn_conv_suggest_memory_format`)."""
-    is_last = tensors[0].ndim == 4 and any(
-        each.is_contiguous(memory_format=_LAST) and not each.is_contiguous() for each in tensors
-    )
-    return _LAST if is_last else torch.contiguous_format
+    last = _LAST.get(tensors[0].ndim)
+    is_last = last and any(each.is_contiguous(memory_format=last) and not each.is_contiguous() for each in tensors)
+    return last if is_last else torch.contiguous_format
 
 
 def _copies(memory_format: Any, *tensors: Any) -> tuple[int, ...]:
@@ -38,14 +37,13 @@ def _empty(shape: Sequence[int], like: Any, memory_format: Any) -> Any:
 
 def _forward(device: Allocator, operator: Any, args: Sequence[Any], _: Mapping[str, Any]) -> Any:
     """Return the output; the copy of the input is there before it, that of the weight after it."""
-    tensor, weight, is_transposed = *args[:2], args[6]
-    if _format(tensor, weight) is not _LAST or is_transposed:
-        return NotImplemented
+    tensor, weight = args[:2]
+    memory_format = _format(tensor, weight)
     with _disable_current_modes():
         shape = operator(*args).shape
-    with device.buffers(*_copies(_LAST, tensor)):
-        out = _empty(shape, tensor, _LAST)
-        device.temporaries(*_copies(_LAST, weight))
+    with device.buffers(*_copies(memory_format, tensor)):
+        out = _empty(shape, tensor, memory_format)
+        device.temporaries(*_copies(memory_format, weight))
     return out
 
 
@@ -63,9 +61,10 @@ def _backward(device: Allocator, operator: Any, args: Sequence[Any], kwargs: Map
 
 def _gradients(device: Allocator, gradient: Any, tensor: Any, weight: Any, wanted: Sequence[bool]) -> tuple[Any, Any]:
     """Return the gradients of input and weight. Where the input is in channels last, so is a copy of the gradient, for both."""
+    last = _LAST[tensor.ndim]
     own = _format(tensor, weight) if wanted[1] else torch.contiguous_format
     copied = _copies(own, tensor) if wanted[1] else ()
-    of_all = _copies(_LAST, gradient) if own is _LAST else ()
+    of_all = _copies(last, gradient) if own is last else ()
     of_input = of_weight = None
     with device.buffers(*copied, *of_all):
         if wanted[0]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nbguard.prediction.hardware import Gpu
-from nbguard.prediction.rules.rule import Temporaries, argument, ceil_div, up
+from nbguard.prediction.rules.rule import Temporaries, argument, ceil_div, nbytes, up
 
 _aten = torch.ops.aten
 _WITHOUT_SORTING = 3072
@@ -61,11 +61,37 @@ def _sorted(_: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int
     return (8 * length,) if length <= _SMALL_SORT else (_BYTES_OF_SORT * tensor.numel(),)
 
 
+def _median(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return what sorting all values takes (`median_impl` in aten/src/ATen/native/cuda/Sorting.cpp)."""
+    return (_BYTES_OF_SORT * args[0].numel(),)
+
+
+def _masked_scatter(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the place of each value (`launch_masked_scatter_kernel` in aten/src/ATen/native/cuda/IndexKernel.cpp)."""
+    return (8 * args[0].numel(), _CUB)
+
+
+def _masked_scatter_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the chosen values with their places, and zeros for the rest: a bound, as the number of them is not known."""
+    return nbytes(args[0]), nbytes(args[0]), 8 * args[0].numel(), _CUB
+
+
+def _scatter_reduce(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the counts by which sums are divided, and ones to count (`scatter_reduce_two` in TensorAdvancedIndexing.cpp)."""
+    tensor, source, reduction = args[0], args[3], args[4]
+    return (nbytes(tensor), nbytes(source), tensor.numel()) if reduction == "mean" else ()
+
+
 TEMPORARIES: dict[Any, Temporaries] = {
     _aten.embedding_dense_backward.default: _embedding_backward,
     _aten._embedding_bag_backward.default: _bag_backward,
     _aten.sort.default: _sorted,
     _aten.sort.stable: _sorted,
+    _aten.median.default: _median,
+    _aten.masked_scatter.default: _masked_scatter,
+    _aten.masked_scatter_backward.default: _masked_scatter_backward,
+    _aten.scatter_reduce.two: _scatter_reduce,
+    _aten.scatter_reduce_.two: _scatter_reduce,
     _aten.index_put.default: _index_put,
     _aten.index_put_.default: _index_put,
     _aten._index_put_impl_.default: _index_put,

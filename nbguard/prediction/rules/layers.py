@@ -1,4 +1,4 @@
-"""Dropout, norms, softmax and shifts."""
+"""Dropout, norms, softmax, shifts and sliding windows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from nbguard.prediction.hardware import Gpu
 from nbguard.prediction.rules.rule import Allocator, Replacement, Temporaries, argument, ceil_div, nbytes, power_below
@@ -99,6 +100,29 @@ def _roll(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, A
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
+def _windows(device: Allocator, operator: Any, args: Sequence[Any], _: Mapping[str, Any]) -> Any:
+    """Return the columns of sliding windows, or the picture that they add up to, in a storage that begins with the input's size.
+
+    It is resized: what is larger takes a second one beside it, what is smaller keeps the first as long as it lives.
+    Source: `im2col_cuda` and `col2im_cuda` in aten/src/ATen/native/cuda/Im2Col.cu and Col2Im.cu.
+    """
+    tensor = args[0]
+    with _disable_current_modes():
+        shape = operator(*args).shape
+    copy = 0 if tensor.is_contiguous() else nbytes(tensor)
+    if shape.numel() > tensor.numel():
+        with device.buffers(nbytes(tensor), copy):
+            return torch.empty(shape, dtype=tensor.dtype, device="meta")
+    out = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    device.temporaries(copy)
+    return out.resize_(shape)
+
+
+def _softmax(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the contiguous copy of an input that is not (`host_softmax` in aten/src/ATen/native/cuda/SoftMax.cu)."""
+    return () if args[0].is_contiguous() else (nbytes(args[0]),)
+
+
 def _softmax_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the product of gradient and output (`softmax_backward_cuda_out` in aten/src/ATen/native/cuda/SoftMax.cu)."""
     return (nbytes(args[0]),)
@@ -107,6 +131,17 @@ def _softmax_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tup
 def _log_sigmoid(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
     """Return the output, and a buffer that only the host's kernel fills (`log_sigmoid_forward_out_cuda`)."""
     return torch.empty_like(args[0]), torch.empty(0, dtype=args[0].dtype, device="meta")
+
+
+def _distances_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the gradient of each pair of points (`_cdist_backward` in aten/src/ATen/native/cuda/DistanceKernel.cu)."""
+    first, second = args[1], args[2]
+    return (nbytes(first) * second.shape[-2],)
+
+
+def _distances_within_backward(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the same for one set of points (`_pdist_backward` there)."""
+    return (nbytes(args[1]) * (args[1].shape[0] - 1),)
 
 
 def _distances(_: Gpu, args: Sequence[Any], __: Mapping[str, Any]) -> tuple[int, ...]:
@@ -121,13 +156,19 @@ REPLACED: dict[Any, Replacement] = {
     _aten.native_layer_norm_backward.default: _layer_norm_backward,
     _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.roll.default: _roll,
+    _aten.im2col.default: _windows,
+    _aten.col2im.default: _windows,
     _aten.log_sigmoid_forward.default: _log_sigmoid,
 }
 TEMPORARIES: dict[Any, Temporaries] = {
+    _aten._softmax.default: _softmax,
+    _aten._log_softmax.default: _softmax,
     _aten._softmax_backward_data.default: _softmax_backward,
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
     _aten._euclidean_dist.default: _distances,
+    _aten._cdist_backward.default: _distances_backward,
+    _aten._pdist_backward.default: _distances_within_backward,
     _aten.native_batch_norm.default: _batch_norm_of_rows,
     _aten.native_batch_norm_backward.default: _batch_norm_of_rows_backward,
 }

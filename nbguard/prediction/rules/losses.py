@@ -32,6 +32,19 @@ def _reduced_in_place(device: Allocator, _: Any, args: Sequence[Any], kwargs: Ma
     return out.resize_(())
 
 
+def _bits(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the loss in a storage of the input's size, too; its mean or sum is made beside it.
+
+    Source: `binary_cross_entropy_cuda` in aten/src/ATen/native/cuda/Loss.cu.
+    """
+    if not argument(args, kwargs, 3, "reduction", 1):
+        return NotImplemented
+    out = torch.empty_like(args[0])
+    with device.buffers(args[0].element_size()):
+        device.temporaries(*buffers(device.gpu, args[0], None, 4))
+        return out.resize_(())
+
+
 def _huber(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the losses of the elements, and what their sum takes (`huber_loss` in aten/src/ATen/native/Loss.cpp)."""
     is_reduced = argument(args, kwargs, 2, "reduction", 1)
@@ -41,6 +54,7 @@ def _huber(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[in
 REPLACED: dict[Any, Replacement] = {
     _aten.mse_loss.default: _reduced_in_place,
     _aten.smooth_l1_loss.default: _reduced_in_place,
+    _aten.binary_cross_entropy.default: _bits,
 }
 TEMPORARIES: dict[Any, Temporaries] = {
     _aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_bits,

@@ -104,6 +104,12 @@ def _sum(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int,
     return copy + buffers(gpu, tensor, dims, 8)
 
 
+def _count(gpu: Gpu, args: Sequence[Any], _: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return whether each value is none, and its sum (`count_nonzero_cuda` in aten/src/ATen/native/TensorCompare.cpp)."""
+    tensor = args[0]
+    return (0 if tensor.dtype == torch.bool else tensor.numel(), 8 * tensor.numel(), *buffers(gpu, tensor, None, 8))
+
+
 def _norm(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     return buffers(gpu, args[0], argument(args, kwargs, 2, "dim"), 8 if args[0].dtype == torch.float64 else 4)
 
@@ -140,7 +146,9 @@ TEMPORARIES: dict[Any, Temporaries] = {
     _aten.sum.default: _sum,
     _aten.mean.dim: _sum,
     _aten.mean.default: _sum,
+    _aten.count_nonzero.default: _count,
     _aten.linalg_vector_norm.default: _norm,
+    _aten.norm.ScalarOpt_dim: _norm,
     _aten.var.correction: _variance,
     _aten.var_mean.correction: _variance,
     _aten.std.correction: _variance,
