@@ -15,7 +15,7 @@ from types import CellType, CodeType, FrameType
 from typing import Any
 
 from nbguard.ranks.analysis.facts import CollectiveCall
-from nbguard.ranks.call_log import TABLE, CallLog
+from nbguard.ranks.call_log import KEPT, NUMBERS, TABLE, CallLog
 from nbguard.scan.devices.allocation_sites import Sites
 
 _TENSORS: Mapping[str, str] = {
@@ -68,7 +68,7 @@ class CallHook:
         """
         name, is_simple, arguments, world = call.name, call.is_simple, call.arguments, call.world
         codes, entries, user_frame, entry_of = words.codes, words.entries, words.user_frame, words.entry
-        begin, end, messages, getframe = self._log.begin, self._log.end, self._messages, sys._getframe
+        slots, numbers, messages, getframe = self._log.slots, self._log.numbers, self._messages, sys._getframe
 
         def logged(*args: Any, **kwargs: Any) -> Any:
             number = 0
@@ -86,12 +86,16 @@ class CallHook:
                 position = group._get_sequence_number_for_group() + 1
                 if messages:
                     position -= messages.get(group.group_name, 0)
-                number = begin(position, entry)
+                number = next(numbers)
+                at = number % KEPT * NUMBERS
+                slots[at + 1] = position
+                slots[at + 2] = entry
+                slots[at] = number
             except Exception:  # noqa: BLE001, S110 - a mistake of ours is no error of the user's
                 pass
             result = function(*args, **kwargs)
-            if number:
-                end(number)
+            if number and slots[at] == number:
+                slots[at + 3] = number
             return result
 
         logged.__name__ = function.__name__

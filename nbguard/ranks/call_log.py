@@ -11,9 +11,9 @@ from itertools import count
 
 from nbguard.ranks.analysis.facts import CollectiveCall
 
-_KEPT = 64  # calls
-_NUMBERS = 4  # of each call: its own, its position, the entry of its words, and its own once more when it has returned
-_SLOTS_SIZE = _KEPT * _NUMBERS * 8
+KEPT = 64  # calls
+NUMBERS = 4  # of each call: its own, its position, the entry of its words, and its own once more when it has returned
+_SLOTS_SIZE = KEPT * NUMBERS * 8
 _ENTRY = struct.Struct(
     "<q?q16s24s12s32s120s"
 )  # number of the entry, point to point, elements, group, name, dtype, detail, place
@@ -30,8 +30,8 @@ class CallLog:
     def __init__(self, mapped: mmap.mmap, at: int) -> None:
         self._map = mapped
         self._table = at + _SLOTS_SIZE
-        self._slots = memoryview(mapped)[at : self._table].cast("q")
-        self._numbers, self._entries = count(1), count(1)
+        self.slots = memoryview(mapped)[at : self._table].cast("q")
+        self.numbers, self._entries = count(1), count(1)
 
     def entry(self, call: CollectiveCall, place: bytes) -> int:
         """Write the words of calls of this kind from a line; return the number of the entry, for `begin`."""
@@ -43,8 +43,8 @@ class CallLog:
 
     def begin(self, position: int, entry: int) -> int:
         """Note a call; return its number, for `end`."""
-        number = next(self._numbers)
-        slots, at = self._slots, number % _KEPT * _NUMBERS
+        number = next(self.numbers)
+        slots, at = self.slots, number % KEPT * NUMBERS
         slots[at + 1] = position
         slots[at + 2] = entry
         slots[at] = number
@@ -52,23 +52,23 @@ class CallLog:
 
     def end(self, number: int) -> None:
         """Note that a call has returned."""
-        at = number % _KEPT * _NUMBERS
-        if self._slots[at] == number:  # another thread may have made many since
-            self._slots[at + 3] = number
+        at = number % KEPT * NUMBERS
+        if self.slots[at] == number:  # another thread may have made many since
+            self.slots[at + 3] = number
 
     @property
     def count(self) -> int:
         """How many calls have been noted ever."""
-        return max(self._slots[::_NUMBERS])
+        return max(self.slots[::NUMBERS])
 
     def waits(self) -> bool:
         """Say whether the last call has not returned."""
-        return max(self._slots[::_NUMBERS]) > max(self._slots[3::_NUMBERS])
+        return max(self.slots[::NUMBERS]) > max(self.slots[3::NUMBERS])
 
     def read(self) -> tuple[CollectiveCall, ...]:
         """Return the last calls, in their order."""
-        slots = self._slots.tolist()
-        calls = sorted(slots[at : at + _NUMBERS] for at in range(0, len(slots), _NUMBERS) if slots[at])
+        slots = self.slots.tolist()
+        calls = sorted(slots[at : at + NUMBERS] for at in range(0, len(slots), NUMBERS) if slots[at])
         read = (self._call(position, entry, returned == number) for number, position, entry, returned in calls)
         return tuple(call for call in read if call is not None)
 
@@ -92,4 +92,4 @@ class CallLog:
 
     def close(self) -> None:
         """Let go of the file."""
-        self._slots.release()
+        self.slots.release()
