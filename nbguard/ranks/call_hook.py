@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import CellType, CodeType, FrameType
 from typing import Any
 
 from nbguard.ranks.analysis.facts import CollectiveCall
-from nbguard.ranks.call_log import CallLog, packed
+from nbguard.ranks.call_log import KEPT, NUMBERS, TABLE, CallLog
 from nbguard.scan.devices.allocation_sites import Sites
 
 _TENSORS: Mapping[str, str] = {
@@ -27,8 +27,6 @@ _TENSORS: Mapping[str, str] = {
 """Functions, each with the argument whose size is the same on all ranks."""
 _ROOTS = ("src", "dst", "group_src", "group_dst")
 _MESSAGES = frozenset({"send", "recv"})
-_KEPT = 4096
-"""Different calls whose words are kept: a program that calls with ever new sizes makes them anew."""
 
 
 class CallHook:
@@ -37,22 +35,21 @@ class CallHook:
     def __init__(self, log: CallLog) -> None:
         self._log = log
         self._cells: list[tuple[CellType, Any]] = []
-        self._inside = threading.local()
         self._messages: dict[str, int] = {}  # of each group: how many calls from rank to rank its sequence has counted
 
     def install(self) -> None:
         """Put the hook into every function that PyTorch wraps."""
         from torch.distributed import distributed_c10d as module
 
-        places = _Places()
+        words = _Words(self._log)
         for name in _TENSORS:
             wrapper = vars(module).get(name)
             names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
             if "func" in names:
                 cell: CellType = wrapper.__closure__[names.index("func")]
                 function = cell.cell_contents
-                note = _Note(name, function, self._log, places, self._messages)
-                hooked = (self._message if name in _MESSAGES else self._collective)(function, note)
+                call = _Call(name, function)
+                hooked = (self._message if name in _MESSAGES else self._collective)(function, call, words)
                 cell.cell_contents = hooked
                 self._cells.append((cell, (hooked, function)))
 
@@ -63,102 +60,159 @@ class CallHook:
                 cell.cell_contents = function
         self._cells.clear()
 
-    def _collective(self, function: Callable[..., Any], note: _Note) -> Callable[..., Any]:
-        inside, begin, end = self._inside, note.begin, self._log.end
+    def _collective(self, function: Callable[..., Any], call: _Call, words: _Words) -> Callable[..., Any]:
+        """Return a function whose calls are noted.
+
+        One call in each step finds the processor's caches cold: what takes 3 µs in a loop takes 40 there. So what is done
+        for the usual call stands in one function, and calls few others.
+        """
+        name, is_simple, arguments, world = call.name, call.is_simple, call.arguments, call.world
+        codes, entries, user_frame, entry_of = words.codes, words.entries, words.user_frame, words.entry
+        slots, numbers, messages, getframe = self._log.slots, self._log.numbers, self._messages, sys._getframe
 
         def logged(*args: Any, **kwargs: Any) -> Any:
-            if getattr(inside, "is_so", False):  # called by another of them
-                return function(*args, **kwargs)
-            inside.is_so = True
+            number = 0
             try:
-                number = begin(args, kwargs)
-                result = function(*args, **kwargs)
-                end(number)
-                return result
-            finally:
-                inside.is_so = False
+                if is_simple and len(args) == 1 and not kwargs:
+                    (tensor,) = args
+                    group, elements, dtype, details = world.default_pg, tensor.numel(), tensor.dtype, None
+                else:
+                    group, elements, dtype, details = arguments(args, kwargs)
+                frame = getframe(2)  # of the caller of PyTorch's wrapper
+                if id(frame.f_code) not in codes:
+                    frame = user_frame(frame)
+                key = name, id(frame.f_code), frame.f_lasti, id(group), elements, dtype, details
+                entry = entries.get(key) or entry_of(key, call, frame, group)
+                position = group._get_sequence_number_for_group() + 1
+                if messages:
+                    position -= messages.get(group.group_name, 0)
+                number = next(numbers)
+                at = number % KEPT * NUMBERS
+                slots[at + 1] = position
+                slots[at + 2] = entry
+                slots[at] = number
+            except Exception:  # noqa: BLE001, S110 - a mistake of ours is no error of the user's
+                pass
+            result = function(*args, **kwargs)
+            if number and slots[at] == number:
+                slots[at + 3] = number
+            return result
 
         logged.__name__ = function.__name__
         return logged
 
-    def _message(self, function: Callable[..., Any], note: _Note) -> Callable[..., Any]:
+    def _message(self, function: Callable[..., Any], call: _Call, words: _Words) -> Callable[..., Any]:
         """Return a function whose calls gloo counts among the collectives of its group, and NCCL does not."""
-        logged, messages = self._collective(function, note), self._messages
+        logged, messages = self._collective(function, call, words), self._messages
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            label, before = note.sequence(args, kwargs)
+            label, before = call.sequence(args, kwargs)
             result = logged(*args, **kwargs)
-            messages[label] = messages.get(label, 0) + note.sequence(args, kwargs)[1] - before
+            messages[label] = messages.get(label, 0) + call.sequence(args, kwargs)[1] - before
             return result
 
         counted.__name__ = function.__name__
         return counted
 
 
-class _Note:
-    """Notes the calls of one function. Its words are made once for each kind of call from each line."""
+class _Call:
+    """A function of torch.distributed: where its arguments stand."""
 
-    def __init__(
-        self, name: str, function: Callable[..., Any], log: CallLog, places: _Places, messages: Mapping[str, int]
-    ) -> None:
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
         from torch import Tensor
-        from torch.distributed import GroupMember
+        from torch.distributed import distributed_c10d as module
 
         parameters = {parameter: at for at, parameter in enumerate(inspect.signature(function).parameters)}
-        self._name, self._log, self._places, self._messages = name, log, places, messages
-        self._default, self._kind = GroupMember, Tensor
+        self.name, self.world, self._kind = name, module._world, Tensor
         self._tensor, self._group = ((each, parameters.get(each, len(parameters))) for each in (_TENSORS[name], "group"))
         self._details = tuple((each, parameters[each]) for each in (*_ROOTS, "op") if each in parameters)
-        self._words: dict[tuple[object, ...], bytes] = {}
+        self.is_simple = self._tensor[1] == 0
+        """Whether the tensor is the first argument, so that a call with one argument is known by it."""
 
-    def group(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the group of a call."""
-        name, at = self._group
-        return (args[at] if at < len(args) else kwargs.get(name)) or self._default.WORLD
+    def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, int | None, object, object]:
+        """Return the group of a call, the elements and the dtype of its tensor, and what else of it must agree."""
+        name, at = self._tensor
+        tensor = args[at] if at < len(args) else kwargs.get(name)
+        elements, dtype = (tensor.numel(), tensor.dtype) if isinstance(tensor, self._kind) else (None, "")
+        details = tuple(args[at] if at < len(args) else kwargs.get(each) for each, at in self._details)
+        return self._group_of(args, kwargs), elements, dtype, details
 
     def sequence(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, int]:
         """Return the name of a call's group, and how many calls its sequence has counted; ("", 0) where it tells none."""
         try:
-            group = self.group(args, kwargs)
+            group = self._group_of(args, kwargs)
             return group.group_name, group._get_sequence_number_for_group()
         except Exception:  # noqa: BLE001 - the user's call says what is wrong with it
             return "", 0
 
-    def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """Note a call that begins; return its number, 0 where that failed: a mistake of ours is no error of the user's."""
-        try:
-            group = self.group(args, kwargs)
-            name, at = self._tensor
-            tensor = args[at] if at < len(args) else kwargs.get(name)
-            label = group.group_name
-            shape = (tensor.numel(), tensor.dtype) if isinstance(tensor, self._kind) else (None, "")
-            details = [args[at] if at < len(args) else kwargs.get(each) for each, at in self._details]
-            key = (label, self._places.of(sys._getframe(2)), *shape, *details)
-            words = self._words.get(key)
-            if words is None:
-                words = self._written(key)
-            return self._log.begin(group._get_sequence_number_for_group() + 1 - self._messages.get(label, 0), words)
-        except Exception:  # noqa: BLE001
-            return 0
+    def detail(self, details: tuple[Any, ...] | None) -> str:
+        """Return in words what else must agree of a call: its root or its operation; of a message its peer."""
+        values = (None,) * len(self._details) if details is None else details
+        given = {each: value for (each, _), value in zip(self._details, values, strict=True) if value is not None}
+        return _detail(self.name, given)
 
-    def _written(self, key: tuple[Any, ...]) -> bytes:
-        """Return the words of a call, and keep them."""
-        label, place, elements, dtype, *details = key
-        given = {each: value for (each, _), value in zip(self._details, details, strict=True) if value is not None}
-        call = CollectiveCall(
-            group=label,
+    def _group_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        name, at = self._group
+        return (args[at] if at < len(args) else kwargs.get(name)) or self.world.default_pg
+
+
+class _Words:
+    """The words of calls, in a log, written once for each kind of call from each line."""
+
+    def __init__(self, log: CallLog) -> None:
+        self._log = log
+        self._sites = Sites()
+        self._groups: dict[int, weakref.ref[Any]] = {}
+        self._others: dict[int, CodeType] = {}
+        self.codes: dict[int, CodeType] = {}
+        """The user's code objects, by their ids, which are theirs as long as they are held here."""
+        self.entries: dict[tuple[Any, ...], int] = {}
+        """Numbers of entries of the log, by what makes a call: no two of them have one place in its table."""
+
+    def user_frame(self, frame: FrameType) -> FrameType:
+        """Return the innermost frame that is the user's; the outermost of all where none is."""
+        while True:
+            code = frame.f_code
+            if id(code) in self.codes:
+                return frame
+            if id(code) not in self._others:
+                kind = self.codes if self._sites.is_users(code.co_filename) else self._others
+                kind[id(code)] = code
+                continue
+            if frame.f_back is None:
+                return frame
+            frame = frame.f_back
+
+    def entry(self, key: tuple[Any, ...], call: _Call, frame: FrameType, group: Any) -> int:
+        """Write the words of a call; return the number of their entry."""
+        _, code, _, group_id, elements, dtype, details = key
+        if len(self.entries) >= TABLE:
+            self.entries.clear()
+        if group_id not in self._groups:
+            self._groups[group_id] = weakref.ref(group, self._forget)
+        words = CollectiveCall(
+            group=group.group_name,
             position=0,
-            name=self._name,
+            name=call.name,
             elements=elements,
             dtype=str(dtype).removeprefix("torch."),
-            detail=_detail(self._name, given),
+            detail=call.detail(details),
             is_done=False,
-            is_p2p=self._name in _MESSAGES,
+            is_p2p=call.name in _MESSAGES,
         )
-        if len(self._words) >= _KEPT:
-            self._words.clear()
-        words = self._words[key] = packed(call, place)
-        return words
+        number = self.entries[key] = self._log.entry(words, self._place(frame) if code in self.codes else b"")
+        return number
+
+    def _place(self, frame: FrameType) -> bytes:
+        """Return a line in words."""
+        code = frame.f_code
+        frames: Sequence[Mapping[str, Any]] = ({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name},)
+        return self._sites.of(frames).encode()[:120]
+
+    def _forget(self, _group: object) -> None:
+        """Forget the calls of a group that is gone: another may get its id."""
+        self._groups.clear()
+        self.entries.clear()
 
 
 def _detail(name: str, given: Mapping[str, Any]) -> str:
@@ -170,30 +224,3 @@ def _detail(name: str, given: Mapping[str, Any]) -> str:
         return root
     op = given["op"]
     return f"op={getattr(op, 'name', None) or str(op).rpartition('.')[2].rstrip('>')}".lower()[:32]
-
-
-class _Places:
-    """Writes the user's line of a live stack, each line of code once."""
-
-    def __init__(self) -> None:
-        self._sites = Sites()
-        self._users: dict[CodeType, bool] = {}
-        self._known: dict[tuple[CodeType, int], bytes] = {}  # by a line's place in its byte code
-
-    def of(self, frame: FrameType | None) -> bytes:
-        """Return the innermost line that is not a library's."""
-        users = self._users
-        while frame is not None:
-            code = frame.f_code
-            is_users = users.get(code)
-            if is_users is None:
-                is_users = users[code] = self._sites.is_users(code.co_filename)
-            if is_users:
-                return self._known.get((code, frame.f_lasti)) or self._written(code, frame)
-            frame = frame.f_back
-        return b""
-
-    def _written(self, code: CodeType, frame: FrameType) -> bytes:
-        frames: Sequence[Mapping[str, Any]] = ({"filename": code.co_filename, "line": frame.f_lineno, "name": code.co_name},)
-        written = self._known[code, frame.f_lasti] = self._sites.of(frames).encode()[:120]
-        return written

@@ -1,71 +1,95 @@
-"""The last calls of a rank, in a part of its mapped file: they outlive a process that is killed, and others may read them."""
+"""The last calls of a rank, in a part of its mapped file: they outlive a process that is killed, and others may read them.
+
+A call is four numbers. Its words, the same for each such call from the same line, are written once, to a table behind them.
+"""
 
 from __future__ import annotations
 
 import mmap
 import struct
+from itertools import count
 
 from nbguard.ranks.analysis.facts import CollectiveCall
 
-_HEAD = struct.Struct("<qq")  # number of the call, and its position
-_WORDS = struct.Struct("<?q?16s24s12s32s120s")  # done, elements, point to point, group, name, dtype, detail, place
-_KEPT = 64
-_CALL = _HEAD.size + _WORDS.size
+KEPT = 64  # calls
+NUMBERS = 4  # of each call: its own, its position, the entry of its words, and its own once more when it has returned
+_SLOTS_SIZE = KEPT * NUMBERS * 8
+_ENTRY = struct.Struct(
+    "<q?q16s24s12s32s120s"
+)  # number of the entry, point to point, elements, group, name, dtype, detail, place
+TABLE = 1024
+"""Entries of the table: of more different calls the words of the first are written over."""
 
-CALLS_SIZE = _KEPT * _CALL
-"""Bytes that the calls take."""
-
-
-def packed(call: CollectiveCall, place: bytes) -> bytes:
-    """Return a call that begins at a line, all but its position: the same for the same call from the same line."""
-    texts = call.group.encode(), call.name.encode(), call.dtype.encode(), call.detail.encode(), place
-    return _WORDS.pack(call.is_done, -1 if call.elements is None else call.elements, call.is_p2p, *texts)
+CALLS_SIZE = _SLOTS_SIZE + TABLE * _ENTRY.size
+"""Bytes that the calls take, where all of the table is used."""
 
 
 class CallLog:
-    """The last calls of a rank, at a place of a mapped file."""
+    """The last calls of a rank, at a place of a mapped file, which is a multiple of 8."""
 
     def __init__(self, mapped: mmap.mmap, at: int) -> None:
         self._map = mapped
-        self._at = at
-        self.count = 0
-        """How many calls this process has noted ever; of another process's log it is not known."""
+        self._table = at + _SLOTS_SIZE
+        self.slots = memoryview(mapped)[at : self._table].cast("q")
+        self.numbers, self._entries = count(1), count(1)
 
-    def begin(self, position: int, words: bytes) -> int:
-        """Note a call, as `packed` makes it; return its number, for `end`."""
-        number = self.count = self.count + 1
-        at = self._at + number % _KEPT * _CALL
-        self._map[at : at + _CALL] = _HEAD.pack(number, position) + words
+    def entry(self, call: CollectiveCall, place: bytes) -> int:
+        """Write the words of calls of this kind from a line; return the number of the entry, for `begin`."""
+        number = next(self._entries)
+        texts = call.group.encode(), call.name.encode(), call.dtype.encode(), call.detail.encode(), place
+        elements = -1 if call.elements is None else call.elements
+        _ENTRY.pack_into(self._map, self._table + number % TABLE * _ENTRY.size, number, call.is_p2p, elements, *texts)
+        return number
+
+    def begin(self, position: int, entry: int) -> int:
+        """Note a call; return its number, for `end`."""
+        number = next(self.numbers)
+        slots, at = self.slots, number % KEPT * NUMBERS
+        slots[at + 1] = position
+        slots[at + 2] = entry
+        slots[at] = number
         return number
 
     def end(self, number: int) -> None:
         """Note that a call has returned."""
-        if number > max(0, self.count - _KEPT):
-            self._map[self._at + number % _KEPT * _CALL + _HEAD.size] = 1
+        at = number % KEPT * NUMBERS
+        if self.slots[at] == number:  # another thread may have made many since
+            self.slots[at + 3] = number
+
+    @property
+    def count(self) -> int:
+        """How many calls have been noted ever."""
+        return max(self.slots[::NUMBERS])
 
     def waits(self) -> bool:
-        """Say whether the last call that this process has noted has not returned."""
-        return self.count > 0 and not self._map[self._at + self.count % _KEPT * _CALL + _HEAD.size]
+        """Say whether the last call has not returned."""
+        return max(self.slots[::NUMBERS]) > max(self.slots[3::NUMBERS])
 
     def read(self) -> tuple[CollectiveCall, ...]:
         """Return the last calls, in their order."""
-        numbered = []
-        for place in range(_KEPT):
-            at = self._at + place * _CALL
-            number, position = _HEAD.unpack_from(self._map, at)
-            if number:
-                is_done, elements, is_p2p, *texts = _WORDS.unpack_from(self._map, at + _HEAD.size)
-                group, name, dtype, detail, line = (text.rstrip(b"\0").decode("utf-8", "replace") for text in texts)
-                call = CollectiveCall(
-                    group=group,
-                    position=position,
-                    name=name,
-                    elements=None if elements < 0 else elements,
-                    dtype=dtype,
-                    detail=detail,
-                    place=line,
-                    is_done=is_done,
-                    is_p2p=is_p2p,
-                )
-                numbered.append((number, call))
-        return tuple(call for _, call in sorted(numbered, key=lambda each: each[0]))
+        slots = self.slots.tolist()
+        calls = sorted(slots[at : at + NUMBERS] for at in range(0, len(slots), NUMBERS) if slots[at])
+        read = (self._call(position, entry, returned == number) for number, position, entry, returned in calls)
+        return tuple(call for call in read if call is not None)
+
+    def _call(self, position: int, entry: int, is_done: bool) -> CollectiveCall | None:
+        """Return a call with its words; None: others have been written over them."""
+        number, is_p2p, elements, *texts = _ENTRY.unpack_from(self._map, self._table + entry % TABLE * _ENTRY.size)
+        if number != entry:
+            return None
+        group, name, dtype, detail, place = (text.rstrip(b"\0").decode("utf-8", "replace") for text in texts)
+        return CollectiveCall(
+            group=group,
+            position=position,
+            name=name,
+            elements=None if elements < 0 else elements,
+            dtype=dtype,
+            detail=detail,
+            place=place,
+            is_done=is_done,
+            is_p2p=is_p2p,
+        )
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.slots.release()

@@ -31,7 +31,7 @@ _RANKS = 4096  # of which it is noted whether they have mapped the file
 _HEAD_AT = OWNER.size
 _PULSE_AT = _HEAD_AT + _HEAD.size
 _SEEN_AT = _PULSE_AT + _PULSE.size
-_CALLS_AT = _SEEN_AT + _RANKS
+_CALLS_AT = -(-(_SEEN_AT + _RANKS) // 8) * 8
 _TEXT_AT = -(-(_CALLS_AT + CALLS_SIZE) // mmap.PAGESIZE) * mmap.PAGESIZE
 _SIZE = _TEXT_AT + len(_KINDS) * _TEXT
 
@@ -141,7 +141,7 @@ class RankFile:
 
     def readers(self) -> int:
         """Return how many ranks have mapped the file, its own among them."""
-        return sum(self._map[_SEEN_AT:_CALLS_AT])
+        return sum(self._map[_SEEN_AT : _SEEN_AT + _RANKS])
 
     def unlink(self) -> None:
         """Take the name away."""
@@ -150,6 +150,7 @@ class RankFile:
 
     def close(self) -> None:
         """Let go of the file."""
+        self.calls.close()
         self._map.close()
 
     def _text_at(self, kind: TextKind) -> int:

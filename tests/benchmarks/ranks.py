@@ -1,60 +1,48 @@
 """What `watch_ranks` costs a step: two ranks on gloo with DistributedDataParallel, with the watch and without it in turns.
 
-    python tests/benchmarks/ranks.py [--rounds 40] [--steps 100]
+    python tests/benchmarks/ranks.py [--rounds 60] [--steps 60] [--instructions]
 
 Each step is a forward and a backward pass, the optimizer's step, and one `all_reduce` of the loss from Python, which the watch
-notes. Said are, per step and as shares of it: processor time of the thread of the fit, as medians over the rounds, and of the
-quicker quarter of them, where others use the machine; instructions where the system counts them; and calls of
-Python functions, on the thread of the fit, by `sys.setprofile`. On a machine that others use, pairs of turns differ by more
-than the watch costs; so its parts are timed by themselves, too: the note of one call, and the processor time that its thread
-takes, which the kernel counts. One watch per round: its making and its end are said apart. It never fails by time.
+notes. Turns come in threes, of which one is watched: it is held against the two others, and these against each other, which
+tells how far turns differ that should not. Said are medians over the rounds with their 95 % range, of the processor time of
+the fit's thread:
+
+- whole: a new watch for each turn of some steps; its making and its end are said apart.
+- calls: single steps in one watch, of which only every third is noted. Its neighbours are milliseconds away, so that this tells
+  less than a microsecond even on a machine that others use. What the watch's own thread takes, which the kernel counts, is added.
+
+With `--instructions` the steps run in valgrind (apt-get install valgrind), which counts those of a process to some thousandths.
+It never fails by time.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-import platform
+import re
 import socket
 import statistics
-import struct
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import nbguard
+from nbguard.ranks import watchdog
 
 WIDTHS = (256, 1024)
-"""Of the model's layers: steps of some 3 ms and some 20 ms."""
+"""Of the model's layers: steps of some 1.5 ms and some 10 ms."""
 _WARM = 10
-"""Steps of each turn that are not measured."""
-_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
-
-
-class Instructions:
-    """The instructions that this process has retired, by the system's counter; None where there is none."""
-
-    def __init__(self) -> None:
-        attributes = bytearray(128)
-        inherit, no_kernel = 1 << 1, (1 << 5) | (1 << 6)
-        struct.pack_into("<IIQQQQQ", attributes, 0, 0, 128, 1, 0, 0, 0, inherit | no_kernel)
-        number = _PERF_EVENT_OPEN.get(platform.machine())
-        self._fd = -1
-        if number is not None:
-            buffer = (ctypes.c_char * 128).from_buffer(attributes)
-            self._fd = ctypes.CDLL(None, use_errno=True).syscall(number, buffer, 0, -1, -1, 0)
-
-    def read(self) -> int | None:
-        """Return how many there have been."""
-        return struct.unpack("<Q", os.read(self._fd, 8))[0] if self._fd >= 0 else None
+"""Steps of each turn that are not measured: to begin a watch takes what the processor's caches held of the fit."""
+_COUNTED = 200
+"""Steps whose instructions are counted."""
 
 
 def fit(width: int) -> Callable[[], None]:
@@ -77,53 +65,77 @@ def fit(width: int) -> Callable[[], None]:
     return step
 
 
-def calls_of(step: Callable[[], None]) -> int:
-    """Return how many functions a step calls, Python's and C's."""
-    count = 0
+def thirds(number: int) -> Sequence[int]:
+    """Return in which order the three turns of a round are taken; turn 0 is the watched one, and comes first, second, last."""
+    return ((0, 1, 2), (1, 0, 2), (1, 2, 0))[number % 3]
 
-    def note(_frame: Any, event: str, _argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
 
-    sys.setprofile(note)
-    try:
+def turn(step: Callable[[], None], steps: int) -> float:
+    """Return the seconds of processor time of a step."""
+    before = time.thread_time()
+    for _ in range(steps):
         step()
-    finally:
-        sys.setprofile(None)
-    return count
+    return (time.thread_time() - before) / steps
 
 
-def note_cost(watch: nbguard.watch_ranks, calls: int = 5000) -> float:
-    """Return the seconds that the watch takes to note one call: of one that does nothing, with the hook and without it."""
-    hook, tensor = watch._hook, torch.zeros(())
-    assert hook is not None
-    hook.remove()
-    wrapper: Any = dist.all_reduce
-    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
-    function = cell.cell_contents
-    cell.cell_contents = _nothing
-    plain = _quickest(dist.all_reduce, tensor, calls)
-    hook.install()
-    noted = _quickest(dist.all_reduce, tensor, calls)
-    hook.remove()
-    cell.cell_contents = function
-    hook.install()
-    return noted - plain
+class Turns:
+    """The times of turns in threes."""
+
+    def __init__(self) -> None:
+        self.times: tuple[list[float], list[float], list[float]] = ([], [], [])
+
+    @property
+    def plain(self) -> float:
+        """Return the seconds of a step that is not watched."""
+        return statistics.median((*self.times[1], *self.times[2]))
+
+    def words(self) -> str:
+        """Return how much longer the watched turns take than the others, and those than each other."""
+        watched, one, other = self.times
+        cost = [2 * a / (b + c) - 1 for a, b, c in zip(watched, one, other, strict=True)]
+        null = [b / c - 1 for b, c in zip(one, other, strict=True)]
+        return f"{middle(cost)}; two that are not watched differ by {middle(null)}"
 
 
-def _nothing(tensor: Any, op: Any = None, group: Any = None, async_op: bool = False) -> None:
-    """Stand for a collective: it has the arguments of `all_reduce`."""
+def middle(shares: Sequence[float]) -> str:
+    """Return the median of shares, with the range that holds the true one in 95 of 100 cases, by ranks."""
+    ordered, n = sorted(shares), len(shares)
+    reach = 0.98 * n**0.5
+    low, high = ordered[max(0, int(n / 2 - reach))], ordered[min(n - 1, int(n / 2 + reach))]
+    return f"{statistics.median(shares):+.2%} ({low:+.2%} to {high:+.2%})"
 
 
-def _quickest(call: Callable[[Any], Any], tensor: Any, calls: int) -> float:
-    """Return the seconds of one call, of the quickest of nine series."""
-    times = []
-    for _ in range(9):
-        before = time.thread_time()
-        for _ in range(calls):
-            call(tensor)
-        times.append((time.thread_time() - before) / calls)
-    return min(times)
+def whole(step: Callable[[], None], rounds: int, steps: int) -> tuple[Turns, float]:
+    """Return the times of turns, every third with a watch of its own, and the seconds to begin one and to end it."""
+    turns, around = Turns(), []
+    for number in range(rounds):
+        for kind in thirds(number):
+            begun = time.thread_time()
+            with nullcontext() if kind else nbguard.watch_ranks():
+                unmeasured = _WARM * turn(step, _WARM)
+                turns.times[kind].append(turn(step, steps))
+            if not kind:
+                around.append(time.thread_time() - begun - unmeasured - steps * turns.times[0][-1])
+    return turns, statistics.median(around)
+
+
+def calls(step: Callable[[], None], steps: int) -> tuple[Turns, float]:
+    """Return the times of single steps in one watch that notes every third of them, and its thread's share of a core."""
+    turns = Turns()
+    with nbguard.watch_ranks() as watch:
+        hook = watch._hook
+        assert hook is not None
+        cells = [(cell, noted, plain) for cell, (noted, plain) in hook._cells]
+        begun, before = time.perf_counter(), thread_time()
+        for number in range(steps):
+            for kind in thirds(number):
+                for cell, noted, plain in cells:
+                    cell.cell_contents = plain if kind else noted
+                turns.times[kind].append(turn(step, 1))
+        share = (thread_time() - before) / (time.perf_counter() - begun)
+        for cell, noted, _ in cells:
+            cell.cell_contents = noted
+    return turns, share
 
 
 def thread_time() -> float:
@@ -132,77 +144,65 @@ def thread_time() -> float:
     return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e9
 
 
-def own_cost(step: Callable[[], None], steps: int) -> tuple[float, float]:
-    """Return (seconds to note one call, share of the wall time that the watch's thread works) while a fit goes on."""
-    with nbguard.watch_ranks() as watch:
-        step()
-        begun, before = time.perf_counter(), thread_time()
-        for _ in range(steps):
-            step()
-        share = (thread_time() - before) / (time.perf_counter() - begun)
-        return note_cost(watch), share
-
-
-def quick(times: list[float]) -> float:
-    """Return the lower quartile of times."""
-    return statistics.quantiles(times, n=4)[0]
-
-
 def measure(width: int, rounds: int, steps: int, says: bool) -> None:
     """Run the rounds, and say what came out."""
-    step, counter = fit(width), Instructions()
-    for _ in range(20):
-        step()
-    times: dict[bool, list[float]] = {False: [], True: []}
-    instructions: dict[bool, list[float]] = {False: [], True: []}
-    calls: dict[bool, int] = {}
-    around: list[float] = []
-    for number in range(2 * rounds):
-        is_watched = number % 2 == (number // 2) % 2  # both orders by turns
-        begun = time.thread_time()
-        watch = nbguard.watch_ranks() if is_watched else nullcontext()
-        with watch:
-            before = time.thread_time()
-            for _ in range(_WARM):  # to begin a watch takes what the processor's caches held of the fit
-                step()
-            unmeasured = time.thread_time() - before
-            before, counted = time.thread_time(), counter.read()
-            for _ in range(steps):
-                step()
-            took, counts = time.thread_time() - before, counter.read()
-            if number >= 2 * rounds - 2:
-                calls[is_watched] = calls_of(step)
-        if is_watched:
-            around.append(time.thread_time() - begun - took - unmeasured)
-        times[is_watched].append(took / steps)
-        if counts is not None and counted is not None:
-            instructions[is_watched].append((counts - counted) / steps)
-    note, thread = own_cost(step, 10 * steps)
-    if not says:
-        return
-    plain, watched = statistics.median(times[False]), statistics.median(times[True])
-    share = statistics.median(b / a - 1 for a, b in zip(times[False], times[True], strict=True))
-    print(f"width {width}: a step takes {1e3 * plain:.2f} ms of processor time, watched {1e3 * watched:.2f} ms")
-    print(
-        f"  in turns {share:+.2%} (median of {rounds}), the quicker quarter {quick(times[True]) / quick(times[False]) - 1:+.2%}"
-    )
-    if instructions[True]:
-        plain, watched = (statistics.median(instructions[each]) for each in (False, True))
-        print(f"  instructions {plain / 1e6:.2f} M, watched {watched / plain - 1:+.2%}")
-    else:
-        print("  instructions: this system counts none")
-    print(f"  functions called {calls[False]}, watched {calls[True]}")
-    print(f"  its parts: {1e6 * note:.1f} µs to note a call, its thread {thread:.3%} of a core: together")
-    print(f"  {note / statistics.median(times[False]) + thread:.2%} of this step with one call of Python's")
-    print(f"  to begin and to end the watch: {1e3 * statistics.median(around):.1f} ms")
+    step = fit(width)
+    turn(step, 20)
+    turns, around = whole(step, rounds, steps)
+    single, share = calls(step, rounds * steps // 3)
+    if says:
+        print(f"width {width}: a step takes {1e3 * turns.plain:.2f} ms of processor time")
+        print(f"  whole: watched turns take {turns.words()}")
+        print(f"  calls: steps that are noted take {single.words()}")
+        print(f"  its thread takes {share:.3%} of a core; to begin and to end a watch takes {1e3 * around:.1f} ms", flush=True)
+
+
+def counted(width: int, steps: int, is_watched: bool) -> None:
+    """Run steps whose instructions valgrind counts; the watch's thread, which goes by the clock, only looks once."""
+    vars(watchdog)["_EVERY"] = 1e6
+    step = fit(width)
+    with nbguard.watch_ranks(timeout=1e7) if is_watched else nullcontext():
+        turn(step, _WARM + steps)
+        os._exit(0)
+
+
+def instructions(width: int) -> tuple[float, float]:
+    """Return the instructions of a step, without the watch and with it."""
+    per_step = []
+    for is_watched in ("", "watched"):
+        totals = []
+        for steps in (0, _COUNTED):
+            with tempfile.TemporaryDirectory() as folder:
+                log = Path(folder) / "log"
+                command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={folder}/out.%p"]
+                rank = [sys.executable, __file__, "--count", str(width), str(steps), is_watched]
+                subprocess.run([*command, f"--log-file={log}.%p", *rank], check=True, env={**os.environ, "TMPDIR": folder})
+                counts = [
+                    int(m[1].replace(",", ""))
+                    for p in Path(folder).glob("log.*")
+                    if (m := re.search(r"I\s+refs:\s+([\d,]+)", p.read_text()))
+                ]
+                totals.append(max(counts))
+        per_step.append((totals[1] - totals[0]) / _COUNTED)
+    return per_step[0], per_step[1]
 
 
 def main() -> None:
     """Fork the second rank, and measure in the first."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--instructions", action="store_true")
+    parser.add_argument("--count", nargs="*", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.instructions:
+        for width in WIDTHS:
+            plain, watched = instructions(width)
+            print(
+                f"width {width}: {plain / 1e6:.3f} M instructions a step, watched {watched / 1e6:.3f} M: {watched / plain - 1:+.2%}",
+                flush=True,
+            )
+        return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -211,6 +211,8 @@ def main() -> None:
     os.environ.update({name: str(value) for name, value in here.items()})
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    if asked.count:
+        counted(int(asked.count[0]), int(asked.count[1]), bool(asked.count[2:]) and bool(asked.count[2]))
     for width in WIDTHS:
         measure(width, asked.rounds, asked.steps * WIDTHS[0] // width, says=other != 0)
     dist.destroy_process_group()

@@ -10,7 +10,6 @@ import pytest
 import nbguard
 from nbguard.errors import NbguardError
 from nbguard.ranks.analysis.facts import CollectiveCall
-from nbguard.ranks.call_log import packed
 from nbguard.ranks.job_board import open_board
 from nbguard.ranks.rank import Rank
 from nbguard.ranks.rank_file import RankFile
@@ -50,7 +49,7 @@ def call(position: int, name: str = "all_reduce") -> CollectiveCall:
 def test_a_file_of_a_rank_keeps_its_last_calls_and_who_made_them(tmp_path: Path) -> None:
     file = RankFile.create(tmp_path / "3-1.rank")
     for position in range(1, 101):
-        number = file.calls.begin(position, packed(call(position), f"train.py:{position}".encode()))
+        number = file.calls.begin(position, file.calls.entry(call(position), f"train.py:{position}".encode()))
         if position < 100:
             file.calls.end(number)
     file.write("facts", "ä" * 1000)
