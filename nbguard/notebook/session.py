@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nbguard.memory.analysis import Analysis
     from nbguard.memory.counters import TickReading
     from nbguard.memory.simulated import Simulated
+    from nbguard.notebook.foreseen_batch import ForeseenBatch
     from nbguard.notebook.listeners.foreseen_fits import ForeseenFits
     from nbguard.notebook.listeners.memory_log import MemoryLog
     from nbguard.notebook.listeners.oom_card import OomWatch
@@ -61,6 +62,7 @@ class Session:
         self._auto_clean: Listener | None = None
         self._oom_watch: OomWatch | None = None
         self._foreseen: ForeseenFits | None = None
+        self._foreseen_batch: ForeseenBatch | None = None
         self._notices: NoticeWatch | None = None
         self._hub: Hub | None = None
         self._simulating: Simulating | None = None
@@ -178,7 +180,7 @@ class Session:
         if self._hub is None and all(getattr(kernel, name, None) is not None for name in _KERNEL):
             from nbguard.sidebar.hub.hub import Hub
 
-            self._hub = Hub(self._shell, self._simulated, self._next_fit, self._current_notices)
+            self._hub = Hub(self._shell, self._simulated, self._next_fit, self._current_notices, self._recall_batch)
             self._hooks.add(self._hub)
         return self._hub
 
@@ -302,10 +304,18 @@ class Session:
 
     def _card(self, analysis: Analysis, seconds: float) -> OomCard | None:
         """Return the card on the last error, with a batch that fits where one can be foreseen in so many seconds."""
-        from nbguard.notebook.foreseen_batch import foreseen_batch
+        from nbguard.notebook.foreseen_batch import ForeseenBatch
         from nbguard.out_of_memory.card import build_card
 
-        return build_card(analysis, foreseen_batch(analysis, self._shell.user_ns, seconds))
+        if self._foreseen_batch is None:
+            self._foreseen_batch = ForeseenBatch()
+        self._foreseen_batch.foresee(analysis, self._shell.user_ns, seconds)
+        return analysis.once(build_card)
+
+    def _recall_batch(self, analysis: Analysis) -> None:
+        """Tell an analysis the batch that was foreseen for a card on the same failure."""
+        if self._foreseen_batch is not None:
+            self._foreseen_batch.recall(analysis)
 
     def _oom_after(self, scan: CellScan) -> OomCard | None:
         """Return what `oom` does, of the cell that has just ended."""
