@@ -62,12 +62,21 @@ def parse_bytes(text: str) -> int:
 def format_column(values: Sequence[int], unit: tuple[int, str] | None = None) -> list[str]:
     """Return `values` (bytes) as numbers with one unit, rounded so that they re-add to their rounded total.
 
-    Rounding each value by itself would leave a reader who re-adds the column a few hundredths short.
+    Rounding each value by itself would leave a reader who re-adds the column a few hundredths short. `0.00` is nothing at all:
+    what is there, but too little for the unit, is `<0.01`.
     """
     size, name = unit or unit_of(max(values, default=0))
     if size == 1:
         return [f"{value} {name}" for value in values]
-    return [f"{hundredths / 100:.2f} {name}" for hundredths in re_adding(values, 100, size)]
+    rounded = zip(values, re_adding(values, 100, size), strict=True)
+    return [f"{_hundredths(hundredths, value)} {name}" for value, hundredths in rounded]
+
+
+def _hundredths(hundredths: int, value: int) -> str:
+    """Return a number in hundredths of a unit; of a value that is too small for it, with its sign, that it is less than one."""
+    if hundredths or not value:
+        return f"{hundredths / 100:.2f}"
+    return "<0.01" if value > 0 else "-<0.01"
 
 
 def re_adding(values: Sequence[int], parts: int, whole: int) -> list[int]:

@@ -31,7 +31,7 @@ def test_a_column_re_adds_to_its_total_as_shown(values: list[int]) -> None:
 
     assert all(figure.endswith(f" {name}") for figure in figures)
     if size > 1:
-        shown = sum(round(float(figure.split()[0]) * 100) for figure in figures)
+        shown = sum(round(_number(figure) * 100) for figure in figures)
         assert shown == (sum(values) * 200 + size) // (2 * size)
 
 
@@ -40,7 +40,26 @@ def test_a_figure_is_off_by_less_than_a_hundredth(values: list[int]) -> None:
     size, _ = unit_of(max(values))
 
     for value, figure in zip(values, format_column(values), strict=True):
-        assert abs(float(figure.split()[0]) - value / size) <= 0.01 + 1e-9
+        assert abs(_number(figure) - value / size) <= 0.01 + 1e-9
+
+
+def _number(figure: str) -> float:
+    """Return a figure in its unit; what is less than a hundredth counts as none."""
+    number = figure.split()[0]
+    return 0.0 if number.endswith("<0.01") else float(number)
+
+
+@pytest.mark.parametrize(
+    ("values", "figures"),
+    [
+        ([8 * GiB, 4 * KiB, 0], ["8.00 GiB", "<0.01 GiB", "0.00 GiB"]),
+        ([8 * GiB, -4 * KiB], ["8.00 GiB", "-<0.01 GiB"]),
+        ([MiB, 512], ["1.00 MiB", "<0.01 MiB"]),
+        ([5, 0], ["5 B", "0 B"]),
+    ],
+)
+def test_what_is_there_never_reads_as_nothing(values: list[int], figures: list[str]) -> None:
+    assert format_column(values) == figures
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ describe('bytes', () => {
       const figures = formatColumn(values);
       expect(figures.every(figure => figure.endsWith(` ${name}`))).toBe(true);
       if (size > 1) {
-        const shown = figures.reduce((sum, figure) => sum + Math.round(parseFloat(figure) * 100), 0);
+        const shown = figures.reduce((sum, figure) => sum + (figure.startsWith('<') ? 0 : Math.round(parseFloat(figure) * 100)), 0);
         const total = values.reduce((sum, value) => sum + value, 0);
         expect(shown).toBe(Math.floor((total * 200 + size) / (2 * size)));
       }
@@ -36,6 +36,7 @@ describe('bytes', () => {
 
   it('rounds as the table of %gpumem does', () => {
     expect(formatColumn([GiB, GiB / 3, GiB / 3, GiB / 3])).toEqual(['1.00 GiB', '0.34 GiB', '0.33 GiB', '0.33 GiB']);
+    expect(formatColumn([8 * GiB, 4 * KiB, 0])).toEqual(['8.00 GiB', '<0.01 GiB', '0.00 GiB']);
     expect(formatColumn([5, 1000])).toEqual(['5 B', '1000 B']);
     expect(formatColumn([])).toEqual([]);
   });

@@ -45,6 +45,10 @@ class Analysis(_Answers):
         """Return what the function `question` computes from this analysis: at the first call, and later from memory."""
         return self._answer(question)
 
+    def know(self, question: Callable[[Analysis], Answer], answer: Answer) -> None:
+        """Have `once` return this answer to a question that the facts alone do not decide, from now on."""
+        self._answers[question] = answer
+
     def with_graph(self, graph: Graph, *keep: Callable[[Analysis], object]) -> Analysis:
         """Return an analysis of the same facts by another graph, in which the answers to `keep` are the same."""
         return Analysis(replace(self.facts, graph=graph), {question: self.once(question) for question in keep})

@@ -111,6 +111,7 @@ class OomFact:
     elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
     learner: int = 0  # ref of the Learner in the error's frames; 0: none
     batch_size: int | None = None  # of that Learner
+    runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running
     was_released: bool = False  # a cleanup has taken the frames' variables since
     note: OomNote | None = None  # the allocator at the failure
     host: HostFacts | None = None  # the host's memory now, where it ran out

@@ -124,7 +124,9 @@ class Session:
         if self._hub is None and all(getattr(kernel, name, None) is not None for name in _KERNEL):
             from nbguard.sidebar.hub.hub import Hub
 
-            self._hub = Hub(self._shell, self.memory.simulated_reading, self._next_fit, self.notices.current)
+            self._hub = Hub(
+                self._shell, self.memory.simulated_reading, self._next_fit, self.notices.current, self.memory.recall_batch
+            )
             self._hooks.add(self._hub)
         return self._hub
 

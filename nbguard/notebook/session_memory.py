@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from nbguard.cells.hooks import Hooks
     from nbguard.memory.analysis import Analysis
     from nbguard.memory.counters import TickReading
+    from nbguard.notebook.foreseen_batch import ForeseenBatch
     from nbguard.notebook.listeners.simulating import Simulating
     from nbguard.out_of_memory.card import OomCard
     from nbguard.profiler.instruments.memory.counters import MemoryCounter
@@ -29,6 +30,7 @@ class SessionMemory:
         self._shell = shell
         self._hooks = hooks
         self._simulating: Simulating | None = None
+        self._foreseen_batch: ForeseenBatch | None = None
 
     @property
     def simulation(self) -> Simulation | None:
@@ -94,7 +96,15 @@ class SessionMemory:
 
     def _card(self, analysis: Analysis, seconds: float) -> OomCard | None:
         """Return the card on the last error, with a batch that fits where one can be foreseen in so many seconds."""
-        from nbguard.notebook.foreseen_batch import foreseen_batch
+        from nbguard.notebook.foreseen_batch import ForeseenBatch
         from nbguard.out_of_memory.card import build_card
 
-        return build_card(analysis, foreseen_batch(analysis, self._shell.user_ns, seconds))
+        if self._foreseen_batch is None:
+            self._foreseen_batch = ForeseenBatch()
+        self._foreseen_batch.foresee(analysis, self._shell.user_ns, seconds)
+        return analysis.once(build_card)
+
+    def recall_batch(self, analysis: Analysis) -> None:
+        """Tell an analysis the batch that was foreseen for a card on the same failure."""
+        if self._foreseen_batch is not None:
+            self._foreseen_batch.recall(analysis)

@@ -44,13 +44,16 @@ class OomCard(Result):
     notes: tuple[str, ...]  # sentences that must be known to read the figures
 
 
-def build_card(analysis: Analysis, fitting: int | None = None) -> OomCard | None:
-    """Return the card on the last error, or None if it did not run out of memory.
+def batch_that_fits(analysis: Analysis) -> int | None:  # noqa: ARG001 - a question
+    """Return the items of a batch with which the failed fit is foreseen to run after a cleanup; None: not known.
 
-    Args:
-        analysis: of the facts.
-        fitting: items of a batch with which the fit that failed is foreseen to run after a cleanup; None: not known.
+    It takes a search, which the notebook makes: `Analysis.know` has its result.
     """
+    return None
+
+
+def build_card(analysis: Analysis) -> OomCard | None:
+    """Return the card on the last error, or None if it did not run out of memory."""
     facts, oom = analysis.facts, analysis.facts.oom
     if oom is None:
         return None
@@ -62,7 +65,12 @@ def build_card(analysis: Analysis, fitting: int | None = None) -> OomCard | None
     parts = _host_parts(oom) if request.is_of_host else () if device is None else device.once(parts_of_device)
     is_mapped = request.device is not None and request.device.facts.segments is not None
     context = OomContext(
-        request=request, rerun=rerun, plan=analysis.once(default_plan), holders=holders, parts=parts, fitting=fitting
+        request=request,
+        rerun=rerun,
+        plan=analysis.once(default_plan),
+        holders=holders,
+        parts=parts,
+        fitting=analysis.once(batch_that_fits),
     )
     return OomCard(
         asked=oom,

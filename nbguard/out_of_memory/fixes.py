@@ -321,7 +321,9 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
     request, rerun, largest = context.request, context.rerun, context.largest_after_cleanup
     kinds = {"host": "a smaller array or batch", "worker": "fewer or no workers (num_workers=0), or a smaller batch"}
     kinds["shm"] = "fewer or no workers (num_workers=0), or a smaller batch"
-    words = kinds.get(request.oom.kind, "a smaller batch, mixed precision or gradient accumulation")
+    has_batch = request.oom.runs_model or bool(request.oom.learner)
+    training = "a smaller batch, mixed precision or gradient accumulation"
+    words = kinds.get(request.oom.kind, training if has_batch else "a smaller tensor, or a smaller dtype,")
     batch, need = request.oom.batch_size, request.nbytes
     if context.fitting and batch:
         words = f"a batch of {context.fitting} instead of {batch} fits (predicted)"
@@ -340,7 +342,7 @@ def _smaller(context: OomContext) -> Iterator[Fix]:
             gain = whole - whole // parts
             yield Fix(words=words, advice=(release_stale(),), nbytes=gain, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
             return
-    depends = "; how much less depends on the model" if request.oom.kind in ("device", "library") else ""
+    depends = "; how much less depends on the model" if has_batch and request.oom.kind in ("device", "library") else ""
     yield Fix(words=f"{words} asks for less{depends}", advice=(), nbytes=None, verdict=RerunVerdict.UNKNOWN, loss=_SMALLER)
 
 

@@ -58,3 +58,28 @@ def test_every_row_says_why_and_the_command_of_the_workspaces_clears_them(notebo
     assert keeper == "PyTorch → cuBLAS"
     assert "matrix products" in effect
     assert "cuBLAS workspaces" not in [row["label"] for row in after["holders"]]
+
+
+def test_the_panels_card_has_the_batch_that_was_foreseen_for_the_notebooks(notebook: Notebook) -> None:
+    """Until more is held than when it was foreseen."""
+    kernel = notebook(fastai=True, bytes=1024 * MIB, context=100 * MIB)
+    kernel.run(
+        "from fastai.basics import *\n"
+        "rows = [(torch.randn(512), torch.randn(512)) for _ in range(16384)]\n"
+        "def batches(size): return DataLoaders.from_dsets(rows, rows[:8], bs=size, num_workers=0, device='cuda')\n"
+        "wide = nn.Sequential(nn.Linear(512, 16384), nn.ReLU(), nn.Linear(16384, 512))\n"
+        "learn = Learner(batches(8192), wide, loss_func=nn.MSELoss(), opt_func=SGD)"
+    ).ok()
+    panel = Panel(kernel)
+    panel.hello()
+    try:
+        failed = kernel.run("with learn.no_bar(), learn.no_logging(): learn.fit(1)")
+        at_once = panel.look()["oom"]
+        kernel.run("x = mib(1)").ok()
+        later = panel.look()["oom"]
+    finally:
+        panel.stop()
+
+    (words,) = [line.strip() for line in failed.text.splitlines() if line.endswith("fits (predicted)")]
+    assert [row["words"] for row in at_once["fixes"] if row["words"].endswith(words)]
+    assert not [row for row in later["fixes"] if row["words"].endswith(words)], "more is held than when it was foreseen"

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cuda.conftest import Notebook, counters
 
 MIB = 1024**2
+_BACKWARD = (
+    "class Backward(torch.autograd.Function):\n"
+    "    forward = staticmethod(lambda ctx, x: x.clone())\n"
+    "    backward = staticmethod(lambda ctx, gradient: mib(1200))\n"
+    "Backward.apply(torch.ones(2, device='cuda', requires_grad=True)).sum().backward()"
+)
 _TOO_MUCH = "kept = mib(300)\ndef f():\n    batch = mib(400); return mib(700)\nf()"
 
 
@@ -18,9 +26,26 @@ def test_the_card_comes_after_the_error_and_only_then(notebook: Notebook) -> Non
     assert len(cell.bundles) == 1
     assert set(cell.bundles[0]) == {"text/plain", "text/html"}
     assert "700.00 MiB" in cell.text
+    assert "a smaller tensor, or a smaller dtype, asks for less" in cell.text
+    assert "batch" not in cell.text.split("what helps")[1]
     assert kernel.run("x = 1").ok().bundles == []
     assert kernel.run("1 / 0").bundles == []
     assert kernel.run("raise RuntimeError('no memory of mine')").bundles == []
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "net(torch.empty(1 << 18, 512, device='cuda'))",
+        _BACKWARD,
+    ],
+    ids=["forward", "backward"],
+)
+def test_where_a_model_runs_the_card_speaks_of_its_batch(notebook: Notebook, cell: str) -> None:
+    kernel = notebook(bytes=1024 * MIB, context=100 * MIB)
+    kernel.run("net = Net().cuda()").ok()
+
+    assert "a smaller batch, mixed precision or gradient accumulation asks for less" in kernel.run(cell).text
 
 
 def test_before_torch_uses_the_device_nothing_is_opened(notebook: Notebook) -> None:

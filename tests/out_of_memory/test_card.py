@@ -9,7 +9,7 @@ import pytest
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, LearnerFact, NvmlFacts, PoolFact, ProcessFact, Segment
 from nbguard.memory.oom_facts import AllocatorCounts, HostFacts, OomFact, OomNote
-from nbguard.out_of_memory.card import OomCard, build_card
+from nbguard.out_of_memory.card import OomCard, batch_that_fits, build_card
 from nbguard.out_of_memory.fixes import Fix
 from nbguard.out_of_memory.rerun import RerunVerdict
 from nbguard.reports.report import build_report
@@ -472,7 +472,14 @@ def test_the_batch_that_would_have_got_this_far(asked: int, batch: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"batch_size": None}, {"batch_size": 1}, {"learner": 0}, {"was_released": True}, {"bound": ("learn",)}]
+    "changes",
+    [
+        {"batch_size": None},
+        {"batch_size": 1},
+        {"learner": 0, "runs_model": True},
+        {"was_released": True},
+        {"bound": ("learn",)},
+    ],
 )
 def test_without_ground_there_is_no_number(changes: dict[str, object]) -> None:
     (fix,) = [fix for fix in _card(_fit(2 * GiB, **changes)).fixes if "batch" in fix.words]
@@ -480,6 +487,22 @@ def test_without_ground_there_is_no_number(changes: dict[str, object]) -> None:
     assert "batch of" not in fix.words
     assert fix.words.startswith("a smaller batch, mixed precision or gradient accumulation asks for less")
     assert fix.nbytes is None
+
+
+def test_where_no_model_ran_there_is_no_batch() -> None:
+    words = [fix.words for fix in _card(_fit(2 * GiB, learner=0, batch_size=None)).fixes]
+
+    assert "a smaller tensor, or a smaller dtype, asks for less" in words
+    assert not [each for each in words if "batch" in each]
+
+
+def test_the_batch_that_was_foreseen_is_on_the_card() -> None:
+    analysis = Analysis(_fit(2 * GiB))
+    analysis.know(batch_that_fits, 24)
+    card = build_card(analysis)
+
+    assert card is not None
+    assert [fix.words for fix in card.fixes if "batch" in fix.words] == ["a batch of 24 instead of 64 fits (predicted)"]
 
 
 # --- what is not known ------------------------------------------------------------------------------------------------

@@ -23,13 +23,19 @@ export function formatBytes(nbytes: number | null): string {
   return `${size === 1 ? String(nbytes) : (nbytes / size).toFixed(2)} ${name}`;
 }
 
-/** `values` with one unit (that of the largest, if not given), rounded so that they re-add to their rounded total. */
+/**
+ * `values` with one unit (that of the largest, if not given), rounded so that they re-add to their rounded total. What is
+ * there, but too little for the unit, is `<0.01`.
+ */
 export function formatColumn(values: readonly number[], unit: Unit = unitOf(Math.max(0, ...values))): string[] {
   const [size, name] = unit;
   if (size === 1) {
     return values.map(value => `${value} ${name}`);
   }
-  return reAdding(values, size).map(hundredths => `${(hundredths / 100).toFixed(2)} ${name}`);
+  return reAdding(values, size).map((hundredths, i) => {
+    const isSmall = hundredths === 0 && (values[i] ?? 0) !== 0;
+    return `${isSmall ? '<0.01' : (hundredths / 100).toFixed(2)} ${name}`;
+  });
 }
 
 /** `values` in hundredths of `size`: each rounded down, then what is missing goes to the largest remainders, one each. */

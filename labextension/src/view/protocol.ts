@@ -225,7 +225,7 @@ export interface OutcomeView {
   promised: number;
   /** Bytes of these that came back. */
   realised: number;
-  /** Bytes that came back besides. */
+  /** Bytes that came back beyond what was promised. */
   extra: number;
   /** Steps that were taken, in words. */
   done: string[];

@@ -23,6 +23,7 @@ _COLOURS: dict[str, tuple[str, str]] = {
 }
 """The colour of each part of a device, and its character in a terminal; all others share one."""
 _OTHER = ("other", "░")
+_ALWAYS_SHOWN = frozenset({DevicePart.ALLOCATED, DevicePart.FREE})
 _HOLDER_NAMES = ("held by", "frees now", "reaches", "since", "", "what")
 _POOLS_SHOWN = 8
 _CRUMBS = 1000
@@ -30,10 +31,13 @@ _CRUMBS = 1000
 
 
 def parts_bar(parts: Sequence[Part], whole: int | None = None, label: str = "") -> Bar:
-    """Return the parts of a device as a bar; `whole` is its size, where that is known: a terminal draws it then, too."""
-    figures = part_figures(parts)
+    """Return the parts of a device as a bar; `whole` is its size, where that is known: a terminal draws it then, too.
+
+    Empty parts are left out, but for what is allocated and what is free.
+    """
+    shown = [part for part in parts if part.nbytes or part.name in _ALWAYS_SHOWN]
     slices = []
-    for part, figure in zip(parts, figures, strict=True):
+    for part, figure in zip(shown, part_figures(shown), strict=True):
         colour, mark = _COLOURS.get(part.name, _OTHER)
         slices.append(Slice(name=part.label, figure=figure, amount=part.nbytes, colour=colour, mark=mark, note=part.note))
     return Bar(slices=tuple(slices), whole=whole, label=label, is_drawn_as_text=whole is not None)

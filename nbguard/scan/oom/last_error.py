@@ -23,6 +23,13 @@ from nbguard.scan.roots.tracebacks import error_holders
 PLACEHOLDERS = "nbguard.cleanup.apply.placeholders"
 """Name of the module whose class stands in the frames of an error for what a cleanup has released."""
 
+_OF_A_MODEL = {
+    "torch.nn.modules.module": ("_call_impl",),
+    "torch.autograd": ("backward", "grad"),
+    "torch.optim.optimizer": ("wrapper", "_use_grad"),
+}
+"""Functions of PyTorch through which a model runs, its gradients are computed, or its parameters are changed."""
+
 
 def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
     """Return what the error being handled, or else the last one, asked for, if it ran out of memory.
@@ -66,6 +73,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         elements=run.elements,
         learner=learner,
         batch_size=batch_size,
+        runs_model=trace.runs_model(),
         was_released=trace.was_released(),
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
@@ -152,6 +160,11 @@ class _Trace:
                 attributes = attributes_of(value) or {}
                 return id(value), _batch_size(attributes.get("dl")) or _batch_size(_first_loader(attributes.get("dls")))
         return 0, None
+
+    def runs_model(self) -> bool:
+        """Say whether a module was called, or gradients computed or used: there a batch decides on what is asked for."""
+        functions = ((frame.f_globals.get("__name__"), frame.f_code.co_name) for frame, _ in self.frames)
+        return any(name in _OF_A_MODEL.get(module, ()) for module, name in functions if type(module) is str)
 
     def was_released(self) -> bool:
         """Say whether a cleanup has put placeholders in the place of the frames' variables."""

@@ -22,6 +22,7 @@ from nbguard.sidebar.hub.look_budget import LookBudget
 from nbguard.sidebar.hub.sampler import Sampler
 
 if TYPE_CHECKING:
+    from nbguard.memory.analysis import Analysis
     from nbguard.memory.counters import TickReading
     from nbguard.memory.oom_facts import OomFact
     from nbguard.reports.notices.notice import Notice
@@ -52,7 +53,8 @@ class Hub:
 
     What arrives is only taken note of in the thread that has it. Nothing runs, and nothing heavy is imported, before the
     first view says hello. `simulated` returns the counters of the simulated device, while cells run on one; `foresee` the
-    memory of the next fit of the Learner of a name; `notices` those on what is still in memory.
+    memory of the next fit of the Learner of a name; `notices` those on what is still in memory; `recall` tells an analysis
+    what was found out on its failure.
     """
 
     name = "the sidebar"
@@ -63,10 +65,12 @@ class Hub:
         shell: Any,
         simulated: Callable[[], TickReading | None],
         foresee: Callable[[str], str],
-        notices: Callable[[], tuple[Notice, ...]] = tuple,
+        notices: Callable[[], tuple[Notice, ...]],
+        recall: Callable[[Analysis], None],
     ) -> None:
         self._shell = shell
         self._notices = notices
+        self._recall = recall
         self._foresee = foresee
         self._simulated = simulated
         self._kernel = shell.kernel
@@ -284,7 +288,9 @@ class Hub:
                 from nbguard.sidebar.hub.memory_states import MemoryStates
                 from nbguard.sidebar.hub.requests import RequestHandler
 
-                states = MemoryStates(self._notebook, self._boot, lambda: (self._busy.ended, self._busy.cell), self._notices)
+                states = MemoryStates(
+                    self._notebook, self._boot, lambda: (self._busy.ended, self._busy.cell), self._notices, self._recall
+                )
                 self._handler = RequestHandler(self._notebook, states, self._foresee)
             return self._handler
 

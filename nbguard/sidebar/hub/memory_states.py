@@ -33,6 +33,7 @@ class MemoryStates:
         boot: the name of this run of the kernel.
         cells: returns the numbers of the last cell that has ended, and of the cell that runs.
         notices: returns the notices on what is still in memory.
+        recall: tells an analysis what was found out on its failure.
     """
 
     def __init__(
@@ -41,9 +42,11 @@ class MemoryStates:
         boot: str,
         cells: Callable[[], tuple[int | None, int | None]],
         notices: Callable[[], tuple[Notice, ...]] = tuple,
+        recall: Callable[[Analysis], None] = lambda _: None,
     ) -> None:
         self._notebook = notebook
         self._notices = notices
+        self._recall = recall
         self._cells = cells
         self._boot = boot
         self._counters = Counters()
@@ -115,6 +118,7 @@ class MemoryStates:
         """Take a scan; return whether the state is another than before."""
         self.names, self.learners = names_of(scan.facts.graph), names_of_learners(scan.facts)
         is_first, self.analysis = self.rows is None, scan.analysis
+        self._recall(scan.analysis)
         state, self.rows = build_memory_state(
             scan.analysis, self._boot, self.last.heap, t=scan.since, seconds=scan.seconds, cell=cell, during=during
         )

@@ -255,10 +255,12 @@ def _said(outcome: Outcome, action: ActionName) -> Iterator[str]:
     if action == "stop_workers":
         host = "" if outcome.host is None else f"; {format_bytes(outcome.host)} of host memory came back"
         yield f"Ended {counted(ended, 'worker')}{host}."
+    more = f"{format_bytes(outcome.extra)} more" if outcome.extra else ""
     if action != "stop_workers" or promised:
-        yield f"{_PAST[action]} {format_bytes(outcome.realised)} of {format_bytes(promised)} promised."
-    if outcome.extra:
-        yield f"{format_bytes(outcome.extra)} more came back besides."
+        done = f"{_PAST[action]} {format_bytes(outcome.realised)} of {format_bytes(promised)} promised"
+        yield f"{done}, and {more}." if more else f"{done}."
+    elif more:
+        yield f"{more} came back."
     if outcome.interrupted:
         yield "Interrupted: the steps below were not done."
     if outcome.survivors:

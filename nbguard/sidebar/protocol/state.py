@@ -334,7 +334,7 @@ class OutcomeView:
     sentence: str
     promised: int  # bytes
     realised: int  # bytes of these that came back
-    extra: int = 0  # bytes that came back besides
+    extra: int = 0  # bytes that came back beyond what was promised
     done: tuple[str, ...] = ()  # steps that were taken, in words
     undone: tuple[UndoneStep, ...] = ()
     undo: tuple[str, ...] = ()  # names under which what was parked comes back (`unpark`)

@@ -228,7 +228,10 @@ def _oom() -> Scene:
         largest_free=1434 * MiB,
     )
     line = CodeLine(15, 3, "learn.fit_one_cycle(5, 3e-3)")
-    asked = OomFact(device="cuda:0", requested=6 * GiB, cell=15, line=line, uses=("learn",), batch_size=64, note=note)
+    uses = ("learn",)
+    asked = OomFact(
+        device="cuda:0", requested=6 * GiB, cell=15, line=line, uses=uses, batch_size=64, runs_model=True, note=note
+    )
     return Scene(replace(facts, devices=(busy,), oom=asked), last_cell=15)
 
 

@@ -156,7 +156,7 @@ def test_an_outcome_says_what_is_missing() -> None:
     done = outcome_view(outcome, "clean_stale")
 
     assert done.sentence == (
-        "Freed 1.00 GiB of 3.67 GiB promised. 5.00 MiB more came back besides. Interrupted: the steps below were not done. "
+        "Freed 1.00 GiB of 3.67 GiB promised, and 5.00 MiB more. Interrupted: the steps below were not done. "
         "Still held: xb 2.00 GiB."
     )
     assert (done.promised, done.realised, done.extra, done.undone) == (
