@@ -6,11 +6,13 @@ comments beside them in the source.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import inspect
 import json
 import re
+import sys
 import types
 import typing
 from importlib import import_module
@@ -119,9 +121,13 @@ def _either(shapes: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _comments(cls: Any) -> dict[str, str]:
     """Return the comments beside the fields of a class."""
-    bases = (base for base in reversed(getattr(cls, "__orig_bases__", ()) or cls.__mro__[1:]) if inspect.isclass(base))
-    inherited = [_comments(base) for base in bases if base.__module__.startswith("nbguard.") and base is not Result]
-    return {name: text for part in (*inherited, dict(_FIELD.findall(inspect.getsource(cls)))) for name, text in part.items()}
+    source = inspect.getsource(cls)
+    node = ast.parse(inspect.cleandoc(source)).body[0]
+    assert isinstance(node, ast.ClassDef)
+    # A TypedDict has its bases in its source alone before Python 3.12.
+    bases = [getattr(sys.modules[cls.__module__], base.id) for base in reversed(node.bases) if isinstance(base, ast.Name)]
+    own = [base for base in bases if inspect.isclass(base) and base.__module__.startswith("nbguard.") and base is not Result]
+    return {name: text for part in (*map(_comments, own), dict(_FIELD.findall(source))) for name, text in part.items()}
 
 
 def text(result: type[Result]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import platform
-from collections.abc import Iterable, Iterator
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions, packages_distributions
 from pathlib import Path
 
@@ -61,10 +63,22 @@ def _name(found: Distribution) -> str:
 
 def _packages_of(file: Path) -> Iterator[str]:
     """Yield the packages that a notebook or a script imports."""
-    known = packages_distributions()
+    known = _packages_by_module()
     for module in sorted(_imports(_source(file))):
         if module in known:
             yield from map(canonicalize_name, known[module])
+
+
+def _packages_by_module() -> Mapping[str, Iterable[str]]:
+    """Return the installed packages that have each top-level module."""
+    if sys.version_info >= (3, 11):
+        return packages_distributions()
+    packages: dict[str, set[str]] = defaultdict(set)  # Python 3.10 knows only those that list their modules
+    for each in distributions():
+        for file in each.files or ():
+            if file.suffix == ".py":
+                packages[file.parts[0] if len(file.parts) > 1 else file.stem].add(_name(each))
+    return packages
 
 
 def _imports(source: str) -> set[str]:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses
 from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.replay import program as program_module
-from nbguard.allocator.replay.program import program
+from nbguard.allocator.replay.program import calls as calls_module
+from nbguard.allocator.replay.program.calls import program
+from nbguard.allocator.replay.program.run import Run
 from nbguard.allocator.replay.replay import RecordedDevice, recorded_device
-from nbguard.allocator.replay.run import Run
 from nbguard.errors import SimulatedOutOfMemoryError
 from tests.allocator.test_replay import new_model, raw_snapshot, snapshot_of
 from tests.thorough import examples
@@ -71,7 +71,7 @@ def run_of(device: RecordedDevice, conf: str, capacity: int | None, version: str
 )
 def test_what_repeats_comes_out_as_played(seed: int, cut: int, conf: str, roomy: bool, version: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program_module, "_LEAST", 6)
+        patch.setattr(calls_module, "_LEAST", 6)
         capacity = None if roomy else 150 * MIB
         device = recorded(seed, capacity, cut)
         limit = None if capacity is None else capacity - 20 * MIB
@@ -82,13 +82,13 @@ def test_what_repeats_comes_out_as_played(seed: int, cut: int, conf: str, roomy:
 
 
 def test_a_step_that_repeats_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program_module, "_LEAST", 12)
+    monkeypatch.setattr(calls_module, "_LEAST", 12)
     device = recorded(7, steps=400)
     run = run_of(device, "", None, "2.11", remembers=True)
 
     run.outcome()
 
-    assert len(run.effects) * 3 < len(run.calls.pieces)
+    assert len(run.effects) * 3 < len(run.calls.occurrences)
     assert run.calls.requests == sum(event[0] in ("alloc", "oom") for event in device.trace.events)
 
 

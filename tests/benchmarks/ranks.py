@@ -9,7 +9,8 @@ the fit's thread:
 
 - whole: a new watch for each turn of some steps; its making and its end are said apart.
 - calls: single steps in one watch, of which only every third is noted. Its neighbours are milliseconds away, so that this tells
-  less than a microsecond even on a machine that others use. What the watch's own thread takes, which the kernel counts, is added.
+  less than a microsecond even on a machine that others use. What the watch's own thread takes, which the kernel counts, is
+  added.
 
 With `--instructions` the steps run in valgrind (apt-get install valgrind), which counts those of a process to some thousandths.
 It never fails by time.
@@ -198,10 +199,8 @@ def main() -> None:
     if asked.instructions:
         for width in WIDTHS:
             plain, watched = instructions(width)
-            print(
-                f"width {width}: {plain / 1e6:.3f} M instructions a step, watched {watched / 1e6:.3f} M: {watched / plain - 1:+.2%}",
-                flush=True,
-            )
+            figures = f"{plain / 1e6:.3f} M instructions a step, watched {watched / 1e6:.3f} M: {watched / plain - 1:+.2%}"
+            print(f"width {width}: {figures}", flush=True)
         return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

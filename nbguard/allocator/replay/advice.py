@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nbguard.allocator.model.policy import DEFAULT_POOL, parse_version, round_size
-from nbguard.allocator.replay.run import Refusal
+from nbguard.allocator.replay.program.run import Refusal
 from nbguard.allocator.replay.whatif import WhatIf, WhatIfRow
 from nbguard.allocator.snapshot.stacks import Frame
 from nbguard.units import counted, format_bytes

@@ -9,9 +9,9 @@ from typing import ClassVar
 from nbguard.allocator.model.driver import Addresses
 from nbguard.allocator.model.policy import parse_version, tie_break
 from nbguard.allocator.model.settings import AllocatorSettings
-from nbguard.allocator.replay.program import program, usable_bytes
+from nbguard.allocator.replay.program.calls import program, usable_bytes
+from nbguard.allocator.replay.program.run import Run, WhatIfOutcome
 from nbguard.allocator.replay.replay import DeviceReplay, RecordedDevice, best_play, recorded_device
-from nbguard.allocator.replay.run import Run, WhatIfOutcome
 from nbguard.allocator.snapshot.snapshot import Snapshot
 from nbguard.render.result import Result
 

@@ -9,7 +9,7 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses, SimulatedDriver
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.model.state import load, save
-from nbguard.allocator.replay.program import EMPTY_CACHE, FREE, Piece, Program
+from nbguard.allocator.replay.program.calls import EMPTY_CACHE, FREE, Occurrence, Program
 from nbguard.allocator.replay.replay import RecordedDevice
 from nbguard.errors import SimulatedOutOfMemoryError
 
@@ -92,8 +92,8 @@ class Run:
 
     def outcome(self) -> WhatIfOutcome:
         """Run the program and return the outcome."""
-        for piece in self.calls.pieces:
-            if not (self._repeat(piece) if self.remembers and piece.stretch.times > 1 else self._play(piece)):
+        for occurrence in self.calls.occurrences:
+            if not (self._repeat(occurrence) if self.remembers and occurrence.stretch.times > 1 else self._play(occurrence)):
                 break
         return WhatIfOutcome(
             peak_reserved=self.peak_reserved,
@@ -104,23 +104,23 @@ class Run:
             driver_calls=self.driver_calls,
         )
 
-    def _repeat(self, piece: Piece) -> bool:
-        """Play a piece, or apply the effect that its calls had in this state before; return whether the run goes on."""
+    def _repeat(self, occurrence: Occurrence) -> bool:
+        """Play an occurrence, or apply the effect that its calls had in this state before; return whether the run goes on."""
         if self.state is None:
             self.state = _state_of(self.model)
-        key = (self.state, id(piece.stretch), tuple(map(self.addresses.get, piece.outer)))
+        key = (self.state, id(occurrence.stretch), tuple(map(self.addresses.get, occurrence.outer)))
         effect = self.effects.get(key)
         if effect is None:
             refusal, passed = self.refusal, self.passed
-            if not self._play(piece):
+            if not self._play(occurrence):
                 return False
             if self.refusal is refusal:
                 self.state = _state_of(self.model)
-                self.effects[key] = self._effect(piece, self.passed - passed, self.state)
+                self.effects[key] = self._effect(occurrence, self.passed - passed, self.state)
             return True
-        for number in piece.outer:
+        for number in occurrence.outer:
             self.addresses.pop(number, None)
-        first = piece.first
+        first = occurrence.first
         for number, address in effect.blocks:
             self.addresses[first + number] = address
         self.state, self.is_behind = effect.state, True
@@ -128,14 +128,14 @@ class Run:
         self._count(effect.peak_reserved, effect.peak_allocated, effect.retries, effect.driver_calls)
         return True
 
-    def _effect(self, piece: Piece, passed: int, state: str) -> _Effect:
-        """Return the effect of the piece that was just played."""
+    def _effect(self, occurrence: Occurrence, passed: int, state: str) -> _Effect:
+        """Return the effect of the occurrence that was just played."""
         assert isinstance(self.model.driver, SimulatedDriver)
         blocks = []
         for number, address in reversed(self.addresses.items()):
-            if number < piece.first:
+            if number < occurrence.first:
                 break
-            blocks.append((number - piece.first, address))
+            blocks.append((number - occurrence.first, address))
         return _Effect(
             state=state,
             blocks=tuple(reversed(blocks)),
@@ -152,8 +152,8 @@ class Run:
         self.retries += retries
         self.driver_calls += driver_calls
 
-    def _play(self, piece: Piece) -> bool:
-        """Play the calls of a piece; return whether the run goes on. The model's counters are those of this piece then."""
+    def _play(self, occurrence: Occurrence) -> bool:
+        """Play the calls of an occurrence; return whether the run goes on. The model's counters are of these calls then."""
         if self.is_behind and self.state is not None:
             self.model = load(json.loads(self.state))
         model, driver = self.model, self.model.driver
@@ -161,15 +161,15 @@ class Run:
         self.state, self.is_behind = None, False
         model.peak_reserved, model.peak_allocated = model.reserved, model.allocated
         model.num_alloc_retries = driver.calls = 0
-        goes_on = self._calls(piece)
+        goes_on = self._calls(occurrence)
         self._count(model.peak_reserved, model.peak_allocated, model.num_alloc_retries, driver.calls)
         return goes_on
 
-    def _calls(self, piece: Piece) -> bool:
-        model, addresses, places, outer = self.model, self.addresses, self.calls.places, piece.outer
+    def _calls(self, occurrence: Occurrence) -> bool:
+        model, addresses, places, outer = self.model, self.addresses, self.calls.places, occurrence.outer
         malloc, free, forget = model.malloc, model.free, model.events.clear
-        first = number = piece.first
-        for call, amount in zip(piece.stretch.calls, piece.stretch.amounts, strict=True):
+        first = number = occurrence.first
+        for call, amount in zip(occurrence.stretch.calls, occurrence.stretch.amounts, strict=True):
             if call == FREE:
                 address = addresses.pop(first + amount if amount >= 0 else outer[~amount], None)
                 if address is not None:

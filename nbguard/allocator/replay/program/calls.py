@@ -26,12 +26,12 @@ class Stretch:
     """Calls in a row, written so that the steps of a training loop are one and the same stretch."""
 
     calls: array[int]  # codes
-    amounts: array[int]  # bytes of a request; of a free, the request's number in this stretch, or ~ index in `Piece.outer`
+    amounts: array[int]  # bytes of a request; of a free, the request's number in this stretch, or ~ index in `Occurrence.outer`
     times: int = 0  # occurrences in the program
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Occurrence:
     """An occurrence of a stretch."""
 
     stretch: Stretch
@@ -45,7 +45,7 @@ class Program:
 
     places: list[tuple[int, PoolId]] = field(default_factory=list)  # (handle of a stream, pool) of requests
     positions: array[int] = field(default_factory=lambda: array("q"))  # of requests in the trace; -1: from before it
-    pieces: list[Piece] = field(default_factory=list)
+    occurrences: list[Occurrence] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
@@ -143,7 +143,7 @@ class _Writer:
             new = Stretch(self.calls, self.amounts)
             stretch = self.stretches.setdefault((self.calls.tobytes(), self.amounts.tobytes()), new)
             stretch.times += 1
-            self.program.pieces.append(Piece(stretch, self.first, tuple(self.outer)))
+            self.program.occurrences.append(Occurrence(stretch, self.first, tuple(self.outer)))
         self._begin()
 
 
