@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 import types
 import typing
 from importlib import import_module
@@ -122,10 +123,10 @@ def _either(shapes: list[dict[str, Any]]) -> dict[str, Any]:
 def _comments(cls: Any) -> dict[str, str]:
     """Return the comments beside the fields of a class."""
     source = inspect.getsource(cls)
-    node = ast.parse(inspect.cleandoc(source)).body[0]
-    assert isinstance(node, ast.ClassDef)
+    node = ast.parse(textwrap.dedent(source)).body[0]
+    named = reversed(node.bases if isinstance(node, ast.ClassDef) else [])
     # A TypedDict has its bases in its source alone before Python 3.12.
-    bases = [getattr(sys.modules[cls.__module__], base.id) for base in reversed(node.bases) if isinstance(base, ast.Name)]
+    bases = [getattr(sys.modules[cls.__module__], base.id) for base in named if isinstance(base, ast.Name)]
     own = [base for base in bases if inspect.isclass(base) and base.__module__.startswith("nbguard.") and base is not Result]
     return {name: text for part in (*map(_comments, own), dict(_FIELD.findall(source))) for name, text in part.items()}
 
