@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recorded as out of memory, no GPU; of `doctor --strict`, a piece of advice. 2 is a file or an option that cannot be used.
     3 is a problem that `doctor --strict` has found. 130 is an interrupt.
     """
-    options = command_parser().parse_args(arguments)
+    options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
     try:
         return int(options.run(options))
     except NbguardError as error:
@@ -30,3 +31,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("nbguard: interrupted", file=sys.stderr)
         return 130
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """Return the options of a command; what stands after `--` in `predict` is the script's."""
+    parser, of_script = command_parser(), list[str]()
+    is_prediction = arguments[:1] == ["predict"]
+    if is_prediction and "--" in arguments:
+        place = arguments.index("--")
+        arguments, of_script = arguments[:place], arguments[place + 1 :]
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        hint = "; those of the script stand after --" if is_prediction else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    options.arguments = of_script
+    return options
