@@ -121,7 +121,7 @@ def main():
     optimizer = torch.optim.Adam(net.parameters())
     for number in range(100):
         epoch(net, trained, optimizer, device)
-        print(test(net, held_out, device))
+        print(test(net, held_out, device), f"{net[0].bias.mean():.3f}")
         torch.save(net.state_dict(), "checkpoint.pt")
         shutil.copyfile("checkpoint.pt", f"best{number}.pt")
         with open("log.txt", "w") as file:
@@ -146,6 +146,7 @@ def test_a_loop_in_functions_and_files_is_followed_with_its_validation(tmp_path:
 
     assert few.batch_sizes == (10, 10, 10, 9)
     assert few.fits is True
+    assert few.assumptions[-1] == "what the script does after this fit is not counted"
     parameters = 4 * (100 * 4000 + 4000 + 4000 + 1)
     kinds = {str(each.category): each.nbytes for each in few.categories}
     assert kinds["optimizer state"] >= 2 * parameters
