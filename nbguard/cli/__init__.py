@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """Run a command; say in one line why it cannot be run."""
-    options = command_parser().parse_args(arguments)
+    options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
     try:
         return int(options.run(options))
     except NbguardError as error:
@@ -45,3 +46,18 @@ def _run(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         print("nbguard: interrupted", file=sys.stderr)
         return 130
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    """Return the options of a command; what stands after `--` in `predict` is the script's."""
+    parser, of_script = command_parser(), list[str]()
+    is_prediction = arguments[:1] == ["predict"]
+    if is_prediction and "--" in arguments:
+        place = arguments.index("--")
+        arguments, of_script = arguments[:place], arguments[place + 1 :]
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        hint = "; those of the script stand after --" if is_prediction else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    options.arguments = of_script
+    return options

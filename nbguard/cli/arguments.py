@@ -84,13 +84,17 @@ def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 
 def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
-    predict = add("predict", help="foresee the memory of a script's first fit: it runs up to there")
+    predict = add(
+        "predict",
+        help="foresee the memory of a script's first fit: it runs up to there",
+        usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE] [--settings CONF] [--json] SCRIPT [-- ARGUMENT ...]",
+        epilog="What stands after -- are the script's own arguments.",
+    )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
     predict.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
     predict.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
-    predict.add_argument("arguments", nargs="*", metavar="-- ARGUMENT", help="of the script, after --")
     predict.set_defaults(run=commands.predict)
     profile = add("profile", help="show the report of a fit again, from a profile saved with --save")
     profile.add_argument("files", nargs="+", metavar="FILE", help="from `%%%%profile_fit --save FILE`")

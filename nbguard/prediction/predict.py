@@ -15,6 +15,7 @@ from nbguard.prediction.code.cell import fits_of_cell
 from nbguard.prediction.fits.fit import FitSource
 from nbguard.prediction.fits.sources import source_of
 from nbguard.prediction.hardware import gpu_of
+from nbguard.prediction.imports import import_time
 from nbguard.prediction.largest_batch import largest_batch
 from nbguard.prediction.live import live_device
 from nbguard.prediction.prediction import CellPrediction, ForeseenFit, Prediction
@@ -97,14 +98,17 @@ def foresee(
         NbguardError: as of `predict`.
     """
     started = time.perf_counter()
-    tracer = tracer_of(source, gpu, settings, code)
-    device = tracer.gpu
-    if largest and not source.size:
-        raise UnpredictableError("the loop makes its batches itself: the largest is not searched for")
-    if largest and device.capacity is None:
-        raise NbguardError("the largest batch is that of a GPU: name one, as in predict(learn, gpu='16GiB', largest=True)")
-    endless = tracer.endless(batch_size)
-    fits, why = tracer.answer(batch_size, endless)
+    with import_time() as imports:
+        tracer = tracer_of(source, gpu, settings, code)
+        device = tracer.gpu
+        if largest and not source.size:
+            raise UnpredictableError("the loop makes its batches itself: the largest is not searched for")
+        if largest and device.capacity is None:
+            raise NbguardError("the largest batch is that of a GPU: name one, as in predict(learn, gpu='16GiB', largest=True)")
+        endless = tracer.endless(batch_size)
+        fits, why = tracer.answer(batch_size, endless)
+        largest_batches = largest_batch(tracer, endless) if largest else None
+        tried = tried_savings(tracer, batch_size, endless, _version(), largest=largest) if savings else ()
     return Prediction(
         gpu=device.name,
         capacity=device.capacity,
@@ -128,10 +132,11 @@ def foresee(
         why=why,
         batch_sizes=endless.sizes,
         batches=endless.batches,
-        largest=largest_batch(tracer, endless) if largest else None,
-        savings=tried_savings(tracer, batch_size, endless, _version(), largest=largest) if savings else (),
+        largest=largest_batches,
+        savings=tried,
         convolutions=endless.convolutions,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - started - imports.seconds,
+        import_seconds=imports.seconds,
         unknown=endless.unknown,
         assumptions=_ASSUMPTIONS if tracer.start else (_EMPTY, *_ASSUMPTIONS),
     )

@@ -123,7 +123,8 @@ class Prediction(Result):
     batch_sizes: tuple[int, ...]  # items of the training batches that were traced
     batches: int | None  # training batches of an epoch; None: not known, as of a step function
     convolutions: int  # number of calls of cuDNN's convolutions, whose workspaces are a part of the band
-    seconds: float  # that the prediction took
+    seconds: float  # that the prediction took, without imports
+    import_seconds: float = 0.0  # that it took besides to import parts of PyTorch, as the first one of a process does
     largest: LargestBatch | None = None  # batch with which the fit runs on this GPU; None: not asked for
     savings: tuple[Saving, ...] = ()  # changes that were tried, the one that saves most first; empty: not asked for
     unknown: tuple[str, ...] = ()  # what was not traced and may take memory: with it nothing is said to fit

@@ -8,6 +8,8 @@ from nbguard.prediction.prediction import CellPrediction, FitPhase, LargestBatch
 from nbguard.render.blocks import Block, Line, Listing, Table, TableRow, Title
 from nbguard.units import format_bytes, format_column, unit_of
 
+_SHORT = 0.05
+"""Seconds of imports that are not worth a word."""
 _WORTH = 0.01
 """Share of the reserved peak that a change must save to be shown with its lines."""
 _ANSWERS = {True: "it fits", False: "it does not fit", None: "whether it fits is not known"}
@@ -28,9 +30,10 @@ def prediction_blocks(prediction: Prediction, *, assumptions: bool = True) -> It
     shown = tuple(TableRow(cells=(name, figure, note)) for (name, _, note), figure in zip(rows, figures, strict=True))
     yield Table(rows=shown, figures=(1,))
     yield from _made_of(prediction)
+    imports = f" after {prediction.import_seconds:.1f} s of imports" if prediction.import_seconds >= _SHORT else ""
     yield Line(
         f"PyTorch {prediction.torch_version} · settings: {prediction.settings or 'defaults'} · "
-        f"predicted in {prediction.seconds:.1f} s"
+        f"predicted in {prediction.seconds:.1f} s{imports}"
     )
     yield from _savings(prediction)
     if prediction.largest is not None:

@@ -11,7 +11,7 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.emulation.emulation import Emulation, PredictedOutOfMemoryError
-from nbguard.prediction.emulation.recorder import RecordingDevice, names_of
+from nbguard.prediction.emulation.recorder import RecordingDevice, line_of, names_of
 from nbguard.prediction.fits.batches import MOST, made, made_on_host
 from nbguard.prediction.fits.fit import Fit, FitSource
 from nbguard.prediction.hardware import Gpu
@@ -143,7 +143,7 @@ class FitTracer:
             except (PredictedOutOfMemoryError, UnpredictableError):
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the reason
-                failure = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+                failure = _reason(error)
         if failure:
             sizes = ", ".join(map(str, dict.fromkeys(filter(None, fit.sizes))))
             words = f" with batches of {sizes} items" if sizes else ""
@@ -190,6 +190,15 @@ class _BatchMaker:
             return made_on_host(shapes)
         with self._device.making(MemoryCategory.INPUTS, FitPhase.BATCH):
             return made(shapes)
+
+
+def _reason(error: Exception) -> str:
+    """Return why a fit fails, in words, with the line in which it does."""
+    text, line = str(error).partition("\n")[0][:120], line_of(error)
+    at = f", at {line}" if line else ""
+    if isinstance(error, RuntimeError) and "device" in text and "meta" in text:
+        return f"a tensor is on the host and not on the device of the model{at}: make it there, or move it with .to(device)"
+    return f"{type(error).__name__}: {text}{at}"
 
 
 def _change(fit: Fit, code: str) -> None:

@@ -75,6 +75,22 @@ def test_what_cannot_be_foreseen_is_one_line(
     assert said.count("\n") == 1
 
 
+@pytest.mark.usefixtures("torch_process")
+def test_the_arguments_of_the_script_stand_after_two_dashes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(
+        LOOP.replace("TensorDataset(torch.zeros(50", "TensorDataset(torch.zeros(int(sys.argv[2])").replace(
+            "import torch", "import sys, torch", 1
+        )
+    )
+
+    assert main(["predict", str(tmp_path / "train.py"), "--gpu", "T4", "--json", "--", "--items", "7"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["fits"][0]["prediction"]["batch_sizes"] == [7]
+    with pytest.raises(SystemExit):
+        main(["predict", str(tmp_path / "train.py"), "--items", "7"])
+    assert "unrecognized arguments: --items 7; those of the script stand after --" in capsys.readouterr().err
+
+
 MODULE = """
 def epoch(net, loader, optimizer, device):
     for x, in loader:
@@ -105,7 +121,7 @@ def main():
     optimizer = torch.optim.Adam(net.parameters())
     for number in range(100):
         epoch(net, trained, optimizer, device)
-        print(test(net, held_out, device))
+        print(test(net, held_out, device), f"{net[0].bias.mean():.3f}")
         torch.save(net.state_dict(), "checkpoint.pt")
         shutil.copyfile("checkpoint.pt", f"best{number}.pt")
         with open("log.txt", "w") as file:
@@ -130,6 +146,7 @@ def test_a_loop_in_functions_and_files_is_followed_with_its_validation(tmp_path:
 
     assert few.batch_sizes == (10, 10, 10, 9)
     assert few.fits is True
+    assert few.assumptions[-1] == "what the script does after this fit is not counted"
     parameters = 4 * (100 * 4000 + 4000 + 4000 + 1)
     kinds = {str(each.category): each.nbytes for each in few.categories}
     assert kinds["optimizer state"] >= 2 * parameters
@@ -177,6 +194,15 @@ if __name__ == "__main__":
 """
 
 
+ON_THE_HOST = """
+import torch
+net = torch.nn.Linear(4, 1)
+made = torch.ones(4, 4)
+for number in range(9):
+    net(torch.ones(8, 4).mm(made)).sum().backward()
+"""
+
+
 @pytest.mark.usefixtures("torch_process")
 @pytest.mark.parametrize(
     ("source", "words"),
@@ -184,6 +210,10 @@ if __name__ == "__main__":
         (PROCESSES, r"processes of its own \(work\(\)\)"),
         ("import torch\nnet = torch.nn.Linear(2, 2)\nnet(torch.zeros(2, 2)).sum().backward()", "where no loop is seen"),
         (LOOP.replace("Linear(100, 100)", "LSTM(100, 100)"), "model is a LSTM"),
+        (
+            ON_THE_HOST,
+            r"is on the host and not on the device of the model, at script\(\) in __main__, line 6: .*: make it there",
+        ),
     ],
 )
 def test_refusals_name_what_cannot_be_foreseen(source: str, words: str, tmp_path: Path) -> None:

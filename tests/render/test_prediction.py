@@ -72,7 +72,7 @@ _NOT_KNOWN = replace(
     unknown=("the callback Hoarder is not traced",),
 )
 CELL = CellPrediction(
-    told="nothing of the cell has run",
+    executed="nothing of the cell has run",
     fits=(
         ForeseenFit(text="line 2: learn.fine_tune(3), after freeze()", prediction=FITS),
         ForeseenFit(text="line 2: learn.fine_tune(3), after unfreeze()", prediction=FITS),

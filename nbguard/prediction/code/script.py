@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType
@@ -34,6 +35,7 @@ _FITTED = (
 )
 _GIVEN = ("model", "train_dataloaders")
 """The first arguments of Lightning's `Trainer.fit`."""
+_AFTER = "what the script does after this fit is not counted"
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -80,6 +82,7 @@ def predict_script(
         raise UnpredictableError(
             f"{file} starts no fit that can be foreseen: no Learner's, no Trainer's, no loop with backward()"
         )
+    predictions = [replace(each, assumptions=(*each.assumptions, _AFTER)) for each in predictions]
     return CellPrediction(
         executed="the script has run up to its fit, which has not",
         fits=tuple(ForeseenFit(text=fit.text, prediction=found) for fit, found in zip(fits, predictions, strict=True)),

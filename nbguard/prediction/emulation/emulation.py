@@ -63,6 +63,8 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
             return func(args[0], args[1], value)
         if func in (torch.Tensor.numpy, torch.Tensor.tolist) and args[0].is_meta:
             args = (torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:])
+        if func is torch.Tensor.__format__ and args[0].is_meta:  # a number that is shown
+            return format(torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:])
         if func is torch.Tensor.item and args[0].is_meta and args[0].is_floating_point():
             return UnknownFloat.of(1.0, self._operators.note_read)
         if self._is_device(kwargs.get("device")):

@@ -205,13 +205,34 @@ def _category(birth: _Birth, *, outlives: bool) -> MemoryCategory:
 def _user_frame(frame: Any) -> Any:
     """Return the innermost frame of code that is no library's that trains; None: there is none within the trace."""
     while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name == _TRACE:
+        if frame.f_globals.get("__name__") == _TRACE:
             return None
-        if name.partition(".")[0] not in _CALLERS and name != "transformers.trainer":
+        if _is_users(frame):
             return frame
         frame = frame.f_back
     return None
+
+
+def _is_users(frame: Any) -> bool:
+    """Say whether a frame is of code that is no library's that trains."""
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] not in _CALLERS and name != "transformers.trainer"
+
+
+def line_of(error: BaseException) -> str:
+    """Return the line of the user's code in which an error was raised, in words; empty: it was in a library's."""
+    lines = [(each.tb_frame, each.tb_lineno) for each in _tracebacks(error) if _is_users(each.tb_frame)]
+    if not lines:
+        return ""
+    frame, number = lines[-1]
+    return _words(frame.f_code.co_name, str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename, number)
+
+
+def _tracebacks(error: BaseException) -> Iterator[Any]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
 
 
 def _words(function: str, module: str, file: str, number: int) -> str:

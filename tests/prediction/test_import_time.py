@@ -1,0 +1,34 @@
+"""The time of first imports is told apart from that of a prediction."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from pathlib import Path
+
+import pytest
+
+from nbguard.prediction.imports import import_time
+
+
+def test_only_imports_that_load_a_module_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_once.py").write_text("import json\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    former = builtins.__import__
+
+    with import_time() as first:
+        import imported_once  # type: ignore[import-not-found]
+    with import_time() as second:
+        import imported_once  # noqa: F401
+
+    assert first.seconds > 0
+    assert second.seconds == 0
+    assert builtins.__import__ is former
+
+
+def test_an_import_that_fails_leaves_imports_as_they_were() -> None:
+    former = builtins.__import__
+    with pytest.raises(ImportError), import_time():
+        import no_such_module_of_anybody  # type: ignore[import-not-found] # noqa: F401
+    assert builtins.__import__ is former
