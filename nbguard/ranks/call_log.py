@@ -14,9 +14,7 @@ from nbguard.ranks.analysis.facts import CollectiveCall
 KEPT = 64  # calls
 NUMBERS = 4  # of each call: its own, its position, the entry of its words, and its own once more when it has returned
 _SLOTS_SIZE = KEPT * NUMBERS * 8
-_ENTRY = struct.Struct(
-    "<q?q16s24s12s32s120s"
-)  # number of the entry, point to point, elements, group, name, dtype, detail, place
+_ENTRY = struct.Struct("<q?q16s24s12s32s120s")  # its number, point to point, elements, group, name, dtype, detail, place
 TABLE = 1024
 """Entries of the table: of more different calls the words of the first are written over."""
 
@@ -30,31 +28,19 @@ class CallLog:
     def __init__(self, mapped: mmap.mmap, at: int) -> None:
         self._map = mapped
         self._table = at + _SLOTS_SIZE
+        self._entries = count(1)
         self.slots = memoryview(mapped)[at : self._table].cast("q")
-        self.numbers, self._entries = count(1), count(1)
+        """Of each kept call NUMBERS numbers; the call `number` stands at `number % KEPT`. `CallHook` writes them."""
+        self.numbers = count(1)
+        """The numbers of the calls to come."""
 
     def entry(self, call: CollectiveCall, place: bytes) -> int:
-        """Write the words of calls of this kind from a line; return the number of the entry, for `begin`."""
+        """Write the words of calls of this kind from a line; return the number of the entry."""
         number = next(self._entries)
         texts = call.group.encode(), call.name.encode(), call.dtype.encode(), call.detail.encode(), place
         elements = -1 if call.elements is None else call.elements
         _ENTRY.pack_into(self._map, self._table + number % TABLE * _ENTRY.size, number, call.is_p2p, elements, *texts)
         return number
-
-    def begin(self, position: int, entry: int) -> int:
-        """Note a call; return its number, for `end`."""
-        number = next(self.numbers)
-        slots, at = self.slots, number % KEPT * NUMBERS
-        slots[at + 1] = position
-        slots[at + 2] = entry
-        slots[at] = number
-        return number
-
-    def end(self, number: int) -> None:
-        """Note that a call has returned."""
-        at = number % KEPT * NUMBERS
-        if self.slots[at] == number:  # another thread may have made many since
-            self.slots[at + 3] = number
 
     @property
     def count(self) -> int:

@@ -114,6 +114,7 @@ class watch_ranks:  # noqa: N801 - used like a function
         from nbguard.ranks.errors.error_words import error_words, raised_at
         from nbguard.ranks.errors.launch_errors import leave_for_launcher
 
+        board.join()  # before another rank that fails takes its file away
         words = error_words(error)
         if is_echo(words):
             asked = time.time()
@@ -121,7 +122,6 @@ class watch_ranks:  # noqa: N801 - used like a function
             asked = board.raise_alarm()
             with suppress(Exception):  # the launcher does without it
                 leave_for_launcher(error)
-        board.own.note_state("raised")
         facts = asked, words, raised_at(error), _ECHO_ANSWERS
         saying = threading.Thread(target=watchdog.report, args=facts, name="nbguard-first-error", daemon=True)
         saying.start()

@@ -112,6 +112,8 @@ class HangWatchdog:
             self._handled = max(self._handled, asked)
             own = self.facts(error, at)
             self.publish(own)
+            if error:
+                self._board.own.note_state("raised")  # now that the others can read which
             others = self._answers(asked, patience)
             diagnosis = diagnosed(JobFacts(self._own.world, tuple(sorted((own, *others), key=lambda facts: facts.rank))))
             if not diagnosis.faults:

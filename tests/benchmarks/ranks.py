@@ -8,9 +8,8 @@ tells how far turns differ that should not. Said are medians over the rounds wit
 the fit's thread:
 
 - whole: a new watch for each turn of some steps; its making and its end are said apart.
-- calls: single steps in one watch, of which only every third is noted. Its neighbours are milliseconds away, so that this tells
-  less than a microsecond even on a machine that others use. What the watch's own thread takes, which the kernel counts, is
-  added.
+- calls: single steps in one watch, of which only every third is noted: its neighbours are milliseconds away, so that this tells
+  some microseconds even on a machine that others use. What the watch's own thread takes, which the kernel counts, comes to it.
 
 With `--instructions` the steps run in valgrind (apt-get install valgrind), which counts those of a process to some thousandths.
 It never fails by time.
@@ -169,23 +168,20 @@ def counted(width: int, steps: int, is_watched: bool) -> None:
 
 def instructions(width: int) -> tuple[float, float]:
     """Return the instructions of a step, without the watch and with it."""
-    per_step = []
-    for is_watched in ("", "watched"):
-        totals = []
-        for steps in (0, _COUNTED):
-            with tempfile.TemporaryDirectory() as folder:
-                log = Path(folder) / "log"
-                command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={folder}/out.%p"]
-                rank = [sys.executable, __file__, "--count", str(width), str(steps), is_watched]
-                subprocess.run([*command, f"--log-file={log}.%p", *rank], check=True, env={**os.environ, "TMPDIR": folder})
-                counts = [
-                    int(m[1].replace(",", ""))
-                    for p in Path(folder).glob("log.*")
-                    if (m := re.search(r"I\s+refs:\s+([\d,]+)", p.read_text()))
-                ]
-                totals.append(max(counts))
-        per_step.append((totals[1] - totals[0]) / _COUNTED)
-    return per_step[0], per_step[1]
+    plain, watched = (
+        (_counted(width, _COUNTED, which) - _counted(width, 0, which)) / _COUNTED for which in ("plain", "watched")
+    )
+    return plain, watched
+
+
+def _counted(width: int, steps: int, which: str) -> int:
+    """Return the instructions of the rank that has more of them: of its start, and of some steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={folder}/out.%p"]
+        rank = [sys.executable, __file__, "--count", str(width), str(steps), which]
+        subprocess.run([*command, f"--log-file={folder}/log.%p", *rank], check=True, env={**os.environ, "TMPDIR": folder})
+        texts = (path.read_text() for path in Path(folder).glob("log.*"))
+        return max(int(count[1].replace(",", "")) for text in texts if (count := re.search(r"I\s+refs:\s+([\d,]+)", text)))
 
 
 def main() -> None:
@@ -194,13 +190,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--instructions", action="store_true")
-    parser.add_argument("--count", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--count", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.instructions:
         for width in WIDTHS:
             plain, watched = instructions(width)
-            figures = f"{plain / 1e6:.3f} M instructions a step, watched {watched / 1e6:.3f} M: {watched / plain - 1:+.2%}"
-            print(f"width {width}: {figures}", flush=True)
+            share = f"{watched / plain - 1:+.2%}"
+            print(f"width {width}: {plain / 1e6:.3f} M instructions a step, watched {watched / 1e6:.3f} M: {share}", flush=True)
         return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -211,7 +207,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if asked.count:
-        counted(int(asked.count[0]), int(asked.count[1]), bool(asked.count[2:]) and bool(asked.count[2]))
+        counted(int(asked.count[0]), int(asked.count[1]), asked.count[2] == "watched")
     for width in WIDTHS:
         measure(width, asked.rounds, asked.steps * WIDTHS[0] // width, says=other != 0)
     dist.destroy_process_group()

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import torch._dynamo  # as DistributedDataParallel does when it is made: a second of a core, which is no fault of a rank
 import torch.distributed as dist
 
 import nbguard

@@ -37,6 +37,24 @@ def test_an_echo_of_a_rank_that_raised_is_not_taken_for_uneven_batches() -> None
     assert (cause.kind, cause.ranks) == ("raised", (1,))
 
 
+def test_an_error_that_several_ranks_raise_is_nobodys_echo() -> None:
+    errors = (
+        (0, "KeyError: 'image 7'", "train.py:9", 10.2),
+        (1, "KeyError: 'image 3'", "train.py:9", 10.1),
+        (2, "OSError: the disk is full", "train.py:40", 10.3),
+        (3, ECHO, "train.py:33", 10.4),
+    )
+    job = [RankFacts(rank=n, world=4, state="raised", error=error, error_place=at, at=when) for n, error, at, when in errors]
+
+    cause = diagnosed(JobFacts(4, tuple(job))).faults[0]
+    assert (cause.kind, cause.ranks, cause.place) == ("raised", (0, 1), "train.py:9")
+    assert cause.what == "ranks 0 and 1 raised the same error at `train.py:9`: KeyError: 'image 3'"
+    assert cause.evidence == (
+        "rank 2 raised another error at `train.py:40` after it: OSError: the disk is full",
+        "the error of rank 3 came after it, and of it",
+    )
+
+
 def test_ranks_that_have_all_ended_are_in_order() -> None:
     ended = RankFacts(rank=0, world=2, state="ended", calls=batches(7), at=10.0)
 

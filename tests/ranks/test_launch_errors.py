@@ -56,6 +56,15 @@ def test_of_two_errors_the_earlier_is_the_first(tmp_path: Path) -> None:
     assert [error.rank for error in nbguard.launch_errors(tmp_path).errors] == [1, 0]
 
 
+def test_an_error_that_all_ranks_raise_is_said_to_be_one(tmp_path: Path) -> None:
+    error_file(tmp_path, 0, "KeyError: 'image 7'")
+    error_file(tmp_path, 1, "KeyError: 'image 3'")
+    launch = nbguard.launch_errors(tmp_path)
+
+    assert launch.sentence == "ranks 0 and 1 raised the same error at `train.py:12 in train()`: KeyError: 'image 7'"
+    assert "the same" in blocks_text(tuple(launch.blocks()))
+
+
 def test_the_last_attempt_counts(tmp_path: Path) -> None:
     error_file(tmp_path / "a", 0, "ValueError: old")
     error_file(tmp_path / "b", 0, "ValueError: new")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import nbguard
 from nbguard.errors import NbguardError
 from nbguard.ranks.analysis.facts import CollectiveCall
+from nbguard.ranks.call_log import KEPT, NUMBERS
 from nbguard.ranks.job_board import open_board
 from nbguard.ranks.rank import Rank
 from nbguard.ranks.rank_file import RankFile
@@ -49,9 +51,10 @@ def call(position: int, name: str = "all_reduce") -> CollectiveCall:
 def test_a_file_of_a_rank_keeps_its_last_calls_and_who_made_them(tmp_path: Path) -> None:
     file = RankFile.create(tmp_path / "3-1.rank")
     for position in range(1, 101):
-        number = file.calls.begin(position, file.calls.entry(call(position), f"train.py:{position}".encode()))
-        if position < 100:
-            file.calls.end(number)
+        number, entry = next(file.calls.numbers), file.calls.entry(call(position), f"train.py:{position}".encode())
+        at, returned = number % KEPT * NUMBERS, number if position < 100 else 0
+        file.calls.slots[at : at + NUMBERS] = memoryview(array("q", (number, position, entry, returned)))
+    assert (file.calls.count, file.calls.waits()) == (100, True)
     file.write("facts", "ä" * 1000)
 
     kept = RankFile(file.path)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nbguard.ranks.analysis.diagnosis import RankFault
 from nbguard.ranks.analysis.facts import JobFacts, RankFacts
-from nbguard.ranks.analysis.words import call_words, place_words, ranks_words
+from nbguard.ranks.analysis.words import call_words, have, place_words, ranks_words
 
 _ECHO = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Timed out|timed out|remote (process|worker)|application timeout"
@@ -30,11 +30,27 @@ def faults(job: JobFacts) -> Iterator[RankFault]:
     if not events:
         return
     first = min(events, key=lambda facts: facts.at or float("inf"))
-    echoes = [facts.rank for facts in job.ranks if facts.state == "raised" and facts is not first]
-    evidence: tuple[str, ...] = ()
+    alike = [facts for facts in events if _is_alike(facts, first)]
+    later = [facts for facts in events if facts.state == "raised" and facts not in alike]
+    evidence = [f"{_raised_at(facts)} after it: {facts.error}" for facts in later]
+    echoes = [facts.rank for facts in job.ranks if facts.state == "raised" and facts not in events]
     if echoes:
-        evidence = (f"the error{'s' if len(echoes) > 1 else ''} of {ranks_words(echoes)} came after it, and of it",)
-    yield _died(first, evidence) if first.state == "died" else _raised(first, evidence)
+        evidence.append(f"the error{'s' if len(echoes) > 1 else ''} of {ranks_words(echoes)} came after it, and of it")
+    yield (
+        _died(first, tuple(evidence))
+        if first.state == "died"
+        else _raised(first, [each.rank for each in alike], tuple(evidence))
+    )
+
+
+def _is_alike(one: RankFacts, other: RankFacts) -> bool:
+    """Say whether two ranks raised the same error: its class at the same line. Its text may have numbers of the rank's own."""
+    kinds = [(facts.state, facts.error.partition(":")[0], facts.error_place) for facts in (one, other)]
+    return one is other or (one.state == "raised" and kinds[0] == kinds[1])
+
+
+def _raised_at(facts: RankFacts) -> str:
+    return f"rank {facts.rank} raised another error" + (f" at `{facts.error_place}`" if facts.error_place else "")
 
 
 def _died(facts: RankFacts, evidence: tuple[str, ...]) -> RankFault:
@@ -53,29 +69,33 @@ def _died(facts: RankFacts, evidence: tuple[str, ...]) -> RankFault:
     )
 
 
-def _raised(facts: RankFacts, evidence: tuple[str, ...]) -> RankFault:
+def _raised(facts: RankFacts, ranks: Sequence[int], evidence: tuple[str, ...]) -> RankFault:
+    """Return the fault of the first error; `ranks`: all that raised the same."""
+    words, is_alone = ranks_words(ranks), len(ranks) == 1
     at = f" at `{facts.error_place}`" if facts.error_place else ""
     if _UNUSED in facts.error:
         indices = _INDICES.search(facts.error)
         which = f": those numbered {indices[1].strip().replace(' ', ', ')} in `model.parameters()`" if indices else ""
         return RankFault(
             kind="unused parameters",
-            ranks=(facts.rank,),
+            ranks=tuple(ranks),
             collective="all_reduce",
             place=facts.error_place,
             last_common=None,
-            what=f"rank {facts.rank} has left parameters unused in the batch before{at}: DistributedDataParallel waits for"
+            what=f"{words} {have(ranks)} left parameters unused in the batch before{at}: DistributedDataParallel waits for"
             f" their gradients{which}",
             evidence=evidence,
             remedy="`DistributedDataParallel(model, find_unused_parameters=True)`, or use all in each loss on all ranks",
         )
     return RankFault(
         kind="raised",
-        ranks=(facts.rank,),
+        ranks=tuple(ranks),
         collective="",
         place=facts.error_place,
         last_common=None,
-        what=f"rank {facts.rank} raised first{at}: {facts.error}",
+        what=f"{words} raised {'first' if is_alone else 'the same error'}{at}: {facts.error}",
         evidence=evidence,
-        remedy=f"mend the error of rank {facts.rank}; the other ranks only waited for it",
+        remedy=f"mend the error of {words}; the other ranks only waited for it"
+        if is_alone
+        else "mend the error, on all of them alike",
     )

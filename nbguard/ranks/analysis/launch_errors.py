@@ -39,6 +39,11 @@ class RankError:
         """Return whether it only came of the error of another rank."""
         return self.signal in _LAUNCHERS_OWN if self.signal else is_echo(self.error)
 
+    @property
+    def cause(self) -> tuple[str, str, str]:
+        """Return what is the same of one mistake on several ranks: the error's class and line. Their texts may differ."""
+        return self.error.partition(":")[0], self.place, self.signal
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchErrors(Result):
@@ -62,7 +67,8 @@ class LaunchErrors(Result):
             return f"rank {first.rank} was let down by {other}{at}: {first.error}"
         if first.signal:
             return f"rank {first.rank} was {first.error} first"
-        return f"rank {first.rank} raised first{at}: {first.error}"
+        alike = [error.rank for error in self.errors if not error.is_echo and error.cause == first.cause]
+        return f"{ranks_words(sorted(alike))} raised {'first' if len(alike) == 1 else 'the same error'}{at}: {first.error}"
 
 
 def in_order(errors: Iterable[RankError]) -> tuple[RankError, ...]:
@@ -138,4 +144,6 @@ def _sentences(launch: LaunchErrors, first: RankError, rest: Sequence[RankError]
 def _role(error: RankError, first: RankError) -> str:
     if error is first and not error.is_echo:
         return "first"
-    return "of it" if error.is_echo else "too"
+    if error.is_echo:
+        return "of it"
+    return "the same" if error.cause == first.cause else "too"
