@@ -71,10 +71,11 @@ def _packages_of(file: Path) -> Iterator[str]:
 
 def _packages_by_module() -> Mapping[str, Iterable[str]]:
     """Return the installed packages that have each top-level module."""
+    known = packages_distributions()
     if sys.version_info >= (3, 11):
-        return packages_distributions()
-    packages: dict[str, set[str]] = defaultdict(set)  # Python 3.10 knows only those that list their modules
-    for each in distributions():
+        return known
+    packages = defaultdict(set, {module: set(names) for module, names in known.items()})
+    for each in distributions():  # Python 3.10 knows only the packages that list their modules
         for file in each.files or ():
             if file.suffix == ".py":
                 packages[file.parts[0] if len(file.parts) > 1 else file.stem].add(_name(each))
