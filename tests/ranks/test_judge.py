@@ -37,6 +37,19 @@ def test_an_echo_of_a_rank_that_raised_is_not_taken_for_uneven_batches() -> None
     assert (cause.kind, cause.ranks) == ("raised", (1,))
 
 
+def test_a_rank_that_another_fault_has_ended_is_told_so_and_no_call_is_said_to_be_common() -> None:
+    log = CollectiveCall(
+        group="0", position=8, name="all_reduce", elements=1, dtype="float32", place="train.py:15", is_done=False
+    )
+    died = RankFacts(rank=0, world=2, state="died", calls=(*batches(7), log))
+    let_down = RankFacts(rank=1, world=2, state="raised", calls=batches(8), error=ECHO, at=11.0)
+
+    cause, *others = diagnosed(JobFacts(2, (died, let_down))).faults
+    assert cause.kind not in ("died", "same call")
+    assert [fault.kind for fault in others] == ["died"]
+    assert others[0].remedy.startswith("mend what stands above first")
+
+
 def test_an_error_that_several_ranks_raise_is_nobodys_echo() -> None:
     errors = (
         (0, "KeyError: 'image 7'", "train.py:9", 10.2),

@@ -11,14 +11,22 @@ from nbguard.ranks.analysis.diagnosis import RankDiagnosis, RankFault, RankPlace
 from nbguard.ranks.analysis.facts import CollectiveCall, JobFacts, RankFacts
 from nbguard.ranks.analysis.words import call_words, place_words
 
+_ENDED_BY_IT = "mend what stands above first: gloo ends a process that is sent more than it waits for"
+
 
 def diagnosed(job: JobFacts) -> RankDiagnosis:
     """Return what is wrong with the ranks of a job, the cause first."""
     faults: list[RankFault] = []
     job = replace(job, ranks=tuple(map(_let_down, job.ranks)))
     for fault in _faults(job, groups_of(job)):
+        if faults and fault.kind == "died":  # it may be of another fault, which stands before it
+            fault = replace(
+                fault, remedy="mend what stands above first: gloo ends a process that is sent more than it waits for"
+            )
         if not any(fault.kind == other.kind and fault.ranks == other.ranks for other in faults):
             faults.append(fault)
+    if not faults:
+        faults.extend(absence_faults.same_call(groups_of(job)))
     notes = tuple(f"NCCL's log of rank {facts.rank}: {note}" for facts in job.ranks for note in facts.nccl)
     if faults and notes:
         faults[0] = replace(faults[0], evidence=(*faults[0].evidence, *notes))
@@ -44,7 +52,6 @@ def _faults(job: JobFacts, groups: tuple[GroupCalls, ...]) -> Iterator[RankFault
     yield from absence_faults.point_to_point(job)
     for group in groups:
         yield from absence_faults.faults(job, group)
-    yield from absence_faults.same_call(groups)
 
 
 def _place(facts: RankFacts) -> RankPlace:
