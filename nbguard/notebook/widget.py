@@ -96,7 +96,8 @@ class Sidebar(AnyWidget):
         shown: Any = self._repr_mimebundle_()
         data, metadata = shown
         data = {**data, _SIDEBAR: {"model_id": self.model_id}, "text/html": picture}
-        publish_display_data(data, metadata, transient={"display_id": f"nbguard-{self.model_id}"}, update=update)
+        transient = {"display_id": f"nbguard-{self.model_id}"}
+        publish_display_data(data, metadata, transient=transient, update=update)  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
         """Open the comm to the browser: one whose messages are handled beside a running cell, where there are subshells."""
