@@ -45,7 +45,7 @@ class Analysis(_Answers):
         """Return what the function `question` computes from this analysis: at the first call, and later from memory."""
         return self._answer(question)
 
-    def know(self, question: Callable[[Analysis], Answer], answer: Answer) -> None:
+    def know(self, question: Callable[[Analysis], object], answer: object) -> None:
         """Have `once` return this answer to a question that the facts alone do not decide, from now on."""
         self._answers[question] = answer
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nbguard.doctor.deterministic import DeterministicSwitch
     from nbguard.notebook.listeners.foreseen_fits import ForeseenFits
     from nbguard.notebook.listeners.oom_card import OomWatch
+    from nbguard.notebook.listeners.saved_pictures import SavedPictures, ShownSidebar
     from nbguard.notebook.profile import CellProfile
     from nbguard.profiler.analysis.report import FitReport
     from nbguard.profiler.options import FitOptions
@@ -52,6 +53,7 @@ class Session:
         self._auto_clean: Listener | None = None
         self._oom_watch: OomWatch | None = None
         self._foreseen: ForeseenFits | None = None
+        self._saved_pictures: SavedPictures | None = None
         self._hub: Hub | None = None
         self._profile: CellProfile | None = None
 
@@ -107,7 +109,7 @@ class Session:
         if self._oom_watch is not None:
             self._oom_watch.end()
             self._oom_watch = None
-        self._foreseen = None
+        self._foreseen = self._saved_pictures = None
         if self._hub is not None:
             self._hub.close()
             self._hub = None
@@ -129,6 +131,15 @@ class Session:
             )
             self._hooks.add(self._hub)
         return self._hub
+
+    def keep_picture(self, sidebar: ShownSidebar) -> None:
+        """Keep the picture in a sidebar's output that of the last cell's end, while nobody looks at a sidebar."""
+        if self._saved_pictures is None:
+            from nbguard.notebook.listeners.saved_pictures import SavedPictures
+
+            self._saved_pictures = SavedPictures(lambda: bool(self.switches.views), self.memory.report_after)
+            self._hooks.add(self._saved_pictures)
+        self._saved_pictures.keep(sidebar)
 
     def _next_fit(self, name: str) -> str:
         """Return the memory of the next fit of the Learner of a name."""

@@ -74,6 +74,12 @@ class SessionMemory:
 
         return api.report() if self.simulation is None else self.simulation.report()
 
+    def report_after(self, scan: CellScan) -> Report:
+        """Return what `report` does, of the cell that has just ended."""
+        from nbguard.reports.report import build_report
+
+        return build_report(scan.get().analysis) if self.simulation is None else self.simulation.report()
+
     def memory_map(self, request: int | str | None) -> MemoryMap:
         """Return the map of the memory. NbguardError for a size that is none."""
         from nbguard import api

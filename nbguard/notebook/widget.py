@@ -10,6 +10,7 @@ from typing import Any
 import traitlets
 from anywidget import AnyWidget
 from IPython import get_ipython
+from IPython.display import publish_display_data
 
 from nbguard.errors import NbguardError, line_of
 from nbguard.memory.breakdown import DevicePart
@@ -77,15 +78,26 @@ class Sidebar(AnyWidget):
     def __repr__(self) -> str:
         return "nbguard's sidebar: shown where widgets are (JupyterLab, Notebook 7, VS Code, Colab); here, %gpumem reports"
 
-    def _repr_mimebundle_(self, **keys: Any) -> Any:
-        """Return the widget's view, and its picture in HTML for where there is no kernel: an export, a notebook opened again.
+    def _ipython_display_(self) -> None:
+        """Show the sidebar in an output that can be updated: its picture is kept that of the last cell's end."""
+        self.publish(str(_picture()))
+        session_of(get_ipython()).keep_picture(self)
+
+    def publish(self, picture: str, *, update: bool = False) -> None:
+        """Send the widget's view, and its picture for where there is no kernel: an export, a notebook opened again.
 
         The extension of JupyterLab goes by the type of its own, and shows the one or the other. While the notebook is open
-        there, it asks for the picture anew when cells have ended, so that a saved notebook has that of their end.
+        there, it asks for the picture anew when cells have ended; where nobody looks, `SavedPictures` updates it.
+
+        Args:
+            picture: HTML.
+            update: put it into the outputs that show this sidebar already.
         """
-        shown: Any = super()._repr_mimebundle_(**keys)
+        shown: Any = self._repr_mimebundle_()
         data, metadata = shown
-        return {**data, _SIDEBAR: {"model_id": self.model_id}, "text/html": str(_picture())}, metadata
+        data = {**data, _SIDEBAR: {"model_id": self.model_id}, "text/html": picture}
+        transient = {"display_id": f"nbguard-{self.model_id}"}
+        publish_display_data(data, metadata, transient=transient, update=update)  # type: ignore[no-untyped-call]
 
     def open(self) -> None:
         """Open the comm to the browser: one whose messages are handled beside a running cell, where there are subshells."""

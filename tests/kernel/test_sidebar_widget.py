@@ -7,9 +7,12 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 from tests.kernels import Kernel
 from tests.panels import Panel
@@ -182,3 +185,22 @@ def test_a_picture_that_fails_costs_nothing_but_itself(plain_kernel: Kernel, pag
 
     assert "There is no picture: ZeroDivisionError" in bundle["text/html"]
     assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def test_a_notebook_that_is_run_where_nobody_looks_has_the_picture_of_its_end(tmp_path: Path) -> None:
+    """As by `jupyter nbconvert --execute`; the last cell changes nothing, so that the picture is that of the one before."""
+    sources = [
+        "%load_ext nbguard\nimport torch; first = torch.ones(1 << 20)",
+        f"{_VIEW}\nfor name in ('widget.js', 'widget.css'): pathlib.Path(name).write_text('/* */')",
+        "nbguard.Sidebar()",
+        "came_after = torch.ones(1 << 22)",
+        "nothing = 1",
+    ]
+    notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
+
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+
+    ((output,), (), ()) = (cell.outputs for cell in notebook.cells[2:])
+    assert output.data["application/vnd.nbguard.sidebar+json"]
+    assert "The sidebar as of In[4]," in output.data["text/html"]
+    assert "came_after" in output.data["text/html"]
