@@ -72,4 +72,5 @@ def group_ranks() -> tuple[tuple[str, tuple[int, ...]], ...]:
     world: Any = getattr(module, "_world", None)
     if world is None:
         return ()
-    return tuple((world.pg_names[group], tuple(ranks)) for group, ranks in world.pg_group_ranks.items())
+    named = ((world.pg_names.get(group), ranks) for group, ranks in world.pg_group_ranks.items())
+    return tuple((name, tuple(ranks)) for name, ranks in named if name is not None)  # a group of others has no name here

@@ -103,8 +103,8 @@ class watch_ranks:  # noqa: N801 - used like a function
             else:
                 self._watchdog.publish(self._watchdog.facts(state="ended"))
                 self._board.own.note_state("ended")
-            self._watchdog.stop()
         finally:
+            self._watchdog.stop()
             self._board.release()
             self._board = self._hook = self._watchdog = None
 
