@@ -8,7 +8,6 @@ from statistics import median
 from time import thread_time_ns
 from typing import Any
 
-from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
 from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.recorder import Event, Recorder
@@ -68,7 +67,7 @@ class OverheadWatch:
         with self._torch._C.DisableTorchFunction():
             finite = FiniteWatch()
             finite.start(self._recorder)
-            calls = front.rehearsal(LoaderWatch().rehearsal(self._recorder))
+            calls = front.rehearsal()
             for call in calls * _BEFORE:
                 call()
         self._calls = (*calls, _nothing)

@@ -56,8 +56,8 @@ def verdict(
         sentence=sentence,
         gain=gain,
         advice=tuple(advice(context)),
-        items=None if size is None else size / timing.step * 1e9,
-        possible=None if loader is None else items_per_second(loader),
+        items_per_second=None if size is None else size / timing.step * 1e9,
+        possible_items_per_second=None if loader is None else items_per_second(loader),
         reading=None if loader is None else reading(loader, timing.step),
     )
 
