@@ -47,6 +47,7 @@ class StackSampler:
         self._moments: list[int] = []
         self._seen: list[int] = []
         self._callers: list[tuple[int, _Stack]] = []
+        self._alike: dict[_Stack, _Stack] = {}  # of callers: most calls of a loop have the same
         self._left = _OF_A_LOOP
         self._took = 0  # nanoseconds of processor time, with those that it takes to wake up
         self._waits: list[int] = []
@@ -81,6 +82,7 @@ class StackSampler:
         self._samples = self._written()
         self._numbers.clear()
         self._callers.clear()
+        self._alike.clear()
 
     def observe(self) -> StackSamples:
         """Return the samples; to be called after `stop`."""
@@ -101,7 +103,8 @@ class StackSampler:
     def _note_caller(self) -> None:
         """Note the stack of what the loop itself calls: the user's functions in it run the loop."""
         if len(self._callers) < _CALLERS:
-            self._callers.append((self._clock(), _stack_of(sys._getframe(2))))
+            stack = _stack_of(sys._getframe(2))
+            self._callers.append((self._clock(), self._alike.setdefault(stack, stack)))
 
     def _look(self) -> None:
         """Look now and then; this is what the thread runs."""

@@ -119,14 +119,11 @@ class FastaiLoop:
         recorder, loop = self._recorder, self._loop
         add, clock, zero = recorder.add, recorder.clock, recorder.code(phases.ZERO_GRAD)
 
-        def calls_model(learner: Any) -> None:
-            loop.calls(learner.model, learner.xb)
-
         def _do_one_batch(learner: Any) -> Any:
             __tracebackhide__ = True
             if get_ident() != recorder.thread:
                 return original(learner)
-            recorder.attempt(self, "a batch", calls_model, learner)
+            recorder.attempt(self, "a batch", self._calls_model, learner)
             loop.inside += 1
             loop.in_learner += 1
             losses = recorder.losses
@@ -192,6 +189,9 @@ class FastaiLoop:
             raise
         if event == "after_fit":
             self._recorder.attempt(self, event, self._end, None)
+
+    def _calls_model(self, learner: Any) -> None:
+        self._loop.calls(learner.model, learner.xb)
 
     def _has_loss(self, learner: Any) -> None:
         """Note the loss of a training batch. fastai announces one for a batch without targets, too, and has none then."""

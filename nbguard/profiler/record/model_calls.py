@@ -56,7 +56,11 @@ def weak_all(args: Any) -> Any:
     try:
         return tuple(map(weakref.ref, args))
     except TypeError:
+        pass
+    try:
         return weak(tuple(args))
+    except RecursionError:  # a list that holds itself
+        return (_GONE,)
 
 
 def weak(value: Any) -> Any:
