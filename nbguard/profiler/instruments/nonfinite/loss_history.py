@@ -24,6 +24,7 @@ class LossHistory:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._plain, self._item = torch.Tensor, torch._C.TensorBase.item  # torch.Tensor's own may be somebody's
+        self._own, self._strided = torch._C.DisableTorchFunctionSubclass, torch.strided
         self.count = 0  # losses that were noted as usual ones
         self.reset()
 
@@ -50,11 +51,9 @@ class LossHistory:
         return LossGrowth(self.first, median(self._latest), rate)
 
     def is_usual(self, loss: Any) -> bool:
-        """Note a loss, and say so, if it is one finite number in host memory that cannot jump: nothing is made of it."""
-        if type(loss) is not self._plain or self.first is None or not loss.is_cpu or loss.numel() != 1:
-            return False
-        value = self._item(loss)
-        if type(value) is not float or not -JUMP <= value <= JUMP:
+        """Note a loss, and say so, if it is one finite number in host memory that is no jump: nothing is made of it."""
+        value = self.value_of(loss)
+        if value is None or self.first is None or not -JUMP <= value <= JUMP:
             return False
         self._latest.append(value)
         self.count += 1
@@ -66,7 +65,7 @@ class LossHistory:
         if kind is self._plain:  # nobody's own class: nothing of theirs is called
             value = self._number(tensor)
         elif issubclass(kind, self._plain):
-            with self._torch._C.DisableTorchFunctionSubclass():
+            with self._own():
                 value = self._number(tensor)
         else:
             return None
@@ -74,7 +73,7 @@ class LossHistory:
 
     def _number(self, tensor: Any) -> Any | None:
         """Return the value of a tensor that is one number in host memory, else None."""
-        if not tensor.is_cpu or tensor.numel() != 1 or tensor.layout is not self._torch.strided:
+        if not tensor.is_cpu or tensor.numel() != 1 or tensor.layout is not self._strided:
             return None
         return self._item(tensor)
 
