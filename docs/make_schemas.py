@@ -96,10 +96,12 @@ class _Definitions:
     def _object(self, cls: Any, described: Any) -> dict[str, Any]:
         hints, comments = typing.get_type_hints(cls, include_extras=True), _comments(cls)
         if typing.is_typeddict(cls):
-            names, required = list(hints), [name for name in hints if name in cls.__required_keys__]
+            names, required = dict(zip(hints, hints, strict=True)), [name for name in hints if name in cls.__required_keys__]
         else:
-            names = required = [field.name for field in dataclasses.fields(cls) if field.metadata.get("json", True)]
-        properties = {name: self.of(hints[name]) | _described(comments.get(name, "")) for name in names}
+            fields = dataclasses.fields(cls)
+            names = {shown: field.name for field in fields if (shown := field.metadata.get("json", field.name))}
+            required = list(names)
+        properties = {shown: self.of(hints[name]) | _described(comments.get(name, "")) for shown, name in names.items()}
         about = _described(inspect.cleandoc(described.__doc__ or "").partition("\n\n")[0].replace("\n", " "))
         return {**about, "type": "object", "properties": properties, "required": required}
 

@@ -72,11 +72,11 @@ def origin_on(model: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> Ori
 
     from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
     from nbguard.profiler.instruments.nonfinite.origin import origin_of_loss
-    from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, device_type
+    from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, autocast_of, device_type
 
     arguments = CallArguments.of(inputs, named)
-    device = device_type(torch, arguments)
-    call = ForwardCall.of(torch, model, arguments, device, keeps=True)
+    autocast = autocast_of(torch, device_type(torch, arguments))
+    call = ForwardCall(weakref.ref(model), tuple(arguments), autocast, arguments.names)
     origin = origin_of_loss(torch, [call], ModuleCounters())
     if origin.kind == "unknown":
         raise NbguardError(f"the model cannot be tried: {origin.note}")

@@ -10,9 +10,12 @@ SCHEMA = 1
 
 
 def fields_as_data(result: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as plain JSON-ready data, without those marked `json: False`; sizes in bytes."""
-    shown = (field for field in dataclasses.fields(result) if field.metadata.get("json", True))
-    return {field.name: _plain(getattr(result, field.name)) for field in shown}
+    """Return the fields of a dataclass as plain JSON-ready data; sizes in bytes.
+
+    A field's metadata may say `json`: False where it is left out, or its name in JSON, which readers depend on.
+    """
+    named = ((field.metadata.get("json", field.name), field.name) for field in dataclasses.fields(result))
+    return {shown: _plain(getattr(result, name)) for shown, name in named if shown}
 
 
 def _plain(value: Any) -> Any:

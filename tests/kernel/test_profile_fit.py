@@ -236,3 +236,32 @@ def test_what_others_do_at_the_end_of_a_cell_is_no_part_of_it(notebook: Kernel) 
     notebook.run("%%profile_fit -o r\nwith learn.no_logging(): learn.fit(1)").ok()
 
     assert notebook.value("r.timing.wall") < 1_400_000_000
+
+
+def test_magics_inside_of_the_cell_do_what_they_do(notebook: Kernel) -> None:
+    cell = notebook.run(
+        "%%profile_fit -o r\nwith learn.no_logging():\n    %time learn.fit(1)\n    t = %timeit -n 1 -r 2 -q -o learn.fit(1)\nt.repeat"
+    ).ok()
+
+    assert "Wall time" in cell.stdout
+    assert cell.bundles[0]["text/plain"] == "2"
+    assert notebook.value("(r.timing.batches, r.ending)") == (24, "complete")
+    assert notebook.value(UNTOUCHED)
+
+
+def test_a_cell_that_defines_the_model_anew_is_profiled_each_time(notebook: Kernel) -> None:
+    source = (
+        "%%profile_fit -o r\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__(); self.l = nn.Linear(4, 2)\n"
+        "    def forward(self, x): return self.l(x)\ntorch.manual_seed(1)\nlearn = Learner(learn.dls, Net(), loss_func=CrossEntropyLossFlat())\n"
+        "with learn.no_bar(), learn.no_logging(): learn.fit(1)\nends = learn.model.l.weight.sum().item()"
+    )
+    ends = []
+    for cell in (source, source, source.partition("\n")[2]):
+        notebook.run("torch.manual_seed(1)").ok()
+        notebook.run(cell).ok()
+        ends.append(notebook.value("ends"))
+
+    assert len(set(ends)) == 1
+    assert notebook.value("(r.timing.batches, r.ending)") == (8, "complete")
+    assert notebook.value("'__call__' in vars(Net)") is False
+    assert notebook.value(UNTOUCHED)

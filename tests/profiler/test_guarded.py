@@ -81,6 +81,10 @@ def test_an_instrument_that_fails_at_any_event_costs_the_fit_nothing(
         failures: list[str] = []
         recorders: list[Recorder] = []  # that of the fit first; another one only rehearses
 
+        def fails(_part: Any, *_: Any, name: str = name, failures: list[str] = failures) -> None:
+            failures.append(name)
+            raise ZeroDivisionError("planted")
+
         def planted(
             self: Recorder,
             at: Event,
@@ -89,17 +93,12 @@ def test_an_instrument_that_fails_at_any_event_costs_the_fit_nothing(
             every_batch: bool = False,
             name: str = name,
             event: str = event,
-            failures: list[str] = failures,
+            fails: Callable[..., None] = fails,
             recorders: list[Recorder] = recorders,
         ) -> None:
             part = getattr(act, "__self__", act)
             recorders.append(self)
             if (type(part).__name__, at) == (name, event) and self is recorders[0]:
-
-                def fails(_part: Any, *_: Any) -> None:
-                    failures.append(name)
-                    raise ZeroDivisionError("planted")
-
                 act = MethodType(fails, part)
             subscribe(self, at, act, every_batch=every_batch)
 
@@ -288,3 +287,28 @@ def test_a_mistake_after_the_fit_costs_a_part_of_the_report(
     said = [note for note in report.notes if "planted" in note]
     assert bool(said) is not is_silent, report.notes
     assert (vars(torch.nn.Module)["__call__"], torch.autograd.backward, vars(Learner)["_call_one"]) == before
+
+
+def test_a_model_may_be_called_with_a_list_that_holds_itself() -> None:
+    class Takes(torch.nn.Linear):
+        def forward(self, rows: list[Any]) -> Any:
+            return super().forward(rows[0])
+
+    def fit() -> Any:
+        torch.manual_seed(1)
+        model = Takes(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for (x,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(16, 4)), batch_size=4):
+            rows = [x]
+            rows.append(rows)
+            model(rows).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
+    expected = weights(fit())
+    with profile_fit(show=False) as profile:
+        trained = weights(fit())
+
+    assert_same(trained, expected)
+    assert profile.report.timing.batches == 4

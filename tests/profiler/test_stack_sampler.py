@@ -76,3 +76,30 @@ def test_a_profile_that_ends_by_an_error_leaves_no_thread() -> None:
         pass
 
     assert "nbguard stacks" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_loop_of_a_model_that_is_no_module_is_known_by_what_it_calls() -> None:
+    weight = torch.zeros(6, 2, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def updates() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def looks_slowly(sampler: StackSampler) -> None:
+        busy_until(len(sampler._moments) + 1, sampler)
+
+    def loop(sampler: StackSampler) -> None:
+        for x, y in torch_loader():
+            torch.nn.functional.cross_entropy(x @ weight, y).backward()
+            updates()
+            looks_slowly(sampler)
+
+    sampler = StackSampler()
+    with recording(sampler):
+        loop(sampler)
+
+    samples = sampler.observe()
+    callers = {samples.lines[line].short for _, number in samples.callers for line in samples.stacks[number]}
+    assert {"loop", "updates"} <= callers
+    assert "looks_slowly" not in callers

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.report import FitReport
@@ -65,9 +66,9 @@ def fastai_fit(each: Callable[..., None]) -> None:
     quiet_fit(learn, 1)
 
 
-@pytest.mark.parametrize(("fit", "most"), [(plain_loop, 1250), (fastai_fit, 1950)], ids=["plain loop", "fastai"])
+@pytest.mark.parametrize(("fit", "most"), [(plain_loop, 950), (fastai_fit, 1650)], ids=["plain loop", "fastai"])
 def test_a_batch_takes_few_bytecodes(fit: Callable[[Callable[..., None]], None], most: int) -> None:
-    """On a machine that is busy, too: they are counted. It was 1,670 and 2,380."""
+    """On a machine that is busy, too: they are counted. It was 1,128 and 1,789."""
     counter, before = BytecodeCounter(), sys.gettrace()
     try:
         with profile_fit(show=False):
@@ -95,13 +96,15 @@ def test_only_models_and_losses_are_watched_where_few_batches_are_looked_at() ->
     seen: list[tuple[bool, ...]] = []
 
     def each(_: Any) -> None:
-        seen.append((watched(nn.Sequential), watched(nn.CrossEntropyLoss), watched(Inner)))
+        fetches = hasattr(_MapDatasetFetcher.fetch, "__wrapped__")
+        seen.append((watched(nn.Sequential), watched(nn.CrossEntropyLoss), watched(Inner), fetches))
 
     with profile_fit(show=False) as profile:
         loop(net, each, BATCHES)
 
-    assert seen[0] == (True, True, True)
-    assert seen[-1] == (True, True, False)
+    assert seen[0] == (True, True, True, True)
+    assert seen[-1] == (True, True, False, False)
+    assert not hasattr(_MapDatasetFetcher.fetch, "__wrapped__")
     assert not any(map(watched, (nn.Sequential, nn.CrossEntropyLoss, Inner)))
     assert "__call__" not in vars(nn.Sequential)
     assert calls(profile.report, phases.FORWARD) == calls(profile.report, phases.BACKWARD)

@@ -54,7 +54,10 @@ def _whole(report: FitReport) -> Iterator[Figure]:
     if report.loader is not None and report.loader.gain is not None:
         yield Figure(name="loader_gain", value=report.loader.gain / _NS, unit="seconds")
     if report.loader is not None:
-        rates = {"items_per_second": report.loader.items, "loader_items_per_second": report.loader.possible}
+        rates = {
+            "items_per_second": report.loader.items_per_second,
+            "loader_items_per_second": report.loader.possible_items_per_second,
+        }
         for name, rate in rates.items():
             if rate is not None:
                 yield Figure(name=name, value=rate)

@@ -73,14 +73,19 @@ class WorkerTrial:
     note: str = ""
 
 
+def _in_json(name: str) -> Any:
+    """Return a field that is None by default and is called `name` in JSON, which readers depend on."""
+    return field(default=None, metadata={"json": name})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderVerdict:
     """The verdict on the loader: what bounds the fit, the figure that says so, and the gain to expect."""
 
     bound: Bound  # the thing a batch of the steady state mostly waits for
     sentence: str  # the verdict in words, with its figure
-    items: float | None = None  # per second that the fit took of it in the steady state; None: the batch size is not known
-    possible: float | None = None  # items per second that it makes by itself, with all its workers; None: not known
+    items_per_second: float | None = _in_json("items")  # items per second that the fit took; None: batch size not known
+    possible_items_per_second: float | None = _in_json("possible")  # items per second that it makes alone, with all workers
     reading: FileReading | None = None  # from files, by the training batches' loader; None: nothing is read, or it is not known
     gain: int | None = None  # nanoseconds per batch that go if it is fixed; None: nothing to gain, or not known
     advice: tuple[FitFinding, ...] = ()  # the most rewarding first

@@ -104,7 +104,13 @@ class FitInstruments:
         """Take them down."""
         for part in reversed(self._parts):
             self.attempt("stop", part)
-            self.attempt("restore", getattr(part, "_patches", _NO_PATCHES))  # also where it could not stop
+            self.restore(part)  # also where it could not stop
+
+    def restore(self, part: object) -> None:
+        """Take all patches of a part out."""
+        for patches in vars(part).values():
+            if type(patches) is Patches:
+                self.attempt("restore", patches)
 
     def observe(self) -> FitObservations:
         """Return the observations of the instruments, after `stop`; what they do not see is still missing in it."""
@@ -156,7 +162,6 @@ def _known(ask: Callable[[], int], otherwise: int) -> int:
         return otherwise
 
 
-_NO_PATCHES = Patches()
 _NO_LOG = PhaseLog(start=0, codes=(), times=(), labels=())
 
 
@@ -185,6 +190,7 @@ class Instruments:
         for front in (self.loop, self.fastai):
             self._fit.attempt("start", front)
         self._fit.start(self.recorder)  # last: its patches go before those of the fronts, when another fit begins
+        self._fit.attempt("has_begun", self.recorder)
 
     def stop(self) -> PhaseLog:
         """Take everything down and return the log of all fits. Nothing that fails here keeps the rest from being taken down."""
@@ -192,7 +198,7 @@ class Instruments:
         self._fit.stop()
         for part in (self.fastai, self.loop, self.ranks):
             self._fit.attempt("stop", part)
-            self._fit.attempt("restore", getattr(part, "_patches", _NO_PATCHES))
+            self._fit.restore(part)
         return log
 
     def _begin_fit(self, at: LogPosition, iterator: Any) -> None:

@@ -8,7 +8,6 @@ from statistics import median
 from time import thread_time_ns
 from typing import Any
 
-from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
 from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.recorder import Event, Recorder
@@ -16,6 +15,8 @@ from nbguard.profiler.record.torch_loop import TorchLoop
 
 _EVENTS: tuple[Event, ...] = ("waited", "loss", "backward", "step", "zero_grad")
 """At each of these one call of ours is rehearsed, in batches that are looked at."""
+_ENOUGH = 9
+"""Times that each of them is timed; of a long fit's calls none is any more."""
 _BEFORE = 40
 """Batches that are rehearsed at first: a recorder looks at those closely."""
 
@@ -68,7 +69,7 @@ class OverheadWatch:
         with self._torch._C.DisableTorchFunction():
             finite = FiniteWatch()
             finite.start(self._recorder)
-            calls = front.rehearsal(LoaderWatch().rehearsal(self._recorder))
+            calls = front.rehearsal()
             for call in calls * _BEFORE:
                 call()
         self._calls = (*calls, _nothing)
@@ -83,6 +84,13 @@ class OverheadWatch:
             start = thread_time_ns()
             call()
             self._taken[turn].append(thread_time_ns() - start)
+        if len(self._taken[-1]) >= _ENOUGH:  # the last one's turn comes last
+            self._rest()
+
+    def _rest(self) -> None:
+        """Rehearse no more: each call has been timed often enough."""
+        for event in _EVENTS:
+            self._of.unsubscribe(event, self._rehearse)
 
 
 def _nothing() -> None:

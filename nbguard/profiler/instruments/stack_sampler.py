@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from types import CodeType, FrameType
@@ -27,7 +28,9 @@ _PART = 1 / 400
 _MOST = 4096
 """Stacks that are told apart."""
 _CALLERS = 256
-"""Calls of models whose stacks are kept."""
+"""Calls that a loop makes whose stacks are kept,"""
+_OF_A_LOOP = 12
+"""and of these, calls for a loss, a step and cleared gradients: the first of each loop."""
 _SCHEDSTAT = 64
 """Bytes of `/proc/…/schedstat` that are read: nanoseconds on a processor, nanoseconds waiting for one, and turns."""
 
@@ -44,7 +47,9 @@ class StackSampler:
         self._moments: list[int] = []
         self._seen: list[int] = []
         self._callers: list[tuple[int, _Stack]] = []
-        self._took = 0
+        self._alike: dict[_Stack, _Stack] = {}  # of callers: most calls of a loop have the same
+        self._left = _OF_A_LOOP
+        self._took = 0  # nanoseconds of processor time, with those that it takes to wake up
         self._waits: list[int] = []
         self._schedstat: int | None = None  # file of what the kernel counts of the fit's thread
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -54,7 +59,11 @@ class StackSampler:
 
     def start(self, recorder: Recorder) -> None:
         """Begin to look at the thread of the recording."""
+        recorder.subscribe("loader", self._loader)
         recorder.subscribe("model", self._model)
+        recorder.subscribe("loss", self._acts)
+        recorder.subscribe("step", self._acts)
+        recorder.subscribe("zero_grad", self._acts)
         self._ended.acquire()
         self._clock, self._of = recorder.clock, recorder.thread_of_fit
         self._schedstat = _opened_schedstat()
@@ -73,6 +82,7 @@ class StackSampler:
         self._samples = self._written()
         self._numbers.clear()
         self._callers.clear()
+        self._alike.clear()
 
     def observe(self) -> StackSamples:
         """Return the samples; to be called after `stop`."""
@@ -80,8 +90,21 @@ class StackSampler:
 
     def _model(self, module: Any, _: Any) -> None:
         self._models.add(module)
+        self._note_caller()
+
+    def _loader(self, _: Any) -> None:
+        self._left = _OF_A_LOOP
+
+    def _acts(self, *_: Any) -> None:
+        if self._left:
+            self._left -= 1
+            self._note_caller()
+
+    def _note_caller(self) -> None:
+        """Note the stack of what the loop itself calls: the user's functions in it run the loop."""
         if len(self._callers) < _CALLERS:
-            self._callers.append((self._clock(), _stack_of(sys._getframe(1))))
+            stack = _stack_of(sys._getframe(2))
+            self._callers.append((self._clock(), self._alike.setdefault(stack, stack)))
 
     def _look(self) -> None:
         """Look now and then; this is what the thread runs."""
@@ -93,7 +116,7 @@ class StackSampler:
                 self._note(moment, frames().get(self._of))
             except Exception:  # noqa: BLE001 - out of memory: what was seen so far is worth something, and nobody hears of it here
                 return
-            self._took += clock() - moment
+            self._took = time.thread_time_ns()
             pause = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
 
     def _note(self, moment: int, frame: FrameType | None) -> None:

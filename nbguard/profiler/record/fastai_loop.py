@@ -91,7 +91,7 @@ class FastaiLoop:
         """Return the phases of callbacks without which fastai does not train."""
         return tuple(sorted(self.callbacks.of_fastai))
 
-    def rehearsal(self, fetch: Callable[[], Any]) -> tuple[Callable[[], Any], ...]:
+    def rehearsal(self) -> tuple[Callable[[], Any], ...]:
         """Return the calls of a batch as `TorchLoop.rehearsal` does."""
         import torch
 
@@ -102,7 +102,7 @@ class FastaiLoop:
         event, inner = self._call_one(act), partial(self._with_events(act), learner, act, "batch", None)
         callback = partial(self.callbacks.rehearsal(Rehearsed), Rehearsed())
         return (
-            *self._loop.rehearsal(fetch)[:1],
+            *self._loop.rehearsal()[:1],
             copies,
             copies,
             inner,
@@ -117,7 +117,7 @@ class FastaiLoop:
 
     def _one_batch(self, original: Function) -> Function:
         recorder, loop = self._recorder, self._loop
-        zero = recorder.code(phases.ZERO_GRAD)
+        add, clock, zero = recorder.add, recorder.clock, recorder.code(phases.ZERO_GRAD)
 
         def _do_one_batch(learner: Any) -> Any:
             __tracebackhide__ = True
@@ -126,13 +126,16 @@ class FastaiLoop:
             recorder.attempt(self, "a batch", self._calls_model, learner)
             loop.inside += 1
             loop.in_learner += 1
+            losses = recorder.losses
             try:
                 result = original(learner)
             finally:
                 loop.inside -= 1
                 loop.in_learner -= 1
-            if recorder.attempt(self, "a batch", _is_training, learner):
-                recorder.ended(zero)
+            if recorder.losses != losses:  # a batch to train on: its last act is to clear the gradients
+                add((zero, clock()))
+                if recorder.subscribers["phase"]:
+                    recorder.emit("phase", zero)
             return result
 
         return _do_one_batch
@@ -170,7 +173,7 @@ class FastaiLoop:
                 ends(original, learner, event)
             else:
                 try:
-                    recorder.attempt(self, event, _in_training, act, learner)
+                    recorder.attempt(self, event, act, learner)
                 finally:  # callbacks finish what they began (MixedPrecision: autocast), also if a part stops the fit here
                     original(learner, event)
 
@@ -192,6 +195,8 @@ class FastaiLoop:
 
     def _has_loss(self, learner: Any) -> None:
         """Note the loss of a training batch. fastai announces one for a batch without targets, too, and has none then."""
+        if learner.training is not True:
+            return
         try:
             targets, loss = learner.yb, learner.loss_grad
         except AttributeError:
@@ -200,13 +205,17 @@ class FastaiLoop:
             return
         self._loop.has_loss(loss)
 
-    def _has_gradients(self, _: Any) -> None:
-        self._recorder.emit("backward")
+    def _has_gradients(self, learner: Any) -> None:
+        if learner.training is True:
+            self._recorder.emit("backward")
 
     def _steps(self, learner: Any) -> None:
-        self._recorder.emit("step", learner.opt)
+        if learner.training is True:
+            self._recorder.emit("step", learner.opt)
 
     def _has_stepped(self, learner: Any) -> None:
+        if learner.training is not True:
+            return
         self._recorder.has_stepped()
         if self._recorder.subscribers["zero_grad"]:
             self._recorder.emit("zero_grad", learner.opt, None)
@@ -267,16 +276,6 @@ class FastaiLoop:
             self._is_fitting = False
             self._loop.watch_modules()  # before the event: a subscriber may end the profile
             self._recorder.emit("fit ends", error)
-
-
-def _is_training(learner: Any) -> bool:
-    return learner.training is True
-
-
-def _in_training(act: Function, learner: Any) -> None:
-    """Call `act(learner)` if the batch is one to train on."""
-    if learner.training is True:
-        act(learner)
 
 
 def _fitting() -> Any | None:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
 from nbguard.profiler.record.log import BOUNDARY_CODES, Log
+from nbguard.profiler.record.model_calls import ModelCalls
 from nbguard.scan.objects.compiled import has_compiled
 
 Event = Literal[
@@ -96,13 +97,57 @@ class Recorder:
 
     `mark(code)` logs the phase that has gone on since the last mark, as does `add((code, clock()))` without a call; `current`
     is the number of the phase that goes on now; `subscribers` receive the events of this batch.
+
+    With slots: every batch reads some of them, and what a batch touches is never in the processor's caches.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_again",
+        "_all",
+        "_always",
+        "_callbacks",
+        "_first",
+        "_has_ended",
+        "_is_stretch",
+        "_labels",
+        "_log",
+        "_next_look",
+        "_off",
+        "_own",
+        "_sampled",
+        "_start",
+        "_stopping",
+        "_stretches",
+        "_trained_at",
+        "add",
+        "ahead",
+        "batches",
+        "calls",
+        "clock",
+        "current",
+        "elsewhere",
+        "failed",
+        "loading",
+        "looks",
+        "loop",
+        "losses",
+        "mark",
+        "subscribers",
+        "thread",
+        "thread_of_fit",
+        "trained",
+        "usual_loss",
+    )
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.clock = clock
         self.thread = self.thread_of_fit = threading.get_ident()  # the first: none while nbguard itself looks
         self.batches = 0
         self.trained = 0  # batches of loaders in which there was a loss to train on
+        self.losses = 0  # to train on
+        self.usual_loss: Callable[[Any], bool] | None = None  # notes a loss of which nobody need hear, and says so
+        self.calls = ModelCalls()
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
@@ -154,6 +199,10 @@ class Recorder:
         """Return the nanoseconds since the recording began."""
         return self.clock() - self._start
 
+    def has_begun(self) -> None:
+        """Mark that everything is in place: what that took is nbguard's own time."""
+        self.mark(self._own)
+
     def ended(self, code: int) -> None:
         """Mark the end of one of `phases.STEP_PHASES`, and emit it."""
         self.add((code, self.clock()))
@@ -172,8 +221,17 @@ class Recorder:
             self._trained_at = self.batches
             self.trained += 1
         self.add((_LOSS, 0))
-        if self.subscribers["loss"]:
-            self.emit("loss", loss)
+        self.losses += 1
+        subscribers = self.subscribers["loss"]
+        if not subscribers:
+            return
+        if self.usual_loss is not None and not self.looks and len(subscribers) == 1:
+            try:
+                if self.usual_loss(loss):
+                    return
+            except Exception:  # noqa: BLE001 - whoever hears of it looks at it otherwise
+                self.usual_loss = None
+        self.emit("loss", loss)
 
     def has_stepped(self) -> None:
         """Log that an optimizer has stepped."""
@@ -318,6 +376,7 @@ class Recorder:
     def _switch_off(self, part: object, action: str, error: Exception) -> None:
         """Call no method of a part that failed any more: half of the events would make a wrong finding."""
         self._off[id(part)] = part
+        self.usual_loss = None
         for subscribers in (self._sampled, self._always):
             for name, acts in subscribers.items():
                 subscribers[name] = tuple(

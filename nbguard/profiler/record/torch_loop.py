@@ -11,8 +11,9 @@ from typing import Any
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import LogPosition
-from nbguard.profiler.record.call_arguments import CallArguments
+from nbguard.profiler.record.call_arguments import CallArguments, names_of
 from nbguard.profiler.record.fit_bounds import Begins, FitBounds
+from nbguard.profiler.record.model_calls import weak_all
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 
@@ -107,13 +108,15 @@ class TorchLoop:
 
     def calls(self, module: Any, args: Any) -> None:
         """Emit that the outermost module is about to be called."""
+        recorder = self._recorder
         if self._model() is not module:
             self._model = _reference(module)
             if self._model is not _nothing:
                 self.fits.model(module)
-            self._recorder.emit("model", module, args)
-        if self._recorder.subscribers["forward"]:
-            self._recorder.emit("forward", module, args)
+            recorder.emit("model", module, args)
+        recorder.calls.note((recorder.batches, recorder.losses, self._model, weak_all(args), names_of(args)))
+        if recorder.subscribers["forward"]:
+            recorder.emit("forward", module, args)
 
     def has_loss(self, loss: Any) -> None:
         """Log and emit that there is a loss to train on."""
@@ -125,15 +128,15 @@ class TorchLoop:
         """Emit the next module that is called, whatever was called before: another fit has begun."""
         self._model = _nothing
 
-    def rehearsal(self, fetch: Callable[[], Any]) -> tuple[Callable[[], Any], ...]:
-        """Return the calls of a batch around functions that do nothing: what they take is ours. `fetch` fetches nothing."""
+    def rehearsal(self) -> tuple[Callable[[], Any], ...]:
+        """Return the calls of a batch around functions that do nothing: what they take is ours."""
         import torch
 
         iterator, optimizer, loss = Rehearsed(), Rehearsed(), torch.zeros((), device="cpu")
         model, measure = torch.nn.Identity(), torch.nn.MSELoss()
         call = self._module(torch)(Rehearsed.act)
         return (
-            partial(self._next(lambda _: fetch()), iterator),
+            partial(self._next(Rehearsed.act), iterator),
             partial(call, model, loss),
             partial(call, measure, loss),
             partial(self._backward(Rehearsed.act), loss),

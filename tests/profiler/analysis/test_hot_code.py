@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nbguard.profiler.analysis.report import Group, TimeRow
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batch, Batches, Moment
@@ -25,7 +27,7 @@ def library(file: str, name: str) -> StackLine:
 
 
 def hot(*looks: tuple[Group, str, tuple[StackLine, ...]], hooks: tuple[HookFacts, ...] = ()) -> tuple[HotCode, ...]:
-    """Return the code of ten looks at each of these stacks, a millisecond apart; the loop is seen by its backward pass."""
+    """Return the code of ten looks at each of these stacks, a millisecond apart; the loop is known by its calls."""
     all_looks = [*looks, ("batch", phases.BACKWARD, (CELL, LOOP, ENGINE))]
     lines = tuple(dict.fromkeys(line for _, _, stack in all_looks for line in stack))
     times, at, moments, totals = [], 0, [], {}
@@ -38,10 +40,11 @@ def hot(*looks: tuple[Group, str, tuple[StackLine, ...]], hooks: tuple[HookFacts
             moments.append(Moment(phase, loop, batch))
     samples = StackSamples(
         lines=lines,
-        stacks=tuple(tuple(map(lines.index, stack)) for _, _, stack in all_looks),
+        stacks=tuple(tuple(map(lines.index, stack)) for stack in (*(stack for _, _, stack in all_looks), (CELL, LOOP))),
         moments=tuple(times),
         seen=tuple(number for number in range(len(all_looks)) for _ in range(10)),
         hooks=hooks,
+        callers=((1, len(all_looks)), (at, len(all_looks))),
     )
     trained = Batch(loop=1, start=1, times={phases.BACKWARD: at}, has_loss=True)
     batches = Batches(batches=(trained,), outside={}, start=0, wall=at, moments=tuple(moments))
@@ -63,7 +66,8 @@ def test_a_function_that_is_at_work_in_every_look_is_named() -> None:
     stack = (CELL, LOOP, users("slow"))
     lines, times = (CELL, LOOP, users("slow")), tuple(range(10 * MS, 110 * MS, 10 * MS))
     moments = tuple(Moment(phases.OTHER, 1, 1) for _ in times)
-    samples = StackSamples(lines=lines, stacks=(tuple(map(lines.index, stack)),), moments=times, seen=(0,) * 10)
+    stacks = (tuple(map(lines.index, stack)), (0, 1))
+    samples = StackSamples(lines=lines, stacks=stacks, moments=times, seen=(0,) * 10, callers=((2, 1),))
     trained = Batch(loop=1, start=1, times={phases.OTHER: 110 * MS}, has_loss=True)
     batches = Batches(batches=(trained,), outside={}, start=0, wall=110 * MS, moments=moments)
     (code,) = hot_code(samples, batches, [TimeRow(phase=phases.OTHER, group="batch", total=110 * MS)])
@@ -91,6 +95,27 @@ def test_the_loop_is_known_by_the_call_of_its_model_where_no_look_fell_into_one(
 
     assert code.line is not None
     assert (code.kind, code.line.called, code.total) == ("function", "slow", 90 * MS)
+
+
+@pytest.mark.parametrize(
+    ("looks", "gap", "named"), [(3, 20, True), (3, 2, False), (1, 100, False), (1, 250, True), (5, 2, True)]
+)
+def test_few_looks_at_code_that_lets_no_other_thread_run_count_for_the_time_before_them(
+    looks: int, gap: int, named: bool
+) -> None:
+    """A checkpoint that is written in one call is seen once each time; other looks are 2 ms apart."""
+    lines = (CELL, LOOP, users("saves"), library("torch/nn/functional.py", "relu"))
+    gaps = [2] * 20 + [gap] * looks
+    times = tuple(sum(gaps[: at + 1]) * MS for at in range(len(gaps)))
+    stacks, seen = ((0, 1, 3), (0, 1, 2)), (0,) * 20 + (1,) * looks
+    moments = tuple(Moment((phases.STEP, phases.OTHER)[number], 1, 1) for number in seen)
+    trained = Batch(loop=1, start=1, times={phases.OTHER: gap * looks * MS, phases.STEP: 40 * MS}, has_loss=True)
+    batches = Batches(batches=(trained,), outside={}, start=0, wall=times[-1], moments=moments)
+    rows = [TimeRow(phase=phases.OTHER, group="batch", total=gap * looks * MS)]
+
+    found = hot_code(StackSamples(lines=lines, stacks=stacks, moments=times, seen=seen, callers=((1, 0),)), batches, rows)
+
+    assert [code.line.called for code in found if code.line is not None] == (["saves"] if named else [])
 
 
 def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:

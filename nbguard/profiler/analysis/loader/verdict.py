@@ -56,8 +56,8 @@ def verdict(
         sentence=sentence,
         gain=gain,
         advice=tuple(advice(context)),
-        items=None if size is None else size / timing.step * 1e9,
-        possible=None if loader is None else items_per_second(loader),
+        items_per_second=None if size is None else size / timing.step * 1e9,
+        possible_items_per_second=None if loader is None else items_per_second(loader),
         reading=None if loader is None else reading(loader, timing.step),
     )
 
@@ -96,7 +96,8 @@ def _bound(
             None,
             f"{_share(wait, step)} is waiting for data; whether the GPU waits for Python is not known: {why}",
         )
-    words = f"compute-bound: {_share(wait, step)} is waiting for data{gpu}"
+    waited = f"{_share(wait, step)} is waiting for data" if wait else "no time is spent waiting for data"
+    words = f"compute-bound: {waited}{gpu}"
     code = f"{_share(python, step)} is in callbacks and other code, " if python > WAITING * step else ""
     return "compute", None, f"{words}; {code}the rest is the model's own work"
 

@@ -181,7 +181,7 @@ def _carried(name: str) -> str:
     line = (
         f"{pair} = tuple(state.detach() for state in {pair})" if pair and item[:-1].isdecimal() else f"{name} = {name}.detach()"
     )
-    return f"cut the graph where the next batch begins: `{line}`; of several states, each"
+    return f"cut the graph where the next batch begins: `{line}`; the same with each further state"
 
 
 def _detached(name: str, *, is_sum: bool) -> str:

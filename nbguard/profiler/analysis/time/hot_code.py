@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Literal
 
 from nbguard.profiler.analysis.report import Group, TimeRow, Timing
@@ -26,11 +27,11 @@ beside training, `loop`: the rest of a library's own loop, `import` of modules."
 _MODULE = "torch/nn/modules/module.py"
 _ENGINE = "torch/autograd/graph.py"
 _IMPORTS = "<frozen importlib"
-_CORE = (phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
 _FEW = 5
-"""Looks at a function that it takes to name it,"""
+"""Looks at a function that it takes to name it. Code that lets no other thread run is seen only when it ends: there a look
+counts for as many as would have been usual in the time before it, if it is not the only one,"""
 _LONG = 200_000_000
-"""or nanoseconds between looks: code that lets no other thread run is seen only when it ends."""
+"""or if so many nanoseconds were before it."""
 _LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
 _MAIN_PART = 0.8
 """Share of a function's time in one function below it from which that is named, too."""
@@ -116,8 +117,7 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
     calling: dict[Group, set[_Function]] = {"batch": set(), "validation": set(), "around": set()}
     for at, number in samples.callers:
         calling[_group_at(at, batches, trained)].update(_function(line) for line in stacks[number] if line.is_users)
-    drivers = _drivers(looks, "batch") | calling["batch"]
-    validating = _drivers(looks, "validation") | calling["validation"]
+    drivers, validating = calling["batch"], calling["validation"]
     everything: dict[_Key, _Seen] = {}
     works: dict[_Key, LibraryWork] = {}
     for look in looks:
@@ -137,10 +137,12 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         if cause.work is not None:
             works[key] = cause.work
     totals = {(row.group, row.phase): row.total for row in rows}
+    usual = max(1, median_low([look.weight for look in looks])) if looks else 1
     hot = []
     for key, seen in everything.items():
         weight = seen.weights.total()
-        if seen.looks < _FEW and weight < _LONG:
+        count = max(seen.looks, weight // usual) if seen.looks > 1 else seen.looks
+        if count < _FEW and weight < _LONG:
             continue
         times = {place: totals.get(place, 0) * part // of_phase[place] for place, part in seen.weights.items()}
         hot.append(
@@ -198,27 +200,6 @@ _Function = tuple[str, str, int]  # file, name and first line
 
 def _function(line: StackLine) -> _Function:
     return line.file, line.name, line.first
-
-
-def _drivers(looks: Sequence[_Look], group: Group) -> frozenset[_Function]:
-    """Return the user's functions that run the loop: the model is called or trained below them, or everything is.
-
-    A function that is at work in every look, below another one that is in every look, is not one of them: it is what is slow.
-    """
-    drivers: set[_Function] = set()
-    for look in looks:
-        if look.group != group or look.moment.phase == phases.WAIT:
-            continue
-        end = _model_at(look.stack)
-        if end is None and look.moment.phase in _CORE:
-            end = next((at for at, line in enumerate(look.stack) if "torch/" in line.file), 0)
-        drivers.update(_function(line) for line in look.stack[: end or 0] if line.is_users)
-    in_all = Counter(function for look in looks for function in {_function(line) for line in look.stack if line.is_users})
-    above = {function for function, count in in_all.items() if count == len(looks)}
-    at_work = {next((_function(line) for line in reversed(look.stack) if line.is_users), None) for look in looks}
-    if len(above) > 1 and len(at_work) == 1:
-        above -= at_work
-    return frozenset(drivers | above)
 
 
 def _model_at(stack: Sequence[StackLine]) -> int | None:

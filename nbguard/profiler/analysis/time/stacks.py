@@ -56,8 +56,9 @@ class StackSamples:
     moments: tuple[int, ...] = ()  # nanoseconds of the log's clock, in order
     seen: tuple[int, ...] = ()  # number of the stack at each moment
     hooks: tuple[HookFacts, ...] = ()  # of the models that were trained
-    callers: tuple[tuple[int, int], ...] = ()  # when the first batch of a loop called its model, and number of the stack then
-    took: int = 0  # nanoseconds that looking took
+    callers: tuple[tuple[int, int], ...] = ()
+    """When loops called their model, or for a loss, a step or cleared gradients, and the number of the stack then."""
+    took: int = 0  # nanoseconds of processor time that looking took
     waits: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit waited for a processor; (): not known
 
     def held_up(self, start: int, end: int) -> int:

@@ -27,7 +27,7 @@ from nbguard.scan.heap.referents import library_paths
 
 Fetch = Callable[[Any, Any], Any]
 
-_EVERY = 16  # fetches between two that are profiled, after the first ones
+_EVERY = 8  # fetches between two that are profiled, after the first ones
 _AT_FIRST = 3  # fetches that are profiled one after the other
 _ENOUGH = 4  # profiled fetches, if together they took long enough to tell
 _MOST = 6

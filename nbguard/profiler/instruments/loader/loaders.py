@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from threading import get_ident
 from typing import Any
@@ -71,6 +69,7 @@ class LoaderWatch:
 
     def __init__(self) -> None:
         self._patches = Patches()
+        self._fetches = Patches()
         self._pid = os.getpid()
         self._watched: list[_Watched] = []
         self._iterators: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
@@ -88,16 +87,16 @@ class LoaderWatch:
     def start(self, recorder: Recorder) -> None:
         """Put the clocks around fetches."""
         from torch.utils.data import dataloader
-        from torch.utils.data._utils import fetch
 
         self._recorder = recorder
         self._patches.put(dataloader._BaseDataLoaderIter, "__init__", self._init)
-        for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-            self._patches.put(fetcher, "fetch", self._fetch)
+        self._time_fetches()
         recorder.subscribe("loader", self._loader)
+        recorder.subscribe("stretch", self._turn)
 
     def stop(self) -> None:
         """Take the clocks away; workers that go on take theirs away themselves."""
+        self._fetches.restore()
         self._patches.restore()
         for watched in self._watched:
             if watched is not self._handed:
@@ -144,12 +143,28 @@ class LoaderWatch:
 
         return __init__
 
+    def _time_fetches(self) -> None:
+        """Put clocks around the fetches of this process, and of workers that are forked from here on."""
+        from torch.utils.data._utils import fetch
+
+        self._fetches.restore()
+        for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+            self._fetches.put(fetcher, "fetch", self._fetch)
+
+    def _turn(self, begins: bool) -> None:
+        """Time fetches while all batches are looked at: these say what a fetch costs."""
+        if begins:
+            self._time_fetches()
+        else:
+            self._fetches.restore()
+
     def _begins(self, iterator: Any, loader: Any) -> None:
         watched = self._of(loader)
         self._iterators[iterator] = watched
         self._begun[iterator] = self._recorder.clock()
         workers = worker_count(loader)
         if workers:
+            self._time_fetches()
             self._board = watched.new_board(workers)
 
     def _of(self, loader: Any) -> _Watched:
@@ -230,18 +245,12 @@ class LoaderWatch:
         self._current = weakref.ref(fetcher), timer
         return timer
 
-    def rehearsal(self, recorder: Recorder) -> Function:
-        """Return a fetch that fetches nothing, timed as others are."""
-        fetcher, self._recorder = Patches(), recorder
-        self._current = weakref.ref(fetcher), FetchTimer(FetchSamples(profiled=sys.maxsize))
-        return partial(self._fetch(lambda _, index: index), fetcher, [0])
-
     def _in_worker(self, original: Function, fetcher: Any, index: Any) -> Any:
         from torch.utils.data import get_worker_info
 
         board, info = self._board, get_worker_info()
         if board is None or board.is_closed or info is None or not board.has(info.id):
-            self._patches.restore()
+            self._fetches.restore()
             return original(fetcher, index)
         if self._mine is None:
             self._mine = info.id, FetchTimer(board.before)
@@ -250,5 +259,5 @@ class LoaderWatch:
         try:
             board.write(number, timer, timer.steps() if is_profiled else ())
         except Exception:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
-            self._patches.restore()
+            self._fetches.restore()
         return batch

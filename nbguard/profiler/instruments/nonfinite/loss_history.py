@@ -23,6 +23,13 @@ class LossHistory:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
+        self._plain, self._item = torch.Tensor, torch._C.TensorBase.item  # torch.Tensor's own may be somebody's
+        self._own, self._strided = torch._C.DisableTorchFunctionSubclass, torch.strided
+        self.count = 0  # losses that were noted as usual ones
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the losses."""
         self._latest: deque[float] = deque(maxlen=_KEPT)
         self.first: float | None = None  # loss of the fit
         self.usual_peak: float | None = None  # largest value of the first batch's inputs, by magnitude
@@ -42,6 +49,33 @@ class LossHistory:
         if self.first is None or len(self._latest) < _STABLE:
             return None
         return LossGrowth(self.first, median(self._latest), rate)
+
+    def is_usual(self, loss: Any) -> bool:
+        """Note a loss, and say so, if it is one finite number in host memory that is no jump: nothing is made of it."""
+        value = self.value_of(loss)
+        if value is None or self.first is None or not -JUMP <= value <= JUMP:
+            return False
+        self._latest.append(value)
+        self.count += 1
+        return True
+
+    def value_of(self, tensor: Any) -> float | None:
+        """Return a loss that is one finite number in host memory, else None."""
+        kind = type(tensor)
+        if kind is self._plain:  # nobody's own class: nothing of theirs is called
+            value = self._number(tensor)
+        elif issubclass(kind, self._plain):
+            with self._own():
+                value = self._number(tensor)
+        else:
+            return None
+        return value if type(value) is float and value - value == 0 else None
+
+    def _number(self, tensor: Any) -> Any | None:
+        """Return the value of a tensor that is one number in host memory, else None."""
+        if not tensor.is_cpu or tensor.numel() != 1 or tensor.layout is not self._strided:
+            return None
+        return self._item(tensor)
 
     def note(self, value: float, calls: Iterable[ForwardCall]) -> bool:
         """Note a finite loss, and say whether it jumps."""

@@ -42,6 +42,11 @@ class ModuleCounters:
             }
         return bool(model.before)
 
+    def may_change(self, module: Any) -> bool:
+        """Say whether a model has numbers that change from call to call, or may have."""
+        known = self._models.get(id(module))
+        return known is None or known[0]() is not module or not known[1].is_settled or bool(known[1].before)
+
     def models(self) -> list[Any]:
         """Return the models noted so far that are still there."""
         return [module for ref, _ in self._models.values() if (module := ref()) is not None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections import deque
 from functools import partial
 from typing import Any
 
@@ -25,7 +24,7 @@ from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
-from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, device_type
+from nbguard.profiler.instruments.nonfinite.rerun import ForwardCall, autocast_of, device_type
 from nbguard.profiler.record.batch_position import position_of
 from nbguard.profiler.record.recorder import Recorder, StopFit
 from nbguard.scan.heap.attributes import attribute_of
@@ -33,7 +32,6 @@ from nbguard.scan.heap.kinds import name_of
 
 _SHARE = 0.001
 """Share of the time between two looks at all gradients that one look may take."""
-_CALLS = 16
 
 
 class FiniteWatch:
@@ -57,27 +55,25 @@ class FiniteWatch:
         self._searched: NotFinite | None = None  # by fastai's learning rate finder, if that was all
         self._learner: weakref.ref[Any] | None = None
         self._is_search = False
-        self._calls: deque[ForwardCall] = deque(maxlen=_CALLS)
-        self._are_used = False
         self._counters = ModuleCounters()
         self._next_look = 0
-        self._batch = 0  # of the recording, in which the calls were
-        self._is_counting = True  # the model has numbers that change from call to call, or may have
+        self._is_counting = False  # the model has numbers that change from call to call, or may have
         self._device = "cpu"  # the type of the one where the model is
+        self._autocast: tuple[str, Any] = "cpu", None
 
     def start(self, recorder: Recorder) -> None:
         """Put up the watch."""
         import torch
 
         self._torch: Any = torch
-        self._plain, self._item = torch.Tensor, torch._C.TensorBase.item  # torch.Tensor's own may be somebody's
         self._recorder = recorder
         self._arriving = AsyncScalars(torch, waits=self._stops)
         self._history = LossHistory(torch)
+        recorder.usual_loss = None if self._stops else self._history.is_usual
         recorder.subscribe("learner", self._begin)
         recorder.subscribe("fit ends", self._end)
         recorder.subscribe("model", self._model)
-        recorder.subscribe("forward", self._forward, every_batch=True)
+        recorder.subscribe("forward", self._forward, every_batch=self._stops)
         recorder.subscribe("loss", self._loss, every_batch=True)
         recorder.subscribe("step", self._step, every_batch=self._stops)
 
@@ -85,13 +81,15 @@ class FiniteWatch:
         """Hold nothing of the user's any more. Values that have not arrived by now stay unknown."""
         self._arriving.poll()
         self._growth = self._history.growth(self._rate)
-        self._calls.clear()
+        self._recorder.usual_loss = None
+        self._recorder.calls.clear()
         self._counters = ModuleCounters()
         self._learner = None
 
     def observe(self) -> FiniteFacts:
         """Return how much was looked at, and the first value that was not finite."""
-        return FiniteFacts(self._losses, self._gradients, self._first or self._searched, LossCourse(self._jump, self._growth))
+        losses = self._losses + self._history.count
+        return FiniteFacts(losses, self._gradients, self._first or self._searched, LossCourse(self._jump, self._growth))
 
     def _begin(self, learner: Any) -> None:
         self._learner = weakref.ref(learner)
@@ -101,28 +99,42 @@ class FiniteWatch:
     def _end(self, _: Any) -> None:
         if self._is_search:  # its NaN says nothing of the fits that follow
             self._searched, self._first, self._jump = self._first or self._searched, None, None
-            self._history = LossHistory(self._torch)
+            self._history.reset()
             self._arriving = AsyncScalars(self._torch, waits=self._stops)
-            self._recorder.subscribe("forward", self._forward, every_batch=True)
+            self._recorder.subscribe("forward", self._forward, every_batch=self._stops)
         self._learner, self._is_search = None, False
 
-    def _model(self, _: Any, args: Any) -> None:
+    def _model(self, module: Any, args: Any) -> None:
         self._device = device_type(self._torch, args)
-        self._is_counting = True
+        self._note_autocast()
+        self._count_in_every_batch(self._first is None and self._counters.may_change(module))
 
     def _forward(self, module: Any, args: Any) -> None:
-        calls, batch = self._calls, self._recorder.batches
-        if self._are_used or self._batch != batch:
-            calls.clear()
-            self._are_used, self._batch = False, batch
+        self._note_autocast()
         if self._is_counting:
-            self._is_counting = self._counters.note(module)
-        keeps = self._stops and self._torch.is_grad_enabled()
-        calls.append(ForwardCall.of(self._torch, module, args, self._device, keeps=keeps))
+            self._count_in_every_batch(self._counters.note(module))
+        if self._stops and self._torch.is_grad_enabled():
+            self._recorder.calls.keep(args)
+
+    def _note_autocast(self) -> None:
+        """Note what autocast does to the calls of the model from here on: it is not asked in each batch."""
+        self._autocast = autocast_of(self._torch, self._device)
+
+    def _count_in_every_batch(self, is_counting: bool) -> None:
+        """Note the model's numbers before each call, or no more."""
+        if is_counting != self._is_counting:
+            self._is_counting = is_counting
+            if not is_counting:
+                self._recorder.unsubscribe("forward", self._forward)
+            self._recorder.subscribe("forward", self._forward, every_batch=is_counting or self._stops)
+
+    @property
+    def _calls(self) -> list[ForwardCall]:
+        """Return the calls that led to the latest loss."""
+        return [ForwardCall(model, args, self._autocast, names) for model, args, names in self._recorder.calls.latest()]
 
     def _loss(self, tensors: Any) -> None:
-        self._are_used = True
-        value = self._finite_value(tensors)
+        value = self._history.value_of(tensors)
         if value is not None:  # nearly always: nothing else is made of it
             self._losses += 1
             if self._history.note(value, self._calls) and self._jump is None:
@@ -134,26 +146,7 @@ class FiniteWatch:
                 if self._first is None and issubclass(type(tensor), self._torch.Tensor):
                     self._look_at_loss(tensor)
         if self._stops:
-            for call in self._calls:
-                call.release()
-
-    def _finite_value(self, tensor: Any) -> float | None:
-        """Return a loss that is one finite number in host memory, else None."""
-        kind = type(tensor)
-        if kind is self._plain:  # nobody's own class: nothing of theirs is called
-            value = self._number(tensor)
-        elif issubclass(kind, self._plain):
-            with self._torch._C.DisableTorchFunctionSubclass():
-                value = self._number(tensor)
-        else:
-            return None
-        return value if type(value) is float and value - value == 0 else None
-
-    def _number(self, tensor: Any) -> Any | None:
-        """Return the value of a tensor that is one number in host memory, else None."""
-        if not tensor.is_cpu or tensor.numel() != 1 or tensor.layout is not self._torch.strided:
-            return None
-        return self._item(tensor)
+            self._recorder.calls.release()
 
     def _look_at_loss(self, tensor: Any) -> None:
         torch = self._torch
@@ -248,6 +241,7 @@ class FiniteWatch:
         )
         nan_repair.keep(self._first, self._model_of(origin))
         self._recorder.unsubscribe("forward", self._forward)
+        self._is_counting = False
         if stops:
             raise StopFit(self._error(self._first))
 

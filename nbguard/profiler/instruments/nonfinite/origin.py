@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ _DEEPEST = 3
 """Dataclasses in dataclasses that are looked into."""
 
 
-def origin_of_loss(torch: Any, calls: Sequence[ForwardCall], counters: ModuleCounters) -> Origin:
+def origin_of_loss(torch: Any, calls: Iterable[ForwardCall], counters: ModuleCounters) -> Origin:
     """Return the origin of a loss that is not finite, in the models called for it. They stay as they are."""
     models = [(call, module) for call in calls if (module := call.module()) is not None]
     note = "" if models else "no model was called in this batch"

@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nbguard.profiler.record.call_arguments import names_of
+from nbguard.profiler.record.model_calls import ArgumentsGoneError, strong
 from nbguard.scan.devices.generators import kept_generators
 from nbguard.scan.heap.attributes import TRANSPARENT, attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
-
-_GONE = object()
-_AS_THEY_ARE = frozenset((int, float, bool, str, bytes, type(None), weakref.ref))
 
 
 class NotPossibleError(Exception):
@@ -24,22 +21,12 @@ class NotPossibleError(Exception):
 
 @dataclass(slots=True)
 class ForwardCall:
-    """A call of a model, held weakly: nothing of a batch lives longer because of it, unless it was asked for by `keeps`."""
+    """A call of a model. Its arguments are held weakly: nothing of a batch lives longer because of it."""
 
     module: weakref.ref[Any]
     args: Any
     autocast: tuple[str, Any]  # the device and the dtype, None where it was off
     names: tuple[str, ...] = ()  # of the last arguments, if these are given by name
-
-    @classmethod
-    def of(cls, torch: Any, module: Any, args: Any, device: str, *, keeps: bool = False) -> ForwardCall:
-        """Note a call that is about to begin, on a device of this type. `keeps`: its arguments are there until `release`."""
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        return cls(weakref.ref(module), tuple(args) if keeps else _weak_all(args), (device, dtype), names_of(args))
-
-    def release(self) -> None:
-        """Hold the arguments weakly from now on."""
-        self.args = _weak(self.args)
 
     def inputs(self) -> Any:
         """Return the arguments.
@@ -47,41 +34,15 @@ class ForwardCall:
         Raises:
             NotPossibleError: they are gone.
         """
-        return _strong(self.args)
+        try:
+            return strong(self.args)
+        except ArgumentsGoneError:
+            raise NotPossibleError("the batch's input is not there any more") from None
 
 
-def _weak_all(args: Any) -> Any:
-    """Return the arguments of a call, held weakly: nearly always all are tensors, and nothing else is looked at."""
-    try:
-        return tuple(map(weakref.ref, args))
-    except TypeError:
-        return _weak(tuple(args))
-
-
-def _weak(value: Any) -> Any:
-    cls = type(value)
-    if cls in (tuple, list):
-        return cls([_weak(item) for item in value])
-    if cls is dict:
-        return {key: _weak(item) for key, item in value.items()}
-    if cls in _AS_THEY_ARE:
-        return value
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return _GONE
-
-
-def _strong(value: Any) -> Any:
-    cls = type(value)
-    if cls in (tuple, list):
-        return cls([_strong(item) for item in value])
-    if cls is dict:
-        return {key: _strong(item) for key, item in value.items()}
-    target = value() if cls is weakref.ref else value
-    if value is _GONE or (target is None and value is not None):
-        raise NotPossibleError("the batch's input is not there any more")
-    return target
+def autocast_of(torch: Any, device: str) -> tuple[str, Any]:
+    """Return what autocast does on a type of device from here on: the device, and the dtype, None where it is off."""
+    return device, torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def device_type(torch: Any, args: Any) -> str:
