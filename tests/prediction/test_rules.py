@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
 
 from nbguard.allocator.model.settings import AllocatorSettings
+from nbguard.prediction.emulation import operators
 from nbguard.prediction.emulation.emulation import Emulation
 from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.rules import REPLACED, TEMPORARIES
 from tests.prediction.operators import probe
+from tests.programs import docs_program
 
 _PROBE = """
 import json, torch
 from tests.prediction.operators import probe
+from tests.programs import docs_program
 cuda = torch.cuda
 counters = cuda.memory_allocated, cuda.max_memory_allocated, cuda.reset_peak_memory_stats
 print(json.dumps(probe("cuda", *counters, {has_cudnn_attention})))
@@ -41,6 +45,33 @@ def _predicted(gpu: Gpu) -> dict[str, Any]:
         found = probe("meta", allocated, lambda: model.peak_allocated, reset, gpu.architecture >= (9, 0))
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain
+
+
+class _Used(dict[Any, Any]):
+    """Rules by operator, and which of them were asked for."""
+
+    def __init__(self, rules: Mapping[Any, Any]) -> None:
+        super().__init__(rules)
+        self.rules: set[Any] = set()
+
+    def get(self, operator: Any, default: Any = None) -> Any:
+        rule = super().get(operator, default)
+        self.rules.add(rule)
+        return rule
+
+
+def test_each_rule_has_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = [_Used(TEMPORARIES), _Used(REPLACED)]
+    monkeypatch.setattr(operators, "TEMPORARIES", used[0])
+    monkeypatch.setattr(operators, "REPLACED", used[1])
+    _predicted(Gpu(name="fake", architecture=(8, 0)))
+    assert [rule.__name__ for rules in used for rule in set(rules.values()) - rules.rules] == []
+
+
+def test_the_table_of_rules_is_current() -> None:
+    """To make it anew: python docs/make_rules.py."""
+    table = docs_program("make_rules")
+    assert table.PAGE.read_text(encoding="utf-8") == table.page()
 
 
 @pytest.mark.slow

@@ -55,6 +55,7 @@ def _heads(like: Any, length: int, width: int) -> Any:
 
 
 def _efficient(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    """Return the output and, where gradients are wanted, the log of the sums of each row, rounded up to 32 rows."""
     query, value, saves = args[0], args[2], args[4]
     batch, heads, length = query.shape[:3]
     out = _heads(query, length, value.shape[-1])
@@ -63,6 +64,7 @@ def _efficient(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any
 
 
 def _efficient_backward(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
+    """Return the gradients; the product of gradient and output, and the accumulator in blocks of 64 by 64, are beside them."""
     gradient, query, key, value = args[:4]
     batch, heads, length, width = query.shape
     gradients = (
@@ -83,6 +85,7 @@ def _like(tensor: Any) -> Any:
 
 
 def _flash(device: Allocator, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the output and the log of the sums of each row; where keys are divided, the parts' results are beside them."""
     query, key = args[0], args[1]
     batch, heads, length, width = query.shape
     out = _like(query)
@@ -118,6 +121,7 @@ def _splits(gpu: Gpu, heads: int, length: int, others: int, width: int) -> int:
 
 
 def _flash_backward(device: Allocator, _: Any, args: Sequence[Any], __: Mapping[str, Any]) -> Any:
+    """Return the gradients; sums of rows, and the query's gradient in float32, are beside them, rounded up to 128 rows."""
     gradient, query, key, value, out = args[:5]
     batch, heads, length, width = query.shape
     copies = [nbytes(each) for each in (gradient, out) if not each.transpose(1, 2).is_contiguous()]

@@ -36,7 +36,7 @@ def _empty(shape: Sequence[int], like: Any, memory_format: Any) -> Any:
 
 
 def _forward(device: Allocator, operator: Any, args: Sequence[Any], _: Mapping[str, Any]) -> Any:
-    """Return the output; the copy of the input is there before it, that of the weight after it."""
+    """Return the output; a copy of the input in cuDNN's format is there before it, that of the weight after it."""
     tensor, weight = args[:2]
     memory_format = _format(tensor, weight)
     with _disable_current_modes():
@@ -48,6 +48,7 @@ def _forward(device: Allocator, operator: Any, args: Sequence[Any], _: Mapping[s
 
 
 def _backward(device: Allocator, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return the gradients; copies in cuDNN's format are beside them, and what the sum for the bias takes."""
     gradient, tensor, weight, wanted = *args[:3], args[10]
     if args[7] or tensor.ndim != 4:  # transposed, or of other dimensions
         of_input, of_weight, of_bias = operator(*args, **kwargs)

@@ -22,6 +22,7 @@ def _dropout(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any])
 
 
 def _dropout_backward(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    """Return the gradient of the input (`native_dropout_backward_cuda` in aten/src/ATen/native/cuda/Dropout.cu)."""
     return torch.empty_like(args[0])
 
 

@@ -35,24 +35,28 @@ def _empty(shape: Sequence[int], like: Any) -> Any:
 
 
 def _lstm(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    """Return both states and the workspace with the gates (`_thnn_fused_lstm_cell_cuda`)."""
     gates, _, cell = args[:3]
     workspace = _empty(gates.shape, gates)
     return _empty(cell.shape, cell), _empty(cell.shape, cell), workspace
 
 
 def _lstm_backward(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    """Return the gradients of gates, cell and bias (`_thnn_fused_lstm_cell_backward_impl_cuda`)."""
     cell, workspace, has_bias = args[2], args[4], args[5]
     gates = _empty(workspace.shape, workspace)
     return gates, _empty(cell.shape, cell), gates.sum(0) if has_bias else None
 
 
 def _gru(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    """Return the state and a workspace of five numbers for each hidden unit (`_thnn_fused_gru_cell_cuda`)."""
     hidden = args[2]
     workspace = _empty((hidden.shape[0], hidden.shape[1] * _SAVED), hidden)
     return _empty(hidden.shape, hidden), workspace
 
 
 def _gru_backward(_: Allocator, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    """Return the gradients of gates, state and biases (`_thnn_fused_gru_cell_backward_cuda`)."""
     gradient, has_bias = args[0], args[2]
     gates = [_empty((gradient.shape[0], gradient.shape[1] * 3), gradient) for _ in range(2)]
     of_hidden = _empty(gradient.shape, gradient)

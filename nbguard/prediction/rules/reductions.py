@@ -96,6 +96,7 @@ def _output_vector(reduced: list[Span], kept: list[Span]) -> int:
 
 
 def _sum(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the buffer of float32 or int64 accumulators, after a copy of integers as int64 (`sum_kernel_cuda`)."""
     tensor, dims = args[0], argument(args, kwargs, 1, "dim")
     dims = dims if isinstance(dims, (list, tuple)) else None
     if tensor.dtype.is_floating_point:
@@ -111,25 +112,30 @@ def _count(gpu: Gpu, args: Sequence[Any], _: Mapping[str, Any]) -> tuple[int, ..
 
 
 def _norm(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the buffer of float32 accumulators, float64 for such a tensor (`norm_launch_kernel` in ReduceNormKernel.cu)."""
     return buffers(gpu, args[0], argument(args, kwargs, 2, "dim"), 8 if args[0].dtype == torch.float64 else 4)
 
 
 def _variance(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the buffer of accumulators of 16 bytes: mean, sum of squares, counts (`WelfordData` in SharedReduceOps.h)."""
     dims = argument(args, kwargs, 1, "dim")
-    return buffers(gpu, args[0], dims if isinstance(dims, (list, tuple)) else None, 16)  # WelfordData
+    return buffers(gpu, args[0], dims if isinstance(dims, (list, tuple)) else None, 16)
 
 
 def _extreme(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the buffer of accumulators of the tensor's own type (ReduceMaxValuesKernel.cu, ReduceMinValuesKernel.cu)."""
     dims = argument(args, kwargs, 1, "dim", ())
     return buffers(gpu, args[0], dims if isinstance(dims, (list, tuple)) else None, args[0].element_size())
 
 
 def _place(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the buffer of accumulators of 16 bytes, a value and its index (ReduceArgMaxKernel.cu, ReduceArgMinKernel.cu)."""
     dim = argument(args, kwargs, 1, "dim")
-    return buffers(gpu, args[0], [dim] if isinstance(dim, int) else None, 16)  # a value and its index
+    return buffers(gpu, args[0], [dim] if isinstance(dim, int) else None, 16)
 
 
 def _truth(gpu: Gpu, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the buffer of accumulators of one byte (ReduceLogicKernel.cu)."""
     return buffers(gpu, args[0], [argument(args, kwargs, 1, "dim")], 1)
 
 
