@@ -25,7 +25,10 @@ NOT_RUN = {
 }
 """Pages with blocks that no test runs, and why."""
 
-INSTALLED = {"pip install ."}
+INSTALLED = {
+    "python3 -m venv ~/env && . ~/env/bin/activate && pip install torch   # only where there is no environment yet",
+    "pip install .",
+}
 """Lines of a shell that setup/readme runs on a bare Debian."""
 
 
