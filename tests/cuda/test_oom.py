@@ -64,7 +64,7 @@ def test_a_plain_cell(notebook: Notebook, attach: bool) -> None:
     assert asked["line"]["text"].startswith("def mib(n")
     assert (card["taken"], card["had"]) == (800 * MIB, 124 * MIB)
     smaller, best = card["fixes"][:2]
-    assert smaller["words"].startswith("a smaller batch"), "the cell took most of the device"
+    assert smaller["words"].startswith("a smaller tensor"), "the cell took most of the device, and no model ran"
     assert (best["commands"], best["nbytes"], best["enough"]) == (["%reset_gpu"], 800 * MIB, False)
     _run(kernel, best)
     assert _card(kernel)["had"] == 924 * MIB
