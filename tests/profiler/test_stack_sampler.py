@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -34,6 +35,30 @@ def test_a_function_is_seen_with_its_line_and_the_thread_ends() -> None:
     assert line.first < line.line <= line.first + 2
     assert list(samples.moments) == sorted(samples.moments)
     assert "nbguard stacks" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_nothing_is_collected_while_a_stack_is_walked_and_the_settings_are_as_before() -> None:
+    """A collection may let the fit's thread run, and CPython 3.11 crashes where a frame ends that is walked."""
+    walking = []
+
+    def collects(*_: Any) -> None:
+        frame: Any = sys._getframe(1)
+        walking.append(frame.f_code.co_name == "_stack_of")
+
+    interval, thresholds, sampler = sys.getswitchinterval(), gc.get_threshold(), StackSampler()
+    gc.callbacks.append(collects)
+    gc.set_threshold(1, 1000, 1000)
+    try:
+        with recording(sampler):
+            busy_until(20, sampler)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(collects)
+
+    assert walking
+    assert not any(walking)
+    assert gc.isenabled()
+    assert sys.getswitchinterval() == interval
 
 
 def test_the_sampler_counts_its_own_time_and_what_the_machine_gave_to_others() -> None:

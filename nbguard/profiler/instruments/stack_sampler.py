@@ -5,6 +5,7 @@ Another thread looks: at first every 8 ms, in longer fits more rarely, up to eve
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -31,6 +32,8 @@ _CALLERS = 256
 """Calls that a loop makes whose stacks are kept,"""
 _OF_A_LOOP = 12
 """and of these, calls for a loss, a step and cleared gradients: the first of each loop."""
+_TURN = 1.0
+"""Seconds for which a thread that looks may hold the interpreter's lock: a look takes some ten microseconds."""
 _SCHEDSTAT = 64
 """Bytes of `/proc/…/schedstat` that are read: nanoseconds on a processor, nanoseconds waiting for one, and turns."""
 
@@ -108,24 +111,23 @@ class StackSampler:
 
     def _look(self) -> None:
         """Look now and then; this is what the thread runs."""
-        clock, frames = self._clock, sys._current_frames
+        clock = self._clock
         begin, pause = clock(), _SHORTEST
         while not self._ended.acquire(timeout=pause):
             moment = clock()
             try:
-                self._note(moment, frames().get(self._of))
+                self._note(moment, _stack_of_thread(self._of))
             except Exception:  # noqa: BLE001 - out of memory: what was seen so far is worth something, and nobody hears of it here
                 return
             self._took = time.thread_time_ns()
             pause = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
 
-    def _note(self, moment: int, frame: FrameType | None) -> None:
-        key = _stack_of(frame)
-        number = self._numbers.get(key)
+    def _note(self, moment: int, stack: _Stack) -> None:
+        number = self._numbers.get(stack)
         if number is None:
             if len(self._numbers) >= _MOST:
                 return
-            number = self._numbers[key] = len(self._numbers)
+            number = self._numbers[stack] = len(self._numbers)
         if self._schedstat is not None:
             self._waits.append(int(os.pread(self._schedstat, _SCHEDSTAT, 0).split()[1]))
         self._moments.append(moment)
@@ -155,6 +157,23 @@ class StackSampler:
             took=self._took,
             waits=tuple(self._waits),
         )
+
+
+def _stack_of_thread(thread: int) -> _Stack:
+    """Return the stack of another thread, which does not run meanwhile.
+
+    It would run if a garbage collection came between two frames, or if the turn of this thread ended there. CPython 3.11 may
+    crash then: a frame that has ended is walked (python/cpython issue 99110, getsentry/sentry-python issue 2386).
+    """
+    collects, interval = gc.isenabled(), sys.getswitchinterval()
+    gc.disable()
+    sys.setswitchinterval(_TURN)
+    try:
+        return _stack_of(sys._current_frames().get(thread))
+    finally:
+        sys.setswitchinterval(interval)
+        if collects:
+            gc.enable()
 
 
 def _stack_of(frame: FrameType | None) -> _Stack:
