@@ -44,8 +44,7 @@ class ForeseenBatch:
         """Tell the analysis what was foreseen of its failure, unless more is held by now."""
         oom, last = analysis.facts.oom, self._last
         if oom is not None and last is not None and last.failure == _failure(oom) and _kept(analysis) <= last.kept:
-            items: int | None = last.items
-            analysis.know(batch_that_fits, items)
+            analysis.know(batch_that_fits, last.items)
 
 
 def _search(analysis: Analysis, oom: OomFact, namespace: dict[str, Any], seconds: float) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import linecache
 import re
+import traceback
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -82,18 +83,16 @@ def _failure(kind: str, message: str, module: tuple[str, Any] | None, line: Line
     )
 
 
-def _of_traceback(traceback: TracebackType | None, paths: dict[int, str]) -> tuple[tuple[str, Any] | None, Line | None]:
+def _of_traceback(trace: TracebackType | None, paths: dict[int, str]) -> tuple[tuple[str, Any] | None, Line | None]:
     """Return (path and module, line) of the innermost forward pass in a traceback; else the innermost line outside of torch."""
     module, line, last = None, None, None
-    while traceback is not None:
-        frame = traceback.tb_frame
-        here = frame.f_code.co_filename, traceback.tb_lineno, frame.f_code.co_name
+    for frame, number in traceback.walk_tb(trace):
+        here = frame.f_code.co_filename, number, frame.f_code.co_name
         if not _is_inner(here[0]):
             last = here
             own = frame.f_locals.get("self")
             if id(own) in paths and isinstance(own, nn.Module):
                 module, line = (paths[id(own)], own), here
-        traceback = traceback.tb_next
     return module, line or last
 
 

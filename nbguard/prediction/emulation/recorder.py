@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import traceback
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -221,18 +222,11 @@ def _is_users(frame: Any) -> bool:
 
 def line_of(error: BaseException) -> str:
     """Return the line of the user's code in which an error was raised, in words; empty: it was in a library's."""
-    lines = [(each.tb_frame, each.tb_lineno) for each in _tracebacks(error) if _is_users(each.tb_frame)]
+    lines = [(frame, number) for frame, number in traceback.walk_tb(error.__traceback__) if _is_users(frame)]
     if not lines:
         return ""
     frame, number = lines[-1]
     return _words(frame.f_code.co_name, str(frame.f_globals.get("__name__", "")), frame.f_code.co_filename, number)
-
-
-def _tracebacks(error: BaseException) -> Iterator[Any]:
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback
-        traceback = traceback.tb_next
 
 
 def _words(function: str, module: str, file: str, number: int) -> str:

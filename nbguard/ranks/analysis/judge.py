@@ -20,9 +20,7 @@ def diagnosed(job: JobFacts) -> RankDiagnosis:
     job = replace(job, ranks=tuple(map(_let_down, job.ranks)))
     for fault in _faults(job, groups_of(job)):
         if faults and fault.kind == "died":  # it may be of another fault, which stands before it
-            fault = replace(
-                fault, remedy="mend what stands above first: gloo ends a process that is sent more than it waits for"
-            )
+            fault = replace(fault, remedy=_ENDED_BY_IT)
         if not any(fault.kind == other.kind and fault.ranks == other.ranks for other in faults):
             faults.append(fault)
     if not faults:
