@@ -30,11 +30,17 @@ def unit_of(nbytes: int) -> tuple[int, str]:
 
 
 def format_bytes(nbytes: int | None) -> str:
-    """Return `nbytes` with its unit, e.g. '3.05 GiB', '512 B'; an unknown amount (None) is '?'."""
+    """Return `nbytes` with its unit, e.g. '3.05 GiB', '512 B'; an unknown amount (None) is '?'.
+
+    Halves of a hundredth go up, as in a column and in the browser: cuBLAS's workspace of 8.125 MiB is 8.13 MiB everywhere.
+    """
     if nbytes is None:
         return "?"
     size, name = unit_of(abs(nbytes))
-    return f"{nbytes} B" if size == 1 else f"{nbytes / size:.2f} {name}"
+    if size == 1:
+        return f"{nbytes} B"
+    hundredths = (200 * abs(nbytes) + size) // (2 * size)
+    return f"{'-' if nbytes < 0 else ''}{hundredths // 100}.{hundredths % 100:02} {name}"
 
 
 def signed(nbytes: int) -> str:

@@ -16,6 +16,8 @@ from nbguard.units import GiB, KiB, MiB, format_bytes, format_column, format_tim
         (KiB, "1.00 KiB"),
         (1536 * KiB, "1.50 MiB"),
         (3 * GiB + 54 * MiB, "3.05 GiB"),
+        (8 * MiB + 128 * KiB, "8.13 MiB"),
+        (-8 * MiB - 128 * KiB, "-8.13 MiB"),
         (None, "?"),
     ],
 )
@@ -33,6 +35,11 @@ def test_a_column_re_adds_to_its_total_as_shown(values: list[int]) -> None:
     if size > 1:
         shown = sum(round(_number(figure) * 100) for figure in figures)
         assert shown == (sum(values) * 200 + size) // (2 * size)
+
+
+@given(st.integers(0, 1600 * KiB).map(lambda eighths: eighths * MiB // 8))
+def test_one_figure_reads_alike_alone_and_in_a_column(nbytes: int) -> None:
+    assert format_column([nbytes]) == [format_bytes(nbytes)]
 
 
 @given(st.lists(st.integers(0, 200 * GiB), min_size=1, max_size=30))
