@@ -122,7 +122,7 @@ def test_a_few_batches_that_stall() -> None:  # foreign.md 33
     assert " batches stall in `stalls` (test_lost_time.py:" in report.first[0]
     assert "do it outside of the loop" in report.first[0]
     (finding,) = [finding for finding in report.findings if finding.kind == "stall"]
-    assert "training batch 20, 31, " in finding.evidence
+    assert "training batches 20, 31, " in finding.evidence
 
 
 def test_starting_many_workers_for_few_items() -> None:  # foreign.md 03

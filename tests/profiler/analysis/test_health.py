@@ -243,7 +243,9 @@ def test_a_loss_that_grows_without_bounds_is_the_learning_rate() -> None:
 def test_places_of_values_that_are_not_finite_in_a_batch() -> None:
     first = NotFinite(of="loss", value="NaN", place=BatchPosition(3, 1), origin=Origin(kind="input", root="Net", items=(4, 5)))
 
-    assert "its data are not finite (item 4, 5 of the batch, from 0)" in nan_findings(FiniteFacts(9, 1, first))[0].change
+    assert (
+        "its data are not finite (items 4, 5 of the batch, counted from 0)" in nan_findings(FiniteFacts(9, 1, first))[0].change
+    )
 
 
 def test_gradients_thrown_away_for_nothing_and_many_optimizers() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from nbguard.profiler.analysis.report import EpochRow, FitFinding, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batch, Batches
+from nbguard.profiler.analysis.time.hot_code import HotCode
+from nbguard.profiler.analysis.time.libraries import LIBRARY_WORK
 from nbguard.profiler.analysis.time.lost_time import lost_time
 from nbguard.profiler.analysis.time.stacks import StackSamples
 from tests.profiler.analysis.timings import MS
@@ -94,7 +96,7 @@ def test_few_long_batches_stall_and_many_are_usual() -> None:
     stalls = lost(WORK, steps=(*(10,) * 20, 510, *(10,) * 9, 610, *(10,) * 9))
     (finding,) = stalls
     assert finding.what == "2 batches stall in other code: 1.10 s together"
-    assert finding.evidence.endswith("the longest takes 610 ms, a usual one 10.0 ms; training batch 21, 31")
+    assert finding.evidence.endswith("the longest takes 610 ms, a usual one 10.0 ms; training batches 21, 31")
     assert finding.total == 1100 * MS
     assert lost(WORK, steps=(10, 10, 10, *(10, 310) * 20)) == []
     assert lost(WORK, steps=(*(10,) * 39, 60)) == []
@@ -118,3 +120,25 @@ def test_the_time_that_a_fit_waited_for_a_processor_is_taken_from_the_looks_arou
     assert samples.held_up(150, 250) == 22
     assert samples.held_up(0, 1000) == 27
     assert StackSamples(moments=(100,)).held_up(0, 200) == 0
+
+
+def of_library(milliseconds: int, group: Group, *, fit: int = 600, validation: int = 0) -> list[FitFinding]:
+    """Return the findings on a library that saves checkpoints, in a fit of so many milliseconds."""
+    saving = HotCode(kind="library", work=LIBRARY_WORK[1], times={(group, phases.OTHER): milliseconds * MS}, batches=8)
+    made = rows(("batch", phases.OTHER, fit), *((("validation", phases.FORWARD, validation),) if validation else ()))
+    wall = sum(row.total for row in made)
+    timing = Timing(wall=wall, rows=made, batches=40, warm_up=3, step=10 * MS, epochs=())
+    return list(lost_time(timing, Batches(batches=(), outside={}, start=0, wall=wall), (), (saving,), NO_STACKS))
+
+
+def test_a_librarys_work_is_named_in_a_short_fit_too() -> None:
+    """Deliberately below what code without a name must take: the name is no guess."""
+    (finding,) = of_library(150, "batch")
+
+    assert (finding.what, finding.total) == ("Lightning's `ModelCheckpoint` takes 150 ms", 150 * MS)
+    assert of_library(40, "batch", fit=300) == []
+
+
+def test_a_librarys_work_beside_validation_is_told_once_and_in_no_passes() -> None:
+    assert [finding.what for finding in of_library(400, "around")] == ["Lightning's `ModelCheckpoint` takes 400 ms"]
+    assert [finding.kind for finding in of_library(400, "batch", validation=50)] == ["library"]

@@ -218,7 +218,8 @@ def _too_long_steps(first: NotFinite, what: str) -> FitFinding:
 
 def _places(items: tuple[int, ...]) -> str:
     """Return the places in a batch in words."""
-    return f" (item {', '.join(map(str, items))} of the batch, from 0)" if items else ""
+    numbers = ", ".join(map(str, items))
+    return f" ({'item' if len(items) == 1 else 'items'} {numbers} of the batch, counted from 0)" if items else ""
 
 
 def evidence_of(origin: Origin) -> str:

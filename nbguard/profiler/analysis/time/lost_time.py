@@ -29,6 +29,8 @@ _NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.15, 
 """The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
 _NOTICED = 200_000_000
 """Nanoseconds of a fit: less is not worth a word, however short the fit."""
+_NOTICED_WORK = 50_000_000
+"""The same of a library's work beside training that is known by name: a few looks are enough to tell it."""
 _MUCH_VALIDATION = 0.40
 """Share of the wall time up to which validation is what one expects: it runs the model as often, or nearly."""
 _MUCH_CODE = 0.25
@@ -78,8 +80,13 @@ def lost_time(
     yield from _around(timing, of_fastai, hot)
 
 
-def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE) -> bool:
-    return nanoseconds >= max(_NOTICED, share * timing.wall)
+def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE, noticed: int = _NOTICED) -> bool:
+    return nanoseconds >= max(noticed, share * timing.wall)
+
+
+def _is_of_validation(code: HotCode) -> bool:
+    """Say whether half of a library's work, or more, is in validation."""
+    return 2 * code.within("validation") >= code.total
 
 
 def _rows(timing: Timing, group: Group) -> list[TimeRow]:
@@ -193,7 +200,8 @@ def _validating(timing: Timing, rows: Sequence[TimeRow], total: int, hot: Sequen
     least = LARGE if is_often else _MUCH_VALIDATION
     named = [code for code in hot if code.kind in ("function", "hook") and _is_large(timing, code.total)]
     rest = total - sum(code.within("validation") for code in named)
-    by_kind = {code.kind: code for code in reversed(hot) if 10 * code.within("validation") >= total}
+    much = [code for code in hot if 10 * code.within("validation") >= total and (code.work is None or _is_of_validation(code))]
+    by_kind = {code.kind: code for code in reversed(much)}
     library, users = by_kind.get("library"), by_kind.get("validation")
     if library is not None and library.work is not None:
         rest += library.total - library.within("validation")
@@ -215,7 +223,7 @@ def _around(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCode]) 
             what = f"importing modules takes {format_time(code.total)}"
             finding = _finding("imports", timing, code.total, what, "nothing: only the first fit of a process pays for it")
             yield replace(finding, severity="note")
-        if code.work is not None and 2 * code.within("validation") < code.total and _is_large(timing, code.total):
+        if code.work is not None and not _is_of_validation(code) and _is_large(timing, code.total, noticed=_NOTICED_WORK):
             what = f"{code.work.what} takes {format_time(code.total)}"
             yield _finding("library", timing, code.total, what, code.work.change, _shares(code))
     for row in _rows(timing, "around"):
@@ -265,7 +273,7 @@ def _stalls(
         return None, None  # no rare work of the fit's: the machine did something else, or a library
     longest = max(batch.step for _, batch in stalled)
     numbers = ", ".join(f"{number}" for number, _ in stalled[:4]) + (", …" if len(stalled) > 4 else "")
-    evidence = f"the longest takes {format_time(longest)}, a usual one {format_time(usual)}; training batch {numbers}"
+    evidence = f"the longest takes {format_time(longest)}, a usual one {format_time(usual)}; training {'batch' if len(stalled) == 1 else 'batches'} {numbers}"
     place, where = phase, f"look for {_RARE.get(phase, f'rare work in {phase}')}"
     if code is not None and code.line is not None:
         place, where = _name(code, code.line), "do less in it, or do it outside of the loop"
