@@ -273,7 +273,8 @@ def _stalls(
         return None, None  # no rare work of the fit's: the machine did something else, or a library
     longest = max(batch.step for _, batch in stalled)
     numbers = ", ".join(f"{number}" for number, _ in stalled[:4]) + (", …" if len(stalled) > 4 else "")
-    evidence = f"the longest takes {format_time(longest)}, a usual one {format_time(usual)}; training {'batch' if len(stalled) == 1 else 'batches'} {numbers}"
+    noun = "batch" if len(stalled) == 1 else "batches"
+    evidence = f"the longest takes {format_time(longest)}, a usual one {format_time(usual)}; training {noun} {numbers}"
     place, where = phase, f"look for {_RARE.get(phase, f'rare work in {phase}')}"
     if code is not None and code.line is not None:
         place, where = _name(code, code.line), "do less in it, or do it outside of the loop"
