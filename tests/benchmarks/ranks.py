@@ -2,12 +2,14 @@
 
     python tests/benchmarks/ranks.py [--rounds 60] [--steps 60] [--fit tabular] [--instructions]
 
-Each step is a forward and a backward pass, the optimizer's step, and one `all_reduce` of the loss from Python: the one call that
-the watch notes, as DistributedDataParallel makes its own in C++. `tabular` is the smallest fit that people run on several
+Each step is a forward and a backward pass, the optimizer's step, and one `all_reduce` of the loss from Python: the one call
+that the watch notes, as DistributedDataParallel makes its own in C++. `tabular` is the smallest fit that people run on several
 processes: 7 embeddings and layers of 200 and 100 with batch norm, as of fastai's tabular models, a batch of 64, Adam. `bare` is
-less than anybody fits: three layers, SGD. Turns come in threes, of which one is watched: it is held against the two others, and these against each other, which
-tells how far turns differ that should not. Said are medians over the rounds with their 95 % range, of the processor time of
-the fit's thread:
+less than anybody fits: three layers, SGD.
+
+Turns come in threes, of which one is watched: it is held against the two others, and these against each other, which tells how
+far turns differ that should not. Said are medians over the rounds with their 95 % range, of the processor time of the fit's
+thread:
 
 - whole: a new watch for each turn of some steps; its making and its end are said apart.
 - calls: single steps in one watch, of which only every third is noted: its neighbours are milliseconds away, so that this tells
@@ -46,7 +48,7 @@ _COUNTED = 200
 """Steps whose instructions are counted."""
 
 
-class Tabular(torch.nn.Module):
+class Tabular(torch.nn.Module):  # type: ignore[misc]
     """A network over columns of a table, with the sizes that fastai gives one over its sample of the census."""
 
     def __init__(self) -> None:
@@ -88,7 +90,7 @@ def fit(name: str) -> Callable[[], None]:
     torch.manual_seed(0)
     network, batch, kind = FITS[name]()
     model = torch.nn.parallel.DistributedDataParallel(network)
-    optimizer = kind(model.parameters(), lr=1e-3)  # type: ignore[call-arg]
+    optimizer = kind(model.parameters(), lr=1e-3)
 
     def step() -> None:
         loss = model(*batch).square().mean()

@@ -105,3 +105,17 @@ def test_a_call_of_its_own_in_the_midst_of_the_batches_may_be_one_too_many() -> 
     assert (cause.kind, cause.ranks) == ("uneven batches", (0,))
     assert "rank 0 has had fewer batches, or calls something more" in cause.what
     assert "none under `if rank == …`" in cause.remedy
+
+
+def test_groups_in_another_order_are_said_once_and_not_again_from_the_other_side() -> None:
+    groups = (("0", (0, 1, 2)), ("1", (0, 1)))
+    waits = CollectiveCall(group="1", position=6, name="all_reduce", place="train.py:63", is_done=False)
+    common = CollectiveCall(group="0", position=1, name="broadcast", place="train.py:58")
+    barrier = CollectiveCall(group="0", position=2, name="barrier", place="train.py:64", is_done=False)
+    job = tuple(
+        RankFacts(rank=rank, world=3, state="running", calls=(common, waits if rank == 0 else barrier), groups=groups)
+        for rank in range(3)
+    )
+
+    (cause,) = diagnosed(JobFacts(3, job)).faults
+    assert (cause.kind, cause.ranks) == ("order", (0, 1, 2))

@@ -21,7 +21,7 @@ def diagnosed(job: JobFacts) -> RankDiagnosis:
     for fault in _faults(job, groups_of(job)):
         if faults and fault.kind == "died":  # it may be of another fault, which stands before it
             fault = replace(fault, remedy=_ENDED_BY_IT)
-        if not any(fault.kind == other.kind and fault.ranks == other.ranks for other in faults):
+        if not any(fault.kind == other.kind and set(fault.ranks) <= set(other.ranks) for other in faults):
             faults.append(fault)
     if not faults:
         faults.extend(absence_faults.same_call(groups_of(job)))
