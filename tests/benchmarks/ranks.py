@@ -48,7 +48,7 @@ _COUNTED = 200
 """Steps whose instructions are counted."""
 
 
-class Tabular(torch.nn.Module):  # type: ignore[misc]
+class Tabular(torch.nn.Module):
     """A network over columns of a table, with the sizes that fastai gives one over its sample of the census."""
 
     def __init__(self) -> None:
@@ -71,12 +71,12 @@ _CATEGORIES = ((10, 6), (17, 8), (8, 5), (16, 8), (7, 5), (6, 4), (3, 3))
 """Of each column how many, and the size of its embedding."""
 
 
-def tabular() -> tuple[torch.nn.Module, Sequence[torch.Tensor], type[torch.optim.Optimizer]]:
+def tabular() -> tuple[torch.nn.Module, Sequence[torch.Tensor], Callable[..., torch.optim.Optimizer]]:
     """Return a network over a table, a batch, and its optimizer."""
     return Tabular(), (torch.randint(0, 3, (64, len(_CATEGORIES))), torch.randn(64, 3)), torch.optim.Adam
 
 
-def bare() -> tuple[torch.nn.Module, Sequence[torch.Tensor], type[torch.optim.Optimizer]]:
+def bare() -> tuple[torch.nn.Module, Sequence[torch.Tensor], Callable[..., torch.optim.Optimizer]]:
     """Return three layers, a batch, and their optimizer."""
     layers = (torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
     return torch.nn.Sequential(*layers), (torch.randn(64, 64),), torch.optim.SGD
