@@ -150,6 +150,7 @@ class HangWatchdog:
             works=standing is not None and self._main.works(),
             error=error,
             error_place=line if error else "",
+            error_caller=caller if error else "",
             at=time.time(),
             nccl=notes_of_nccl(),
         )

@@ -1,11 +1,15 @@
 """What `watch_ranks` costs a step: two ranks on gloo with DistributedDataParallel, with the watch and without it in turns.
 
-    python tests/benchmarks/ranks.py [--rounds 60] [--steps 60] [--instructions]
+    python tests/benchmarks/ranks.py [--rounds 60] [--steps 60] [--fit tabular] [--instructions]
 
-Each step is a forward and a backward pass, the optimizer's step, and one `all_reduce` of the loss from Python, which the watch
-notes. Turns come in threes, of which one is watched: it is held against the two others, and these against each other, which
-tells how far turns differ that should not. Said are medians over the rounds with their 95 % range, of the processor time of
-the fit's thread:
+Each step is a forward and a backward pass, the optimizer's step, and one `all_reduce` of the loss from Python: the one call
+that the watch notes, as DistributedDataParallel makes its own in C++. `tabular` is the smallest fit that people run on several
+processes: 7 embeddings and layers of 200 and 100 with batch norm, as of fastai's tabular models, a batch of 64, Adam. `bare` is
+less than anybody fits: three layers, SGD.
+
+Turns come in threes, of which one is watched: it is held against the two others, and these against each other, which tells how
+far turns differ that should not. Said are medians over the rounds with their 95 % range, of the processor time of the fit's
+thread:
 
 - whole: a new watch for each turn of some steps; its making and its end are said apart.
 - calls: single steps in one watch, of which only every third is noted: its neighbours are milliseconds away, so that this tells
@@ -18,6 +22,7 @@ It never fails by time.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import re
 import socket
@@ -37,26 +42,58 @@ import torch.distributed as dist
 import nbguard
 from nbguard.ranks import watchdog
 
-WIDTHS = (256, 1024)
-"""Of the model's layers: steps of some 1.5 ms and some 10 ms."""
 _WARM = 10
 """Steps of each turn that are not measured: to begin a watch takes what the processor's caches held of the fit."""
 _COUNTED = 200
 """Steps whose instructions are counted."""
 
 
-def fit(width: int) -> Callable[[], None]:
+class Tabular(torch.nn.Module):
+    """A network over columns of a table, with the sizes that fastai gives one over its sample of the census."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = torch.nn.ModuleList(torch.nn.Embedding(n, size) for n, size in _CATEGORIES)
+        self.norm = torch.nn.BatchNorm1d(3)
+        widths = (sum(size for _, size in _CATEGORIES) + 3, 200, 100)
+        layers = [
+            torch.nn.Sequential(torch.nn.Linear(before, after, bias=False), torch.nn.ReLU(), torch.nn.BatchNorm1d(after))
+            for before, after in itertools.pairwise(widths)
+        ]
+        self.layers = torch.nn.Sequential(*layers, torch.nn.Linear(100, 2))
+
+    def forward(self, categories: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        embedded = [embedding(categories[:, at]) for at, embedding in enumerate(self.embeddings)]
+        return self.layers(torch.cat([*embedded, self.norm(values)], 1))
+
+
+_CATEGORIES = ((10, 6), (17, 8), (8, 5), (16, 8), (7, 5), (6, 4), (3, 3))
+"""Of each column how many, and the size of its embedding."""
+
+
+def tabular() -> tuple[torch.nn.Module, Sequence[torch.Tensor], Callable[..., torch.optim.Optimizer]]:
+    """Return a network over a table, a batch, and its optimizer."""
+    return Tabular(), (torch.randint(0, 3, (64, len(_CATEGORIES))), torch.randn(64, 3)), torch.optim.Adam
+
+
+def bare() -> tuple[torch.nn.Module, Sequence[torch.Tensor], Callable[..., torch.optim.Optimizer]]:
+    """Return three layers, a batch, and their optimizer."""
+    layers = (torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    return torch.nn.Sequential(*layers), (torch.randn(64, 64),), torch.optim.SGD
+
+
+FITS = {"tabular": tabular, "bare": bare}
+
+
+def fit(name: str) -> Callable[[], None]:
     """Return a step of a fit."""
     torch.manual_seed(0)
-    layers = torch.nn.Sequential(
-        torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, width), torch.nn.Linear(width, 8)
-    )
-    model = torch.nn.parallel.DistributedDataParallel(layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x = torch.randn(64, 64)
+    network, batch, kind = FITS[name]()
+    model = torch.nn.parallel.DistributedDataParallel(network)
+    optimizer = kind(model.parameters(), lr=1e-3)
 
     def step() -> None:
-        loss = model(x).square().mean()
+        loss = model(*batch).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -144,41 +181,39 @@ def thread_time() -> float:
     return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e9
 
 
-def measure(width: int, rounds: int, steps: int, says: bool) -> None:
+def measure(name: str, rounds: int, steps: int, says: bool) -> None:
     """Run the rounds, and say what came out."""
-    step = fit(width)
+    step = fit(name)
     turn(step, 20)
     turns, around = whole(step, rounds, steps)
     single, share = calls(step, rounds * steps // 3)
     if says:
-        print(f"width {width}: a step takes {1e3 * turns.plain:.2f} ms of processor time")
+        print(f"{name}: a step takes {1e3 * turns.plain:.2f} ms of processor time")
         print(f"  whole: watched turns take {turns.words()}")
         print(f"  calls: steps that are noted take {single.words()}")
         print(f"  its thread takes {share:.3%} of a core; to begin and to end a watch takes {1e3 * around:.1f} ms", flush=True)
 
 
-def counted(width: int, steps: int, is_watched: bool) -> None:
+def counted(name: str, steps: int, is_watched: bool) -> None:
     """Run steps whose instructions valgrind counts; the watch's thread, which goes by the clock, only looks once."""
     vars(watchdog)["_EVERY"] = 1e6
-    step = fit(width)
+    step = fit(name)
     with nbguard.watch_ranks(timeout=1e7) if is_watched else nullcontext():
         turn(step, _WARM + steps)
         os._exit(0)
 
 
-def instructions(width: int) -> tuple[float, float]:
+def instructions(name: str) -> tuple[float, float]:
     """Return the instructions of a step, without the watch and with it."""
-    plain, watched = (
-        (_counted(width, _COUNTED, which) - _counted(width, 0, which)) / _COUNTED for which in ("plain", "watched")
-    )
+    plain, watched = ((_counted(name, _COUNTED, which) - _counted(name, 0, which)) / _COUNTED for which in ("plain", "watched"))
     return plain, watched
 
 
-def _counted(width: int, steps: int, which: str) -> int:
+def _counted(name: str, steps: int, which: str) -> int:
     """Return the instructions of the rank that has more of them: of its start, and of some steps."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={folder}/out.%p"]
-        rank = [sys.executable, __file__, "--count", str(width), str(steps), which]
+        rank = [sys.executable, __file__, "--count", name, str(steps), which]
         subprocess.run([*command, f"--log-file={folder}/log.%p", *rank], check=True, env={**os.environ, "TMPDIR": folder})
         texts = (path.read_text() for path in Path(folder).glob("log.*"))
         return max(int(count[1].replace(",", "")) for text in texts if (count := re.search(r"I\s+refs:\s+([\d,]+)", text)))
@@ -191,12 +226,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--instructions", action="store_true")
     parser.add_argument("--count", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--fit", choices=FITS)
     asked = parser.parse_args()
+    names = [asked.fit] if asked.fit else list(FITS)
     if asked.instructions:
-        for width in WIDTHS:
-            plain, watched = instructions(width)
+        for name in names:
+            plain, watched = instructions(name)
             share = f"{watched / plain - 1:+.2%}"
-            print(f"width {width}: {plain / 1e6:.3f} M instructions a step, watched {watched / 1e6:.3f} M: {share}", flush=True)
+            print(f"{name}: {plain / 1e6:.3f} M instructions a step, watched {watched / 1e6:.3f} M: {share}", flush=True)
         return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -207,9 +244,9 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if asked.count:
-        counted(int(asked.count[0]), int(asked.count[1]), asked.count[2] == "watched")
-    for width in WIDTHS:
-        measure(width, asked.rounds, asked.steps * WIDTHS[0] // width, says=other != 0)
+        counted(asked.count[0], int(asked.count[1]), asked.count[2] == "watched")
+    for name in names:
+        measure(name, asked.rounds, asked.steps, says=other != 0)
     dist.destroy_process_group()
     if other:
         os.waitpid(other, 0)

@@ -29,6 +29,25 @@ def test_a_rank_that_ran_out_of_batches_and_ended_is_the_cause_of_the_others_err
     assert "Join([model])" in cause.remedy
 
 
+def test_a_collective_that_an_error_broke_off_has_the_line_of_the_error_where_the_recorder_tells_none() -> None:
+    """As where it was asked before its first dump with stacks, which takes seconds."""
+    lineless = tuple(replace(call, place="", caller="") for call in batches(8))
+    ended = RankFacts(rank=1, world=2, state="ended", calls=lineless[:7], at=10.0)
+    let_down = RankFacts(
+        rank=0,
+        world=2,
+        state="raised",
+        calls=lineless,
+        error=ECHO,
+        error_place="train.py:33",
+        error_caller="DDP backward",
+        at=11.0,
+    )
+
+    cause = diagnosed(JobFacts(2, (let_down, ended))).faults[0]
+    assert (cause.kind, cause.ranks, cause.collective, cause.place) == ("uneven batches", (1,), "all_reduce", "train.py:33")
+
+
 def test_an_echo_of_a_rank_that_raised_is_not_taken_for_uneven_batches() -> None:
     raised = RankFacts(rank=1, world=2, state="raised", calls=batches(7), error="ValueError: a broken image", at=10.0)
     let_down = RankFacts(rank=0, world=2, state="raised", calls=batches(8), error=ECHO, at=11.0)
@@ -86,3 +105,17 @@ def test_a_call_of_its_own_in_the_midst_of_the_batches_may_be_one_too_many() -> 
     assert (cause.kind, cause.ranks) == ("uneven batches", (0,))
     assert "rank 0 has had fewer batches, or calls something more" in cause.what
     assert "none under `if rank == …`" in cause.remedy
+
+
+def test_groups_in_another_order_are_said_once_and_not_again_from_the_other_side() -> None:
+    groups = (("0", (0, 1, 2)), ("1", (0, 1)))
+    waits = CollectiveCall(group="1", position=6, name="all_reduce", place="train.py:63", is_done=False)
+    common = CollectiveCall(group="0", position=1, name="broadcast", place="train.py:58")
+    barrier = CollectiveCall(group="0", position=2, name="barrier", place="train.py:64", is_done=False)
+    job = tuple(
+        RankFacts(rank=rank, world=3, state="running", calls=(common, waits if rank == 0 else barrier), groups=groups)
+        for rank in range(3)
+    )
+
+    (cause,) = diagnosed(JobFacts(3, job)).faults
+    assert (cause.kind, cause.ranks) == ("order", (0, 1, 2))

@@ -52,6 +52,7 @@ class RankFacts:
     works: bool = False  # whether its main thread has used the processor in that time
     error: str = ""  # the exception that ended it: "ValueError: …"
     error_place: str = ""  # the user's line that raised it
+    error_caller: Caller = ""  # the part of DistributedDataParallel that it came from
     at: float = 0.0  # seconds since the epoch of these facts, or of the error or end
     nccl: tuple[str, ...] = ()  # what matters of NCCL's log of this rank, in sentences
 

@@ -21,7 +21,7 @@ def diagnosed(job: JobFacts) -> RankDiagnosis:
     for fault in _faults(job, groups_of(job)):
         if faults and fault.kind == "died":  # it may be of another fault, which stands before it
             fault = replace(fault, remedy=_ENDED_BY_IT)
-        if not any(fault.kind == other.kind and fault.ranks == other.ranks for other in faults):
+        if not any(fault.kind == other.kind and set(fault.ranks) <= set(other.ranks) for other in faults):
             faults.append(fault)
     if not faults:
         faults.extend(absence_faults.same_call(groups_of(job)))
@@ -34,12 +34,15 @@ def diagnosed(job: JobFacts) -> RankDiagnosis:
 def _let_down(facts: RankFacts) -> RankFacts:
     """Return the facts of a rank, its last collective as one that waits where another rank's end has broken it off.
 
-    gloo's recorder counts a collective that has failed among those that are complete.
+    gloo's recorder counts a collective that has failed among those that are complete. The line of a call that has none is the
+    error's.
     """
     last = next((at for at in range(len(facts.calls) - 1, -1, -1) if not facts.calls[at].is_p2p), None)
     if last is None or facts.state != "raised" or not event_faults.is_echo(facts.error):
         return facts
     waits = replace(facts.calls[last], is_done=False)
+    if not waits.place:
+        waits = replace(waits, place=facts.error_place, caller=facts.error_caller)
     return replace(facts, calls=(*facts.calls[:last], waits, *facts.calls[last + 1 :]))
 
 
