@@ -12,6 +12,7 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.replay.program import calls as calls_module
+from nbguard.allocator.replay.program import run as run_module
 from nbguard.allocator.replay.program.calls import program
 from nbguard.allocator.replay.program.run import Run
 from nbguard.allocator.replay.replay import RecordedDevice, recorded_device
@@ -90,6 +91,21 @@ def test_a_step_that_repeats_is_played_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     assert len(run.effects) * 3 < len(run.calls.occurrences)
     assert run.calls.requests == sum(event[0] in ("alloc", "oom") for event in device.trace.events)
+
+
+@pytest.mark.parametrize("limit", [0, 30_000])
+def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(calls_module, "_LEAST", 12)
+    device = recorded(7, steps=100)
+    all_remembered = run_of(device, "", None, "2.11", remembers=True)
+    expected = all_remembered.outcome()
+    assert all_remembered.remembered > 2 * 30_000
+    monkeypatch.setattr(run_module, "_REMEMBERED", limit)
+    run = run_of(device, "", None, "2.11", remembers=True)
+
+    assert run.outcome() == expected
+    assert run.remembered == sum(len(effect.state) for effect in run.effects.values()) <= limit
+    assert bool(run.effects) == bool(limit)
 
 
 def test_where_age_decides_among_equal_blocks_all_is_played() -> None:
