@@ -12,6 +12,7 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.model.driver import Addresses
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.allocator.replay.program import calls as calls_module
+from nbguard.allocator.replay.program import run as run_module
 from nbguard.allocator.replay.program.calls import program
 from nbguard.allocator.replay.program.run import Run
 from nbguard.allocator.replay.replay import RecordedDevice, recorded_device
@@ -72,6 +73,7 @@ def run_of(device: RecordedDevice, conf: str, capacity: int | None, version: str
 def test_what_repeats_comes_out_as_played(seed: int, cut: int, conf: str, roomy: bool, version: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calls_module, "_LEAST", 6)
+        patch.setattr(calls_module, "_MOST", 60)
         capacity = None if roomy else 150 * MIB
         device = recorded(seed, capacity, cut)
         limit = None if capacity is None else capacity - 20 * MIB
@@ -83,13 +85,35 @@ def test_what_repeats_comes_out_as_played(seed: int, cut: int, conf: str, roomy:
 
 def test_a_step_that_repeats_is_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_module, "_LEAST", 12)
-    device = recorded(7, steps=400)
+    monkeypatch.setattr(calls_module, "_MOST", 60)
+    model = new_model()
+    model.malloc(5 * MIB)
+    for _ in range(200):
+        for address in [model.malloc(size * MIB) for size in (1, 3, 12, 30, 2, 7, 4)]:
+            model.free(address)
+    device = recorded_device(snapshot_of(raw_snapshot(model), "2.11"), 0)
     run = run_of(device, "", None, "2.11", remembers=True)
 
     run.outcome()
 
-    assert len(run.effects) * 3 < len(run.calls.occurrences)
+    assert 0 < len(run.effects) < 10 < 100 < len(run.calls.occurrences)
     assert run.calls.requests == sum(event[0] in ("alloc", "oom") for event in device.trace.events)
+
+
+@pytest.mark.parametrize("limit", [0, 30_000])
+def test_what_is_remembered_has_a_limit(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(calls_module, "_LEAST", 12)
+    monkeypatch.setattr(calls_module, "_MOST", 60)
+    device = recorded(7, steps=400)
+    all_remembered = run_of(device, "", None, "2.11", remembers=True)
+    expected = all_remembered.outcome()
+    assert all_remembered.remembered > 2 * 30_000
+    monkeypatch.setattr(run_module, "_REMEMBERED", limit)
+    run = run_of(device, "", None, "2.11", remembers=True)
+
+    assert run.outcome() == expected
+    assert run.remembered == sum(len(effect.state) for effect in run.effects.values()) <= limit
+    assert bool(run.effects) == bool(limit)
 
 
 def test_where_age_decides_among_equal_blocks_all_is_played() -> None:

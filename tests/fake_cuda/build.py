@@ -18,7 +18,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 _CUDA_LIBRARY = re.compile(r"lib(cu(?!rl)|nv|nccl)\w*\.so")
 _CUDA_SYMBOL = re.compile(
-    r"(__)?(cu[A-Z]|cuda[A-Z]|cublas|cudnn|cufft|cusparse|cusolver|curand|cupti|cuFile|nccl|nvrtc|nvml|nvshmem)"
+    r"(__)?(cu[A-Z]|cuda[A-Z]|cublas|cudnn|cufft|cusparse|cusolver|curand|cupti|cuFile|nccl|nvrtc|nvml|nvshmem|nvtx)"
 )
 _ALWAYS = {"libcuda.so.1", "libnvidia-ml.so.1"}
 """Loaded by name when they are needed, so no library lists them."""

@@ -83,6 +83,8 @@ int cudaGetDeviceProperties(struct cudaDeviceProp *p, int index) {
   p->hostRegisterSupported = 1;
   return OK;
 }
+/* CUDA 12's name of it, which its headers put in the place of the other. */
+int cudaGetDeviceProperties_v2(struct cudaDeviceProp *p, int index) { return cudaGetDeviceProperties(p, index); }
 
 int cudaGetDeviceCount(int *n) { *n = fake_visible(); return *n ? OK : NO_DEVICE; }
 int cudaGetDevice(int *index) { *index = fake_chosen; return fake_sticky; }

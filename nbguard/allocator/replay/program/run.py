@@ -16,6 +16,9 @@ from nbguard.errors import SimulatedOutOfMemoryError
 _LEVELS = ("allocated", "requested", "reserved", "pending_bytes", "events_are_instant")
 """The counters of a model that go with its blocks; the others only grow, and change nothing that comes after."""
 
+_REMEMBERED = 128 << 20
+"""Bytes of states that a run remembers at most. Beyond it the oldest go, and are played again where they come back."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -82,6 +85,8 @@ class Run:
         self.remembers = self.model.tie == "address" and not self.model.collects
         """Whether equal blocks have equal futures: their age decides nothing."""
         self.effects: dict[tuple[str, int, tuple[int | None, ...]], _Effect] = {}
+        self.remembered = 0
+        """Bytes of the states of `effects`."""
         self.state: str | None = None
         """The state that the run is in, where that is known; `model` may be behind it."""
         self.is_behind = False
@@ -116,7 +121,7 @@ class Run:
                 return False
             if self.refusal is refusal:
                 self.state = _state_of(self.model)
-                self.effects[key] = self._effect(occurrence, self.passed - passed, self.state)
+                self._remember(key, self._effect(occurrence, self.passed - passed, self.state))
             return True
         for number in occurrence.outer:
             self.addresses.pop(number, None)
@@ -127,6 +132,14 @@ class Run:
         self.passed += effect.passed
         self._count(effect.peak_reserved, effect.peak_allocated, effect.retries, effect.driver_calls)
         return True
+
+    def _remember(self, key: tuple[str, int, tuple[int | None, ...]], effect: _Effect) -> None:
+        """Remember an effect, and forget the oldest ones beyond the limit."""
+        self.effects[key] = effect
+        self.remembered += len(effect.state)
+        while self.remembered > _REMEMBERED:
+            oldest = next(iter(self.effects))
+            self.remembered -= len(self.effects.pop(oldest).state)
 
     def _effect(self, occurrence: Occurrence, passed: int, state: str) -> _Effect:
         """Return the effect of the occurrence that was just played."""
