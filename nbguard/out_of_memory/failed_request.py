@@ -61,6 +61,15 @@ class FailedRequest:
         return segment_size(rounded_to_blocks(nbytes)) if nbytes and not self.is_of_host else nbytes
 
     @property
+    def missing(self) -> int:
+        """Return the bytes that the device had too few at the failure, at least; 0 where nobody saw it."""
+        note = self.oom.note
+        if note is None:
+            return 0
+        free = note.free if note.limit is None else min(note.free, note.limit - note.reserved)
+        return max(0, note.requested - free)
+
+    @property
     def limit(self) -> int | None:
         """Return the bytes that torch may reserve on the device, if that is less than all of it."""
         if self.device is None:

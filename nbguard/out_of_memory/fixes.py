@@ -177,7 +177,7 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
 def _not_known(context: OomContext) -> str:
     """Return what keeps a fix from being called enough."""
     if context.rerun.taken:
-        return "; what the cell takes before this request may come to lie otherwise then, or be more"
+        return "; what the cell allocates before this request may be placed differently then, or be more"
     return "; whether the cell takes more before this request is not known"
 
 

@@ -42,15 +42,17 @@ def release_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple
     plan or two.
     """
     groups = candidate_names(rerun, holders)
-    if not groups or not _helps(_released(rerun, groups, leftovers)):
+    base = with_cleanup(rerun, leftovers)
+    if not groups or not _helps(rerun, _released(rerun, groups, leftovers), base):
         return ()
     for count in (1, 2):
         tried = [_released(rerun, chosen, leftovers) for chosen in combinations(groups, count)]
-        helpful = sorted(filter(_helps, tried), key=lambda one: _cost(rerun, one))
+        helpful = sorted((one for one in tried if _helps(rerun, one, base)), key=lambda one: _cost(rerun, one))
         if helpful:
             return tuple(helpful[: _ALTERNATIVES if count == 1 else 1])
     tried = [_released(rerun, groups[:count], leftovers) for count in range(3, len(groups) + 1)]
-    return tuple(sorted(filter(_helps, tried), key=lambda one: one.verdict is not RerunVerdict.RERUN)[:1])
+    helpful = [one for one in tried if _helps(rerun, one, base)]
+    return tuple(sorted(helpful, key=lambda one: one.verdict is not RerunVerdict.RERUN)[:1])
 
 
 def parking_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple[str, ...]) -> tuple[ReleaseCandidate, ...]:
@@ -61,12 +63,12 @@ def parking_candidates(rerun: Rerun, holders: Iterable[Holder], leftovers: tuple
     if not groups:
         return ()
     base = with_cleanup(rerun, leftovers)
-    single = [one for group in groups if (one := _parked(rerun, (group,), base)) is not None and _helps(one)]
+    single = [one for group in groups if (one := _parked(rerun, (group,), base)) is not None and _helps(rerun, one, base)]
     if single:
         return tuple(sorted(single, key=lambda one: _cost(rerun, one))[:2])
     for count in range(2, len(groups) + 1):
         together = _parked(rerun, groups[:count], base)
-        if together is not None and _helps(together):
+        if together is not None and _helps(rerun, together, base):
             return (together,)
     return ()
 
@@ -117,7 +119,7 @@ def _released(rerun: Rerun, groups: Iterable[tuple[str, ...]], leftovers: tuple[
 
 
 def _same_help(one: ReleaseCandidate, other: ReleaseCandidate) -> bool:
-    return one.verdict is other.verdict and _helps(one)
+    return one.verdict is other.verdict and _lets_through(one)
 
 
 def _parked(rerun: Rerun, groups: Iterable[tuple[str, ...]], base: ReleaseCandidate) -> ReleaseCandidate | None:
@@ -153,8 +155,19 @@ def _verdict(rerun: Rerun, after: After, names: Iterable[str]) -> RerunVerdict:
     return RerunVerdict.REQUEST if is_open and verdict is RerunVerdict.RERUN else verdict
 
 
-def _helps(candidate: ReleaseCandidate) -> bool:
+def _lets_through(candidate: ReleaseCandidate) -> bool:
     return candidate.verdict in (RerunVerdict.RERUN, RerunVerdict.REQUEST)
+
+
+def _helps(rerun: Rerun, candidate: ReleaseCandidate, base: ReleaseCandidate) -> bool:
+    """Say whether the candidate is worth its names beside `base`, which touches none of the user's.
+
+    Where both let the request through, and of neither is known whether the cell runs through, its names must make up for what
+    the failed run had too little: with less than that, the same run fails at the same place.
+    """
+    if candidate.verdict is not base.verdict or not _lets_through(candidate):
+        return _lets_through(candidate)
+    return rerun.request.nbytes_here(candidate.after.freed - base.after.freed) >= rerun.request.missing
 
 
 def _cost(rerun: Rerun, candidate: ReleaseCandidate) -> tuple[bool, bool, int]:

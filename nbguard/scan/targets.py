@@ -8,7 +8,7 @@ import gc
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nbguard.errors import TargetError
@@ -17,6 +17,7 @@ from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of, namespace_of
 
 _MISSING: Any = object()
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
 def parse_target(text: str) -> ast.expr:
@@ -90,7 +91,7 @@ def lookup(expression: ast.expr, namespace: dict[str, Any]) -> Any:
     """Return the object an expression of names, attributes and constant keys stands for, or a mark that it is computed."""
     if isinstance(expression, ast.Name):
         if expression.id not in namespace:
-            near = difflib.get_close_matches(expression.id, [name for name in namespace if not name.startswith("_")], n=1)
+            near = difflib.get_close_matches(expression.id, [*_names_of_data(namespace)], n=1)
             hint = f": did you mean {near[0]}?" if near else ": it is not defined in this notebook"
             raise TargetError(f"name '{expression.id}' does not exist{hint}")
         return namespace[expression.id]
@@ -98,6 +99,13 @@ def lookup(expression: ast.expr, namespace: dict[str, Any]) -> Any:
         owner = lookup(expression.value, namespace)
         return _MISSING if owner is _MISSING else _part(expression, owner, namespace)[0]
     return _MISSING
+
+
+def _names_of_data(namespace: dict[str, Any]) -> Iterator[str]:
+    """Yield the names that somebody may have meant: not those of modules, classes and functions, as `import *` brings them."""
+    for name, value in namespace.items():
+        if not name.startswith("_") and not issubclass(type(value), (type, types.ModuleType, *_FUNCTIONS)):
+            yield name
 
 
 def is_computed(value: Any) -> bool:

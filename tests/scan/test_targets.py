@@ -45,6 +45,16 @@ def test_what_del_does_not_accept_is_refused(text: str) -> None:
         resolve_targets([text], {"a": 1, "b": 2}, {}, {})
 
 
+def test_a_suggested_name_is_of_data() -> None:
+    """`from … import *` brings hundreds of names of functions and classes: nobody means one of those."""
+    namespace = {"big_one": torch.zeros(1), "bigger": len, "bigs": torch.nn.Linear, "bigg": torch}
+
+    with pytest.raises(TargetError, match="did you mean big_one"):
+        resolve_targets(["big"], namespace, {}, {})
+    with pytest.raises(TargetError, match="it is not defined in this notebook"):
+        resolve_targets(["big"], {name: value for name, value in namespace.items() if name != "big_one"}, {}, {})
+
+
 def test_the_birth_of_a_name_is_the_last_cell_that_binds_it() -> None:
     cells = Cells(
         [
