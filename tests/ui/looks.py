@@ -1,7 +1,7 @@
 """Where and how a notebook is shown: in JupyterLab or Notebook 7, in which theme, with a panel how wide.
 
-What a test asks does not depend on it: it runs in JupyterLab as that is by default, and those marked `both_hosts` in Notebook 7,
-too. With NBGUARD_THOROUGH=1 each test runs in both, in a look of its own, so that together they have all.
+What a test asks does not depend on it: it runs in JupyterLab as that is by default, and those marked `both_hosts` run in
+Notebook 7, too. With NBGUARD_THOROUGH=1 each test runs in both, in a look of its own, so that together they have all.
 """
 
 from __future__ import annotations
