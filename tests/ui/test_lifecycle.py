@@ -72,7 +72,6 @@ def test_after_a_reload_the_panel_is_there_before_the_notebook(desk: Desk, serve
     assert tab.page.evaluate("() => window.view === document.querySelector('.nbguard-view')"), "another link was made"
 
 
-@both_hosts
 def test_reload_while_a_cell_runs(desk: Desk, server: Server) -> None:
     notebook = holding(desk, server, "weights", [BUSY])
     tab = desk.open(notebook)
