@@ -232,7 +232,11 @@ export class KernelLink extends ObservableModel {
       this.#forget({ kind: 'restarting' });
     }
     const isOwn = parent.session === this.#connection.clientId; // what loads nbguard, answered already
-    const cellEnded = state === 'idle' && 'msg_type' in parent && parent.msg_type === 'execute_request' && !isOwn;
+    const isOfCell = 'msg_type' in parent && parent.msg_type === 'execute_request' && !isOwn;
+    const cellEnded = state === 'idle' && isOfCell;
+    if (state === 'busy' && isOfCell && this.#host.kind === 'loading') {
+      this.set('host', { ...this.#host, waits: true }); // the cell was sent before the click, and is heard of after it
+    }
     if (state === 'starting' || (cellEnded && !this.#isLoaded)) {
       void this.#ask();
     }

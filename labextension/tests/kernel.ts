@@ -12,6 +12,12 @@ export function evaluated(problem: LoadProblem | null): object {
   return { status: 'ok', user_expressions: { load: { status: 'ok', data: { 'text/plain': text } } } };
 }
 
+function ofCell(): Message {
+  return KernelMessage.createMessage<KernelMessage.IExecuteRequestMsg>({
+    msgType: 'execute_request', channel: 'shell', session: 'notebook', content: { code: '' }
+  });
+}
+
 /** Answers what every kernel answers; `hasHub`: that it has the comm of nbguard, too. */
 export class FakeKernel {
   hasHub = false;
@@ -68,18 +74,25 @@ export class FakeKernel {
 
   /** Begin a cell, which keeps the shell channel busy until it ends. */
   beginCell(): void {
+    this.takeCell();
+    this.announceCell();
+  }
+
+  /** Take a cell, and say nothing of it yet. */
+  takeCell(): void {
     this.waiting = [];
-    this.publish('status', { execution_state: 'busy' });
+  }
+
+  /** Say that the cell runs. */
+  announceCell(): void {
+    this.publish('status', { execution_state: 'busy' }, ofCell());
   }
 
   /** Say that a cell has ended. */
   endCell(): void {
     const waiting = this.waiting ?? [];
     this.waiting = null;
-    const parent = KernelMessage.createMessage<KernelMessage.IExecuteRequestMsg>({
-      msgType: 'execute_request', channel: 'shell', session: 'notebook', content: { code: '' }
-    });
-    this.publish('status', { execution_state: 'idle' }, parent);
+    this.publish('status', { execution_state: 'idle' }, ofCell());
     waiting.forEach(take => {
       take();
     });

@@ -145,6 +145,17 @@ describe('a kernel without nbguard', () => {
     expect(host(made)).toEqual({ kind: 'not_loaded', notebook: 'a.ipynb' });
   });
 
+  it('says that it waits for a cell of which it has heard only after the click', async () => {
+    const made = link();
+    await settle();
+    kernel.takeCell();
+    void made.load();
+    await settle();
+    expect(host(made)).toMatchObject({ kind: 'loading', waits: false });
+    kernel.announceCell();
+    expect(host(made)).toEqual({ kind: 'loading', notebook: 'a.ipynb', waits: true });
+  });
+
   it('loads it when the cell that runs has ended, and says so meanwhile', async () => {
     const made = link();
     await settle();

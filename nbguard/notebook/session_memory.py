@@ -70,15 +70,22 @@ class SessionMemory:
 
     def report(self) -> Report:
         """Return who holds the memory."""
-        from nbguard import api
+        if self.simulation is not None:
+            return self.simulation.report()
+        from nbguard.scan.scan import Notebook, scan
 
-        return api.report() if self.simulation is None else self.simulation.report()
+        return self._report(scan(Notebook.current(None)).analysis)
 
     def report_after(self, scan: CellScan) -> Report:
         """Return what `report` does, of the cell that has just ended."""
+        return self._report(scan.get().analysis) if self.simulation is None else self.simulation.report()
+
+    def _report(self, analysis: Analysis) -> Report:
+        """Return the report, whose findings know the batch that was foreseen for the card."""
         from nbguard.reports.report import build_report
 
-        return build_report(scan.get().analysis) if self.simulation is None else self.simulation.report()
+        self.recall_batch(analysis)
+        return build_report(analysis)
 
     def memory_map(self, request: int | str | None) -> MemoryMap:
         """Return the map of the memory. NbguardError for a size that is none."""

@@ -49,6 +49,11 @@ class Fix:
         object.__setattr__(self, "commands", tuple(line.command for line in self.advice))
         object.__setattr__(self, "enough", self.verdict.is_enough)
 
+    @property
+    def is_of_smaller_run(self) -> bool:
+        """Say whether another run is proposed, which asks for less: its lines only make room for it."""
+        return self.loss == _SMALLER
+
 
 @dataclass(frozen=True, kw_only=True)
 class OomContext:

@@ -650,6 +650,17 @@ def test_the_finding_is_the_best_of_the_card() -> None:
     assert found.command == "%gpumem oom"
 
 
+@pytest.mark.parametrize(("asked", "is_first"), [(2 * GiB, True), (16 * GiB, False)])
+def test_the_finding_has_the_batch_that_was_foreseen(asked: int, is_first: bool) -> None:
+    """By itself, or after the sentence that the cell as it is never fits."""
+    analysis = Analysis(_fit(asked))
+    analysis.know(batch_that_fits, 24)
+    (found,) = [finding for finding in build_report(analysis).findings if finding.kind == "oom"]
+
+    assert "; after `%reset_gpu`, a batch of 24 instead of 64 fits (predicted) (`%gpumem oom` says more)" in found.sentence
+    assert ("the same cell fails again; after" in found.sentence) is not is_first
+
+
 def test_the_card_lists_the_largest_holders() -> None:
     names = {f"n{number}": (number + 1) * GiB for number in range(7)}
     graph_roots = _case(2 * GiB, names=names, out=9 * GiB)

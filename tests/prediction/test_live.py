@@ -70,6 +70,7 @@ def test_the_card_names_a_batch_that_fits(fake_cuda_kernel: Callable[..., Kernel
     assert failed.error[0] == "OutOfMemoryError"
     words = re.search(r"a batch of (\d+) instead of 256 fits \(predicted\)", failed.text)
     assert words is not None, failed.text
+    assert f"after `%reset_gpu`, {words[0]}" in kernel.run("report = %gpumem\nreport.findings[0].sentence").ok().text
     kernel.run("%reset_gpu").ok()
     kernel.run(f"learn.dls.train.bs = {words[1]}\nwith learn.no_bar(), learn.no_logging(): learn.fit(1)", timeout=250).ok()
 

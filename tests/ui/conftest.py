@@ -14,10 +14,16 @@ from tests.fake_cuda.plugin import fake_settings
 from tests.kernels import FASTAI, Zygote
 from tests.ui.cells import STOP_FILE
 from tests.ui.chromium import launch
+from tests.ui.looks import Look, parametrize
 from tests.ui.pages import App, Notebook, Tab
 from tests.ui.servers import ROOT, Forks, Server
 
 expect.set_options(timeout=30_000)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test that opens notebooks its looks."""
+    parametrize(metafunc)
 
 
 @pytest.fixture(scope="session")
@@ -94,20 +100,22 @@ def context(browser: Browser) -> BrowserContext:
 class Desk:
     """Notebooks and tabs of one test."""
 
-    def __init__(self, context: BrowserContext) -> None:
+    def __init__(self, context: BrowserContext, look: Look) -> None:
         self._context = context
+        self._look = look
         self._notebooks: list[Notebook] = []
         self._tabs: list[Tab] = []
 
     def notebook(self, server: Server, cells: list[str], kernelspec: str = "fastai", name: str = "") -> Notebook:
         """Return a new notebook with a running kernel."""
+        server.set_theme(self._look.theme)
         name = name or f"notebook-{len(list(server.notebooks.iterdir()))}.ipynb"
         self._notebooks.append(Notebook.make(server, name, cells, kernelspec))
         return self._notebooks[-1]
 
-    def open(self, notebook: Notebook, app: App = "lab") -> Tab:
-        """Return a new tab that shows a notebook; its kernel is connected."""
-        self._tabs.append(Tab(self._context, notebook, app))
+    def open(self, notebook: Notebook, app: App | None = None) -> Tab:
+        """Return a new tab that shows a notebook, by the test's look; its kernel is connected."""
+        self._tabs.append(Tab(self._context, notebook, app or self._look.app, self._look.width))
         return self._tabs[-1]
 
     def close(self) -> list[str]:
@@ -124,9 +132,16 @@ class Desk:
 
 
 @pytest.fixture
-def desk(context: BrowserContext) -> Iterator[Desk]:
+def look(request: pytest.FixtureRequest) -> Look:
+    """Where and how the test shows its notebooks."""
+    found: Look = request.param
+    return found
+
+
+@pytest.fixture
+def desk(context: BrowserContext, look: Look) -> Iterator[Desk]:
     """A desk for the test. No page may have shown an error."""
-    desk = Desk(context)
+    desk = Desk(context, look)
     yield desk
     assert desk.close() == []
 

@@ -34,6 +34,25 @@ _RESTARTED = """async () => {
   await kernel.requestKernelInfo();
 }"""
 
+_WIDENED = """width => {
+  const once = setInterval(() => {
+    const widgets = [...(window.jupyterapp?.shell.widgets('right') ?? [])];
+    const panel = widgets.find(widget => widget.isVisible && widget.node.querySelector('.nbguard-view'));
+    let split = panel;
+    while (split && !split.setRelativeSizes) split = split.parent;
+    if (!split) return;
+    clearInterval(once);
+    const sizes = split.relativeSizes();
+    const share = width / split.node.clientWidth;
+    const rest = sizes.slice(0, -1);
+    const whole = rest.reduce((sum, size) => sum + size, 0);
+    split.setRelativeSizes([...rest.map(size => size / whole * (1 - share)), share]);
+  }, 50);
+}"""
+"""Makes the panel so many pixels wide as soon as it is seen."""
+_LAB_WIDTH = 245
+"""Pixels that JupyterLab gives to a panel of its own accord."""
+
 _NAME = "(one.getAttribute('aria-label') || one.textContent || one.tagName).trim().replace(/\\s+/g, ' ')"
 _CAN_BE_PRESSED = "one.checkVisibility({ visibilityProperty: true }) && !one.disabled"
 _NAMES = f"view => [...view.querySelectorAll('button')].filter(one => {_CAN_BE_PRESSED}).map(one => {_NAME})"
@@ -131,13 +150,15 @@ class Notebook:
 class Tab:
     """A browser tab with a notebook open."""
 
-    def __init__(self, context: BrowserContext, notebook: Notebook, app: App) -> None:
+    def __init__(self, context: BrowserContext, notebook: Notebook, app: App, width: int = _LAB_WIDTH) -> None:
         self.notebook = notebook
         self.errors: list[str] = []
         self.app = app
         self.page: Page = context.new_page()
         self.page.set_default_timeout(30_000)
         self.page.add_init_script(_RECORDER)
+        if width != _LAB_WIDTH:
+            self.page.add_init_script(f"({_WIDENED})({width})")
         self.page.on("pageerror", lambda error: self._note(str(error)))
         self.page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
         self.page.goto(notebook.server.url + _ADDRESS[app].format(notebook.name))

@@ -172,6 +172,10 @@ class Server:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{plugin}.jupyterlab-settings").write_text(json.dumps(settings))
 
+    def set_theme(self, theme: str) -> None:
+        """Set the theme of pages that are opened from now on."""
+        self._write_settings("@jupyterlab/apputils-extension", "themes", {"theme": theme})
+
     def set_options(self, **options: object) -> None:
         """Set the panel's own settings, for pages that are opened from now on."""
         package, _, plugin = _PLUGIN.partition(":")

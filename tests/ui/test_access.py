@@ -7,11 +7,13 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.thorough import left_out_by_ci
+from tests.thorough import THOROUGH, left_out_by_ci
 from tests.ui.axe import view_findings
 from tests.ui.cells import LOAD
 from tests.ui.conftest import Desk
-from tests.ui.pages import Tab
+from tests.ui.contrast import faint, graphics
+from tests.ui.looks import THEMES, WIDTHS
+from tests.ui.pages import App, Tab
 from tests.ui.servers import Server
 from tests.ui.test_clean import after_the_accidents
 
@@ -34,17 +36,24 @@ _MENU_IS_IN_LINE = """view => {
 }"""
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"])
-def test_axe(desk: Desk, server: Server, theme: str) -> None:
-    tab = after_the_accidents(desk, server)
+HOSTS: list[App] = ["lab", "notebook"]
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("app", HOSTS if THOROUGH else HOSTS[:1])
+def test_axe(desk: Desk, server: Server, app: App, theme: str) -> None:
+    tab = after_the_accidents(desk, server, app=app)
     tab.set_theme(theme)
     tab.wait_for_ticks(2)
-    for width in (245, 700):
+    for width in WIDTHS:
         tab.set_width(width)
         view = tab.panel.element_handle()
         assert tab.page.evaluate(_OUTSIDE, view) == [], width
         assert tab.page.evaluate(_MENU_IS_IN_LINE, view), width
         assert view_findings(tab.page) == [], f"holders, {width} px"
+        drawn = graphics(tab.page)
+        assert len(drawn) >= 4  # parts of the bar, its key, the dot and the line
+        assert faint(drawn) == [], f"{width} px"
     tab.button("why losses").click()
     expect(tab.panel).to_contain_text("%reset_gpu losses", use_inner_text=True)
     assert view_findings(tab.page) == [], "why"

@@ -9,24 +9,26 @@ from playwright.sync_api import expect
 from tests.thorough import left_out_by_ci
 from tests.ui.cells import ACCIDENTS, ALIVE, LOAD, prelude
 from tests.ui.conftest import Desk
-from tests.ui.pages import Tab
+from tests.ui.looks import both_hosts
+from tests.ui.pages import App, Tab
 from tests.ui.servers import Server
 
 SIZE = r"([\d.,]+ (?:B|[KMG]iB))"
 
 
-def after_the_accidents(desk: Desk, server: Server, *more: str) -> Tab:
+def after_the_accidents(desk: Desk, server: Server, *more: str, app: App | None = None) -> Tab:
     """Return a tab whose notebook has had the accidents and whose panel shows them."""
     notebook = desk.notebook(server, ["learn.fit(1)", *more])
     notebook.kernel.run(LOAD).ok()
     for cell in (prelude(), *ACCIDENTS):
         notebook.kernel.run(cell, stop_on_error=False)
     assert min(notebook.kernel.value(ALIVE)) > 0
-    tab = desk.open(notebook)
+    tab = desk.open(notebook, app)
     expect(tab.button(re.compile("^Clean stale · "))).to_be_visible()
     return tab
 
 
+@both_hosts
 def test_clean_stale(desk: Desk, server: Server) -> None:
     tab = after_the_accidents(desk, server)
     clean = tab.button(re.compile("^Clean stale · "))

@@ -11,6 +11,7 @@ from tests.kernels import wait_until
 from tests.ui.axe import view_findings
 from tests.ui.cells import BUSY, LOAD, STOP_FILE
 from tests.ui.conftest import Desk
+from tests.ui.looks import THEMES, WIDTHS, lab_only
 from tests.ui.pages import App
 from tests.ui.servers import Server
 
@@ -18,6 +19,7 @@ WEIGHTS = "import torch; weights = torch.ones(8 << 18)"
 SIDEBAR = "import nbguard; side = nbguard.Sidebar(); side"
 
 
+@lab_only
 def test_panel_in_notebook_7(desk: Desk, server: Server) -> None:
     notebook = desk.notebook(server, [LOAD, WEIGHTS, "3 * 14"])
     tab = desk.open(notebook, "notebook")
@@ -37,9 +39,9 @@ def test_panel_in_notebook_7(desk: Desk, server: Server) -> None:
     tab.button("Cancel").click()
     tab.run(2)
     assert tab.cell(2).locator(".jp-OutputArea-output").inner_text().strip() == "42"
-    for theme in ("JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast"):
+    for theme in THEMES:
         tab.set_theme(theme)
-        for width in (245, 700):
+        for width in WIDTHS:
             tab.set_width(width)
             assert view_findings(tab.page) == [], f"{theme}, {width} px"
 

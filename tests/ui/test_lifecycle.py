@@ -10,6 +10,7 @@ from tests.kernels import wait_until
 from tests.thorough import left_out_by_ci
 from tests.ui.cells import BUSY, LOAD, STOP_FILE
 from tests.ui.conftest import Desk
+from tests.ui.looks import both_hosts, lab_only
 from tests.ui.pages import Notebook, Tab
 from tests.ui.servers import Server
 
@@ -44,6 +45,7 @@ def test_reload_idle(desk: Desk, server: Server) -> None:
     assert notebook.kernel.subshells() == []
 
 
+@lab_only
 def test_after_a_reload_the_panel_is_there_before_the_notebook(desk: Desk, server: Server) -> None:
     """The notebook's file is held back: nothing of what the panel shows waits for it, and one link serves before and after.
 
@@ -86,6 +88,7 @@ def test_reload_while_a_cell_runs(desk: Desk, server: Server) -> None:
     assert notebook.kernel.resting_threads() == threads
 
 
+@both_hosts
 def test_restart(desk: Desk, server: Server) -> None:
     notebook = holding(desk, server, "weights", [LOAD, HOLD.format("later", 4)])
     tab = desk.open(notebook)
@@ -125,6 +128,7 @@ def test_load_by_button(desk: Desk, server: Server) -> None:
     assert notebook.kernel.value("get_ipython().execution_count") == 3, "loading took a number from the user's cells"
 
 
+@lab_only
 def test_two_notebooks(desk: Desk, server: Server) -> None:
     first, second = holding(desk, server, "alpha"), holding(desk, server, "beta")
     tab = desk.open(first)
@@ -137,6 +141,7 @@ def test_two_notebooks(desk: Desk, server: Server) -> None:
     tab.wait_for_ticks(2)
 
 
+@lab_only
 @left_out_by_ci
 def test_notebook_closed(desk: Desk, server: Server) -> None:
     notebook = holding(desk, server, "weights")

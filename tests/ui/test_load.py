@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 
 from tests.ui.cells import LOAD
 from tests.ui.conftest import Desk
+from tests.ui.looks import lab_only
 from tests.ui.pages import Tab
 from tests.ui.servers import Server
 
@@ -61,6 +62,7 @@ def test_a_kernel_of_another_language_is_told_so_without_a_click(desk: Desk, ser
     no_dialog(tab)
 
 
+@lab_only
 def test_an_environment_without_the_package_gets_the_line_that_installs_it(desk: Desk, server: Server) -> None:
     server.add_program("other", OTHER_ENVIRONMENT)
     plain = desk.notebook(server, ["1", INSTALLED], "other", name="plain.ipynb")

@@ -15,6 +15,7 @@ from tests.kernels import wait_until
 from tests.thorough import left_out_by_ci
 from tests.ui.cells import ACCIDENTS, FIT, LOAD, STOP_FILE, prelude
 from tests.ui.conftest import Desk
+from tests.ui.looks import Look
 from tests.ui.pages import Tab
 from tests.ui.servers import ROOT, Server
 
@@ -29,7 +30,7 @@ OOM = "bigger = torch.empty(3 << 28, device='cuda'); batch = torch.empty(5 << 28
 @pytest.fixture
 def sharp_desk(browser: Browser) -> Iterator[Desk]:
     """A desk whose screen has twice as many pixels to the inch."""
-    desk = Desk(browser.new_context(viewport={"width": 1280, "height": 960}, device_scale_factor=2))
+    desk = Desk(browser.new_context(viewport={"width": 1280, "height": 960}, device_scale_factor=2), Look())
     yield desk
     assert desk.close() == []
 

@@ -12,6 +12,7 @@ from tests.kernels import wait_until
 from tests.ui.axe import view_findings
 from tests.ui.cells import BUSY, LOAD, STOP_FILE
 from tests.ui.conftest import Desk
+from tests.ui.looks import lab_only
 from tests.ui.pages import App, Tab
 from tests.ui.servers import Server
 
@@ -22,6 +23,7 @@ def status(tab: Tab) -> Locator:
     return tab.page.locator(".nbguard-status-item button")
 
 
+@lab_only
 def test_the_status_bar_shows_how_full_the_device_is_and_opens_the_panel(desk: Desk, fake_cuda_server: Server) -> None:
     server = fake_cuda_server
     server.set_options(openOnData=False)
@@ -43,6 +45,7 @@ def test_the_status_bar_shows_how_full_the_device_is_and_opens_the_panel(desk: D
     expect(status(tab)).to_be_hidden()
 
 
+@lab_only
 def test_a_status_bar_alone_is_a_tick_now_and_then_and_no_scan(desk: Desk, server: Server) -> None:
     server.set_options(openOnData=False)
     notebook = desk.notebook(server, [])

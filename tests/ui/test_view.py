@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import BrowserContext, CDPSession, Page, expect
 
 from tests.ui.axe import view_findings
+from tests.ui.contrast import faint, graphics
 from tests.ui.servers import ROOT
 
 DATA = ROOT / "tests" / "data" / "sidebar"
@@ -71,27 +72,6 @@ def test_a_silent_kernel_fits_into_a_narrow_panel(page: Page) -> None:
     assert width(page, 240) <= 240
 
 
-_RATIOS = """selectors => {
-  const parse = text => {
-    const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
-    return text.startsWith('color(srgb') ? [r * 255, g * 255, b * 255, a] : [r, g, b, a];
-  };
-  const light = ([r, g, b]) => [r, g, b].map(c => c / 255).map(c => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const view = document.querySelector('.nbguard-view');
-  const ground = light(parse(getComputedStyle(view).backgroundColor));
-  const found = [];
-  for (const node of view.querySelectorAll(selectors)) {
-    const style = getComputedStyle(node);
-    const colour = parse(node instanceof SVGElement ? style.stroke : style.backgroundColor);
-    if (colour[3] === 0 || !node.checkVisibility()) continue;
-    const own = light(colour);
-    const ratio = (Math.max(own, ground) + 0.05) / (Math.min(own, ground) + 0.05);
-    found.push([node.className.baseVal ?? node.className, ratio, style.backgroundImage !== 'none']);
-  }
-  return found;
-}"""
-GRAPHICS = ".nbguard-bar i, .nbguard-key i, .nbguard-strips i, .nbguard-dot, .nbguard-progress i, .nbguard-chart-path"
 HIGH_CONTRAST = "--jp-layout-color1: #000; --jp-ui-font-color1: #fff; --jp-ui-font-color2: #fff; --jp-border-color2: #fff;"
 
 
@@ -102,10 +82,10 @@ def test_graphics_stand_out_from_the_ground(page: Page, theme: str) -> None:
     if theme == "high contrast":
         page.add_style_tag(content=f":root {{ {HIGH_CONTRAST} }}")
     feed(page, fixture("training"))
-    ratios = page.evaluate(_RATIOS, GRAPHICS)
-    assert len(ratios) > 15
-    assert [(name, round(ratio, 2)) for name, ratio, _ in ratios if ratio < 3] == []
-    patterned = {name for name, _, has_pattern in ratios if has_pattern}
+    drawn = graphics(page)
+    assert len(drawn) > 15
+    assert faint(drawn) == []
+    patterned = {name for name, _, has_pattern in drawn if has_pattern}
     assert patterned >= {"nbguard-c-releasable", "nbguard-c-stranded"}
     assert view_findings(page) == []
 

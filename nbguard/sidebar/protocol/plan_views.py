@@ -143,7 +143,8 @@ def outcome_view(outcome: Outcome, action: ActionName, undo: tuple[str, ...] = (
 def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
     """Return what emptying the cache did: bytes reserved on all devices `before` and `after`."""
     back = before - after
-    sentence = f"Gave {format_bytes(max(0, back))} of {format_bytes(promised)} promised back to the device."
+    realised, extra = max(0, min(back, promised)), max(0, back - promised)
+    sentence = _measured("Gave back", realised, promised, extra)
     if back < promised:
         sentence += " Code that ran at the same time has taken memory of its own."
     return OutcomeView(
@@ -151,8 +152,8 @@ def emptied_view(promised: int, before: int, after: int) -> OutcomeView:
         title="Empty cache",
         sentence=sentence,
         promised=promised,
-        realised=max(0, min(back, promised)),
-        extra=max(0, back - promised),
+        realised=realised,
+        extra=extra,
     )
 
 
@@ -248,6 +249,12 @@ def _refused(plan: Plan, action: ActionName) -> str:
     return ""
 
 
+def _measured(verb: str, realised: int, promised: int, extra: int) -> str:
+    """Return the bytes realised beside those promised, and what came back besides, as a sentence."""
+    more = f", and {format_bytes(extra)} more" if extra else ""
+    return f"{verb} {format_bytes(realised)} of {format_bytes(promised)} promised{more}."
+
+
 def _said(outcome: Outcome, action: ActionName) -> Iterator[str]:
     """Yield in sentences what came of a plan."""
     promised = outcome.plan.promised
@@ -255,12 +262,10 @@ def _said(outcome: Outcome, action: ActionName) -> Iterator[str]:
     if action == "stop_workers":
         host = "" if outcome.host is None else f"; {format_bytes(outcome.host)} of host memory came back"
         yield f"Ended {counted(ended, 'worker')}{host}."
-    more = f"{format_bytes(outcome.extra)} more" if outcome.extra else ""
     if action != "stop_workers" or promised:
-        done = f"{_PAST[action]} {format_bytes(outcome.realised)} of {format_bytes(promised)} promised"
-        yield f"{done}, and {more}." if more else f"{done}."
-    elif more:
-        yield f"{more} came back."
+        yield _measured(_PAST[action], outcome.realised, promised, outcome.extra)
+    elif outcome.extra:
+        yield f"{format_bytes(outcome.extra)} more came back."
     if outcome.interrupted:
         yield "Interrupted: the steps below were not done."
     if outcome.survivors:

@@ -132,9 +132,9 @@ def test_the_cache_by_device() -> None:
 
 
 def test_what_emptying_the_cache_gave_back() -> None:
-    assert emptied_view(30, 100, 70).sentence == "Gave 30 B of 30 B promised back to the device."
+    assert emptied_view(30, 100, 70).sentence == "Gave back 30 B of 30 B promised."
     more, less = emptied_view(30, 100, 60), emptied_view(30, 100, 110)
-    assert (more.realised, more.extra) == (30, 10)
+    assert (more.realised, more.extra, more.sentence) == (30, 10, "Gave back 30 B of 30 B promised, and 10 B more.")
     assert (less.realised, less.extra) == (0, 0)
     assert "has taken memory of its own" in less.sentence
 

@@ -1,0 +1,56 @@
+"""Where and how a notebook is shown: in JupyterLab or Notebook 7, in which theme, with a panel how wide.
+
+What a test asks does not depend on it: it runs in JupyterLab as that is by default, and those marked `both_hosts` run in
+Notebook 7, too. With NBGUARD_THOROUGH=1 each test runs in both, in a look of its own, so that together they have all.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from tests.thorough import THOROUGH
+from tests.ui.pages import App
+
+THEMES = ("JupyterLab Light", "JupyterLab Dark", "JupyterLab Dark High Contrast")
+WIDTHS = (245, 700)
+"""Pixels: what JupyterLab gives a panel, and what a user who looks closely does."""
+
+lab_only = pytest.mark.lab_only
+"""For what Notebook 7 does not have: several notebooks in a page, a status bar."""
+both_hosts = pytest.mark.both_hosts
+
+
+@dataclass(frozen=True)
+class Look:
+    """Where and how a test shows its notebooks, unless it says otherwise."""
+
+    app: App = "lab"
+    theme: str = THEMES[0]
+    width: int = WIDTHS[0]
+
+    def __str__(self) -> str:
+        """Return it as the id of a test."""
+        return f"{self.app} {self.theme.removeprefix('JupyterLab ')} {self.width}"
+
+
+_LOOKS = [(theme, width) for theme in THEMES for width in WIDTHS]
+
+
+def looks_of(test: str, *, in_notebook: bool) -> Sequence[Look]:
+    """Return the looks of a test by its name: always the same, and in Notebook 7 another one than in JupyterLab."""
+    first = zlib.crc32(test.encode()) % len(_LOOKS)
+    looks = [Look("lab", *_LOOKS[first]) if THOROUGH else Look()]
+    return [*looks, Look("notebook", *_LOOKS[(first + 3) % len(_LOOKS)])] if in_notebook else looks
+
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Give the test its looks, if it opens notebooks and does not say itself where."""
+    marks = {mark.name for mark in metafunc.definition.iter_markers()}
+    if "look" in metafunc.fixturenames:
+        is_asked = THOROUGH or "both_hosts" in marks
+        in_notebook = is_asked and "lab_only" not in marks and "app" not in metafunc.fixturenames
+        metafunc.parametrize("look", looks_of(metafunc.definition.name, in_notebook=in_notebook), indirect=True, ids=str)
