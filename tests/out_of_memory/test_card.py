@@ -295,7 +295,9 @@ def test_a_name_with_the_cleanup_where_neither_alone_is_enough() -> None:
 def test_a_name_that_gives_less_than_was_missing_is_not_named(small: int, is_named: bool) -> None:
     """1 GiB was free where 2 were asked for: with less than another one the same run fails at the same place."""
     facts = _recorded(_case(2 * GiB, error=GiB, names={"small": small}, free=7 * GiB), before=small, took=6 * GiB)
-    assert facts.oom is not None and facts.oom.note is not None and facts.oom.note.counts is not None
+    assert facts.oom is not None
+    assert facts.oom.note is not None
+    assert facts.oom.note.counts is not None
     counts = replace(facts.oom.note.counts, made=9 * GiB, made_blocks=60, collections=1)  # as some went in between
     facts = replace(facts, oom=replace(facts.oom, note=replace(facts.oom.note, free=GiB, counts=counts)))
 
