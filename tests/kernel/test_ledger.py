@@ -11,7 +11,7 @@ from tests.kernels import Cell, Kernel
 from tests.zoo.cases import FAILED, PRELUDE
 
 _CALLBACKS = "{name: [str(each) for each in found] for name, found in get_ipython().events.callbacks.items()}"
-_LOOKED = re.compile(r" · looked \d+\.\d s$")
+_LOOKED = re.compile(r" · scanned in \d+\.\d s$")
 _FAIL = "def f():\n    a = torch.ones(3 << 20); track('a', a); count = 41\n    raise ValueError('on purpose')"
 
 
