@@ -43,8 +43,7 @@ class _Collector:
                     shown[child] += 1
                 elif child in self.cpp or not _is_python_function(walk.objects[child]):
                     hidden.setdefault(child, set()).add(parent)
-        ours = references_by_asking()
-        more = {n for n in hidden if sys.getrefcount(walk.objects[n]) - ours > shown[n]}
+        more = {n for n in hidden if _has_more(walk, n, shown[n])}
         self.hidden = {n: above for n, above in hidden.items() if n in self.cpp or n in more}
 
     def run(self) -> set[int]:
@@ -77,6 +76,18 @@ def _is_python_function(obj: object) -> bool:
     return any(cls.__name__ == "_FunctionBase" for cls in mro_of(type(obj)))
 
 
+def _has_more(walk: Walk, number: int, shown: int) -> bool:
+    """Say whether an object has more references than those that gc sees."""
+    return sys.getrefcount(walk.objects[number]) - references_by_asking() > shown or _is_held_by_cpp(walk, number)
+
+
 def _is_ours_alone(walk: Walk, number: int) -> bool:
     """Say whether an object came into being by our looking: an output that its own graph saved is unpacked anew each time."""
-    return walk.kind[number] == "tensor" and sys.getrefcount(walk.objects[number]) == references_by_asking()
+    is_ours = walk.kind[number] == "tensor" and sys.getrefcount(walk.objects[number]) == references_by_asking()
+    return is_ours and not _is_held_by_cpp(walk, number)
+
+
+def _is_held_by_cpp(walk: Walk, number: int) -> bool:
+    """Say whether C++ refers to a tensor: PyTorch 2.13 counts that as a reference of its Python object, and 2.4 does not."""
+    autograd = walk.referents.autograd
+    return walk.kind[number] == "tensor" and autograd is not None and autograd.cpp_references(walk.objects[number]) > 0
