@@ -73,8 +73,18 @@ const plugin: JupyterFrontEndPlugin<void> = {
         setTimeout(() => { front.stopExpecting(); }, OPENED);
       }
     });
-    if (wasOpen()) { // JupyterLab itself opens it last of all, with the layout
-      void app.started.then(() => { app.shell.activateById(panel.id); });
+    if (wasOpen()) {
+      const open = (): void => { app.shell.activateById(panel.id); };
+      void app.started.then(open); // JupyterLab itself opens it last of all, with the layout
+      if (restorer === null) { // Notebook 7 restores no layout, and has nothing at its sides before there is a notebook
+        const openBeside = (): void => {
+          if (tracker.currentWidget !== null) {
+            tracker.currentChanged.disconnect(openBeside);
+            void Promise.all([app.started, tracker.currentWidget.revealed]).then(open);
+          }
+        };
+        tracker.currentChanged.connect(openBeside);
+      }
     }
     noteOpen(() => panel.isVisible);
 

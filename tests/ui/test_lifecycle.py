@@ -32,6 +32,7 @@ def expect_holder(tab: Tab, name: str) -> None:
 
 
 @left_out_by_ci
+@both_hosts
 def test_reload_idle(desk: Desk, server: Server) -> None:
     notebook = holding(desk, server, "weights")
     tab = desk.open(notebook)
