@@ -360,7 +360,8 @@ def healthy() -> FitReport:
     )
     loader = LoaderVerdict(
         bound="compute",
-        sentence="compute-bound: 0.12 ms of each batch's 5.79 ms (2%) is waiting for data; the rest is the model's own work",
+        sentence="compute-bound: 0.12 ms of each batch's 5.79 ms (2%) is waiting for data; "
+        "the rest goes to the model, the loss and the optimizer",
     )
     memory = MemoryReport(
         device="cpu",

@@ -136,6 +136,13 @@ def test_the_models_own_work_has_no_name_and_a_hook_has_that_of_its_module() -> 
     assert [(code.kind, code.hook) for code in found] == [("hook", facts)]
 
 
+def test_a_hook_of_the_users_that_fastai_calls_has_its_own_name() -> None:
+    fastais, hook = library("fastai/callback/hook.py", "Hook.hook_fn"), users("Stats.hook")
+    (code,) = hot(("batch", phases.FORWARD, (CELL, LOOP, MODULE, fastais, hook)))
+
+    assert (code.kind, code.line) == ("hook", hook)
+
+
 def test_a_hook_of_the_backward_pass() -> None:
     (code,) = hot(("batch", phases.BACKWARD, (CELL, LOOP, ENGINE, users("clip"))))
 

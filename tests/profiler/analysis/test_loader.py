@@ -19,7 +19,13 @@ MS = 1_000_000
 
 
 def timing(step: float, busy: float | None = None, epochs: tuple[EpochRow, ...] = (), **medians: float) -> Timing:
-    names = {"wait": phases.WAIT, "to_device": phases.TO_DEVICE, "other": phases.OTHER, "callback": phases.callback("Slow")}
+    names = {
+        "wait": phases.WAIT,
+        "to_device": phases.TO_DEVICE,
+        "transforms": phases.TRANSFORMS,
+        "other": phases.OTHER,
+        "callback": phases.callback("Slow"),
+    }
     rows = [
         TimeRow(
             phase=names[name],
@@ -101,7 +107,14 @@ def test_a_fit_is_data_bound_only_where_waiting_is_the_largest_part(wait: float,
 
 def test_callbacks_and_other_code_are_not_the_models_own_work() -> None:
     sentence = verdict(timing(100, other=20, callback=5), (), 2, on_accelerator=False).sentence
-    assert "25.0 ms of each batch's 100 ms (25%) is in callbacks and other code, the rest is the model's own work" in sentence
+    words = "25.0 ms of each batch's 100 ms (25%) is in callbacks and other code, the rest goes to the model, the loss and the "
+    assert words in sentence
+
+
+def test_batch_transforms_are_not_the_models_own_work() -> None:
+    sentence = verdict(timing(100, transforms=60), (), 2, on_accelerator=False).sentence
+    words = "60.0 ms of each batch's 100 ms (60%) is in batch transforms, the rest goes to the model, the loss and the "
+    assert words in sentence
 
 
 def test_a_wait_that_a_busy_gpu_covers_is_no_bound() -> None:

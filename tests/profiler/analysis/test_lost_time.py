@@ -25,9 +25,6 @@ def rows(*totals: Row, **callbacks: Row) -> tuple[TimeRow, ...]:
     return (*plain, *named)
 
 
-NO_STACKS = StackSamples()
-
-
 def lost(
     *totals: Row, steps: tuple[int, ...] = (10,) * 40, stacks: StackSamples = NO_STACKS, **callbacks: Row
 ) -> list[FitFinding]:
@@ -69,6 +66,13 @@ def test_a_slow_metric_is_named_and_not_the_recorder_that_computes_it() -> None:
     (finding,) = lost(WORK, ("validation", phases.FORWARD, 100), Recorder=("validation", "", 3000))
     assert finding.what == "the metrics take 3.00 s of validation, in fastai's `Recorder`"
     assert "do less in `Recorder`" not in finding.change
+
+
+def test_validation_is_told_beside_its_metrics_where_it_takes_more_than_they() -> None:
+    metrics, validation = lost(WORK, ("validation", phases.FORWARD, 9000), Recorder=("validation", "", 3000))
+    assert metrics.what == "the metrics take 3.00 s of validation, in fastai's `Recorder`"
+    assert validation.what == "validation takes 9.00 s: 2 passes over its data"
+    assert validation.evidence.endswith("most of it forward (9.00 s)")
 
 
 def test_a_callback_of_the_users_in_validation_and_outside_of_batches() -> None:

@@ -98,8 +98,9 @@ def _bound(
         )
     waited = f"{_share(wait, step)} is waiting for data" if wait else "no time is spent waiting for data"
     words = f"compute-bound: {waited}{gpu}"
-    code = f"{_share(python, step)} is in callbacks and other code, " if python > WAITING * step else ""
-    return "compute", None, f"{words}; {code}the rest is the model's own work"
+    parts = (python, "callbacks and other code"), (medians.get(phases.TRANSFORMS, 0), "batch transforms")
+    code = "".join(f"{_share(part, step)} is in {name}, " for part, name in parts if part > WAITING * step)
+    return "compute", None, f"{words}; {code}the rest goes to the model, the loss and the optimizer"
 
 
 def _share(part: int, step: int) -> str:

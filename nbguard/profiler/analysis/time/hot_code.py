@@ -26,6 +26,7 @@ beside training, `loop`: the rest of a library's own loop, `import` of modules."
 
 _MODULE = "torch/nn/modules/module.py"
 _ENGINE = "torch/autograd/graph.py"
+_FASTAIS_HOOKS = "fastai/callback/hook"
 _IMPORTS = "<frozen importlib"
 _FEW = 5
 """Looks at a function that it takes to name it. Code that lets no other thread run is seen only when it ends: there a look
@@ -272,10 +273,12 @@ def _library(stack: Sequence[StackLine]) -> _Cause | None:
 
 
 def _hooked(stack: Sequence[StackLine], model: int) -> int | None:
-    """Return the place of the first function of the user's that a module calls beside `forward`."""
+    """Return the place of the first function of the user's that a module calls beside `forward`, itself or through fastai."""
     for at in range(model + 1, len(stack)):
-        if stack[at].is_users and stack[at - 1].file.endswith(_MODULE) and stack[at].short not in ("forward", "__call__"):
-            return at
+        if stack[at].is_users and stack[at].short not in ("forward", "__call__"):
+            callers = (line for line in reversed(stack[model:at]) if not line.file.startswith(_FASTAIS_HOOKS))
+            if next(callers).file.endswith(_MODULE):
+                return at
     return None
 
 

@@ -62,13 +62,13 @@ LIBRARY_WORK = (
     LibraryWork(
         file="lightning/pytorch/trainer/connectors/logger_connector",
         functions=("",),
-        what="Lightning's loggers",
+        what="logging (Lightning's loggers)",
         change="log less often: a larger `log_every_n_steps`",
     ),
     LibraryWork(
         file="fastai/callback/hook",
         functions=("",),
-        what="fastai's hooks (`ActivationStats`, `HookCallback`)",
+        what="a `HookCallback` of fastai's, such as `ActivationStats`,",
         change="leave the callback out of `cbs`, or give it an `every`",
     ),
 )

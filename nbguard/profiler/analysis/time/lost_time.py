@@ -155,7 +155,8 @@ def _shares(code: HotCode) -> str:
     words = {"batch": "in training batches", "validation": "in validation", "around": "around the batches"}
     groups: tuple[Group, ...] = ("batch", "validation", "around")
     parts = [f"{format_time(code.within(group))} {words[group]}" for group in groups if code.within(group)]
-    return ", ".join(parts) + f"; seen in {counted(code.batches, 'batch', 'batches')}"
+    seen = f"; seen in {counted(code.batches, 'batch', 'batches')}" if code.batches else ""
+    return ", ".join(parts) + seen
 
 
 def _explained(hot: Sequence[HotCode], group: Group, phase: str = "") -> int:
@@ -188,7 +189,9 @@ def _validation(timing: Timing, of_fastai: Collection[str], hot: Sequence[HotCod
                 what = f"the callback `{row.callback}` takes {format_time(row.total)} of validation"
                 change = f"do less in `{row.callback}` while `self.training` is False"
             yield _finding("validation", timing, row.total, what, change)
-            return
+            total -= row.total
+            rows.remove(row)
+            break
     yield from _validating(timing, rows, total, hot)
 
 

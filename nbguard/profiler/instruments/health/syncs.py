@@ -255,7 +255,8 @@ class SyncWatch:
 
 
 def _name(code: CodeType) -> str:
-    return getattr(code, "co_qualname", code.co_name)  # Python 3.10 does not know it
+    """Return the name of a library's function; of one that a function has made, that function's."""
+    return getattr(code, "co_qualname", code.co_name).partition(".<locals>")[0]  # Python 3.10 does not know `co_qualname`
 
 
 def _folder(module: str) -> str:
