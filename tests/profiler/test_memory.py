@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservat
 from nbguard.profiler.analysis.report import Growth, MemoryReport
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory import growth as growth_watch
-from nbguard.profiler.instruments.memory.counters import SimulatedCounter
+from nbguard.profiler.instruments.memory.counters import HeapCounter, SimulatedCounter
 from nbguard.profiler.instruments.memory.levels import MOST_POINTS, LevelHistory
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
 from nbguard.profiler.record.recorder import Recorder
@@ -95,6 +96,22 @@ def train(count: int = 40, *, keep: Keep = lambda x, loss: None, net: Any = None
         optimizer.zero_grad()
         keep(x, loss)
     return net
+
+
+# --- readings -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("milliseconds", "follows"), [(0, True), (2, False)])
+def test_phases_are_not_followed_in_a_short_fit_where_a_reading_takes_long(milliseconds: int, follows: bool) -> None:
+    def read() -> int:
+        begun = time.thread_time_ns()
+        while time.thread_time_ns() - begun < milliseconds * 1_000_000:
+            pass
+        return 1000
+
+    report = memory_of(lambda: train(12), counter=HeapCounter(read))
+
+    assert bool(report.phases) == follows
 
 
 # --- growth ---------------------------------------------------------------------------------------------------------------

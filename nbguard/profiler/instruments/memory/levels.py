@@ -10,7 +10,10 @@ from nbguard.profiler.analysis.report import MemoryPoint, PhasePeak
 
 MOST_POINTS = 2000
 _FIRST = 24, 4
-"""Batches at whose boundaries the counters are read in any case, however long that takes, and inside of which they are."""
+"""Batches at whose boundaries the counters are read in any case, however long that takes, and inside of which they are read."""
+_SLOW = 1_000_000
+"""Nanoseconds of a reading from which on it must be afforded inside of the first batches, too: malloc's counter goes through
+all that is free, 13 ms with some 250,000 tensors alive."""
 _SHARE = 0.001
 """Share of the time that has passed that reading the counters at boundaries may take; and once more inside batches."""
 _HEAD_START = 5_000_000, 1_500_000
@@ -27,6 +30,7 @@ class Pace:
         self._began = clock()
         self._spent = [0, 0]  # nanoseconds: at boundaries, inside batches
         self._readings = 0
+        self._cost = 0.0  # nanoseconds of a reading
         self._next = [0.0, 0.0]  # from when on a reading can be afforded, by the clock
 
     @staticmethod
@@ -38,13 +42,14 @@ class Pace:
         """Note that a reading has ended: `inside` a batch, or at the boundary of one."""
         self._spent[inside] += time.thread_time_ns() - begun
         self._readings += 1
-        cost = sum(self._spent) / self._readings
+        self._cost = sum(self._spent) / self._readings
         for place, (spent, readings) in enumerate(zip(self._spent, (1, _READS), strict=True)):
-            self._next[place] = self._began + (spent + cost * readings - _HEAD_START[place]) / _SHARE
+            self._next[place] = self._began + (spent + self._cost * readings - _HEAD_START[place]) / _SHARE
 
     def allows(self, batch: int, *, inside: bool) -> bool:
         """Say whether the boundary before a batch may be read, or the inside of that batch, too."""
-        return batch <= _FIRST[inside] or self._clock() >= self._next[inside]
+        is_first = batch <= _FIRST[inside] and not (inside and self._cost > _SLOW)
+        return is_first or self._clock() >= self._next[inside]
 
 
 class LevelHistory:
