@@ -111,6 +111,12 @@ def test_callbacks_and_other_code_are_not_the_models_own_work() -> None:
     assert words in sentence
 
 
+@pytest.mark.parametrize(("share", "has_loop"), [(0.9, True), (0.2, False)])
+def test_a_librarys_own_loop_is_said_to_be_that(share: float, has_loop: bool) -> None:
+    sentence = verdict(timing(100, other=40), (), 2, on_accelerator=False, of_library=share).sentence
+    assert ("is in callbacks and other code (most of it the library's own loop), the rest" in sentence) == has_loop
+
+
 def test_batch_transforms_are_not_the_models_own_work() -> None:
     sentence = verdict(timing(100, transforms=60), (), 2, on_accelerator=False).sentence
     words = "60.0 ms of each batch's 100 ms (60%) is in batch transforms, the rest goes to the model, the loss and the "

@@ -205,7 +205,7 @@ def _too_long_steps(first: NotFinite, what: str) -> FitFinding:
         if first.last_loss is not None
         else []
     )
-    grown += [f"parameters are up to {first.largest:.3g}"] if first.largest is not None else []
+    grown += [f"parameters are up to {first.largest:.3g}"] if first.largest else []  # 0: all that are not 0 are not finite
     change = f"a lower learning rate (it is {first.rate:g}), or {_CLIP}"
     return FitFinding(
         kind="nan",

@@ -98,7 +98,8 @@ def _bound(
         )
     waited = f"{_share(wait, step)} is waiting for data" if wait else "no time is spent waiting for data"
     words = f"compute-bound: {waited}{gpu}"
-    parts = (python, "callbacks and other code"), (medians.get(phases.TRANSFORMS, 0), "batch transforms")
+    loop = " (most of it the library's own loop)" if 2 * theirs > python else ""
+    parts = (python, f"callbacks and other code{loop}"), (medians.get(phases.TRANSFORMS, 0), "batch transforms")
     code = "".join(f"{_share(part, step)} is in {name}, " for part, name in parts if part > WAITING * step)
     return "compute", None, f"{words}; {code}the rest goes to the model, the loss and the optimizer"
 
