@@ -1,11 +1,13 @@
 """Where and how a notebook is shown: in JupyterLab or Notebook 7, in which theme, with a panel how wide.
 
 What a test asks does not depend on it: it runs in JupyterLab as that is by default, and those marked `both_hosts` run in
-Notebook 7, too. With NBGUARD_THOROUGH=1 each test runs in both, in a look of its own, so that together they have all.
+Notebook 7, too. With NBGUARD_THOROUGH=1 each test runs in both, in a look of its own, so that together they have all; with
+NBGUARD_LOOK=1 besides, each has the next look, and so on: six runs, with 0 to 5, show every test in each theme and width.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,11 +40,12 @@ class Look:
 
 
 _LOOKS = [(theme, width) for theme in THEMES for width in WIDTHS]
+_TURN = int(os.environ.get("NBGUARD_LOOK", "0"))
 
 
 def looks_of(test: str, *, in_notebook: bool) -> Sequence[Look]:
     """Return the looks of a test by its name: always the same, and in Notebook 7 another one than in JupyterLab."""
-    first = zlib.crc32(test.encode()) % len(_LOOKS)
+    first = (zlib.crc32(test.encode()) + _TURN) % len(_LOOKS)
     looks = [Look("lab", *_LOOKS[first]) if THOROUGH else Look()]
     return [*looks, Look("notebook", *_LOOKS[(first + 3) % len(_LOOKS)])] if in_notebook else looks
 

@@ -243,8 +243,8 @@ class Tab:
             self.page.evaluate("() => jupyterapp.commands.execute('nbguard:toggle-panel')")
         self.panel.wait_for(state="hidden")
 
-    def set_width(self, width: int) -> None:
-        """Make the panel so many pixels wide, as far as JupyterLab lets it, by dragging its edge."""
+    def set_width(self, width: int, ticks: int = 2) -> None:
+        """Make the panel so many pixels wide, as far as JupyterLab lets it, by dragging its edge, and wait for ticks."""
         box = self.panel.bounding_box()
         assert box
         self.page.mouse.move(box["x"] - 2, 400)
@@ -252,7 +252,7 @@ class Tab:
         self.page.mouse.move(box["x"] + box["width"] - width, 400, steps=3)
         self.page.mouse.up()
         self.page.mouse.move(10, 10)
-        self.wait_for_ticks(2)
+        self.wait_for_ticks(ticks)
 
     def names(self) -> list[str]:
         """Return the accessible names of the panel's buttons that can be pressed now."""
