@@ -119,10 +119,12 @@ class FailedRequest:
         taken: int = 0,
         limited: bool = True,
         more: int = 0,
+        is_new: bool = False,
     ) -> bool | None:
         """Say whether the request would succeed with the storages `freed` free; None where that is not known.
 
-        `taken` bytes are allocated before it, `more` bytes are free on the device besides; the rest as in `largest`.
+        `taken` bytes are allocated before it, `more` bytes are free on the device besides, `is_new` says that no free block
+        serves it; the rest as in `largest`.
         """
         nbytes = self.nbytes
         if nbytes is None or self.oom.kind == "library":
@@ -134,7 +136,7 @@ class FailedRequest:
         if device is None:
             return None
         enlarged = replace(device.device, free=(device.device.free or 0) + more)
-        return replace(device, device=enlarged, taken=taken).fits_on_any_stream(nbytes)
+        return replace(device, device=enlarged, taken=taken).fits_on_any_stream(nbytes, is_new=is_new)
 
     def _room(self, freed: Set[int], in_use: Collection[PoolId] | None, *, is_emptied: bool, limited: bool) -> Room | None:
         """Return the room on the device with the storages `freed` free; None where its free memory is not known."""

@@ -142,7 +142,7 @@ class Rerun:
         beyond -= fragmentation(segments, self._addresses(back)).stranded
         return self._fits(replace(after, freed=back), max(0, beyond)) is False
 
-    def _at_most(self, after: After) -> Iterator[int]:
+    def _at_most(self) -> Iterator[int]:
         """Yield bounds of the bytes that the next run takes of the device, at any time until the request has succeeded."""
         oom, note = self.request.oom, self.request.oom.note
         if self.since is None and note is None:
@@ -156,15 +156,20 @@ class Rerun:
             return
         made, blocks = max(0, counts.made - oom.start.made), max(0, counts.made_blocks - oom.start.made_blocks)
         yield _without_reuse(made, blocks)
-        same = self._as_before(after)
-        if same is not None:
-            yield same
 
     def _peak(self) -> int:
         note, device = self.request.oom.note, self.request.device
         stats = None if device is None else device.facts.allocator
         peaks = (None if note is None else note.peak_allocated, None if stats is None else stats.peak_allocated)
         return max((peak for peak in peaks if peak is not None), default=0)
+
+    def _comes_further(self, after: After) -> bool | None:
+        """Say whether the next run, which takes the same steps as the first, comes past the request; None if it may take others.
+
+        No free block serves the request, as none did: what is free in segments now is filled again by then.
+        """
+        same = self._as_before(after)
+        return None if same is None else self._fits(after, same, is_new=True)
 
     def _as_before(self, after: After) -> int | None:
         """Return the bytes that the first run took of the device, if the next one takes the same steps; None if it may not.
@@ -240,11 +245,12 @@ class Rerun:
             return RerunVerdict.UNKNOWN
         if not alone or self.can_never_fit or self._fails_surely(after):
             return RerunVerdict.SHORT
-        if any(self._fits(after, most) for most in self._at_most(after)):
+        comes_further = self._comes_further(after)
+        if comes_further or any(self._fits(after, most) for most in self._at_most()):
             return RerunVerdict.RERUN
-        return RerunVerdict.REQUEST
+        return RerunVerdict.REQUEST if comes_further is None else RerunVerdict.SHORT
 
-    def _fits(self, after: After, taken: int) -> bool | None:
+    def _fits(self, after: After, taken: int, *, is_new: bool = False) -> bool | None:
         return self.request.would_succeed(
             after.freed,
             after.pools,
@@ -252,6 +258,7 @@ class Rerun:
             taken=taken,
             limited=after.is_limited,
             more=after.more,
+            is_new=is_new,
         )
 
 

@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from nbguard.allocator.model.allocator import CachingAllocator
@@ -205,6 +205,7 @@ def _failed(capacity: int, cells: list[str]) -> tuple[Notebook, OomCard, str, in
     st.lists(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join), min_size=1, max_size=4),
     st.lists(STATEMENTS, min_size=1, max_size=8).map("\n".join),
 )
+@example(200 * MIB, ["f(150)\na = f(60)"], "p = [f(30) for _ in range(5)]")  # begins by filling a hole
 @settings(max_examples=fewer_in_ci(100), deadline=None)
 def test_what_is_enough_is(capacity: int, cells: list[str], cell: str) -> None:
     first = _failed(capacity, [*cells, cell])

@@ -58,13 +58,14 @@ _CAN_BE_PRESSED = "one.checkVisibility({ visibilityProperty: true }) && !one.dis
 _NAMES = f"view => [...view.querySelectorAll('button')].filter(one => {_CAN_BE_PRESSED}).map(one => {_NAME})"
 _FOCUSED = f"view => {{ const one = document.activeElement; return one !== view && view.contains(one) ? {_NAME} : ''; }}"
 
-# What JupyterLab and Notebook say themselves, with no extension installed.
+# What JupyterLab and Notebook, which is made of its parts, say themselves, with no extension installed.
+_OF_BOTH = (
+    r"^Comm not found for comm id [0-9a-f-]{36}$|^Error: Canceled future for create_subshell_request"
+    r"|^Could not restore the debugger state: Canceled future for debug_request"  # a restart came before the answer
+)
 _THEIRS = {
-    "lab": re.compile(
-        r"^Comm not found for comm id [0-9a-f-]{36}$|^Error: Canceled future for create_subshell_request"
-        r"|^Could not restore the debugger state: Canceled future for debug_request"  # a restart came before the answer
-    ),
-    "notebook": re.compile(r"reading 'schema'|Command 'filebrowser:open-path' not registered"),
+    "lab": re.compile(_OF_BOTH),
+    "notebook": re.compile(rf"{_OF_BOTH}|reading 'schema'|Command 'filebrowser:open-path' not registered"),
 }
 
 

@@ -134,21 +134,24 @@ class Room:
             is_bound=any(key in self.device.settings for key in _OTHER_RULES),
         )
 
-    def fits(self, nbytes: int) -> bool | None:
-        """Say whether a request would succeed, the cache emptied if need be; None: not known."""
+    def fits(self, nbytes: int, *, is_new: bool = False) -> bool | None:
+        """Say whether a request would succeed, the cache emptied if need be; None: not known.
+
+        `is_new` says that no free block serves it: only what the device can still give does.
+        """
         rounded = rounded_to_blocks(nbytes)
         small = rounded <= SMALL_MAX
-        if any(size >= rounded for size in self._free_blocks(small=small)):
+        if not is_new and any(size >= rounded for size in self._free_blocks(small=small)):
             return True
         if self.device.free is None:
             return None
         flushes = (False, True) if self.is_expandable else (True,)  # else an empty cache never makes room for less
         return any(self._new(flush=flush).fits(rounded, self.device.free) for flush in flushes)
 
-    def fits_on_any_stream(self, nbytes: int) -> bool | None:
+    def fits_on_any_stream(self, nbytes: int, *, is_new: bool = False) -> bool | None:
         """Say whether a request would succeed whichever stream it is made on: a free block serves its own stream only."""
         streams = {0} | {segment.stream for segment in self.segments if not segment.is_private}
-        answers = [replace(self, stream=stream).fits(nbytes) for stream in sorted(streams)]
+        answers = [replace(self, stream=stream).fits(nbytes, is_new=is_new) for stream in sorted(streams)]
         return False if False in answers else None if None in answers else True
 
     def releasable(self) -> int:
