@@ -164,7 +164,7 @@ class Rerun:
         return max((peak for peak in peaks if peak is not None), default=0)
 
     def _comes_further(self, after: After) -> bool | None:
-        """Say whether the next run, which takes the same steps as the first, comes past the request; None if it may take others.
+        """Say whether the next run, by the same steps as the first, comes past the request; None if it may take others.
 
         No free block serves the request, as none did: what is free in segments now is filled again by then.
         """

@@ -419,3 +419,27 @@ def test_the_second_of_two_devices(notebook: Notebook) -> None:
     assert (best["commands"], best["nbytes"], best["enough"]) == (["%reset_gpu second"], 600 * MIB, True)
     _run(kernel, best)
     kernel.run("x = mib(700, 'cuda:1')").ok()
+
+
+def test_a_name_that_was_made_since_is_no_leftover(notebook: Notebook) -> None:
+    """What the failed run left under a name can go, as its next run makes it anew; what a later cell put there is yours."""
+    kernel = _start(notebook, hook=True)
+    kernel.run("old = mib(300)").ok()
+    _fails(kernel.run("x = mib(400)\ny = mib(300)"))
+    assert [line for commands in _commands(_card(kernel)) for line in commands if "x" in line.split()]
+
+    kernel.run("x = mib(200)").ok()
+
+    assert not [line for commands in _commands(_card(kernel)) for line in commands if "x" in line.split()]
+
+
+def test_the_cell_that_failed_is_not_its_next_run(notebook: Notebook) -> None:
+    """The same source has one name for all of its runs in a traceback."""
+    kernel = _start(notebook, hook=True)
+    kernel.run("size = 2000").ok()
+    _fails(kernel.run("x = mib(size)"))
+    failed = _card(kernel)["asked"]["cell"]
+    kernel.run("size = 2").ok()
+    kernel.run("x = mib(size)").ok()
+
+    assert _card(kernel)["asked"]["cell"] == failed

@@ -186,3 +186,21 @@ def test_server_under_a_prefix(desk: Desk, prefixed_server: Server) -> None:
     tab = desk.open(notebook)
     expect_holder(tab, "weights")
     tab.wait_for_ticks(2)
+
+
+def test_the_card_goes_when_its_cell_runs_through(desk: Desk, fake_cuda_server: Server) -> None:
+    """Another cell that ends well says nothing about it."""
+    notebook = desk.notebook(fake_cuda_server, ["x = torch.empty(size, device='cuda')", "pass"], "fake-cuda")
+    for cell in (LOAD, "import torch; size = 2**33"):
+        notebook.kernel.run(cell).ok()
+    tab = desk.open(notebook)
+    tab.show_panel()
+    tab.run(0)
+    card = tab.heading(re.compile("Out of memory"))
+    expect(card).to_be_visible()
+    tab.run(1)
+    tab.wait_for_ticks(4)
+    expect(card).to_be_visible()
+    notebook.kernel.run("size = 2").ok()
+    tab.run(0)
+    expect(card).to_be_hidden()

@@ -51,7 +51,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
     learner, batch_size = trace.learner()
     at_the_failure = note_of(text)
     note = text.note() if at_the_failure is None else at_the_failure
-    cell = trace.cell if trace.cell is not None or note is None else note.cell
+    cell = _cell_of(trace.cell, None if note is None else note.cell, inputs)
     device = text.device if at_the_failure is None else at_the_failure.device
     run = _run_of(cell, trace.at, device, shell, inputs)
     return OomFact(
@@ -78,6 +78,17 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         note=note,
         host=host_facts() if text.kind in HOST_KINDS else None,
     )
+
+
+def _cell_of(traced: int | None, noted: int | None, inputs: Sequence[str]) -> int | None:
+    """Return the number of the cell that failed, by its trace or by the note of the moment.
+
+    ipykernel names the code of a cell by its source alone, so that a trace leads to the latest run of the same source.
+    """
+    if traced is None or noted is None:
+        return noted if traced is None else traced
+    is_known = 0 <= noted < len(inputs) and 0 <= traced < len(inputs)
+    return noted if is_known and inputs[noted] == inputs[traced] else traced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +118,10 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
     changed = {name for name in changed if not name.startswith("_")}
     counts = start.devices.get(device, AllocatorCounts()) if device else None
     replaced = changed & start.names.keys() - start.atoms
+    later = {name for name in now if now[name] != ended.get(name)}  # not the failed run's any more
     return _Run(
-        bound={name for name in changed & now.keys() if now[name] == ended.get(name)},
-        makes=makes,
+        bound=(changed & now.keys()) - later,
+        makes=makes - later,
         reaches=reaches,
         start=counts,
         has_replaced=bool(replaced),

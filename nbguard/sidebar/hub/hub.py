@@ -89,6 +89,8 @@ class Hub:
         self._is_in_a_row = False  # the cell that runs began before the last one's end was looked at
         self._budget = LookBudget()
         self._first_cell: CellEnd | None = None
+        self._failed: tuple[str, int] | None = None  # id and number of the last cell that ran out of memory
+        self._passed: tuple[int, ...] = ()  # that number, and the one under which the cell has run through since
         self._is_open = True
         if is_in_cell(shell):  # its beginning was not told, so neither will be its end
             self._busy.begin(is_running=True)
@@ -141,7 +143,17 @@ class Hub:
         if self._handler is not None:
             self._handler.states.offer(cell.scan.last)
         oom = None if cell.scan.last is None or not cell.raised else cell.scan.last.facts.oom
-        self._end_cell(None if oom is None or oom.cell != cell.number else oom)
+        oom = None if oom is None or oom.cell != cell.number else oom
+        self._note_outcome(cell, oom)
+        self._end_cell(oom)
+
+    def _note_outcome(self, cell: CellFact, oom: OomFact | None) -> None:
+        """Note which cell of the notebook ran out of memory, and that it has run through since, edited or not."""
+        cell_id = self._busy.cell_id
+        if oom is not None:
+            self._failed = (cell_id, cell.number)
+        elif not cell.raised and cell_id and self._failed is not None and self._failed[0] == cell_id:
+            self._passed = (self._failed[1], cell.number)
 
     def _end_cell(self, oom: OomFact | None = None) -> None:
         """Let what waited for the end of a cell be done, and have the heap looked at."""
@@ -289,7 +301,12 @@ class Hub:
                 from nbguard.sidebar.hub.requests import RequestHandler
 
                 states = MemoryStates(
-                    self._notebook, self._boot, lambda: (self._busy.ended, self._busy.cell), self._notices, self._recall
+                    self._notebook,
+                    self._boot,
+                    lambda: (self._busy.ended, self._busy.cell),
+                    self._notices,
+                    self._recall,
+                    lambda: self._passed,
                 )
                 self._handler = RequestHandler(self._notebook, states, self._foresee)
             return self._handler

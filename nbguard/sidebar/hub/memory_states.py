@@ -34,6 +34,7 @@ class MemoryStates:
         cells: returns the numbers of the last cell that has ended, and of the cell that runs.
         notices: returns the notices on what is still in memory.
         recall: tells an analysis what was found out on its failure.
+        passed: returns the numbers of a cell that ran out of memory and has run through since.
     """
 
     def __init__(
@@ -43,10 +44,13 @@ class MemoryStates:
         cells: Callable[[], tuple[int | None, int | None]],
         notices: Callable[[], tuple[Notice, ...]] = tuple,
         recall: Callable[[Analysis], None] = lambda _: None,
+        passed: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
         self._notebook = notebook
         self._notices = notices
         self._recall = recall
+        self._passed = passed
+        self._seen_passed: tuple[int, ...] = ()
         self._cells = cells
         self._boot = boot
         self._counters = Counters()
@@ -67,7 +71,7 @@ class MemoryStates:
 
         What was looked at beside a running cell is: that cell had memory in its hands that has names now.
         """
-        if self._was_beside:
+        if self._was_beside or self._passed() != self._seen_passed:
             return True
         reading = self._counters.read()
         if reading is None:
@@ -119,8 +123,16 @@ class MemoryStates:
         self.names, self.learners = names_of(scan.facts.graph), names_of_learners(scan.facts)
         is_first, self.analysis = self.rows is None, scan.analysis
         self._recall(scan.analysis)
+        self._seen_passed = self._passed()
         state, self.rows = build_memory_state(
-            scan.analysis, self._boot, self.last.heap, t=scan.since, seconds=scan.seconds, cell=cell, during=during
+            scan.analysis,
+            self._boot,
+            self.last.heap,
+            t=scan.since,
+            seconds=scan.seconds,
+            cell=cell,
+            during=during,
+            passed=self._seen_passed,
         )
         state = replace(state, notices=notice_lines(self._notices()))
         is_same = replace(self.last, t=state.t, seconds=state.seconds, cell=cell) == state and not is_first

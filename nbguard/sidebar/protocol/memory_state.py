@@ -38,11 +38,12 @@ def build_memory_state(
     seconds: float,
     cell: int | None,
     during: int | None = None,
+    passed: tuple[int, ...] = (),
 ) -> tuple[MemoryState, Rows]:
     """Return the memory state of a scan, and the meaning of its rows in requests.
 
     It is the `number`-th of the kernel `boot`, looked at in `seconds` at time `t`: after the cell `cell`, or in the middle of
-    the cell `during`.
+    the cell `during`. The card on a failure of a cell in `passed` is left out: it has run through since.
     """
     rows = rows_of(analysis)
     heap = MemoryState(
@@ -56,7 +57,7 @@ def build_memory_state(
         experiments=fitting(experiments(analysis.facts, rows), _EXPERIMENTS),
         devices=device_segments(analysis.once(beside_running_code)),
         findings=_findings(analysis),
-        oom=_oom(analysis.once(build_card)),
+        oom=_oom(analysis.once(build_card), passed),
     )
     listed = (_holder(rows, place) for place in range(min(len(rows.holders), _HOLDERS)))
     holders = fitting(listed, _MESSAGE - json_bytes(heap))
@@ -105,9 +106,9 @@ def notice_lines(notices: tuple[Notice, ...]) -> tuple[FindingLine, ...]:
     )
 
 
-def _oom(card: OomCard | None) -> OomView | None:
+def _oom(card: OomCard | None, passed: tuple[int, ...]) -> OomView | None:
     """Return the card in the words of a sidebar: what was asked for, what can be had now, what helps."""
-    if card is None:
+    if card is None or card.asked.cell in passed:
         return None
     where = "" if card.asked.cell is None else f" in In[{card.asked.cell}]"
     sentence = asked_words(card.asked, card.device)
