@@ -111,7 +111,7 @@ export class KernelLink extends ObservableModel {
   async load(everywhere = false): Promise<void> {
     this.#isLoading = true;
     if (this.#host.kind === 'not_loaded') {
-      this.set('host', { kind: 'loading', notebook: this.#notebook, waits: !this.#sender.isIdle });
+      this.set('host', { kind: 'loading', notebook: this.#notebook, waits: this.#isInCell || !this.#sender.isIdle });
     }
     const problem = await this.#sender.load(everywhere);
     this.#isLoading = false;
@@ -229,11 +229,15 @@ export class KernelLink extends ObservableModel {
   #onStatus({ content, parent_header: parent }: KernelMessage.IStatusMsg): void {
     const state = content.execution_state;
     if (state === 'restarting' || state === 'starting') {
+      this.#isInCell = false;
       this.#forget({ kind: 'restarting' });
     }
     const isOwn = parent.session === this.#connection.clientId; // what loads nbguard, answered already
     const isOfCell = 'msg_type' in parent && parent.msg_type === 'execute_request' && !isOwn;
     const cellEnded = state === 'idle' && isOfCell;
+    if (isOfCell) {
+      this.#isInCell = state === 'busy';
+    }
     if (state === 'busy' && isOfCell && this.#host.kind === 'loading') {
       this.set('host', { ...this.#host, waits: true }); // the cell was sent before the click, and is heard of after it
     }
@@ -259,6 +263,7 @@ export class KernelLink extends ObservableModel {
 
   readonly #onGone = (): void => {
     if (!this.isDisposed) {
+      this.#isInCell = false;
       this.#forget({ kind: 'dead' });
     }
   };
@@ -284,6 +289,8 @@ export class KernelLink extends ObservableModel {
   #glancer: string | null = null;
   #isLoaded = false;
   #isLoading = false;
+  /** A cell runs: the kernel calls itself idle beside it, after a message on another channel. */
+  #isInCell = false;
   #hasTicked = false;
   #heardAt = 0;
   #isLeft = false;

@@ -156,6 +156,16 @@ describe('a kernel without nbguard', () => {
     expect(host(made)).toEqual({ kind: 'loading', notebook: 'a.ipynb', waits: true });
   });
 
+  it('says that it waits for a cell beside which the kernel has called itself idle', async () => {
+    const made = link();
+    await settle();
+    kernel.beginCell();
+    kernel.publish('status', { execution_state: 'idle' }); // after a message on another channel
+    void made.load();
+    await settle();
+    expect(host(made)).toEqual({ kind: 'loading', notebook: 'a.ipynb', waits: true });
+  });
+
   it('loads it when the cell that runs has ended, and says so meanwhile', async () => {
     const made = link();
     await settle();
