@@ -16,8 +16,8 @@ thread:
   some microseconds even on a machine that others use. What the watch's own thread takes, which the kernel counts, comes to it.
 
 `sharded` is the same network over a table by FSDP2, whose collectives are all made in Python: eight noted calls a step, and
-the loss's. With `--instructions` the first rank runs in valgrind (apt-get install valgrind), whose callgrind counts what its main
-thread does: from here on only, as to import torch there takes minutes else. It never fails by time.
+the loss's. With `--instructions` the first rank runs in valgrind (apt-get install valgrind), whose callgrind counts what its
+main thread does: from here on only, as to import torch there takes minutes else. It never fails by time.
 """
 
 from __future__ import annotations
