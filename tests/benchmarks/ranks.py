@@ -15,8 +15,9 @@ thread:
 - calls: single steps in one watch, of which only every third is noted: its neighbours are milliseconds away, so that this tells
   some microseconds even on a machine that others use. What the watch's own thread takes, which the kernel counts, comes to it.
 
-With `--instructions` the steps run in valgrind (apt-get install valgrind), which counts those of a process to some thousandths.
-It never fails by time.
+`sharded` is the same network over a table by FSDP2, whose collectives are all made in Python: eight noted calls a step, and
+the loss's. With `--instructions` the first rank runs in valgrind (apt-get install valgrind), whose callgrind counts what its
+main thread does: from here on only, as to import torch there takes minutes else. It never fails by time.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import nbguard
 from nbguard.ranks import watchdog
 
 _WARM = 10
 """Steps of each turn that are not measured: to begin a watch takes what the processor's caches held of the fit."""
-_COUNTED = 200
-"""Steps whose instructions are counted."""
+_COUNTED = 40
+"""Steps of each turn whose instructions are counted."""
+_TURNS = 3
+"""Turns without the watch, and as many with it, whose instructions are counted."""
 
 
 class Tabular(torch.nn.Module):
@@ -82,14 +87,23 @@ def bare() -> tuple[torch.nn.Module, Sequence[torch.Tensor], Callable[..., torch
     return torch.nn.Sequential(*layers), (torch.randn(64, 64),), torch.optim.SGD
 
 
-FITS = {"tabular": tabular, "bare": bare}
+def sharded() -> tuple[torch.nn.Module, Sequence[torch.Tensor], Callable[..., torch.optim.Optimizer]]:
+    """Return the network over a table with its parameters split over the ranks, a batch, and its optimizer."""
+    network, batch, optimizer = tabular()
+    mesh = init_device_mesh("cpu", (2,))
+    for part in (network.layers[0], network.layers[1], network):
+        fully_shard(part, mesh=mesh)
+    return network, batch, optimizer
+
+
+FITS = {"tabular": tabular, "bare": bare, "sharded": sharded}
 
 
 def fit(name: str) -> Callable[[], None]:
     """Return a step of a fit."""
     torch.manual_seed(0)
     network, batch, kind = FITS[name]()
-    model = torch.nn.parallel.DistributedDataParallel(network)
+    model = network if name == "sharded" else torch.nn.parallel.DistributedDataParallel(network)
     optimizer = kind(model.parameters(), lr=1e-3)
 
     def step() -> None:
@@ -194,29 +208,59 @@ def measure(name: str, rounds: int, steps: int, says: bool) -> None:
         print(f"  its thread takes {share:.3%} of a core; to begin and to end a watch takes {1e3 * around:.1f} ms", flush=True)
 
 
-def counted(name: str, steps: int, is_watched: bool) -> None:
-    """Run steps whose instructions valgrind counts; the watch's thread, which goes by the clock, only looks once."""
+def counted(name: str) -> None:
+    """Run steps with the watch and without it, and have callgrind write what each turn of the first rank took.
+
+    The watch's thread, which goes by the clock, only looks once.
+    """
     vars(watchdog)["_EVERY"] = 1e6
     step = fit(name)
-    with nbguard.watch_ranks(timeout=1e7) if is_watched else nullcontext():
-        turn(step, _WARM + steps)
-        os._exit(0)
+    turn(step, _WARM)
+    _callgrind("--instr=on")
+    for _ in range(_TURNS):
+        _callgrind("--dump=between")
+        _callgrind("--dump=none")
+        turn(step, _COUNTED)
+        _callgrind("--dump=plain")
+        with nbguard.watch_ranks(timeout=1e7):
+            turn(step, _WARM)
+            _callgrind("--dump=between")
+            turn(step, _COUNTED)
+            _callgrind("--dump=watched")
 
 
-def instructions(name: str) -> tuple[float, float]:
-    """Return the instructions of a step, without the watch and with it."""
-    plain, watched = ((_counted(name, _COUNTED, which) - _counted(name, 0, which)) / _COUNTED for which in ("plain", "watched"))
-    return plain, watched
+def _callgrind(order: str) -> None:
+    """Tell the callgrind in which this rank runs to count from here on, or to write what has been counted since it last did."""
+    if dist.get_rank() == 0:
+        subprocess.run(["callgrind_control", order, str(os.getpid())], check=True, capture_output=True)
 
 
-def _counted(name: str, steps: int, which: str) -> int:
-    """Return the instructions of the rank that has more of them: of its start, and of some steps."""
+def instructions(name: str) -> tuple[list[float], list[float]]:
+    """Return the instructions of a step of the first rank's main thread, without the watch and with it, once for each turn."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["valgrind", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={folder}/out.%p"]
-        rank = [sys.executable, __file__, "--count", name, str(steps), which]
-        subprocess.run([*command, f"--log-file={folder}/log.%p", *rank], check=True, env={**os.environ, "TMPDIR": folder})
-        texts = (path.read_text() for path in Path(folder).glob("log.*"))
-        return max(int(count[1].replace(",", "")) for text in texts if (count := re.search(r"I\s+refs:\s+([\d,]+)", text)))
+        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes"]
+        command += [f"--callgrind-out-file={folder}/out.%p", f"--log-file={folder}/log.%p"]
+        rank = [sys.executable, __file__, "--count", name]
+        settings = {**os.environ, "TMPDIR": folder, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **_address()}
+        other = subprocess.Popen(rank, env={**settings, "RANK": "1"})
+        subprocess.run([*command, *rank], check=True, env={**settings, "RANK": "0"})
+        other.wait()
+        counts: dict[str, list[int]] = {"none": [], "plain": [], "watched": []}
+        for path in Path(folder).glob("out.*-01"):
+            text = path.read_text()
+            label, total = re.search(r"Trigger: dump (\w+)", text), re.search(r"^totals: (\d+)", text, re.MULTILINE)
+            if label and total and label[1] in counts:
+                counts[label[1]].append(int(total[1]))
+        none = statistics.median(counts["none"])
+        plain, watched = ([(count - none) / _COUNTED for count in counts[which]] for which in ("plain", "watched"))
+        return plain, watched
+
+
+def _address() -> dict[str, str]:
+    """Return where the ranks meet."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
 
 
 def main() -> None:
@@ -225,26 +269,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--instructions", action="store_true")
-    parser.add_argument("--count", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--count", help=argparse.SUPPRESS)
     parser.add_argument("--fit", choices=FITS)
     asked = parser.parse_args()
     names = [asked.fit] if asked.fit else list(FITS)
     if asked.instructions:
         for name in names:
             plain, watched = instructions(name)
-            share = f"{watched / plain - 1:+.2%}"
-            print(f"{name}: {plain / 1e6:.3f} M instructions a step, watched {watched / 1e6:.3f} M: {share}", flush=True)
+            share = statistics.median(watched) / statistics.median(plain) - 1
+            each = "; ".join(", ".join(f"{count / 1e6:.3f}" for count in turns) for turns in (plain, watched))
+            print(
+                f"{name}: million instructions a step, without the watch and with it, in turns: {each}: {share:+.2%}",
+                flush=True,
+            )
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    other = os.fork()
-    here = {"RANK": int(other == 0), "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in here.items()})
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     if asked.count:
-        counted(asked.count[0], int(asked.count[1]), asked.count[2] == "watched")
+        dist.init_process_group("gloo")
+        counted(asked.count)
+        dist.destroy_process_group()
+        return
+    settings = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **_address()}
+    other = os.fork()
+    os.environ.update({**settings, "RANK": str(int(other == 0))})
+    dist.init_process_group("gloo")
     for name in names:
         measure(name, asked.rounds, asked.steps, says=other != 0)
     dist.destroy_process_group()

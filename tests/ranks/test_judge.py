@@ -104,7 +104,7 @@ def test_a_call_of_its_own_in_the_midst_of_the_batches_may_be_one_too_many() -> 
     cause = diagnosed(JobFacts(3, (first, *others))).faults[0]
     assert (cause.kind, cause.ranks) == ("uneven batches", (0,))
     assert "rank 0 has had fewer batches, or calls something more" in cause.what
-    assert "none under `if rank == …`" in cause.remedy
+    assert "where rank 0 alone makes that call, take it out of `if rank == …`" in cause.remedy
 
 
 def test_groups_in_another_order_are_said_once_and_not_again_from_the_other_side() -> None:

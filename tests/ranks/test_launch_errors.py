@@ -171,6 +171,14 @@ def test_an_error_that_no_launcher_raised_shows_nothing(notebook: Kernel) -> Non
     assert cell.text == ""
 
 
+def test_a_rank_that_was_aborted_points_to_where_the_calls_stand() -> None:
+    aborted = RankError(rank=0, error="ended by SIGABRT", signal="SIGABRT")
+    killed = RankError(rank=0, error="ended by SIGKILL", signal="SIGKILL")
+
+    assert "with nbguard.watch_ranks():" in blocks_text(tuple(LaunchErrors(errors=(aborted,)).blocks()))
+    assert "watch_ranks" not in blocks_text(tuple(LaunchErrors(errors=(killed,)).blocks()))
+
+
 def test_of_several_ranks_that_left_no_error_none_is_accused() -> None:
     echo = RankError(rank=0, error=ECHO)
 

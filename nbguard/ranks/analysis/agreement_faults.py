@@ -17,7 +17,7 @@ Made: TypeAlias = Mapping[int, CollectiveCall]
 
 JOIN = (
     "give every rank as many batches (`DistributedSampler`, `drop_last=True`), or wrap the loop in"
-    " `with torch.distributed.algorithms.join.Join([model]):`"
+    " `with torch.distributed.algorithms.join.Join([model])`"
 )
 _SAME_ORDER = "call the same collectives in the same order on all ranks: none under `if rank == …`"
 
@@ -209,7 +209,7 @@ def _past_the_loop(difference: CallDifference) -> tuple[FaultKind, str, str]:
     alone = (
         ""
         if is_known
-        else f"; where {who} alone {'makes' if len(culprits) == 1 else 'make'} that call: none under `if rank == …`"
+        else f"; where {who} alone {'makes' if len(culprits) == 1 else 'make'} that call, take it out of `if rank == …`"
     )
     return "uneven batches", what, f"{JOIN}{alone}"
 

@@ -128,6 +128,11 @@ def launch_blocks(launch: LaunchErrors) -> Iterator[Block]:
 def _sentences(launch: LaunchErrors, first: RankError, rest: Sequence[RankError]) -> Iterator[str]:
     if launch.launched:
         yield f"launched by `{launch.launched}`"
+    if first.signal == "SIGABRT":
+        yield (
+            "gloo ends a rank that is sent more than it waits for: where the loop runs in `with nbguard.watch_ranks():`, both"
+            " calls and their lines stand in the ranks' own output, after `nbguard, rank`"
+        )
     echoes = [error.rank for error in rest if error.is_echo]
     if echoes and not first.is_echo:
         yield f"{ranks_words(echoes)} {have(echoes)} failed of it: the other side of a connection was gone"
