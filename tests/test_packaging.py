@@ -95,7 +95,7 @@ def loaded_at_once(scripts: dict[str, str]) -> set[str]:
 
 
 def test_nothing_of_others_is_bundled(wheel: zipfile.ZipFile) -> None:
-    """What is, has to be named with its licence in the release (CONTRIBUTING.md). The list is made of what esbuild has packed."""
+    """What is, has to be named with its licence in the release (CONTRIBUTING.md). The list says what esbuild has packed."""
     static = f"nbguard-{nbguard.__version__}.data/data/share/jupyter/labextensions/nbguard/static"
 
     assert json.loads(wheel.read(f"{static}/third-party-licenses.json")) == {"packages": []}
