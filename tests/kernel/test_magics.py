@@ -9,8 +9,8 @@ import time
 import pytest
 
 from nbguard.cli.arguments import command_parser
-from nbguard.notebook.magics.elsewhere import TERMINAL_COMMANDS
 from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
+from nbguard.notebook.magics.grammar import TERMINAL_COMMANDS
 from nbguard.notebook.magics.switch import GRAMMAR as SWITCH
 from tests.kernels import Kernel
 from tests.zoo.cases import FAILED, PRELUDE, TRAINED

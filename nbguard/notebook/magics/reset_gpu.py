@@ -13,8 +13,8 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.notebook.magics.command_line import asks_for_help, guarded, parser, show, split, with_options
-from nbguard.notebook.magics.elsewhere import right_command
 from nbguard.notebook.magics.engines import engines_cleanup
+from nbguard.notebook.magics.grammar import right_command
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
