@@ -12,6 +12,8 @@ import { basename } from 'node:path';
 
 import * as esbuild from 'esbuild';
 
+import { thirdParties } from './licences.mjs';
+
 const SOURCES = 'labextension/src';
 const EXTENSION = 'nbguard/labextension';
 const COMMON = { bundle: true, minify: true, target: 'es2022', logLevel: 'warning' };
@@ -46,21 +48,25 @@ function importedFrom(path, sources) {
   return [...new Set(names.filter(name => name !== '' && !name.startsWith('type ')))].sort().join(', ');
 }
 
-/** A style sheet that is imported is its minified text. */
-const styleSheets = {
-  name: 'style sheets',
-  setup(build) {
-    build.onLoad({ filter: /\.css$/ }, async ({ path }) => {
-      const { outputFiles } = await esbuild.build({ ...COMMON, entryPoints: [path], write: false });
-      return { contents: outputFiles[0].text, loader: 'text', watchFiles: [path] };
-    });
-  }
-};
+/** A style sheet that is imported is its minified text. What was read for it is added to `metafiles`. */
+function styleSheets(metafiles) {
+  return {
+    name: 'style sheets',
+    setup(build) {
+      build.onLoad({ filter: /\.css$/ }, async ({ path }) => {
+        const { metafile, outputFiles } = await esbuild.build({ ...COMMON, metafile: true, entryPoints: [path], write: false });
+        metafiles.push(metafile);
+        return { contents: outputFiles[0].text, loader: 'text', watchFiles: [path] };
+      });
+    }
+  };
+}
 
 async function buildExtension() {
   await rm(EXTENSION, { recursive: true, force: true });
   await mkdir(`${EXTENSION}/static`, { recursive: true });
   const names = new Set();
+  const sheets = [];
   const { metafile } = await esbuild.build({
     ...COMMON,
     entryPoints: ['labextension/src/index.ts'],
@@ -70,7 +76,7 @@ async function buildExtension() {
     outdir: `${EXTENSION}/static`,
     entryNames: '[name]-[hash]',
     chunkNames: '[name]-[hash]',
-    plugins: [sharedPackages(names), styleSheets]
+    plugins: [sharedPackages(names), styleSheets(sheets)]
   });
   const container = await esbuild.build({
     ...COMMON,
@@ -86,6 +92,7 @@ async function buildExtension() {
     }
   });
   await describe(`static/${entryOf(container.metafile)}`);
+  return [metafile, container.metafile, ...sheets];
 }
 
 /** The file that was made of the entry point. */
@@ -99,27 +106,29 @@ function importsOf({ outputs }) {
   return entry.imports.filter(({ kind }) => kind === 'import-statement').map(({ path }) => basename(path));
 }
 
-/** Write what a Jupyter server reads of an extension: the file to load, the settings, whose licences it carries (nobody's). */
+/** Write what a Jupyter server reads of an extension: the file to load, and the settings. */
 async function describe(load) {
   const manifest = JSON.parse(await readFile('package.json', 'utf8'));
   manifest.jupyterlab._build = { load, extension: './extension' };
   await writeFile(`${EXTENSION}/package.json`, JSON.stringify(manifest, null, 2));
-  await writeFile(`${EXTENSION}/static/third-party-licenses.json`, '{"packages": []}');
   await cp('labextension/schema', `${EXTENSION}/schemas/nbguard`, { recursive: true });
 }
 
 async function buildWidget() {
-  await esbuild.build({
+  const { metafile } = await esbuild.build({
     ...COMMON,
+    metafile: true,
     entryPoints: ['src/widget.ts', 'style/view.css'].map(file => ({ in: `labextension/${file}`, out: 'widget' })),
     format: 'esm',
     outdir: 'nbguard/notebook/static'
   });
+  return metafile;
 }
 
 async function buildAll() {
-  await buildExtension();
-  await buildWidget();
+  const packed = [...(await buildExtension()), await buildWidget()];
+  const packages = await thirdParties(packed);
+  await writeFile(`${EXTENSION}/static/third-party-licenses.json`, JSON.stringify({ packages }, null, 2));
 }
 
 await buildAll();

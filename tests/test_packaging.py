@@ -95,7 +95,7 @@ def loaded_at_once(scripts: dict[str, str]) -> set[str]:
 
 
 def test_nothing_of_others_is_bundled(wheel: zipfile.ZipFile) -> None:
-    """What is, has to be named with its licence in the release (CONTRIBUTING.md)."""
+    """What is, has to be named with its licence in the release (CONTRIBUTING.md). The list says what esbuild has packed."""
     static = f"nbguard-{nbguard.__version__}.data/data/share/jupyter/labextensions/nbguard/static"
 
     assert json.loads(wheel.read(f"{static}/third-party-licenses.json")) == {"packages": []}
@@ -152,6 +152,17 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(archive) as members:
         members.extractall(folder, filter="data")
     return folder / archive.name.removesuffix(".tar.gz")
+
+
+def test_the_sdist_has_what_is_in_the_repository_and_what_is_built_from_it(sources: Path) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("this is no checkout of git: which files are in the repository is not known")
+    built = ("nbguard/labextension/", "nbguard/notebook/static/")
+
+    packed = {file.relative_to(sources).as_posix() for file in sources.rglob("*") if file.is_file()} - {"PKG-INFO"}
+
+    assert not {name for name in packed - {*listed.stdout.splitlines()} if not name.startswith(built)}
 
 
 class BareEnvironment:

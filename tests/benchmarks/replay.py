@@ -1,4 +1,5 @@
-"""How fast the allocator's model replays a trace, how that and its memory grow, and what loading a large snapshot takes.
+"""How fast the allocator's model replays a trace, how that and its memory grow, and what loading a large snapshot takes; what
+each command of the command line takes on it.
 
 NBGUARD_RECORDED_DATA=FOLDER python tests/benchmarks/replay.py [--rounds 7] [--megabytes 100]
 
@@ -12,6 +13,7 @@ import argparse
 import os
 import pickle
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -31,6 +33,7 @@ from nbguard.allocator.snapshot.schema import parse_snapshot
 from nbguard.allocator.snapshot.snapshot import Sidecar, Snapshot
 
 SIZES = (10_000, 100_000, 1_000_000)
+COMMANDS = ("map", "replay", "whatif", "diagnose")
 
 
 def training(model: CachingAllocator, events: int, seed: int = 0) -> Iterator[None]:
@@ -109,7 +112,10 @@ def write_large(path: Path, megabytes: int) -> None:
 
 
 def loading(megabytes: int, rounds: int) -> Iterator[str]:
-    """Yield lines on loading a large snapshot, and on `pickle.load` of it, in turns and each in a fresh process."""
+    """Yield lines on loading a large snapshot, and on `pickle.load` of it, in turns and each in a fresh process.
+
+    Then on each command that reads one, once.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "large.pickle"
         subprocess.run([sys.executable, __file__, "--write", str(path), "--megabytes", str(megabytes)], check=True)
@@ -119,6 +125,7 @@ def loading(megabytes: int, rounds: int) -> Iterator[str]:
             for way, seen in figures.items():
                 done = subprocess.run([sys.executable, __file__, way, str(path)], capture_output=True, text=True, check=True)
                 seen.append(tuple(map(float, done.stdout.split())))
+        commands = [command_line(name, path) for name in COMMANDS]
     yield f"  loading {size / 1e6:.0f} MB"
     for way, seen in figures.items():
         seconds, wall, own, largest = (statistics.median(column) for column in zip(*seen, strict=True))
@@ -127,6 +134,17 @@ def loading(megabytes: int, rounds: int) -> Iterator[str]:
         yield f"    {name:<12} {seconds:.1f} s of processor time, {wall:.1f} s in all, {peaks}"
     ratios = [ours[0] / theirs[0] for ours, theirs in zip(figures["--load"], figures["--pickle"], strict=True)]
     yield f"    ratio of processor time: {statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
+    yield from commands
+
+
+def command_line(name: str, path: Path) -> str:
+    """Return a line on what a command of the command line takes on a snapshot, with the processes that it starts."""
+    before, start = os.times(), time.perf_counter()
+    done = subprocess.run([sys.executable, "-m", "nbguard", name, str(path)], capture_output=True, text=True, check=False)
+    after, wall = os.times(), time.perf_counter() - start
+    assert done.returncode in (0, 1), done.stderr
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
+    return f"    nbguard {name:<8} {spent:.1f} s of processor time, {wall:.1f} s in all"
 
 
 def load(read: Callable[[], object]) -> None:
@@ -137,7 +155,8 @@ def load(read: Callable[[], object]) -> None:
     loaded = read()
     spent, wall = sum(os.times()[:4]) - before, time.perf_counter() - start
     del loaded
-    own, others = (resource.getrusage(who).ru_maxrss / 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own = int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024  # ru_maxrss has the parent's
+    others = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(spent, wall, own, max(own, others))
 
 

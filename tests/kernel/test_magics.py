@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
 
+from nbguard.cli.arguments import command_parser
+from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
+from nbguard.notebook.magics.grammar import TERMINAL_COMMANDS
+from nbguard.notebook.magics.switch import GRAMMAR as SWITCH
 from tests.kernels import Kernel
 from tests.zoo.cases import FAILED, PRELUDE, TRAINED
 
@@ -160,6 +165,59 @@ def test_bad_input_is_one_line_and_loses_nothing(shared_notebook: Kernel, line: 
     assert len((cell.stderr or cell.error[1]).strip().splitlines()) == 1
     assert shared_notebook.value("sorted(n for n in globals() if n in ('learn', 'runs', 'number'))") == before
     assert shared_notebook.value("sorted(runs)") == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("%gpumem doctor --environment", "doctor is a word of %nbguard: run  %nbguard doctor --environment"),
+        ("%gpumem doctor --help", "doctor is a word of %nbguard: run  %nbguard doctor --help"),
+        ("%gpumem doctor?", "doctor is a word of %nbguard: run  %nbguard doctor --help"),
+        ("%gpumem fix determinism", "fix is a word of %nbguard: run  %nbguard fix determinism"),
+        ("%nbguard why learn", "why is a word of %gpumem: run  %gpumem why learn"),
+        ("%nbguard map", "map is a word of %gpumem: run  %gpumem map"),
+        ("%nbguard --dry-run", "--dry-run goes with %reset_gpu: run  %reset_gpu --dry-run"),
+        ("%gpumem learn --dry-run", "learn is a name: run  %gpumem why learn  to see what keeps it alive"),
+        ("%gpumem why learn --dry-run", "--dry-run goes with %reset_gpu: run  %reset_gpu learn --dry-run"),
+        ("%gpumem learn", "learn is a name: run  %gpumem why learn  to see what keeps it alive"),
+        ("%reset_gpu status", "status is a word of %nbguard: run  %nbguard status"),
+        ("%reset_gpu --device cpu", "--device goes with %gpumem: run  %gpumem --device cpu"),
+        ("%nbguard schema whatif", "schema is a command of the terminal: run  !nbguard schema whatif"),
+    ],
+)
+def test_what_belongs_to_another_command_is_told_with_the_line_to_run(shared_notebook: Kernel, line: str, message: str) -> None:
+    cell = shared_notebook.run(line)
+
+    said = cell.stderr + cell.error[1] if cell.error else ""
+    assert message in said
+    assert len(said.strip().splitlines()) <= 2
+    (command,) = re.findall(r"run  (.+?)(?:  to see.*)?$", said, re.MULTILINE)[:1]
+    shared_notebook.run(command).ok()
+    shared_notebook.run("%nbguard fix determinism --undo" if "fix" in line else "pass").ok()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "%gpumem fix",
+            "fix is a word of %nbguard: say what to fix, and of which Learner, as in  %nbguard fix determinism learn",
+        ),
+        ("%nbguard predict", "predict is a word of %gpumem: give one Learner, as in  %gpumem predict learn --gpu 16GiB"),
+        ("%gpumem --park", "--park goes with %reset_gpu: %reset_gpu? shows the options"),
+    ],
+)
+def test_what_lacks_an_argument_there_is_told_with_an_example(shared_notebook: Kernel, line: str, message: str) -> None:
+    cell = shared_notebook.run(line)
+
+    assert cell.error is not None
+    assert message in cell.stderr + cell.error[1]
+
+
+def test_the_words_of_the_terminal_are_what_only_the_command_line_has() -> None:
+    (commands,) = [action.choices for action in command_parser()._actions if action.dest == "command"]
+
+    assert {*commands} - {*GPUMEM.words} - {*SWITCH.words} == TERMINAL_COMMANDS
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from nbguard.allocator.replay.replay import DeviceReplay, FileReplay
 from nbguard.allocator.replay.whatif import WhatIf, WhatIfRow
 from nbguard.allocator.snapshot.events import Event
 from nbguard.render.blocks import Block, Line, Listing, Section, Table, TableRow, Title
-from nbguard.units import format_bytes
+from nbguard.units import counted, format_bytes
 
 _NAMES = ("settings", "peak reserved", "out of memory", "retries", "driver calls")
 
@@ -34,7 +34,7 @@ def _self_check(replay: DeviceReplay) -> str:
     """Return 'x of y events reproduced', and the first difference."""
     if not replay.events:
         return "no trace was recorded"
-    text = f"{replay.reproduced} of {replay.events} events reproduced"
+    text = f"{replay.reproduced:,} of {counted(replay.events, 'event')} reproduced"
     first = replay.first_difference
     if first is None:
         return text

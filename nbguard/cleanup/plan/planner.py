@@ -101,7 +101,7 @@ def _note_what_is_hidden(builder: PlanBuilder) -> None:
     """Note the memory that a plan cannot see; a cleanup uncovers it first."""
     if builder.facts.frozen_objects:
         builder.skipped.append(
-            f"gc.freeze() hides {builder.facts.frozen_objects:,} objects: "
+            f"gc.freeze() hides {counted(builder.facts.frozen_objects, 'object')}: "
             f"{advice.release_stale().command} unfreezes them, then looks"
         )
     if builder.facts.is_autocast_on:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.environment import EnvironmentFacts
 from nbguard.memory.advice import diagnose
-from nbguard.units import HALF_ROUNDS_TO_ZERO, format_bytes
+from nbguard.units import HALF_ROUNDS_TO_ZERO, counted, format_bytes
 
 _NOTHING = f"no Learner was given: {diagnose().code}"
 
@@ -54,7 +54,7 @@ def learner_checks(facts: LearnerFacts | None, environment: EnvironmentFacts) ->
 def _loaders(facts: LearnerFacts, environment: EnvironmentFacts) -> Check:
     if not facts.loaders:
         return not_checked("environment", "loaders", "no loader was given")
-    evidence = "; ".join(f"{loader.name}: {loader.workers} workers" for loader in facts.loaders)
+    evidence = "; ".join(f"{loader.name}: {counted(loader.workers, 'worker')}" for loader in facts.loaders)
     return checked("environment", "loaders", evidence, *_loader_findings(facts, environment))
 
 
@@ -63,7 +63,7 @@ def _loader_findings(facts: LearnerFacts, environment: EnvironmentFacts) -> Iter
     if most.workers > environment.cores:
         yield CheckFinding(
             severity="advice",
-            what=f"{most.name} has {most.workers} workers on {environment.cores} cores",
+            what=f"{most.name} has {counted(most.workers, 'worker')} on {counted(environment.cores, 'core')}",
             evidence="workers beyond the cores take turns, and each keeps batches of its own in memory",
             command=f"# make the loaders anew with num_workers={environment.cores}",
         )
@@ -74,7 +74,7 @@ def _loader_findings(facts: LearnerFacts, environment: EnvironmentFacts) -> Iter
         yield CheckFinding(
             severity="problem",
             what=f"{loader.name} can want {format_bytes(need)} of /dev/shm, and {format_bytes(free)} are free",
-            evidence=f"{loader.workers} workers × {loader.prefetch + 1} batches × {format_bytes(loader.batch)}; "
+            evidence=f"{counted(loader.workers, 'worker')} × {loader.prefetch + 1} batches × {format_bytes(loader.batch)}; "
             "beyond it workers die with a bus error",
             command="docker run --shm-size=8g …   # or fewer workers",
         )
@@ -88,7 +88,7 @@ def _loader_findings(facts: LearnerFacts, environment: EnvironmentFacts) -> Iter
 
 
 def _precision(facts: PrecisionFacts) -> Check:
-    half = f"{facts.half_parameters} parameters in float16"
+    half = f"{counted(facts.half_parameters, 'parameter')} in float16"
     evidence = f"{facts.scaler or 'no gradient scaler'}; {half}"
     return checked("environment", "mixed precision", evidence, *_precision_findings(facts))
 
@@ -113,6 +113,6 @@ def _precision_findings(facts: PrecisionFacts) -> Iterator[CheckFinding]:
         yield CheckFinding(
             severity="advice",
             what="the parameters themselves are float16",
-            evidence=f"{facts.half_parameters} parameters: an update smaller than 1/2048 of a weight is lost",
+            evidence=f"{counted(facts.half_parameters, 'parameter')}: an update smaller than 1/2048 of a weight is lost",
             command="learn.model.float(); learn.to_fp16()   # parameters in float32, the forward pass under autocast",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbguard.doctor.analysis.diagnosis import Check, CheckFinding, checked, not_checked
 from nbguard.doctor.analysis.environment import EnvironmentFacts
 from nbguard.memory.advice import end_workers
-from nbguard.units import GiB, MiB, format_bytes
+from nbguard.units import GiB, MiB, counted, format_bytes
 
 _SHM = "/dev/shm"  # noqa: S108 - read, never written to
 _CONTAINER_SHM = 64 * MiB
@@ -114,11 +114,11 @@ def _threads(facts: EnvironmentFacts) -> Check:
     if facts.torch is None:
         return not_checked("environment", "threads", "PyTorch is not imported: import torch, then run it again")
     threads, cores = facts.torch.threads, facts.cores
-    evidence = f"{threads} threads of PyTorch, {cores} cores may be used"
+    evidence = f"{counted(threads, 'thread')} of PyTorch, {counted(cores, 'core')} may be used"
     if threads > cores:
         finding = CheckFinding(
             severity="advice",
-            what=f"PyTorch computes with {threads} threads on {cores} cores",
+            what=f"PyTorch computes with {counted(threads, 'thread')} on {counted(cores, 'core')}",
             evidence="the container or an affinity gives this process fewer cores than the machine has",
             command=f"torch.set_num_threads({cores})",
         )

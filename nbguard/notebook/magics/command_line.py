@@ -16,6 +16,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 
 from nbguard.errors import NbguardError, line_of
 from nbguard.render.result import Result
+from nbguard.units import counted
 
 Returned = TypeVar("Returned")
 Shown = TypeVar("Shown", bound=Result)
@@ -141,7 +142,7 @@ def _showing_progress() -> Iterator[None]:
 
     def say(objects: int) -> None:
         nonlocal width
-        words = f"nbguard looks at {objects:,} objects…"
+        words = f"nbguard looks at {counted(objects, 'object')}…"
         width = max(width, len(words))
         sys.stderr.write(f"\r{words}")
         sys.stderr.flush()

@@ -157,6 +157,7 @@ GRAMMAR = Grammar(
         ),
         **snapshots.WORDS,
     },
+    word_of_name="why",
 )
 
 
@@ -182,7 +183,7 @@ class GpuMemMagics(Magics):
         """
         from nbguard import api
 
-        options = GRAMMAR.parse(line)
+        options = GRAMMAR.parse(line, getattr(self.shell, "user_ns", {}))
         if options is None:
             return None
         session = session_of(self.shell)

@@ -9,7 +9,7 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,21 +36,27 @@ class Word:
 
 
 class Grammar:
-    """A magic's words; `plain` are the arguments of the magic without one."""
+    """A magic's words; `plain` are the arguments of the magic without one, `word_of_name` is the word that takes a name."""
 
-    def __init__(self, magic: str, plain: Word, words: Mapping[str, Word]) -> None:
+    def __init__(self, magic: str, plain: Word, words: Mapping[str, Word], *, word_of_name: str = "") -> None:
         self.magic = magic
+        self.words = words
         self._plain = plain
-        self._words = words
+        self._word_of_name = word_of_name
 
-    def parse(self, line: str) -> argparse.Namespace | None:
+    def parse(self, line: str, names: Collection[str] = ()) -> argparse.Namespace | None:
         """Return the parsed line, its `word` (None: none) among the options; None if it asked for help, which is shown.
+
+        Args:
+            line: what stands behind the magic.
+            names: of the user's.
 
         Raises:
             UsageError: the line cannot be read; one line says why, and what to do next.
         """
         texts = self._word_first(split(line))
-        word = texts[0] if texts and texts[0] in self._words else None
+        word = texts[0] if texts and texts[0] in self.words else None
+        self._refuse_what_goes_elsewhere(word, texts, names)
         if asks_for_help(texts):
             sys.stdout.write(f"{self.overview()}\n" if word is None else self._of_word(word).format_help())
             return None
@@ -62,7 +68,7 @@ class Grammar:
         except UsageError as error:
             if word is None and texts and not texts[0].startswith("-"):
                 raise UsageError(
-                    f"{self.magic}: unknown word {texts[0]!r}: say one of {', '.join(self._words)} "
+                    f"{self.magic}: unknown word {texts[0]!r}: say one of {', '.join(self.words)} "
                     f"({self.magic}? shows what there is)"
                 ) from None
             raise UsageError(self._mistake(word, str(error))) from None
@@ -70,19 +76,30 @@ class Grammar:
             raise UsageError(self._mistake(word, f"unrecognized arguments: {' '.join(unknown)}"))
         return options
 
+    def reads(self, texts: Sequence[str]) -> bool:
+        """Return whether the words of a line can be parsed, or ask for help."""
+        try:
+            return asks_for_help(texts) or not self._parser.parse_known_args([*texts])[1]
+        except UsageError:
+            return False
+
+    def words_with(self, option: str) -> list[str]:
+        """Return the words that have an option; "" is the magic without a word."""
+        return [word for word, _ in self._actions(option)]
+
     def misused(self, word: str, message: str = "") -> NoReturn:
         """Raise UsageError about a word, with its advice."""
         raise UsageError(self._mistake(word, message))
 
     def overview(self) -> str:
         """Return the words, a line for each: what `%gpumem --help` shows, and `%gpumem?` below the docstring."""
-        width = max(len(word.usage) for word in self._words.values()) + 2
+        width = max(len(word.usage) for word in self.words.values()) + 2
         indent = len(_INDENT) + width
         lines = [
             textwrap.fill(word.help, 110, initial_indent=_INDENT + word.usage.ljust(width), subsequent_indent=" " * indent)
-            for word in self._words.values()
+            for word in self.words.values()
         ]
-        first = next(iter(self._words))
+        first = next(iter(self.words))
         return "\n".join(
             [
                 f"{self.magic} {self._plain.usage}".rstrip(),
@@ -95,13 +112,26 @@ class Grammar:
             ]
         )
 
+    def _refuse_what_goes_elsewhere(self, word: str | None, texts: list[str], names: Collection[str]) -> None:
+        """Raise UsageError with the right command, if a word or an option is another magic's, or a name stands for a word."""
+        first = texts[0] if texts else ""
+        if word is None and self._word_of_name and first in names:
+            raise UsageError(
+                f"{self.magic}: {first} is a name: run  {self.magic} {self._word_of_name} {first}  to see what keeps it alive"
+            )
+        others = [text for text in texts if text.startswith("--") and not self._actions(text.partition("=")[0])]
+        if (first and word is None and not first.startswith("-")) or others:
+            command = right_command(self.magic, texts if word is None else texts[1:])
+            if command:
+                raise UsageError(f"{self.magic}: {command}")
+
     @cached_property
     def _parser(self) -> MagicArgumentParser:
         """Return the parser of the magic, with one for each word."""
         main = parser(self.magic, self._plain.help)
         self._plain.add(main)
         words = main.add_subparsers(dest="word", metavar="WORD")
-        for name, word in self._words.items():
+        for name, word in self.words.items():
             options = words.add_parser(
                 name, prog=f"{self.magic} {name}", description=word.help, formatter_class=main.formatter_class
             )
@@ -130,7 +160,7 @@ class Grammar:
 
     def _actions(self, option: str) -> list[tuple[str, argparse.Action]]:
         """Return (word, action) of each word that has an option; "" is the magic without a word."""
-        parsers = {"": self._parser, **{word: self._of_word(word) for word in self._words}}
+        parsers = {"": self._parser, **{word: self._of_word(word) for word in self.words}}
         return [
             (word, one._option_string_actions[option]) for word, one in parsers.items() if option in one._option_string_actions
         ]
@@ -147,7 +177,7 @@ class Grammar:
     def _mistake(self, word: str | None, message: str) -> str:
         if word is None:
             return f"{self.magic}: {message} ({self.magic}? shows what there is)"
-        parts = [f"{self.magic} {word}", *filter(None, [message, self._words[word].advice])]
+        parts = [f"{self.magic} {word}", *filter(None, [message, self.words[word].advice])]
         return f"{': '.join(parts)} ({self.magic} {word}? shows its options)"
 
 
@@ -166,11 +196,12 @@ def help_of_word(*grammars: Grammar) -> Callable[[list[str]], list[str]]:
 
     IPython itself would look for help on `map`. Only a cell with nothing else in it is changed.
     """
-    words = {grammar.magic.removeprefix("%"): frozenset(grammar._words) for grammar in grammars}
+    magics = {grammar.magic.removeprefix("%") for grammar in grammars}
+    words = {word for grammar in grammars for word in grammar.words}
 
     def as_help(lines: list[str]) -> list[str]:
         match = _HELP.fullmatch("".join(lines)) if len(lines) <= _FEW else None
-        if match is None or match["word"] not in words.get(match["magic"], ()):
+        if match is None or match["magic"] not in magics or match["word"] not in words:
             return lines
         return [f"%{match['magic']} {match['word']} --help\n"]
 
@@ -179,3 +210,55 @@ def help_of_word(*grammars: Grammar) -> Callable[[list[str]], list[str]]:
 
 _FEW = 10
 """Lines of a cell that may be blank around its one; a longer one is nothing but code."""
+
+
+# --- what stands behind the wrong magic ---
+
+TERMINAL_COMMANDS = frozenset({"completion", "diagnose", "disable", "enable", "gpus", "lock", "profile", "replay", "schema"})
+"""Commands of `nbguard` in a terminal that no magic has."""
+
+
+def right_command(magic: str, texts: Sequence[str]) -> str:
+    """Return what a line's word or option goes with, and the command to run; empty where no other magic has it.
+
+    Args:
+        magic: the magic that the line has been given to, which cannot read it: `%gpumem`.
+        texts: the line's words, the magic's own word first if it has one.
+    """
+    from nbguard.notebook.magics import gpumem, switch
+
+    grammars = [grammar for grammar in (gpumem.GRAMMAR, switch.GRAMMAR) if grammar.magic != magic]
+    word = texts[0] if texts else ""
+    for grammar in grammars:
+        if word in grammar.words:
+            advice = f"run  {grammar.magic} {' '.join(texts)}" if grammar.reads(texts) else grammar.words[word].advice
+            return f"{word} is a word of {grammar.magic}: {advice}"
+    if word in TERMINAL_COMMANDS:
+        return f"{word} is a command of the terminal: run  !nbguard {' '.join(texts)}"
+    options = [text.partition("=")[0] for text in texts if text.startswith("--")]
+    return next(filter(None, (_of_option(magic, option, texts, grammars) for option in options)), "")
+
+
+def _of_option(magic: str, option: str, texts: Sequence[str], grammars: Sequence[Grammar]) -> str:
+    """Return the same for one option."""
+    from nbguard.notebook.magics import reset_gpu
+
+    for grammar in grammars:
+        for word in grammar.words_with(option):
+            line = [word, *texts] if word else [*texts]
+            if grammar.reads(line):
+                return f"{option} goes with {grammar.magic}: run  {grammar.magic} {' '.join(line)}"
+    if magic != reset_gpu.NAME and option in reset_gpu.OPTIONS:
+        advice = f"run  {reset_gpu.NAME} {' '.join(texts)}" if _resets(texts) else f"{reset_gpu.NAME}? shows the options"
+        return f"{option} goes with {reset_gpu.NAME}: {advice}"
+    return ""
+
+
+def _resets(texts: Sequence[str]) -> bool:
+    from nbguard.notebook.magics.reset_gpu import options_of
+
+    try:
+        options_of(texts)
+    except UsageError:
+        return False
+    return True

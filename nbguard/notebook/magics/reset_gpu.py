@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.notebook.magics.command_line import asks_for_help, guarded, parser, show, split, with_options
 from nbguard.notebook.magics.engines import engines_cleanup
+from nbguard.notebook.magics.grammar import right_command
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from nbguard.cluster.analysis.cleanup import EnginesCleanup
     from nbguard.memory.processes import Zombies
 
-_NAME = "%reset_gpu"
+NAME = "%reset_gpu"
+"""The magic."""
 
 
 def _pid(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"--zombies takes pids only, not {text} ({_NAME} {text} frees a name)")
+        raise argparse.ArgumentTypeError(f"--zombies takes pids only, not {text} ({NAME} {text} frees a name)")
     return int(text)
 
 
@@ -78,6 +80,9 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 """What argparse is told of each argument."""
 
+OPTIONS = frozenset(name for name in _ARGUMENTS if name.startswith("--"))
+"""The options of the magic, in any form."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
@@ -106,7 +111,7 @@ _FORMS = (
     Form(
         option="--hard",
         arguments=("--hard", "--all", *_MORE, ("--yes", "--dry-run")),
-        advice=f"--hard takes no targets: free them first, with  {_NAME} TARGETS",
+        advice=f"--hard takes no targets: free them first, with  {NAME} TARGETS",
     ),
     Form(
         option="",
@@ -118,7 +123,7 @@ _FORMS = (
 
 @cache
 def _parser(form: Form) -> MagicArgumentParser:
-    options = parser(_NAME, "Free what is stale, or just the targets.")
+    options = parser(NAME, "Free what is stale, or just the targets.")
     for argument in form.arguments:
         group = options if isinstance(argument, str) else options.add_mutually_exclusive_group()
         for name in (argument,) if isinstance(argument, str) else argument:
@@ -145,14 +150,25 @@ def _parse(line: str) -> argparse.Namespace | None:
     if asks_for_help(texts):
         sys.stdout.write(_help().format_help())
         return None
+    return options_of(texts)
+
+
+def options_of(texts: Sequence[str]) -> argparse.Namespace:
+    """Return the options of a line's words.
+
+    Raises:
+        UsageError: they cannot be read, or options do not go together; one line says why, and what to do next.
+    """
     form = next(form for form in _FORMS if form.option in ("", *(text.partition("=")[0] for text in texts)))
     try:
-        options, unknown = _parser(form).parse_known_args(texts)
+        options, unknown = _parser(form).parse_known_args([*texts])
     except UsageError as error:
-        raise UsageError(f"{_NAME}: {error} ({_NAME}? shows the options)") from None
+        raise UsageError(f"{NAME}: {error} ({NAME}? shows the options)") from None
     if unknown:
+        if elsewhere := right_command(NAME, texts):
+            raise UsageError(f"{NAME}: {elsewhere}")
         advice = f": {form.advice}" if form.option or unknown[0].partition("=")[0] in _ARGUMENTS else ""
-        raise UsageError(f"{_NAME}: unrecognized arguments: {' '.join(unknown)}{advice} ({_NAME}? shows the options)")
+        raise UsageError(f"{NAME}: unrecognized arguments: {' '.join(unknown)}{advice} ({NAME}? shows the options)")
     return options
 
 
@@ -182,12 +198,14 @@ class ResetGpuMagics(Magics):
         options = _parse(line)
         if options is None:
             return None
+        names = getattr(self.shell, "user_ns", {})
+        first = next(iter(getattr(options, "targets", ())), "")
+        if first not in names and (elsewhere := right_command(NAME, split(line))):
+            raise UsageError(f"{NAME}: {elsewhere}")
         if "engines" in options:
             choices = {**_choices(options), "everything": options.all}
-            call = partial(
-                engines_cleanup, getattr(self.shell, "user_ns", {}), options.targets, choices, dry_run=options.dry_run
-            )
-            return show(self.shell, options, guarded(f"{_NAME} --engines", call))
+            call = partial(engines_cleanup, names, options.targets, choices, dry_run=options.dry_run)
+            return show(self.shell, options, guarded(f"{NAME} --engines", call))
         session = session_of(self.shell)
         session.notices.expect_cleanup()
         done = self._done(api, options)
@@ -207,14 +225,14 @@ class ResetGpuMagics(Magics):
             return unparked
         if "zombies" in options:
             zombies: Callable[..., Zombies] = api.end_zombies if options.yes else api.zombies
-            return guarded(_NAME, zombies, *options.pids)
+            return guarded(NAME, zombies, *options.pids)
         call: Callable[..., Plan | Outcome] = api.plan if options.dry_run else api.release
         choices = _choices(options)
         is_hard = "hard" in options
         if is_hard and options.yes:
             choices["orphans"] = True
         targets = () if is_hard else options.targets
-        return guarded(_NAME, call, *targets, everything=options.all, hard=is_hard, **choices)
+        return guarded(NAME, call, *targets, everything=options.all, hard=is_hard, **choices)
 
 
 def _choices(options: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from nbguard.profiler.analysis.fit_samples import FitSamples
 from nbguard.profiler.analysis.report import Comparison, RunChange
 from nbguard.profiler.analysis.time.bootstrap import ENOUGH, median, ratio_interval, says_something
-from nbguard.units import format_bytes, format_time
+from nbguard.units import counted, format_bytes, format_time
 
 STEP = "step"
 PEAK = "peak memory"
@@ -81,7 +81,8 @@ def _notes(now: FitSamples, before: FitSamples) -> Iterator[str]:
     if before.title != now.title:
         yield f"Compared with: {before.title}"
     if now.batches != before.batches:
-        yield f"Not the same work: {before.batches} batches before, {now.batches} now; times are per batch."
+        former_batches = counted(before.batches, "batch", "batches")
+        yield f"Not the same work: {former_batches} before, {now.batches} now; times are per batch."
     former = {setting.name: setting.value for setting in before.settings}
     for setting in now.settings:
         value = former.get(setting.name)

@@ -38,6 +38,7 @@ from nbguard.profiler.analysis.time.gpu import GpuFacts, gpu_facts
 from nbguard.profiler.analysis.time.hot_code import HotCode, hot_code, library_share
 from nbguard.profiler.analysis.time.lost_time import lost_time
 from nbguard.profiler.analysis.time.timing import steady_batches, timing_of
+from nbguard.units import counted
 
 
 def build_fit_report(observations: FitObservations) -> FitReport:
@@ -232,7 +233,7 @@ class FitAnalysis:
         """Yield, in words, the parts of the fit that the profile has not seen."""
         missed = self.observations.subject.missed
         if missed:
-            yield f"the loop had given {missed} batches before the profile began: they are not in it"
+            yield f"the loop had given {counted(missed, 'batch', 'batches')} before the profile began, not counted here"
         if self.observations.has_other_threads:
             yield "another thread asked a loader for batches, too: a profile is of the thread that it began in"
 

@@ -96,7 +96,7 @@ def unpark_view(parked: Sequence[ParkedFact], names: Sequence[str], token: str, 
     rows = tuple(
         PlanRow(
             label=truncate_utf8(fact.label),
-            detail=f"goes back to {fact.device}, bit by bit ({fact.tensors} tensors)",
+            detail=f"goes back to {fact.device}, bit by bit ({counted(fact.tensors, 'tensor')})",
             nbytes=fact.nbytes,
         )
         for fact in facts[:_ROWS]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nbguard.profiler.analysis.health.float32 import LARGEST
 from nbguard.profiler.analysis.report import FitFinding
+from nbguard.units import counted
 
 SMALLEST_NORMAL = 2.0**-14
 """Smallest float16 with all of its digits; below it they get fewer, and below 6e-8 a value is 0."""
@@ -80,6 +81,6 @@ def _vanishing(facts: RangeFacts) -> Iterator[FitFinding]:
             kind="range",
             severity="advice",
             what=what,
-            evidence=f"{others}there float16 loses digits, and below 6e-8 all of them; seen in {facts.steps} steps",
+            evidence=f"{others}there float16 loses digits, and below 6e-8 all of them; seen in {counted(facts.steps, 'step')}",
             change="a larger scale of the loss (`torch.amp.GradScaler(init_scale=2.0**20)`), or bfloat16",
         )

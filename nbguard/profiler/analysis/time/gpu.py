@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from nbguard.profiler.analysis.time import phases
+from nbguard.units import counted
 
 _WARM_UP = 3  # batches
 _DRIFT = 20e-6  # of the time: by so much at most two clocks part
@@ -121,7 +122,7 @@ def _limit(marks: Sequence[GpuMark]) -> float:
 
 
 def _note(batches: int, paced: float, driver: float | None) -> str:
-    words = f"by CUDA events in {batches} batches: so long it was behind the program"
+    words = f"by CUDA events in {counted(batches, 'batch', 'batches')}: so long it was behind the program"
     if paced > 0.01:
         words += f"; in another {paced:.0%} it worked on small pieces as the program gave them, for a part of that time"
     if driver is not None:
