@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -23,6 +24,16 @@ from nbguard.profiler.record.recorder import Recorder
 
 _T = TypeVar("_T")
 _running: FitProfile | None = None
+
+
+def _not_in_the_child() -> None:
+    """A process that is forked while a profile runs (`notebook_launcher`) has none, and may begin its own."""
+    global _running
+    _running = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_not_in_the_child)
 
 
 class FitProfile:

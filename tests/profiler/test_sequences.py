@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -175,6 +178,36 @@ def test_a_second_profile_in_a_thread_is_refused_and_both_fits_are_as_without() 
     assert same(mine, plain)
     assert same(results["weights"], plain)
     assert profile.report.timing.batches == 16
+
+
+FORKED = """
+import os, torch, nbguard
+from torch import nn
+
+torch.set_num_threads(1)
+with nbguard.profile_fit(show=False):
+    if not (child := os.fork()):
+        try:
+            net = nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            with nbguard.profile_fit(show=False) as profile:
+                for x in torch.utils.data.DataLoader(torch.randn(32, 4), batch_size=4):
+                    optimizer.zero_grad()
+                    net(x).sum().backward()
+                    optimizer.step()
+            print("batches", profile.report.timing.batches, flush=True)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
+def test_a_process_forked_inside_a_profile_has_a_profile_of_its_own(torch_process: None) -> None:
+    """As `notebook_launcher` forks the ranks of a cell with `%%profile_fit`."""
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=300)
+
+    assert ended.stdout == "batches 8\n", ended.stderr
 
 
 def test_a_monitor_inside_a_profile_leaves_the_fit_to_it() -> None:

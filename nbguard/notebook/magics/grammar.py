@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _HELP = re.compile(r"\s*%(?P<magic>\w+)\s+(?P<word>\w+)\s*\?{1,2}\s*")
 _INDENT = " " * 4
+_grammars: list[Grammar] = []
+_with_options: list[MagicOfOptions] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class Grammar:
         self.words = words
         self._plain = plain
         self._word_of_name = word_of_name
+        _grammars.append(self)
 
     def parse(self, line: str, names: Collection[str] = ()) -> argparse.Namespace | None:
         """Return the parsed line, its `word` (None: none) among the options; None if it asked for help, which is shown.
@@ -225,9 +228,7 @@ def right_command(magic: str, texts: Sequence[str]) -> str:
         magic: the magic that the line has been given to, which cannot read it: `%gpumem`.
         texts: the line's words, the magic's own word first if it has one.
     """
-    from nbguard.notebook.magics import gpumem, switch
-
-    grammars = [grammar for grammar in (gpumem.GRAMMAR, switch.GRAMMAR) if grammar.magic != magic]
+    grammars = [grammar for grammar in _grammars if grammar.magic != magic]
     word = texts[0] if texts else ""
     for grammar in grammars:
         if word in grammar.words:
@@ -241,24 +242,34 @@ def right_command(magic: str, texts: Sequence[str]) -> str:
 
 def _of_option(magic: str, option: str, texts: Sequence[str], grammars: Sequence[Grammar]) -> str:
     """Return the same for one option."""
-    from nbguard.notebook.magics import reset_gpu
-
     for grammar in grammars:
         for word in grammar.words_with(option):
             line = [word, *texts] if word else [*texts]
             if grammar.reads(line):
                 return f"{option} goes with {grammar.magic}: run  {grammar.magic} {' '.join(line)}"
-    if magic != reset_gpu.NAME and option in reset_gpu.OPTIONS:
-        advice = f"run  {reset_gpu.NAME} {' '.join(texts)}" if _resets(texts) else f"{reset_gpu.NAME}? shows the options"
-        return f"{option} goes with {reset_gpu.NAME}: {advice}"
+    for other in _with_options:
+        if magic != other.name and option in other.options:
+            advice = f"run  {other.name} {' '.join(texts)}" if other.reads(texts) else f"{other.name}? shows the options"
+            return f"{option} goes with {other.name}: {advice}"
     return ""
 
 
-def _resets(texts: Sequence[str]) -> bool:
-    from nbguard.notebook.magics.reset_gpu import options_of
+@dataclass(frozen=True, slots=True)
+class MagicOfOptions:
+    """A magic without words of its own, for lines that have been given to another one."""
 
-    try:
-        options_of(texts)
-    except UsageError:
-        return False
-    return True
+    name: str
+    options: Collection[str]
+    parse: Callable[[Sequence[str]], object]  # raises UsageError where the words cannot be read
+
+    def __post_init__(self) -> None:
+        """Have it known."""
+        _with_options.append(self)
+
+    def reads(self, texts: Sequence[str]) -> bool:
+        """Return whether it can read a line's words."""
+        try:
+            self.parse(texts)
+        except UsageError:
+            return False
+        return True

@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.notebook.magics.command_line import asks_for_help, guarded, parser, show, split, with_options
 from nbguard.notebook.magics.engines import engines_cleanup
-from nbguard.notebook.magics.grammar import right_command
+from nbguard.notebook.magics.grammar import MagicOfOptions, right_command
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
@@ -170,6 +170,9 @@ def options_of(texts: Sequence[str]) -> argparse.Namespace:
         advice = f": {form.advice}" if form.option or unknown[0].partition("=")[0] in _ARGUMENTS else ""
         raise UsageError(f"{NAME}: unrecognized arguments: {' '.join(unknown)}{advice} ({NAME}? shows the options)")
     return options
+
+
+MagicOfOptions(NAME, OPTIONS, options_of)
 
 
 @magics_class
