@@ -123,10 +123,10 @@ class Grammar:
                 f"{self.magic}: {first} is a name: run  {self.magic} {self._word_of_name} {first}  to see what keeps it alive"
             )
         others = [text for text in texts if text.startswith("--") and not self._actions(text.partition("=")[0])]
-        if (first and word is None and not first.startswith("-")) or others:
-            command = right_command(self.magic, texts if word is None else texts[1:])
-            if command:
-                raise UsageError(f"{self.magic}: {command}")
+        elsewhere = of_another_magic(self.magic, texts) if word is None else ""
+        elsewhere = elsewhere or option_of_another_magic(self.magic, others, texts if word is None else texts[1:])
+        if elsewhere:
+            raise UsageError(f"{self.magic}: {elsewhere}")
 
     @cached_property
     def _parser(self) -> MagicArgumentParser:
@@ -221,28 +221,37 @@ TERMINAL_COMMANDS = frozenset({"completion", "diagnose", "disable", "enable", "g
 """Commands of `nbguard` in a terminal that no magic has."""
 
 
-def right_command(magic: str, texts: Sequence[str]) -> str:
-    """Return what a line's word or option goes with, and the command to run; empty where no other magic has it.
+def of_another_magic(magic: str, texts: Sequence[str]) -> str:
+    """Return what a line's word goes with, and the command to run; empty where no other magic has it.
 
     Args:
-        magic: the magic that the line has been given to, which cannot read it: `%gpumem`.
-        texts: the line's words, the magic's own word first if it has one.
+        magic: the magic that the line has been given to, which has no such word: `%gpumem`.
+        texts: the line's words, the one in question first.
     """
-    grammars = [grammar for grammar in _grammars if grammar.magic != magic]
     word = texts[0] if texts else ""
-    for grammar in grammars:
+    for grammar in _others(magic):
         if word in grammar.words:
             advice = f"run  {grammar.magic} {' '.join(texts)}" if grammar.reads(texts) else grammar.words[word].advice
             return f"{word} is a word of {grammar.magic}: {advice}"
     if word in TERMINAL_COMMANDS:
         return f"{word} is a command of the terminal: run  !nbguard {' '.join(texts)}"
-    options = [text.partition("=")[0] for text in texts if text.startswith("--")]
-    return next(filter(None, (_of_option(magic, option, texts, grammars) for option in options)), "")
+    return ""
 
 
-def _of_option(magic: str, option: str, texts: Sequence[str], grammars: Sequence[Grammar]) -> str:
-    """Return the same for one option."""
-    for grammar in grammars:
+def option_of_another_magic(magic: str, options: Sequence[str], texts: Sequence[str]) -> str:
+    """Return the same for the first of a line's options that another magic has.
+
+    Args:
+        magic: the magic that the line has been given to.
+        options: those that it does not have, as typed: `--request=2GiB`.
+        texts: the line's words.
+    """
+    names = [text.partition("=")[0] for text in options if text.startswith("--")]
+    return next(filter(None, (_of_option(magic, name, texts) for name in names)), "")
+
+
+def _of_option(magic: str, option: str, texts: Sequence[str]) -> str:
+    for grammar in _others(magic):
         for word in grammar.words_with(option):
             line = [word, *texts] if word else [*texts]
             if grammar.reads(line):
@@ -252,6 +261,10 @@ def _of_option(magic: str, option: str, texts: Sequence[str], grammars: Sequence
             advice = f"run  {other.name} {' '.join(texts)}" if other.reads(texts) else f"{other.name}? shows the options"
             return f"{option} goes with {other.name}: {advice}"
     return ""
+
+
+def _others(magic: str) -> list[Grammar]:
+    return [grammar for grammar in _grammars if grammar.magic != magic]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_magic, magics_class
 
 from nbguard.notebook.magics.command_line import asks_for_help, guarded, parser, show, split, with_options
 from nbguard.notebook.magics.engines import engines_cleanup
-from nbguard.notebook.magics.grammar import MagicOfOptions, right_command
+from nbguard.notebook.magics.grammar import MagicOfOptions, of_another_magic, option_of_another_magic
 from nbguard.notebook.session import session_of
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def options_of(texts: Sequence[str]) -> argparse.Namespace:
     except UsageError as error:
         raise UsageError(f"{NAME}: {error} ({NAME}? shows the options)") from None
     if unknown:
-        if elsewhere := right_command(NAME, texts):
+        if elsewhere := option_of_another_magic(NAME, unknown, texts):
             raise UsageError(f"{NAME}: {elsewhere}")
         advice = f": {form.advice}" if form.option or unknown[0].partition("=")[0] in _ARGUMENTS else ""
         raise UsageError(f"{NAME}: unrecognized arguments: {' '.join(unknown)}{advice} ({NAME}? shows the options)")
@@ -203,8 +203,10 @@ class ResetGpuMagics(Magics):
             return None
         names = getattr(self.shell, "user_ns", {})
         first = next(iter(getattr(options, "targets", ())), "")
-        if first not in names and (elsewhere := right_command(NAME, split(line))):
-            raise UsageError(f"{NAME}: {elsewhere}")
+        if first and first not in names:
+            others = [text for text in split(line) if text != first]
+            if elsewhere := of_another_magic(NAME, [first, *others]):
+                raise UsageError(f"{NAME}: {elsewhere}")
         if "engines" in options:
             choices = {**_choices(options), "everything": options.all}
             call = partial(engines_cleanup, names, options.targets, choices, dry_run=options.dry_run)
