@@ -178,7 +178,6 @@ def test_bad_input_is_one_line_and_loses_nothing(shared_notebook: Kernel, line: 
         ("%nbguard map", "map is a word of %gpumem: run  %gpumem map"),
         ("%nbguard --dry-run", "--dry-run goes with %reset_gpu: run  %reset_gpu --dry-run"),
         ("%reset_gpu --json --request 2GiB", "--request goes with %gpumem: run  %gpumem map --json --request 2GiB"),
-        ("%reset_gpu --dry-run why learn", "why is a word of %gpumem: give one name, as in  %gpumem why learn"),
         ("%gpumem learn --dry-run", "learn is a name: run  %gpumem why learn  to see what keeps it alive"),
         ("%gpumem why learn --dry-run", "--dry-run goes with %reset_gpu: run  %reset_gpu learn --dry-run"),
         ("%gpumem learn", "learn is a name: run  %gpumem why learn  to see what keeps it alive"),
