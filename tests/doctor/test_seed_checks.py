@@ -72,10 +72,8 @@ def test_a_seed_that_comes_too_late_is_named_with_its_place() -> None:
     ("loader", "what"),
     [
         (LoaderSeeds(name="the training loader", shuffles=True), "draws its order from torch's global generator"),
-        (
-            LoaderSeeds(name="the training loader", workers=4),
-            "the 4 workers of the training loader are seeded",
-        ),
+        (LoaderSeeds(name="the training loader", workers=1), "the worker of the training loader is seeded"),
+        (LoaderSeeds(name="the training loader", workers=4), "the 4 workers of the training loader are seeded"),
     ],
 )
 def test_a_loader_without_a_generator_is_named(loader: LoaderSeeds, what: str) -> None:

@@ -58,10 +58,14 @@ def _loader(loader: LoaderSeeds, learn: str) -> Iterator[CheckFinding]:
     if loader.workers and not loader.has_generator:
         yield CheckFinding(
             severity="note",
-            what=f"the {loader.workers} workers of {loader.name} are seeded from torch's global generator",
+            what=f"{_workers(loader)} seeded from torch's global generator",
             evidence="every other draw before, and another number of workers, changes their augmentations",
             command=make_deterministic(learn).command,
         )
+
+
+def _workers(loader: LoaderSeeds) -> str:
+    return f"the worker of {loader.name} is" if loader.workers == 1 else f"the {loader.workers} workers of {loader.name} are"
 
 
 def _cells(cells: CellSeeds | None, learn: str) -> Check:
