@@ -14,6 +14,8 @@ _WORTH = 0.02
 """Of a batch, or of the fit: advice that would save less is not among the first things to do."""
 _NAMED = 0.05
 """Share of the wall time from which a part of it is named where nothing stands out."""
+_IN_FEW = 0.25
+"""Share of a part's time that its usual batches take at most, where it is said that few batches take it."""
 _NOTICED = 50_000_000
 """Nanoseconds of the fit: waiting that takes less is not worth a word, however short the fit."""
 _GROWS = ("graph", "growth")
@@ -90,9 +92,23 @@ def _step(finding: FitFinding, timing: Timing) -> _Step:
 def _largest_parts(timing: Timing) -> str:
     """Return the largest parts of the wall time in words, validation and the code around the batches as one part each."""
     parts: dict[str, int] = {}
+    usual: dict[str, int] = {}
     for row in timing.rows:
         name = _GROUPS[row.group] or row.phase
         parts[name] = parts.get(name, 0) + row.total
+        if row.group == "batch" and row.median:
+            usual[name] = row.median
     largest = sorted(parts.items(), key=lambda part: -part[1])[:_MOST]
-    words = [f"{total / timing.wall:.0%} {name}" for name, total in largest if total >= _NAMED * (timing.wall or 1)]
+    words = [
+        f"{total / timing.wall:.0%} {name}{_in_few_batches(total, usual.get(name), timing)}"
+        for name, total in largest
+        if total >= _NAMED * (timing.wall or 1)
+    ]
     return f". Of the fit's {format_time(timing.wall)}: {', '.join(words)}" if words else ""
+
+
+def _in_few_batches(total: int, median: int | None, timing: Timing) -> str:
+    """Return a word on a part that takes its time in few batches: the first of all, as a rule."""
+    if median is None or median * timing.batches > _IN_FEW * total:
+        return ""
+    return f" ({format_time(median)} in most batches, the rest in a few)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nbguard.profiler.analysis.first_steps import first_steps
@@ -26,6 +27,19 @@ def test_what_to_do_first() -> None:
     assert first_steps(whole, loader, found) == ("d: mend it", "c: mend it (up to 9.00 ms of each batch, 90.0 ms of the fit)")
     assert first_steps(whole, loader, found[:2]) == ("nothing stands out: compute-bound. Of the fit's 1.00 s: 100% forward",)
     assert first_steps(Timing(wall=0, rows=(), batches=0, warm_up=0), loader, ())[0].startswith("nothing was trained here")
+
+
+def test_a_part_that_few_batches_take_is_told_from_one_of_every_batch() -> None:
+    even = timing(forward=20 * MS, callback=30 * MS)  # ten batches
+    once = replace(even, rows=tuple(replace(row, median=row.median and MS) for row in even.rows))
+    loader = LoaderVerdict(bound="compute", sentence="compute-bound")
+
+    (first,) = first_steps(even, loader, ())
+    assert "most batches" not in first
+    (first,) = first_steps(once, loader, ())
+    assert first.endswith(
+        "60% callback (1.00 ms in most batches, the rest in a few), 40% forward (1.00 ms in most batches, the rest in a few)"
+    )
 
 
 def test_the_largest_loss_of_the_whole_fit_comes_first() -> None:
