@@ -27,6 +27,8 @@ _TENSORS: Mapping[str, str] = {
 """Functions, each with the argument whose size is the same on all ranks."""
 _ROOTS = ("src", "dst", "group_src", "group_dst")
 _MESSAGES = frozenset({"send", "recv"})
+_CALLER = 3
+"""Frames from a function that a hooked one calls, over it and PyTorch's wrapper, to the wrapper's caller."""
 
 
 class CallHook:
@@ -78,7 +80,7 @@ class CallHook:
                     group, elements, dtype, details = world.default_pg, tensor.numel(), tensor.dtype, None
                 else:
                     group, elements, dtype, details = arguments(args, kwargs)
-                frame = getframe(2)  # of the caller of PyTorch's wrapper
+                frame = getframe(_CALLER - 1)
                 if id(frame.f_code) not in codes:
                     frame = user_frame(frame)
                 key = name, id(frame.f_code), frame.f_lasti, id(group), elements, dtype, details
@@ -164,24 +166,47 @@ class _Words:
         self._sites = Sites()
         self._groups: dict[int, weakref.ref[Any]] = {}
         self._others: dict[int, CodeType] = {}
+        self._above: dict[tuple[int, int], dict[int, set[tuple[int, int]]]] = {}
+        """By the place of a library's call: how many frames above it the user's lines stood, and which these were."""
         self.codes: dict[int, CodeType] = {}
         """The user's code objects, by their ids, which are theirs as long as they are held here."""
         self.entries: dict[tuple[Any, ...], int] = {}
         """Numbers of entries of the log, by what makes a call: no two of them have one place in its table."""
 
-    def user_frame(self, frame: FrameType) -> FrameType:
-        """Return the innermost frame that is the user's; the outermost of all where none is."""
+    def user_frame(self, caller: FrameType) -> FrameType:
+        """Return the innermost frame that is the user's; the outermost of all where none is.
+
+        Called by a hooked function. A library such as FSDP makes its collectives some twenty frames below the user's line, and
+        Python makes an object of each frame that is asked for. So only those frames are asked for at which a call from the
+        same place had a user's line before, the nearest first, and of these only a line that was one there is believed.
+        """
+        place = id(caller.f_code), caller.f_lasti
+        above = self._above.get(place, {})
+        for depth, lines in above.items():
+            try:
+                frame = sys._getframe(_CALLER + depth)
+            except ValueError:  # the stack is not as deep
+                break
+            if id(frame.f_code) not in self._others:
+                if (id(frame.f_code), frame.f_lasti) in lines:
+                    return frame
+                break
+        frame, depth = self._walk(caller)
+        lines = above.get(depth, set()) | {(id(frame.f_code), frame.f_lasti)}
+        self._above[place] = dict(sorted({**above, depth: lines}.items()))
+        return frame
+
+    def _walk(self, frame: FrameType) -> tuple[FrameType, int]:
+        """Return the innermost frame from this one up that is the user's, else the outermost, and how far up it is."""
+        depth = 0
         while True:
             code = frame.f_code
-            if id(code) in self.codes:
-                return frame
-            if id(code) not in self._others:
+            if id(code) not in self.codes and id(code) not in self._others:
                 kind = self.codes if self._sites.is_users(code.co_filename) else self._others
                 kind[id(code)] = code
-                continue
-            if frame.f_back is None:
-                return frame
-            frame = frame.f_back
+            if id(code) in self.codes or frame.f_back is None:
+                return frame, depth
+            frame, depth = frame.f_back, depth + 1
 
     def entry(self, key: tuple[Any, ...], call: _Call, frame: FrameType, group: Any) -> int:
         """Write the words of a call; return the number of their entry."""

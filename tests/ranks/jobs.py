@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -200,14 +201,24 @@ def launched(names: list[str], folder: Path) -> None:
             time.sleep(0.02)
 
 
+def end_with_the_ranks(world: int) -> None:
+    """End this launcher when its ranks have: PyTorch's waits for what each returns, also from one that left by `os._exit`."""
+    while len(multiprocessing.active_children()) < world:
+        time.sleep(0.02)
+    for process in multiprocessing.active_children():
+        process.join()
+    os._exit(0)
+
+
 def main(arguments: list[str]) -> None:
     if arguments[0] == "rank":
         launched(arguments[2:], Path(arguments[1]))
     elif arguments[0] == "notebook":
         from accelerate import notebook_launcher
 
-        port = str(free_port())
-        notebook_launcher(launched, (arguments[3:], Path(arguments[1])), num_processes=int(arguments[2]), use_port=port)
+        world, port = int(arguments[2]), str(free_port())
+        threading.Thread(target=end_with_the_ranks, args=(world,), daemon=True).start()
+        notebook_launcher(launched, (arguments[3:], Path(arguments[1])), num_processes=world, use_port=port)
     else:
         folder, world = Path(arguments[0]), int(arguments[1])
         for name in arguments[2:]:

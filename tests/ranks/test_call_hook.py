@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +87,47 @@ def test_each_line_has_its_own_words_and_the_same_line_the_same(dist: Any, log: 
     calls = log.read()
     assert [call.elements for call in calls] == [1, 1, 2, 2, 1, 1]
     assert [int(call.place.split(":")[1].split(" ")[0]) - one for call in calls] == [0, 1] * 3
+
+
+def test_a_librarys_call_is_of_the_innermost_line_of_the_users(dist: Any, log: CallLog) -> None:
+    """However deep below it the library calls, also where a call from the same place stood elsewhere before."""
+    import torch
+
+    library = {"tensor": torch.ones(1), "dist": dist}
+    exec(compile(_LIBRARY, f"{sysconfig.get_paths()['purelib']}/library.py", "exec"), library)
+    reduce, call = library["reduce"], library["call"]
+
+    def inner() -> None:
+        reduce(2)
+
+    lines = []
+    for _ in range(3):
+        reduce(0); lines.append(_here())  # fmt: skip  # noqa: E702
+        reduce(9); lines.append(_here())  # fmt: skip  # noqa: E702
+        call(inner, 6); lines.append(inner.__code__.co_firstlineno + 1)  # fmt: skip  # noqa: E702
+        call(reduce, 5, 3); lines.append(_here())  # fmt: skip  # noqa: E702
+        thread = threading.Thread(target=reduce, args=(4,))  # the user has no line there
+        thread.start()
+        thread.join()
+        reduce(9); lines.append(_here())  # fmt: skip  # noqa: E702
+
+    places = [call.place.partition(" in ")[0] for call in log.read()]
+    assert [place for place in places if place] == [f"test_call_hook.py:{line}" for line in lines]
+    assert places[4::6] == ["", "", ""]
+
+
+def _here() -> int:
+    return sys._getframe(1).f_lineno
+
+
+_LIBRARY = """
+def reduce(depth):
+    return reduce(depth - 1) if depth else dist.all_reduce(tensor)
+
+def call(function, depth, *args):
+    return call(function, depth - 1, *args) if depth else function(*args)
+"""
+"""Of a library that makes its collectives some frames below."""
 
 
 def test_a_call_that_fails_is_the_users_error_and_has_not_returned(dist: Any, log: CallLog) -> None:
