@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import NoReturn
 
+import nbguard
 from nbguard.cli import commands, files
 from nbguard.doctor.analysis.diagnosis import DIAGNOSE_TOPICS
 from nbguard.units import parse_bytes
@@ -29,6 +30,7 @@ def command_parser() -> argparse.ArgumentParser:
         "and what a fit will take; loads nbguard in every notebook.",
         epilog="nbguard COMMAND --help shows the options of one.",
     )
+    parser.add_argument("--version", action="version", version=f"nbguard {nbguard.__version__}")
     known = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     add: Callable[..., argparse.ArgumentParser] = known.add_parser
     _add_snapshot_commands(add)

@@ -48,6 +48,16 @@ def test_a_collective_that_an_error_broke_off_has_the_line_of_the_error_where_th
     assert (cause.kind, cause.ranks, cause.collective, cause.place) == ("uneven batches", (1,), "all_reduce", "train.py:33")
 
 
+def test_of_ranks_that_died_the_one_that_the_others_waited_for_is_the_cause() -> None:
+    """As where a launcher ends the others, after one was killed."""
+    others = [RankFacts(rank=rank, world=4, state="died", calls=batches(8)) for rank in (0, 2)]
+    killed = RankFacts(rank=1, world=4, state="died", calls=batches(7))
+    let_down = RankFacts(rank=3, world=4, state="raised", calls=batches(8), error=ECHO, at=11.0)
+
+    cause = diagnosed(JobFacts(4, (others[0], killed, others[1], let_down))).faults[0]
+    assert (cause.kind, cause.ranks) == ("died", (1,))
+
+
 def test_an_echo_of_a_rank_that_raised_is_not_taken_for_uneven_batches() -> None:
     raised = RankFacts(rank=1, world=2, state="raised", calls=batches(7), error="ValueError: a broken image", at=10.0)
     let_down = RankFacts(rank=0, world=2, state="raised", calls=batches(8), error=ECHO, at=11.0)

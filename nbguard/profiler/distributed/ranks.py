@@ -165,6 +165,7 @@ class RankWatch:
                 time.sleep(_EVERY)
         exchange.close()
         pulses, waited = self._pulses(others, texts), time.monotonic() - start
+        diagnosis = None if own.row.state == "complete" else self._hangs.diagnosis
         return RankObservations(
             world=at.world,
             host=own.row.host,
@@ -172,6 +173,7 @@ class RankWatch:
             pulses=tuple(pulses.values()),
             waited=round(1e9 * waited),
             launch=replace(launch_of(os.environ), rank=at.rank, world=at.world).words,
+            hang=diagnosis.faults[0] if diagnosis is not None and diagnosis.faults else None,
         )
 
     def _pulses(self, others: range, texts: dict[int, str]) -> dict[int, Pulse]:

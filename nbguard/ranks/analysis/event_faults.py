@@ -29,7 +29,7 @@ def faults(job: JobFacts) -> Iterator[RankFault]:
     events = [facts for facts in job.ranks if facts.state == "died" or (facts.state == "raised" and not is_echo(facts.error))]
     if not events:
         return
-    first = min(events, key=lambda facts: facts.at or float("inf"))
+    first = min(events, key=lambda facts: (facts.at or float("inf"), _calls(facts)))
     alike = [facts for facts in events if _is_alike(facts, first)]
     later = [facts for facts in events if facts.state == "raised" and facts not in alike]
     evidence = [f"{_raised_at(facts)} after it: {facts.error}" for facts in later]
@@ -41,6 +41,11 @@ def faults(job: JobFacts) -> Iterator[RankFault]:
         if first.state == "died"
         else _raised(first, [each.rank for each in alike], tuple(evidence))
     )
+
+
+def _calls(facts: RankFacts) -> int:
+    """Return how many calls a rank has made: of ranks that have died, the others waited for the one with the fewest."""
+    return max((call.position for call in facts.calls), default=0)
 
 
 def _is_alike(one: RankFacts, other: RankFacts) -> bool:

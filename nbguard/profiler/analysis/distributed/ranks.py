@@ -11,6 +11,7 @@ from nbguard.profiler.analysis.distributed.agreement import from_data as digests
 from nbguard.profiler.analysis.distributed.skew import skews
 from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
 from nbguard.profiler.analysis.time import phases
+from nbguard.ranks.analysis.diagnosis import RankFault
 from nbguard.units import format_time
 
 _PERIOD = 1_000_000_000
@@ -63,6 +64,7 @@ class RankObservations:
     pulses: tuple[Pulse, ...] = ()  # signs of life of ranks of the same host that did not report
     waited: int = 0  # nanoseconds that rank 0 waited for messages
     launch: str = ""  # launcher, rank and number of ranks, in words
+    hang: RankFault | None = None  # cause for which ranks waited in vain, where the fit has not come to its end
 
 
 def rank_report(observed: RankObservations) -> RankReport:
@@ -78,6 +80,9 @@ def rank_report(observed: RankObservations) -> RankReport:
         row, finding = _silent(rank, pulses.get(rank), waited, host)
         rows.append(row)
         findings.append(finding)
+    if observed.hang is not None:
+        fault = observed.hang
+        findings.insert(0, _finding("problem", fault.what, "; ".join(fault.evidence), fault.remedy))
     digests = {rank: message.digests for rank, message in heard.items() if message.digests is not None}
     findings += [*disagreements(digests, world), *skews(rows), *_mismatches(observed.messages)]
     note = "" if len(heard) == world else f"{world - len(heard)} of {world} ranks did not report; waited {format_time(waited)}."
