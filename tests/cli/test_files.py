@@ -40,6 +40,13 @@ def snapshot_file(folder: Path, name: str, *, cut: int = 0, beside: bool = True)
     return file
 
 
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+
+    assert (end.value.code, capsys.readouterr().out) == (0, f"nbguard {version('nbguard')}\n")
+
+
 def test_replay_prints_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = snapshot_file(tmp_path, "2.13.0_118")
 

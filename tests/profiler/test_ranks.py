@@ -117,6 +117,7 @@ def test_the_watch_of_ranks_is_on_and_names_the_call_that_is_waited_for(folder: 
         in said
     )
     assert f"`rank_fits.py:{_line('loss.backward()')} in plain()`" in said
+    assert _report(folder, "hangs").findings[0].what.startswith("rank 1 has not come to the `all_reduce` of 9 × float32")
 
 
 def _line(code: str) -> int:

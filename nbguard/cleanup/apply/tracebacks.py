@@ -7,6 +7,7 @@ import gc
 import sys
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from nbguard.cleanup.apply.placeholders import Placeholders
@@ -60,17 +61,28 @@ def _replace(frame: types.FrameType, ids: set[int], placeholders: Placeholders) 
     """Replace variables of one finished frame.
 
     Through `f_locals`, which writes through since Python 3.13; before, the dict is copied back into the frame by the C API
-    that debuggers use. The dict is emptied afterwards, as the frame would keep it.
+    that debuggers use. The dict is emptied afterwards, as the frame would keep it. Since Python 3.14 a frame keeps what was
+    overwritten from outside, as its code may have borrowed it.
     """
     mapping: Any = frame.f_locals
     cells = _cells(frame)
-    for name in list(mapping):
-        if id(mapping[name]) in ids or (name in cells and cells[name] in ids):
-            mapping[name] = placeholders.of(mapping[name])
+    names = [name for name in mapping if id(mapping[name]) in ids or (name in cells and cells[name] in ids)]
+    for name in names:
+        mapping[name] = placeholders.of(mapping[name])
+    if names and type(mapping) is not dict and sys.version_info >= (3, 14):
+        _forget_overwritten(frame)
     if type(mapping) is dict and frame.f_code.co_flags & OPTIMIZED:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
         if sys.getrefcount(mapping) <= 3:
             mapping.clear()
+
+
+def _forget_overwritten(frame: types.FrameType) -> None:
+    """Have a finished frame let go of what its variables were before: by clearing it, and setting them all again."""
+    variables = dict(frame.f_locals)
+    with suppress(RuntimeError):  # a generator that rests: it may run on, and keeps what it has
+        frame.clear()
+        frame.f_locals.update(variables)
 
 
 def _empty(function: types.FunctionType, ids: set[int], placeholders: Placeholders) -> None:

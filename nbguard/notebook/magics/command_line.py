@@ -62,6 +62,12 @@ def parser(prog: str, description: str, *, as_json: bool = True) -> MagicArgumen
     return options
 
 
+def word_parser(*, color: object = None, **options: Any) -> MagicArgumentParser:
+    """Return the parser of a word of a magic. Python 3.14 asks for `color`, which IPython's parser does not know."""
+    made: MagicArgumentParser = MagicArgumentParser(**options)  # type: ignore[no-untyped-call]
+    return made
+
+
 def add_common(options: MagicArgumentParser, *, as_json: bool = True) -> None:
     """Add the options that every magic has."""
     options.allow_abbrev = False  # a mistyped option must not become another one

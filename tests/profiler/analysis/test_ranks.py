@@ -9,6 +9,7 @@ import pytest
 from nbguard.profiler.analysis.distributed.ranks import Pulse, RankMessage, RankObservations, from_text, rank_report, to_text
 from nbguard.profiler.analysis.report import FitFinding, RankReport, RankRow, Setting
 from nbguard.profiler.analysis.time import phases
+from nbguard.ranks.analysis.diagnosis import RankFault
 
 MS = 1_000_000
 SECOND = 1_000 * MS
@@ -51,6 +52,23 @@ def test_ranks_that_are_alike_give_no_finding() -> None:
 
     assert (report.findings, report.note) == ((), "")
     assert [row.rank for row in report.rows] == [0, 1, 2, 3]
+
+
+def test_the_cause_for_which_ranks_waited_in_vain_comes_first() -> None:
+    left_out = RankFault(
+        kind="left out",
+        ranks=(1,),
+        collective="all_reduce",
+        place="train.py:13",
+        last_common=7,
+        what="rank 1 has left out the `all_reduce` that rank 0 waits for at `train.py:13`",
+        remedy="call the same collectives on all ranks",
+    )
+    rows = (_row(0, state="error: KeyboardInterrupt"), _row(1, device="cpu", peak=1 * GIB))
+    report = rank_report(RankObservations(world=2, host="one", messages=tuple(map(RankMessage, rows)), hang=left_out))
+
+    assert (report.findings[0].severity, report.findings[0].what) == ("problem", left_out.what)
+    assert report.findings[0].change == left_out.remedy
 
 
 def test_the_straggler_is_told_from_those_who_wait_for_it() -> None:
