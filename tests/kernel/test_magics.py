@@ -9,6 +9,7 @@ import time
 import pytest
 
 from nbguard.cli.arguments import command_parser
+from nbguard.notebook.magics.command_line import WordParser
 from nbguard.notebook.magics.gpumem import GRAMMAR as GPUMEM
 from nbguard.notebook.magics.grammar import TERMINAL_COMMANDS
 from nbguard.notebook.magics.switch import GRAMMAR as SWITCH
@@ -22,6 +23,13 @@ def notebook(kernel: Kernel) -> Kernel:
     kernel.run(PRELUDE).ok()
     kernel.run("%load_ext nbguard").ok()
     return kernel
+
+
+def test_the_parser_of_a_word_takes_what_python_3_14_gives_it() -> None:
+    options = WordParser(prog="%gpumem map", color=True)
+    options.add_argument("--rows")
+
+    assert options.parse_args(["--rows", "3"]).rows == "3"
 
 
 def test_report_names_holders_and_their_cells(notebook: Kernel) -> None:

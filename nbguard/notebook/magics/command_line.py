@@ -62,10 +62,12 @@ def parser(prog: str, description: str, *, as_json: bool = True) -> MagicArgumen
     return options
 
 
-def word_parser(*, color: object = None, **options: Any) -> MagicArgumentParser:
-    """Return the parser of a word of a magic. Python 3.14 asks for `color`, which IPython's parser does not know."""
-    made: MagicArgumentParser = MagicArgumentParser(**options)  # type: ignore[no-untyped-call]
-    return made
+class WordParser(MagicArgumentParser):
+    """The parser of a word of a magic. Python 3.14 gives it a `color`, which IPython's parser does not know."""
+
+    def __init__(self, **options: Any) -> None:
+        options.pop("color", None)
+        super().__init__(**options)  # type: ignore[no-untyped-call]
 
 
 def add_common(options: MagicArgumentParser, *, as_json: bool = True) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from nbguard.notebook.magics.command_line import add_common, asks_for_help, parser, split, word_parser
+from nbguard.notebook.magics.command_line import WordParser, add_common, asks_for_help, parser, split
 
 if TYPE_CHECKING:
     from IPython.core.magic_arguments import MagicArgumentParser
@@ -133,7 +133,7 @@ class Grammar:
         """Return the parser of the magic, with one for each word."""
         main = parser(self.magic, self._plain.help)
         self._plain.add(main)
-        words = main.add_subparsers(dest="word", metavar="WORD", parser_class=word_parser)  # type: ignore[type-var]
+        words = main.add_subparsers(dest="word", metavar="WORD", parser_class=WordParser)
         for name, word in self.words.items():
             options = words.add_parser(
                 name, prog=f"{self.magic} {name}", description=word.help, formatter_class=main.formatter_class

@@ -28,6 +28,9 @@ _EVERY = 0.02  # seconds between two looks for messages
 _GRACE = 1.0  # seconds for the message of a rank to arrive, once that is gone
 _TO_SEND = 2.0  # seconds that a rank tries to send its message
 
+_TOLD = ("died", "raised")
+"""Kinds of faults that a rank's row and finding tell by themselves."""
+
 _fits = itertools.count(1)
 
 
@@ -166,6 +169,7 @@ class RankWatch:
         exchange.close()
         pulses, waited = self._pulses(others, texts), time.monotonic() - start
         diagnosis = None if own.row.state == "complete" else self._hangs.diagnosis
+        faults = () if diagnosis is None else diagnosis.faults
         return RankObservations(
             world=at.world,
             host=own.row.host,
@@ -173,7 +177,7 @@ class RankWatch:
             pulses=tuple(pulses.values()),
             waited=round(1e9 * waited),
             launch=replace(launch_of(os.environ), rank=at.rank, world=at.world).words,
-            hang=diagnosis.faults[0] if diagnosis is not None and diagnosis.faults else None,
+            hang=next((fault for fault in faults[:1] if fault.kind not in _TOLD), None),
         )
 
     def _pulses(self, others: range, texts: dict[int, str]) -> dict[int, Pulse]:
