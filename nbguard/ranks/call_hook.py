@@ -187,13 +187,15 @@ class _Words:
                 frame = sys._getframe(_CALLER + depth)
             except ValueError:  # the stack is not as deep
                 break
-            if id(frame.f_code) not in self._others:
-                if (id(frame.f_code), frame.f_lasti) in lines:
-                    return frame
-                break
+            if id(frame.f_code) in self._others:
+                continue
+            if (id(frame.f_code), frame.f_lasti) in lines:
+                return frame
+            break
         frame, depth = self._walk(caller)
-        lines = above.get(depth, set()) | {(id(frame.f_code), frame.f_lasti)}
-        self._above[place] = dict(sorted({**above, depth: lines}.items()))
+        if id(frame.f_code) in self.codes:
+            lines = above.get(depth, set()) | {(id(frame.f_code), frame.f_lasti)}
+            self._above[place] = dict(sorted({**above, depth: lines}.items()))
         return frame
 
     def _walk(self, frame: FrameType) -> tuple[FrameType, int]:

@@ -19,6 +19,7 @@ from nbguard.profiler.distributed.liveness import RankLiveness, pulse_of
 from nbguard.profiler.distributed.settings import environment
 from nbguard.profiler.distributed.watchdog import RankWatchdog
 from nbguard.profiler.record.recorder import Recorder
+from nbguard.ranks.analysis.diagnosis import RankFault
 from nbguard.ranks.analysis.launcher import launch_of
 from nbguard.ranks.job_board import JobBoard, open_board
 from nbguard.ranks.rank import Rank, current_rank
@@ -168,8 +169,6 @@ class RankWatch:
                 time.sleep(_EVERY)
         exchange.close()
         pulses, waited = self._pulses(others, texts), time.monotonic() - start
-        diagnosis = None if own.row.state == "complete" else self._hangs.diagnosis
-        faults = () if diagnosis is None else diagnosis.faults
         return RankObservations(
             world=at.world,
             host=own.row.host,
@@ -177,8 +176,14 @@ class RankWatch:
             pulses=tuple(pulses.values()),
             waited=round(1e9 * waited),
             launch=replace(launch_of(os.environ), rank=at.rank, world=at.world).words,
-            hang=next((fault for fault in faults[:1] if fault.kind not in _TOLD), None),
+            hang=None if own.row.state == "complete" else self._hang(),
         )
+
+    def _hang(self) -> RankFault | None:
+        """Return the cause for which ranks waited in vain, unless the rows of the ranks tell it."""
+        diagnosis = self._hangs.diagnosis
+        cause = diagnosis.faults[0] if diagnosis is not None and diagnosis.faults else None
+        return None if cause is None or cause.kind in _TOLD else cause
 
     def _pulses(self, others: range, texts: dict[int, str]) -> dict[int, Pulse]:
         """Return the signs of life of the ranks that have not sent a message yet."""
