@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import re
 import shutil
@@ -29,6 +30,8 @@ _OTHERS = ("torchinductor_", "matplotlib-", "playwright", ".org.chromium", "org.
 """Beginnings of the names of what other programs leave in the folder for temporary files, to use it again."""
 _UNTIL_THE_END = re.compile(r"pymp-\w+|\w+wandb(-media|-artifacts)?")
 """Folders that multiprocessing and wandb have for this process as long as it lives."""
+_AFTER_THEIRS = -101
+"""Order among what multiprocessing does at the end of the process: its own folder is removed with -100."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,7 +49,7 @@ def temporary_folder() -> Iterator[None]:
         yield
         names = sorted(file.name for file in Path(mine).iterdir() if not file.name.startswith(_OTHERS))
         left = [name for name in names if not _UNTIL_THE_END.fullmatch(name)]
-    shutil.rmtree(mine, ignore_errors=True)
+    multiprocessing.util.Finalize(None, shutil.rmtree, (mine, True), exitpriority=_AFTER_THEIRS)
     assert left == [], "tests have left files in the folder for temporary files"
 
 

@@ -22,14 +22,15 @@ from fastai.basics import SGD, Datasets, ItemTransform, Learner, TfmdLists, Tran
 from fastai.callback import progress as progress  # adds `no_bar`
 from fastai.data.block import DataBlock
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, dataloader
-from torch.utils.data._utils import fetch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, dataloader
+from torch.utils.data._utils import fetch, worker
 
 from nbguard.profiler.analysis.loader.fetches import reading, slowest, training_loader
 from nbguard.profiler.instruments.loader.fetching import FetchTimer
 from nbguard.profiler.instruments.loader.loaders import LoaderWatch
 from nbguard.profiler.instruments.loader.reading import BytesRead, ReadMeter
 from tests.profiler.recording import recording
+from tests.profiler.sleepy_rows import SLEEP, SleepyRows
 
 BATCH = 4
 BATCHES = 8
@@ -304,7 +305,8 @@ def test_a_dataset_is_never_asked_for_more() -> None:
 
 def test_everything_patched_goes_back_and_nothing_is_kept() -> None:
     fetchers = fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher
-    places = *((each, "fetch") for each in fetchers), (dataloader._BaseDataLoaderIter, "__init__")
+    iterators = dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter
+    places = *((each, "fetch") for each in fetchers), *((each, "__init__") for each in iterators)
     before = [vars(owner)[name] for owner, name in places]
     with watched() as watch:
         assert all(vars(owner)[name] is not was for (owner, name), was in zip(places, before, strict=True))
@@ -320,20 +322,39 @@ def test_everything_patched_goes_back_and_nothing_is_kept() -> None:
     assert watch.observe()
 
 
-def test_workers_of_before_and_of_spawn_are_not_known() -> None:
+def test_workers_of_before_are_not_known() -> None:
     early = torch_loader(Rows(), 1, persistent_workers=True)
     list(early)
-    spawned = torch_loader(TensorDataset(torch.zeros(16, 8), torch.zeros(16)), 1, multiprocessing_context="spawn")
     with watched() as watch:
         fit(early)
-        assert pickle.loads(pickle.dumps(spawned.dataset)).tensors[0].shape == (16, 8)
-        fit(spawned)
-    notes = [facts.fetch.note for facts in watch.observe()]
-    assert notes == [
-        "not known: the workers were started before the profile",
-        "not known: the workers were started with spawn",
-    ]
-    assert [slowest(facts.fetch) for facts in watch.observe()] == [None, None]
+    (facts,) = watch.observe()
+    assert facts.fetch.note == "not known: the workers were started before the profile"
+    assert slowest(facts.fetch) is None
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_are_timed_however_they_are_started(method: str) -> None:
+    """Python 3.14 starts them by a server of forks: such a worker inherits nothing, and is given what it needs."""
+    loader = torch_loader(SleepyRows(BATCH * BATCHES), 2, multiprocessing_context=method)
+    loop = worker._worker_loop
+    with watched() as watch:
+        fit(loader, epochs=2)
+    (facts,) = watch.observe()
+    assert (facts.start_method, facts.fetch.fetches, facts.fetch.note) == (method, 2 * BATCHES, "")
+    slow = slowest(facts.fetch)
+    assert slow is not None
+    assert slow.step.name.endswith("SleepyRows.__getitem__")
+    assert facts.fetch.median is not None
+    assert facts.fetch.median >= BATCH * SLEEP * 1e9
+    assert worker._worker_loop is loop
+
+
+def test_a_loader_that_cannot_start_its_workers_fails_as_without_us() -> None:
+    loader = torch_loader(Rows(lambda x: x), 1, multiprocessing_context="spawn")
+    loop = worker._worker_loop
+    with watched(), pytest.raises((AttributeError, pickle.PicklingError)), pytest.warns(UserWarning, match="pickle"):
+        fit(loader)
+    assert worker._worker_loop is loop
 
 
 def test_another_profiler_is_left_alone_and_counts_few_calls_of_ours() -> None:
@@ -362,7 +383,7 @@ def test_workers_that_outlive_the_profile_take_the_clock_away() -> None:
     loader = torch_loader(Rows(look), 1, persistent_workers=True)
     with watched():
         fit(loader)
-        assert where.value.endswith(b"nbguard/profiler/instruments/loader/loaders.py")
+        assert where.value.endswith(b"nbguard/profiler/instruments/loader/workers.py")
     fit(loader, epochs=2)
     assert where.value.endswith(b"torch/utils/data/_utils/fetch.py")
 

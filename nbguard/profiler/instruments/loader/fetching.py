@@ -1,20 +1,16 @@
-"""The cost of fetches, in the fit's own process and in workers: a time per fetch, and a profile of a few.
+"""The cost of fetches in one process, the fit's own or a worker's: a time per fetch, and a profile of a few.
 
-Nothing is fetched for it. A worker process that is forked while a profile runs has inherited a piece of memory that it shares
-with the fit, and writes the cost of its fetches there: no queue, nothing to wait for, and the fit reads it when it likes.
+Nothing is fetched for it.
 """
 
 from __future__ import annotations
 
-import json
-import mmap
-import struct
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing import parent_process
 from statistics import median_low
 from time import perf_counter_ns
@@ -41,14 +37,10 @@ _SAMPLER = "nbguard/profiler/instruments/stack_sampler.py"  # which looks from a
 _QUIET = 3  # looks one after the other at which all of them rest
 _TO_REST = 0.03  # seconds that they have
 
-_HEADER = struct.Struct("<9q")  # fetches, items, profiled, their ns, metered, bytes read, from storage, of JSON, times written
-_RING = 64  # the latest times of fetches
-_NUMBER = struct.Struct("<q")
-_SLOT = 4096
-_TEXT = _HEADER.size + _RING * _NUMBER.size
-_STEPS = 12  # of a profile are written
+RING = 64
+"""Times of fetches that are kept: the latest."""
+_STEPS = 12  # of a profile are kept
 _KEPT = 4096  # times of fetches of one loader
-_SLOTS = 64  # workers of one iterator that can be heard
 
 
 class FetchTimer:
@@ -57,7 +49,7 @@ class FetchTimer:
     def __init__(self, before: FetchSamples | None = None) -> None:
         """`before`: samples of the same loader's earlier fetches: there may be no need to profile more."""
         self.fetches = self.items = 0
-        self.times: deque[int] = deque(maxlen=_RING)
+        self.times: deque[int] = deque(maxlen=RING)
         self.written = 0
         self.profiled, self.profiled_time = (before.profiled, before.profiled_time) if before else (0, 0)
         self._durations: list[int] = []  # of those profiled here
@@ -232,83 +224,6 @@ def together(samples: Sequence[FetchSamples]) -> FetchSamples:
         steps=tuple(sorted(merged, key=lambda step: -step.time)),
         note=next((part.note for part in samples if part.note), ""),
     )
-
-
-class WorkerBoard:
-    """Memory that the workers of one iterator write to and the fit reads: a slot for each."""
-
-    def __init__(self, workers: int, before: FetchSamples) -> None:
-        """`before`: samples of the loader's earlier fetches."""
-        self.before = before
-        self._slots = min(workers, _SLOTS)
-        self._memory = mmap.mmap(-1, _SLOT * (self._slots + 1))
-
-    def close(self) -> None:
-        """Tell the workers that nobody reads any more."""
-        self._memory[0] = 1
-
-    @property
-    def is_closed(self) -> bool:
-        """Say whether the fit has stopped reading."""
-        return self._memory[0] == 1
-
-    def has(self, worker: int) -> bool:
-        """Say whether the worker has a slot."""
-        return worker < self._slots
-
-    def write(self, worker: int, timer: FetchTimer, steps: Sequence[FetchStep] = ()) -> None:
-        """Write the cost of a worker's fetches so far; called in the worker, after each of them."""
-        memory, at = self._memory, _SLOT * (worker + 1)
-        if timer.written:
-            last = (timer.written - 1) % _RING
-            _NUMBER.pack_into(memory, at + _HEADER.size + last * _NUMBER.size, timer.times[-1])
-        size = _HEADER.unpack_from(memory, at)[7]
-        if steps:
-            text = _written(steps)
-            memory[at + _TEXT : at + _TEXT + len(text)] = text
-            size = len(text)
-        header = (timer.fetches, timer.items, *timer.here, *timer.read, size, timer.written)
-        _HEADER.pack_into(memory, at, *header)
-
-    def read(self) -> Iterator[FetchSamples]:
-        """Yield the samples that each worker has written."""
-        for slot in range(1, self._slots + 1):
-            memory, at = self._memory, _SLOT * slot
-            fetches, items, profiled, profiled_time, metered, read, stored, size, written = _HEADER.unpack_from(memory, at)
-            places = range(at + _HEADER.size, at + _HEADER.size + min(written, _RING) * _NUMBER.size, _NUMBER.size)
-            times = tuple(_NUMBER.unpack_from(memory, place)[0] for place in places)
-            yield FetchSamples(
-                fetches=fetches,
-                items=items,
-                times=times,
-                profiled=profiled,
-                profiled_time=profiled_time,
-                metered=metered,
-                read=read,
-                stored=stored,
-                steps=_read(memory[at + _TEXT : at + _TEXT + size]),
-            )
-
-
-def _written(steps: Sequence[FetchStep]) -> bytes:
-    """Return steps as JSON: as many of them as a slot takes."""
-    rows = [[*astuple(step.function), step.kind, step.calls, step.time] for step in steps]
-    while len(text := json.dumps(rows).encode()) > _SLOT - _TEXT:
-        rows.pop()
-    return text
-
-
-_FUNCTION = ("name", "file", "line", "is_users", "inner")
-
-
-def _read(text: bytes) -> tuple[FetchStep, ...]:
-    try:
-        return tuple(
-            FetchStep(FetchFunction(**dict(zip(_FUNCTION, row[:5], strict=True))), *row[5:])
-            for row in json.loads(text or b"[]")
-        )
-    except ValueError:  # the worker is writing it now
-        return ()
 
 
 def facts_of(part: FetchSamples) -> FetchFacts:

@@ -11,8 +11,9 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.profiler.analysis.loader.fetches import LoaderFacts
-from nbguard.profiler.instruments.loader.fetching import FetchSamples, FetchTimer, WorkerBoard, facts_of, together
+from nbguard.profiler.instruments.loader.fetching import FetchSamples, FetchTimer, facts_of, together
 from nbguard.profiler.instruments.loader.loader_facts import facts_of_iterator, shown
+from nbguard.profiler.instruments.loader.workers import TimedLoop, WorkerBoard
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of
@@ -63,21 +64,20 @@ class _Watched:
 
 
 class LoaderWatch:
-    """Watches every loader that a fit asks for batches, and their workers, as far as these are forked meanwhile."""
+    """Watches every loader that a fit asks for batches, and their workers, as far as these are started meanwhile."""
 
     watches = "fetches of loaders"
 
     def __init__(self) -> None:
         self._patches = Patches()
         self._fetches = Patches()
+        self._starts = Patches()  # while workers start
         self._pid = os.getpid()
         self._watched: list[_Watched] = []
         self._iterators: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
         self._counters: weakref.WeakKeyDictionary[Any, FetchTimer] = weakref.WeakKeyDictionary()
         self._current: tuple[Callable[[], Any], FetchTimer | None] = (lambda: None), None  # a fetcher, which is asked often
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._board: WorkerBoard | None = None  # that a process forked now writes to
-        self._mine: tuple[int, FetchTimer] | None = None  # in a worker
         self._handed: _Watched | None = None  # is watched on by another watch
         self._awaited: tuple[_Watched, int] | None = None  # waits for its first batch
         self._fresh: _Watched | None = (
@@ -90,6 +90,7 @@ class LoaderWatch:
 
         self._recorder = recorder
         self._patches.put(dataloader._BaseDataLoaderIter, "__init__", self._init)
+        self._patches.put(dataloader._MultiProcessingDataLoaderIter, "__init__", self._init_with_workers)
         self._time_fetches()
         recorder.subscribe("loader", self._loader)
         recorder.subscribe("stretch", self._turn)
@@ -143,8 +144,17 @@ class LoaderWatch:
 
         return __init__
 
+    def _init_with_workers(self, original: Function) -> Function:
+        def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807 - it calls the other one, and starts workers then
+            try:
+                original(iterator, loader)
+            finally:
+                self._starts.restore()
+
+        return __init__
+
     def _time_fetches(self) -> None:
-        """Put clocks around the fetches of this process, and of workers that are forked from here on."""
+        """Put clocks around the fetches of this process."""
         from torch.utils.data._utils import fetch
 
         self._fetches.restore()
@@ -164,8 +174,10 @@ class LoaderWatch:
         self._begun[iterator] = self._recorder.clock()
         workers = worker_count(loader)
         if workers:
-            self._time_fetches()
-            self._board = watched.new_board(workers)
+            from torch.utils.data._utils import worker
+
+            board = watched.new_board(workers)
+            self._starts.put(worker, "_worker_loop", lambda loop: TimedLoop(loop, board, self._fetches))
 
     def _of(self, loader: Any) -> _Watched:
         for watched in self._watched:
@@ -187,8 +199,6 @@ class LoaderWatch:
         watched.iterators += 1
         loader = watched.ref() if watched.ref is not None else None
         watched.facts = replace(facts_of_iterator(iterator, loader), is_training=watched.facts.is_training)
-        if watched.facts.start_method not in (None, "fork"):
-            watched.note = f"not known: the workers were started with {watched.facts.start_method}"
         fetcher = attribute_of(iterator, "_dataset_fetcher")
         if fetcher is not None:
             self._counters[fetcher] = watched.timer
@@ -220,14 +230,14 @@ class LoaderWatch:
         self._recorder.unsubscribe("end", self._settle)
         self._recorder.unsubscribe("backward", self._backward)
 
-    # --- around fetches, in the fit's process and in workers ----------------------------------------------------------------
+    # --- around fetches in the fit's process -------------------------------------------------------------------------------
 
     def _fetch(self, original: Function) -> Function:
         recorder = self._recorder
 
         def fetch(fetcher: Any, index: Any) -> Any:
             if get_ident() != recorder.thread:  # a worker's neither
-                return original(fetcher, index) if os.getpid() == self._pid else self._in_worker(original, fetcher, index)
+                return original(fetcher, index)
             known, timer = self._current
             if known() is not fetcher:
                 timer = recorder.attempt(self, "a fetch", self._timer_of, fetcher)
@@ -244,20 +254,3 @@ class LoaderWatch:
         timer = self._counters.get(fetcher)
         self._current = weakref.ref(fetcher), timer
         return timer
-
-    def _in_worker(self, original: Function, fetcher: Any, index: Any) -> Any:
-        from torch.utils.data import get_worker_info
-
-        board, info = self._board, get_worker_info()
-        if board is None or board.is_closed or info is None or not board.has(info.id):
-            self._fetches.restore()
-            return original(fetcher, index)
-        if self._mine is None:
-            self._mine = info.id, FetchTimer(board.before)
-        number, timer = self._mine
-        batch, is_profiled = timer.fetch(original, fetcher, index)
-        try:
-            board.write(number, timer, timer.steps() if is_profiled else ())
-        except Exception:  # noqa: BLE001 - a mistake of ours must not cost the user's batch
-            self._fetches.restore()
-        return batch
