@@ -187,7 +187,7 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
 def _not_known(context: OomContext) -> str:
     """Return what keeps a fix from being called enough."""
     if context.rerun.further:
-        return "; an earlier run of the same cell failed further on"
+        return f"; In[{context.rerun.further[0].cell}], the same cell, failed further on"
     if context.rerun.taken:
         return "; what the cell allocates before this request may be placed differently then, or be more"
     return "; whether the cell takes more before this request is not known"
