@@ -72,6 +72,20 @@ class HostFacts:
         return min(rooms, default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierFailure:
+    """An earlier run of the same cell's source that ran out of memory of the same device. All sizes are bytes."""
+
+    cell: int  # number of that run
+    requested: int  # the segment that the allocator asked the device for
+    taken: int  # in use at the failure beyond what was in use when that run began
+    made: int  # of all blocks that were handed out during that run
+    made_blocks: int  # number of these blocks
+    peak: int  # the most that was ever in use until that failure (allocated_bytes.all.peak)
+    needed: int | None = None  # what that run needed at the same time, at least, this request among it; None: not known
+    is_of_same_inputs: bool = False  # what the cell reads was the same then: numbers, strings, functions, modules, classes
+
+
 @dataclass(frozen=True, slots=True)
 class CodeLine:
     """A line of the user's code: the number of its cell (None in a script), of the line in it, and its text."""
@@ -109,6 +123,7 @@ class OomFact:
     start: AllocatorCounts | None = None  # the counters of the device when the cell began; None: nobody read them
     has_replaced: bool = False  # a name that the cell found was bound to something else before the failure
     elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
+    earlier: tuple[EarlierFailure, ...] = ()  # failed runs of the same source before this one, the oldest first
     learner: int = 0  # ref of the Learner in the error's frames; 0: none
     batch_size: int | None = None  # of that Learner
     runs_model: bool = False  # a module's forward, autograd's backward or an optimizer's step was running

@@ -38,6 +38,7 @@ class OomCard(Result):
     had: int | None  # the largest request that would succeed now (`Room.largest`, cache emptied); None: not known
     taken: int  # what the failed run still holds itself
     cell_took: int | None  # what the cell had in use at the failure beyond what was there when it began; None: not known
+    needed: int | None  # what the cell needs at the same time, at least, the request among it; None: the error does not say
     holders: tuple[Holder, ...]  # the largest
     held: int  # what all holders hold
     fixes: tuple[Fix, ...]  # the best first
@@ -81,10 +82,11 @@ def build_card(analysis: Analysis) -> OomCard | None:
         had=request.largest_now(),
         taken=rerun.own_bytes,
         cell_took=rerun.taken if rerun.is_taken_exact else None,
+        needed=None if request.nbytes is None or request.is_of_host else rerun.whole,
         holders=tuple(holder for holder in holders if holder.retained)[:_HOLDERS],
         held=held,
         fixes=fixes(context),
-        notes=tuple(_notes(facts, oom, request, parts)),
+        notes=tuple(_notes(facts, rerun, parts)),
     )
 
 
@@ -140,8 +142,13 @@ def _host_parts(asked: OomFact) -> tuple[Part, ...]:
     return tuple(Part(name, nbytes, note) for name, nbytes, note in rows if nbytes is not None)
 
 
-def _notes(facts: Facts, asked: OomFact, request: FailedRequest, parts: tuple[Part, ...]) -> Iterator[str]:
+def _notes(facts: Facts, rerun: Rerun, parts: tuple[Part, ...]) -> Iterator[str]:
     """Yield the sentences that must be known to read the figures."""
+    request, asked = rerun.request, rerun.request.oom
+    if rerun.further:
+        run = rerun.further[0]
+        taken, more = format_bytes(run.taken), format_bytes(run.requested)
+        yield f"In[{run.cell}], the same cell, had come further: it had taken {taken} when {more} more could not be had"
     if asked.slack:
         yield f"the request is as the error's text rounds it: up to {format_bytes(asked.slack)} more"
     if asked.kind == "device" and asked.requested is not None and asked.requested <= 20 * 1024**2:

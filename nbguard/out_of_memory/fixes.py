@@ -104,7 +104,9 @@ class OomContext:
     def is_mostly_the_cell(self) -> bool:
         """Say whether the cell itself had taken most of the device."""
         whole = self.rerun.ceiling
-        return bool(whole) and self.rerun.taken + self.request.nbytes_with_segment > _MOST * (whole or 0)
+        most = max((run.taken + run.requested for run in self.rerun.further), default=0)
+        most = max(most, self.rerun.taken + self.request.nbytes_with_segment)
+        return bool(whole) and most > _MOST * (whole or 0)
 
 
 def fixes(context: OomContext) -> tuple[Fix, ...]:
@@ -135,7 +137,10 @@ def _never(context: OomContext) -> Iterator[Fix]:
     """Yield that the device is too small for the cell as it is."""
     rerun, request = context.rerun, context.request
     asked, ceiling = request.oom.requested or 0, format_bytes(rerun.ceiling or 0)
-    if request.oom.elements and rerun.whole == request.oom.elements * asked:
+    before = rerun.needed_before
+    if before is not None and (before.needed or 0) > rerun.whole:
+        words = f"In[{before.cell}], the same cell, needed {format_bytes(before.needed or 0)} at the same time"
+    elif request.oom.elements and rerun.whole == request.oom.elements * asked:
         words = f"the {request.oom.elements} elements of the list take {format_bytes(rerun.whole)}"
     elif rerun.whole > asked:
         words = f"the cell itself needs {format_bytes(rerun.whole)} at the same time, this request among it"
@@ -181,6 +186,8 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
 
 def _not_known(context: OomContext) -> str:
     """Return what keeps a fix from being called enough."""
+    if context.rerun.further:
+        return f"; In[{context.rerun.further[0].cell}], the same cell, failed further on"
     if context.rerun.taken:
         return "; what the cell allocates before this request may be placed differently then, or be more"
     return "; whether the cell takes more before this request is not known"

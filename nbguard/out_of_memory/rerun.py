@@ -14,7 +14,7 @@ from nbguard.cleanup.plan.default import default_plan
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.facts import Facts, PoolId, Root
-from nbguard.memory.oom_facts import OomFact
+from nbguard.memory.oom_facts import EarlierFailure, OomFact
 from nbguard.memory.references.graph import reach_of_roots, storages_of
 from nbguard.memory.segments.fragmentation import fragmentation
 from nbguard.memory.segments.requests import segment_size
@@ -200,6 +200,29 @@ class Rerun:
         graph = self.request.facts.graph
         return {graph.storages[n].address for n in storages if graph.storages[n].device == self.request.name}
 
+    # --- earlier runs of the same cell ------------------------------------------------------------------------------------
+
+    @cached_property
+    def further(self) -> tuple[EarlierFailure, ...]:
+        """Return the failed runs of the same source that had come further than this one, the one that needed most first."""
+        oom, counts = self.request.oom, None if self.request.oom.note is None else self.request.oom.note.counts
+        start = oom.start
+        made = -1 if counts is None or start is None else max(0, counts.made - start.made)
+        further = (run for run in oom.earlier if run.made > made)
+        return tuple(sorted(further, key=lambda run: run.taken + run.requested, reverse=True))
+
+    @cached_property
+    def needed_before(self) -> EarlierFailure | None:
+        """Return the failed run that came further, worked on the same, and needed most at one time; None: there is none."""
+        same = [run for run in self.further if run.is_of_same_inputs and run.needed is not None]
+        return max(same, key=lambda run: run.needed or 0, default=None)
+
+    def _passes(self, run: EarlierFailure, after: After) -> bool:
+        """Say whether there is room for all that an earlier run took at most, and for the request at which it failed."""
+        bounds = (2 * run.peak, _without_reuse(run.made, run.made_blocks))
+        request = replace(self.request, oom=replace(self.request.oom, requested=run.requested, slack=0))
+        return any(self._fits(after, most, request=request) for most in bounds)
+
     # --- verdicts ---------------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -236,7 +259,8 @@ class Rerun:
         """Say whether the device is too small for what the cell needs by itself."""
         if self.request.nbytes is None or self.ceiling is None or self.request.is_of_host:
             return False
-        return self.whole > self.ceiling
+        before = self.needed_before
+        return max(self.whole, (before and before.needed) or 0) > self.ceiling
 
     def verdict(self, after: After) -> RerunVerdict:
         """Return what the cell run again from its first line would come to."""
@@ -247,11 +271,11 @@ class Rerun:
             return RerunVerdict.SHORT
         comes_further = self._comes_further(after)
         if comes_further or any(self._fits(after, most) for most in self._at_most()):
-            return RerunVerdict.RERUN
+            return RerunVerdict.RERUN if all(self._passes(run, after) for run in self.further) else RerunVerdict.REQUEST
         return RerunVerdict.REQUEST if comes_further is None else RerunVerdict.SHORT
 
-    def _fits(self, after: After, taken: int, *, is_new: bool = False) -> bool | None:
-        return self.request.would_succeed(
+    def _fits(self, after: After, taken: int, *, is_new: bool = False, request: FailedRequest | None = None) -> bool | None:
+        return (request or self.request).would_succeed(
             after.freed,
             after.pools,
             is_emptied=after.is_emptied,

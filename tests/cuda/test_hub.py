@@ -83,3 +83,22 @@ def test_the_panels_card_has_the_batch_that_was_foreseen_for_the_notebooks(noteb
     (words,) = [line.strip() for line in failed.text.splitlines() if line.endswith("fits (predicted)")]
     assert [row["words"] for row in at_once["fixes"] if row["words"].endswith(words)]
     assert not [row for row in later["fixes"] if row["words"].endswith(words)], "more is held than when it was foreseen"
+
+
+def test_the_panels_card_is_of_the_last_failure(notebook: Notebook) -> None:
+    """Also where a failure has changed no counter: the second request is so large that nothing had to go for it."""
+    kernel = notebook(bytes=1024 * MIB, context=100 * MIB)
+    kernel.run("kept = mib(600)").ok()
+    panel = Panel(kernel)
+    panel.hello()
+    try:
+        kernel.run("x = mib(700)")
+        panel.heap(lambda heap: heap["oom"] is not None)
+        kernel.run("y = torch.empty(2**46, device='cuda')")
+        again = panel.heap(lambda heap: heap["oom"] is not None and "262144.00 GiB" in heap["oom"]["sentence"])
+        kernel.run("1 / 0")
+        panel.heap(lambda heap: heap["oom"] is None)
+    finally:
+        panel.stop()
+
+    assert again["oom"]["title"] == "Out of memory in In[5]"

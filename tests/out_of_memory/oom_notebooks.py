@@ -42,6 +42,7 @@ class OomNotebook:
     fits: bool = False  # with fastai
     others: int = 0  # MiB that another process holds
     settings: dict[str, object] = field(default_factory=dict)  # of the device
+    between: tuple[str, ...] = ()  # cells after which the failed cell is run once more, and fails again: that failure counts
     best: str | None = None  # verdict of the best advice; None: whichever
     loop: int = 2  # times that the best advice is followed and the cell run again, where it goes on failing
 
@@ -129,6 +130,17 @@ NOTEBOOKS: tuple[OomNotebook, ...] = (
     ),
     _plain("exec", "old = mib(500)", "exec('x = mib(600)')"),
     _plain("transient", "old = mib(300)", "t = mib(400); del t\nx = mib(350); y = mib(350)", best="rerun"),
+    # the same cell has failed before, further on
+    _plain("never, as it was before", "x = mib(300); y = mib(300); z = mib(600)", between=("old = mib(200)",), best="never"),
+    _plain("further on before", "net = mib(100)", "x = mib(300); y = mib(300); z = mib(300)", between=("old = mib(200)",)),
+    _plain("less than before", "n = 700", "x = mib(300); y = mib(n)", between=("n = 300; old = mib(400)",)),
+    _plain(
+        "less than before, in an object",
+        "sizes = [300, 300, 600]",
+        "xs = [mib(n) for n in sizes]",
+        between=("sizes[2] = 100; old = mib(500)",),
+        best="request",
+    ),
     # exceptions
     _plain(
         "caught and raised again",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +17,10 @@ from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import AllocatorStats, Facts, Graph, Node, Root, StorageFact
-from nbguard.memory.oom_facts import AllocatorCounts, OomFact, OomNote
+from nbguard.memory.oom_facts import AllocatorCounts, EarlierFailure, OomFact, OomNote
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.out_of_memory.rerun import RerunVerdict
+from nbguard.scan.oom.failed_runs import hash_of
 from nbguard.scan.oom.names import length_of_list, made_by, names_in, reached_by
 from nbguard.testing import make_facts
 from tests.allocator.test_largest import facts_of
@@ -66,6 +69,7 @@ class Notebook:
     made_blocks: int = 0
     failed: AllocatorCounts | None = None
     note: OomNote | None = None
+    inputs: dict[str, int] | None = None  # hashes of what the cell that failed last had read
 
     @classmethod
     def of(cls, capacity: int) -> Notebook:
@@ -128,7 +132,14 @@ class Notebook:
             return None
         return None
 
-    def facts(self, source: str, at: int, start: AllocatorCounts, before: dict[str, int]) -> Facts:
+    def facts(
+        self,
+        source: str,
+        at: int,
+        start: AllocatorCounts,
+        before: dict[str, int],
+        earlier: tuple[EarlierFailure, ...] = (),
+    ) -> Facts:
         """Return what a scan would tell after the failure, from the real analysis of the cell's source."""
         live = [block for block in self.blocks if block.address is not None]
         number = {id(block): n for n, block in enumerate(live)}
@@ -159,6 +170,7 @@ class Notebook:
             start=start,
             has_replaced=any(name in before for name in changed),
             elements=length_of_list(source.splitlines()[at - 1], 1),
+            earlier=earlier,
             note=self.note,
         )
         device = replace(facts_of(self.model), allocator=stats)
@@ -185,44 +197,101 @@ def _blocks_in(value: Any) -> list[Block]:
     return [value] if isinstance(value, Block) else []
 
 
-def _failed(capacity: int, cells: list[str]) -> tuple[Notebook, OomCard, str, int] | None:
-    """Return the notebook in which the last cell has just run out of memory, the card, the cell, and the bytes it had made."""
-    notebook = Notebook.of(capacity)
+@dataclass
+class _Failure:
+    """A cell that has just run out of memory."""
+
+    notebook: Notebook
+    card: OomCard
+    source: str
+    made_blocks: int  # by the cell, until it failed
+    as_earlier: EarlierFailure  # as a later failure of the same source is told of it
+
+
+def _failed(notebook: Notebook, cells: list[str], earlier: _Failure | None = None) -> _Failure | None:
+    """Return the failure of the last cell; None if it did not run out of memory."""
     for cell in cells[:-1]:
         notebook.run(cell)
-    start = notebook.counts()
+    source, start = cells[-1], notebook.counts()
     before = {name: id(value) for name, value in notebook.names.items()}
-    at = notebook.run(cells[-1])
+    inputs = _inputs(notebook, source)
+    notebook.failed = None
+    at = notebook.run(source)
     if at is None or notebook.failed is None:
         return None
-    card = build_card(Analysis(notebook.facts(cells[-1], at, start, before)))
+    is_same = earlier is not None and inputs is not None and inputs == notebook.inputs
+    told = () if earlier is None else (replace(earlier.as_earlier, is_of_same_inputs=is_same),)
+    notebook.inputs = inputs
+    card = build_card(Analysis(notebook.facts(source, at, start, before, told)))
     assert card is not None
-    return notebook, card, cells[-1], notebook.failed.made_blocks - start.made_blocks
+    assert notebook.note is not None
+    counts = notebook.failed
+    run = EarlierFailure(
+        cell=1,
+        requested=notebook.note.requested,
+        taken=max(0, counts.allocated - start.allocated),
+        made=counts.made - start.made,
+        made_blocks=counts.made_blocks - start.made_blocks,
+        peak=notebook.model.peak_allocated,
+        needed=card.needed,
+    )
+    most = run.made_blocks if earlier is None else max(run.made_blocks, earlier.made_blocks)
+    return _Failure(notebook, card, source, most, run)
 
 
-@given(
-    st.integers(200, 600).map(lambda mib: mib * MIB),
-    st.lists(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join), min_size=1, max_size=4),
-    st.lists(STATEMENTS, min_size=1, max_size=8).map("\n".join),
-)
+def _inputs(notebook: Notebook, source: str) -> dict[str, int] | None:
+    """Return hashes of what a cell reads; None where it may have changed inside."""
+    reached = reached_by(source, {})
+    assert reached is not None
+    read = (reached - made_by(source, sys.maxsize, {})) & notebook.names.keys()
+    hashes = {name: hash_of(notebook.names[name]) for name in read}
+    return None if None in hashes.values() else {name: value for name, value in hashes.items() if value is not None}
+
+
+CELLS = st.lists(st.lists(STATEMENTS, min_size=1, max_size=5).map("\n".join), min_size=1, max_size=4)
+CELL = st.lists(STATEMENTS, min_size=1, max_size=8).map("\n".join)
+CAPACITIES = st.integers(200, 600).map(lambda mib: mib * MIB)
+
+
+@given(CAPACITIES, CELLS, CELL)
 @example(200 * MIB, ["f(150)\na = f(60)"], "p = [f(30) for _ in range(5)]")  # begins by filling a hole
 @settings(max_examples=fewer_in_ci(100), deadline=None)
 def test_what_is_enough_is(capacity: int, cells: list[str], cell: str) -> None:
-    first = _failed(capacity, [*cells, cell])
+    _check(lambda: _failed(Notebook.of(capacity), [*cells, cell]))
+
+
+@given(CAPACITIES, CELLS, CELL, CELLS)
+@example(300 * MIB, ["a = f(60)"], "b = f(100)\nc = f(100)\nd = f(250)", ["e = f(60)"])  # can never fit, as it has shown
+@example(500 * MIB, ["a = f(60)"], "b = f(150)\nc = f(150)\nd = f(150)", ["b = c = None", "a = f(250)"])
+@settings(max_examples=fewer_in_ci(100), deadline=None)
+def test_what_is_enough_is_beyond_an_earlier_failure(capacity: int, cells: list[str], cell: str, between: list[str]) -> None:
+    """A cell fails, others run, and it fails again, perhaps earlier."""
+
+    def failed() -> _Failure | None:
+        notebook = Notebook.of(capacity)
+        first = _failed(notebook, [*cells, cell])
+        return None if first is None else _failed(notebook, [*between, cell], first)
+
+    _check(failed)
+
+
+def _check(failed: Callable[[], _Failure | None]) -> None:
+    """Follow each advice that is called enough, or that nothing can be, and run the cell again."""
+    first = failed()
     if first is None:
         return
-    for number, fix in enumerate(first[1].fixes):
+    for number, fix in enumerate(first.card.fixes):
         if fix.verdict not in (RerunVerdict.RERUN, RerunVerdict.NEVER):
             continue
         event(str(fix.verdict))
-        again = _failed(capacity, [*cells, cell])
+        again = failed()
         assert again is not None
-        notebook, card, source, made = again
-        assert card.fixes[number] == fix
+        notebook = again.notebook
+        assert again.card.fixes[number] == fix
         notebook.follow(fix.commands)
         blocks, notebook.failed = notebook.made_blocks, None
-        at = notebook.run(source)
+        at = notebook.run(again.source)
         if fix.verdict is RerunVerdict.NEVER:
             assert at is not None
         else:
-            assert at is None or notebook.made_blocks - blocks > made, (fix, at)
+            assert at is None or notebook.made_blocks - blocks > again.made_blocks, (fix, at)

@@ -48,10 +48,13 @@ class OomWatch:
         if error is None or not ran_out(error):
             return
         from nbguard.scan.oom.cell_start import keep_start
+        from nbguard.scan.oom.failed_runs import keep_need, keep_run
 
         keep_start(self._shell.user_ns)
+        keep_run(len(self._shell.history_manager.input_hist_parsed) - 1, self._shell.user_ns)
         card = self._make(cell.scan)
         if card is not None:
+            keep_need(card.asked.cell, card.needed)
             self._show(card)
 
     @staticmethod
@@ -60,6 +63,8 @@ class OomWatch:
         if "nbguard.cleanup.apply.oom_observer" in sys.modules:
             from nbguard.cleanup.apply.oom_observer import detach
             from nbguard.scan.oom.cell_start import forget_start
+            from nbguard.scan.oom.failed_runs import forget_runs
 
             detach()
             forget_start()
+            forget_runs()

@@ -10,7 +10,7 @@ from typing import Any
 from nbguard.memory.oom_facts import AllocatorCounts
 from nbguard.scan.devices.cuda import nested_stats
 
-_ATOMS = frozenset(map(id, (int, float, str, bytes, bool, complex, type(None))))
+ATOMS = frozenset(map(id, (int, float, str, bytes, bool, complex, type(None))))
 """Ids of the types of values that hold no memory of a device: it does not matter whether such a name was bound anew."""
 
 
@@ -38,7 +38,7 @@ def note_start(cell: int, namespace: dict[str, Any]) -> None:
     _Latest.start = CellStart(
         cell=cell,
         names={name: id(value) for name, value in values},
-        atoms=frozenset(name for name, value in values if id(type(value)) in _ATOMS),
+        atoms=frozenset(name for name, value in values if id(type(value)) in ATOMS),
         devices=_read(),
     )
 

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbguard.memory.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, OomFact
+from nbguard.memory.oom_facts import HOST_KINDS, AllocatorCounts, CodeLine, EarlierFailure, OomFact
 from nbguard.scan.devices.host import host_facts
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
 from nbguard.scan.heap.kinds import Kinds, name_of, namespace_of
 from nbguard.scan.oom.cell_start import start_of
 from nbguard.scan.oom.chain import find_in_chain, is_exception, slot
+from nbguard.scan.oom.failed_runs import earlier_failures
 from nbguard.scan.oom.names import length_of_list, made_by, names_in, reached_by
 from nbguard.scan.oom.notes import note_of
 from nbguard.scan.roots.frames import OPTIMIZED, frame_locals
@@ -71,6 +72,7 @@ def oom_fact(shell: Any, inputs: Sequence[str]) -> OomFact | None:
         start=run.start,
         has_replaced=run.has_replaced,
         elements=run.elements,
+        earlier=run.earlier,
         learner=learner,
         batch_size=batch_size,
         runs_model=trace.runs_model(),
@@ -101,6 +103,7 @@ class _Run:
     start: AllocatorCounts | None = None  # the device's counters at the beginning; None: not noted
     has_replaced: bool = False  # a name that led to more than a number or a string leads elsewhere now
     elements: int | None = None  # number of elements of the list that the failing line builds; None: not known
+    earlier: tuple[EarlierFailure, ...] = ()  # failed runs of the same source before it
 
 
 def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence[str]) -> _Run:
@@ -126,6 +129,7 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
         start=counts,
         has_replaced=bool(replaced),
         elements=elements,
+        earlier=tuple(earlier_failures(cell, device, namespace, inputs)),
     )
 
 

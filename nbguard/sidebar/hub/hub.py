@@ -142,6 +142,8 @@ class Hub:
         """Note that it has ended; if its listeners have scanned what it left, the sidebar needs no scan of its own."""
         if self._handler is not None:
             self._handler.states.offer(cell.scan.last)
+            if cell.raised:
+                self._handler.states.note_error()
         oom = None if cell.scan.last is None or not cell.raised else cell.scan.last.facts.oom
         oom = None if oom is None or oom.cell != cell.number else oom
         self._note_outcome(cell, oom)

@@ -56,6 +56,7 @@ class MemoryStates:
         self._counters = Counters()
         self._seen: Reading | None = None
         self._was_beside = False
+        self._has_other_error = False
         self._offered: TimedScan | None = None
         self._when_offered: Reading | None = None
         self.names: dict[str, int] = {}
@@ -69,9 +70,10 @@ class MemoryStates:
     def is_outdated(self) -> bool:
         """Say whether memory may have changed since the last look, as far as counters and names tell.
 
-        What was looked at beside a running cell is: that cell had memory in its hands that has names now.
+        What was looked at beside a running cell is: that cell had memory in its hands that has names now. After a cell that
+        has raised an error, it is: that error may be of memory, and what the last one held may be nobody's now.
         """
-        if self._was_beside or self._passed() != self._seen_passed:
+        if self._was_beside or self._has_other_error or self._passed() != self._seen_passed:
             return True
         reading = self._counters.read()
         if reading is None:
@@ -86,6 +88,10 @@ class MemoryStates:
             return False
         return has_changed
 
+    def note_error(self) -> None:
+        """Note that a cell has raised an error, which may have changed no counter and no name."""
+        self._has_other_error = True
+
     def confirm(self) -> None:
         """Note that the last state still holds after the cell that has just ended."""
         self.look_for_ticks = replace(self.look_for_ticks, cell=self._cells()[0])
@@ -93,7 +99,7 @@ class MemoryStates:
     def _look(self) -> bool:
         scan, self._offered = self._offered, None
         notebook, before = self._notebook(), self._counters.read()
-        self._was_beside = notebook.is_running
+        self._was_beside, self._has_other_error = notebook.is_running, False
         ended, running = self._cells()
         during = running if notebook.is_running else None
         if scan is None or not self._is_current(scan, notebook):
