@@ -43,6 +43,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except NbguardError as error:
         print(f"nbguard: {error}", file=sys.stderr)
         return 2
+    except MemoryError:
+        print("nbguard: there is not enough memory for it", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("nbguard: interrupted", file=sys.stderr)
         return 130

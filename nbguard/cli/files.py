@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def replay(options: argparse.Namespace) -> int:
 
     def each(name: str) -> int:
         snapshot = load_snapshot(name, progress("read", _LARGE))
-        replay = FileReplay(name, replayed(snapshot, options.torch, options.capacity, options.fraction))
+        with _about(name):
+            replay = FileReplay(name, replayed(snapshot, options.torch, options.capacity, options.fraction))
         _print(json.dumps(replay.to_data()) if options.json else blocks_text(replay.blocks()))
         return int(not replay.is_exact)
 
@@ -87,7 +89,8 @@ def whatif(options: argparse.Namespace) -> int:
             raise SnapshotError(f"{name}: no device is in it, so there is nothing to run again.")
         for device in snapshot.devices:
             shown = progress("runs") if not options.json else None
-            result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, progress=shown)
+            with _about(name):
+                result = what_if(snapshot, device, options.set, options.torch, options.capacity, options.fraction, shown)
             if options.json:
                 _print(json.dumps({**result.to_data(), "file": name}))
             else:
@@ -109,6 +112,15 @@ def profile(options: argparse.Namespace) -> int:
         return 0
 
     return _of_each(options.files, each)
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    """Name the file in an error that comes after it was read: there may be several."""
+    try:
+        yield
+    except SnapshotError as error:
+        raise SnapshotError(f"{Path(name).name}: {error}") from None
 
 
 def _of_each(names: list[str], do: Callable[[str], int]) -> int:

@@ -38,7 +38,7 @@ def made_by(target: str) -> tuple[Any, Any]:
         made = getattr(importlib.import_module(name.removesuffix(".py")), attribute)
         if isinstance(made, types.FunctionType):
             made = made()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         raise UndiagnosableError(f"{target} cannot be made: {reason}") from error
     return made if type(made) is tuple and len(made) == 2 else (made, None)

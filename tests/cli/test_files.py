@@ -146,6 +146,82 @@ def test_an_argument_that_is_wrong_is_one_line(arguments: list[str], said: str, 
     assert error.count("\n") == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system has no /proc")
+@pytest.mark.parametrize("command", ["diagnose", "map", "replay", "whatif"])
+@pytest.mark.parametrize("file", ["/proc/self/maps", "/proc/self/mem"])
+def test_a_file_that_fails_while_it_is_read_is_one_line(command: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, file]) == 2
+    out, error = capsys.readouterr()
+
+    assert out == ""
+    assert error.startswith(f"nbguard: {Path(file).name}: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n", b"\x7fELF\x02\x01\x01", b"\0" * 600, b"hello, world"])
+def test_a_file_of_another_kind_is_said_to_be_one(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "other"
+    file.write_bytes(content)
+
+    assert main(["map", str(file)]) == 2
+    assert capsys.readouterr().err == (
+        "nbguard: other: not a snapshot that can be read: it is neither a pickle nor JSON; "
+        "torch.cuda.memory._dump_snapshot(FILE) writes one.\n"
+    )
+
+
+def with_settings(folder: Path, settings: str) -> Path:
+    """Write a golden run that was recorded under such settings, whatever they are."""
+    file = snapshot_file(folder, "2.13.0_118")
+    recorded = pickle.loads(file.read_bytes()) | {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": settings}}
+    file.write_bytes(pickle.dumps(recorded))
+    return file
+
+
+@pytest.mark.parametrize("command", ["replay", "whatif"])
+def test_what_contradicts_itself_is_said_with_its_file(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.mkdir()
+    bad.mkdir()
+    wrong = with_settings(bad, "garbage").rename(bad / "wrong.pickle")
+
+    assert (
+        main([command, str(wrong), str(snapshot_file(good, "2.13.0_118")), *(["--set", ""] if command == "whatif" else [])])
+        == 2
+    )
+    out, error = capsys.readouterr()
+
+    assert error == (
+        "nbguard: wrong.pickle: its recorded settings cannot be used: "
+        "garbage: settings are written key:value, with a comma between them.\n"
+    )
+    assert "events reproduced" in out
+
+
+def test_diagnose_shows_the_rest_of_a_file_whose_settings_cannot_be_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diagnose", str(with_settings(tmp_path, "max_split_size_mb:none"))]) in (0, 1)
+    text = capsys.readouterr().out
+
+    assert "cuda:0 cannot be run again: its recorded settings cannot be used: max_split_size_mb: takes" in text
+    assert "Who held the memory" in text
+
+
+def test_a_module_that_exits_is_no_finding_of_the_doctor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 3 says that `--strict` has found a problem; a module may exit with any."""
+    (tmp_path / "exits_at_once.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    assert main(["doctor", "exits_at_once:model"]) == 2
+    assert capsys.readouterr().err == "nbguard: exits_at_once:model cannot be made: SystemExit: 3\n"
+
+
 def test_a_file_without_a_device_is_said_to_have_nothing_to_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

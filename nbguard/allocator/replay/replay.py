@@ -15,6 +15,7 @@ from nbguard.allocator.replay.rollback import InitialState, roll_back
 from nbguard.allocator.replay.start import StartCorrections
 from nbguard.allocator.snapshot.events import Event
 from nbguard.allocator.snapshot.snapshot import Snapshot, SnapshotSegment, Trace
+from nbguard.errors import SettingsError, SnapshotError
 from nbguard.render.result import Result
 
 _MOST_PASSES = 40
@@ -110,7 +111,7 @@ def replay(
 
     Raises:
         SnapshotError: a trace and the segments at its end contradict each other.
-        SettingsError: the recorded settings are none that PyTorch knows.
+        SnapshotError: the recorded settings are none that PyTorch takes.
     """
     return tuple(
         best_play(recorded_device(snapshot, device, torch_version, capacity, fraction))[1] for device in snapshot.devices
@@ -239,7 +240,10 @@ def _requested(block: dict[str, object]) -> object:
 
 def _settings(snapshot: Snapshot, version: tuple[int, int] | None) -> AllocatorSettings:
     conf = snapshot.settings if snapshot.settings is not None else snapshot.sidecar.settings
-    settings = AllocatorSettings.recorded(conf or "", None if version is None or version >= (2, 10) else (2, 9))
+    try:
+        settings = AllocatorSettings.recorded(conf or "", None if version is None or version >= (2, 10) else (2, 9))
+    except SettingsError as error:  # of the file, and no choice of the user's
+        raise SnapshotError(f"its recorded settings cannot be used: {error}") from None
     # The table is the value of the string by the rules of the version that wrote it.
     return replace(settings, divisions=snapshot.divisions) if snapshot.divisions and any(snapshot.divisions) else settings
 

@@ -28,6 +28,9 @@ MAX_BYTES = 4 * 1024**3
 LARGE = 1 << 20
 """Bytes from which on a pickle is worth a process of its own, which starts in some 0.1 s."""
 
+_PICKLED = b"\x80(]}"
+"""First bytes of pickles whose object is a dict or a list, of all protocols."""
+
 _CHUNK = 1 << 24
 """Bytes that are read at once."""
 
@@ -63,6 +66,8 @@ def load_snapshot(path: str | Path, progress: Progress | None = None, max_bytes:
             return _read(content, size, read_sidecar(path), progress)
     except SnapshotError as error:
         raise SnapshotError(f"{path.name or path}: {error}") from None
+    except OSError as error:
+        raise SnapshotError(f"{path.name}: {error.strerror or 'it cannot be read'}.") from None
     except MemoryError:
         raise SnapshotError(f"{path.name}: there is not enough memory to read it.") from None
 
@@ -126,6 +131,11 @@ def _decode(data: bytes, progress: Progress | None) -> Any:
     if data[:4] == b"PK\x03\x04":
         raise SnapshotError(
             "this is a zip archive, as torch.save writes; a snapshot comes from torch.cuda.memory._dump_snapshot."
+        )
+    if data[:1] not in _PICKLED:
+        raise SnapshotError(
+            "not a snapshot that can be read: it is neither a pickle nor JSON; "
+            "torch.cuda.memory._dump_snapshot(FILE) writes one."
         )
     return unpickle(data, progress)
 
