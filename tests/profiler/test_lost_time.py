@@ -125,6 +125,25 @@ def test_a_few_batches_that_stall() -> None:  # foreign.md 33
     assert "training batches 20, 31, " in finding.evidence
 
 
+def test_one_batch_that_computes_for_long() -> None:
+    sizes = [200_000 if number == 31 else BATCH for number in range(1, 81)]
+    batches = [torch.ones(1, 64).expand(size, 64) for size in sizes]
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 2))
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+
+    def fit() -> None:
+        for x in loader:
+            net(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    report = profiled(fit)
+
+    assert report.first[0].startswith("training batch 31 takes ")
+    assert "it computed all that time: look for a larger batch" in report.first[0]
+
+
 def test_starting_many_workers_for_few_items() -> None:  # foreign.md 03
     with pytest.warns(UserWarning, match="worker"):
         report = profiled(train, 1, loader=torch_loader(workers=8))

@@ -54,6 +54,7 @@ class StackSampler:
         self._left = _OF_A_LOOP
         self._took = 0  # nanoseconds of processor time, with those that it takes to wake up
         self._waits: list[int] = []
+        self._ran: list[int] = []
         self._schedstat: int | None = None  # file of what the kernel counts of the fit's thread
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._ended = threading.Lock()
@@ -129,7 +130,9 @@ class StackSampler:
                 return
             number = self._numbers[stack] = len(self._numbers)
         if self._schedstat is not None:
-            self._waits.append(int(os.pread(self._schedstat, _SCHEDSTAT, 0).split()[1]))
+            ran, waited, _ = os.pread(self._schedstat, _SCHEDSTAT, 0).split()
+            self._ran.append(int(ran))
+            self._waits.append(int(waited))
         self._moments.append(moment)
         self._seen.append(number)
 
@@ -156,6 +159,7 @@ class StackSampler:
             callers=callers,
             took=self._took,
             waits=tuple(self._waits),
+            ran=tuple(self._ran),
         )
 
 

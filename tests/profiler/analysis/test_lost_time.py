@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from nbguard.profiler.analysis.report import EpochRow, FitFinding, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.batches import Batch, Batches
@@ -26,14 +28,19 @@ def rows(*totals: Row, **callbacks: Row) -> tuple[TimeRow, ...]:
 
 
 def lost(
-    *totals: Row, steps: tuple[int, ...] = (10,) * 40, stacks: StackSamples = NO_STACKS, **callbacks: Row
+    *totals: Row,
+    steps: tuple[int, ...] = (10,) * 40,
+    stacks: StackSamples = NO_STACKS,
+    rest: str = phases.OTHER,
+    **callbacks: Row,
 ) -> list[FitFinding]:
+    """Return the findings on a fit whose batches take so many milliseconds, what is more than 10 in the phase `rest`."""
     made = rows(*totals, **callbacks)
     batches = tuple(
         Batch(
             loop=1,
             start=sum(steps[:number]) * MS,
-            times={phases.FORWARD: 9 * MS, phases.BACKWARD: MS, phases.OTHER: (ms - 10) * MS},
+            times={phases.WAIT: 9 * MS, phases.LOSS: MS, rest: (ms - 10) * MS},
             has_loss=True,
         )
         for number, ms in enumerate(steps)
@@ -104,6 +111,29 @@ def test_few_long_batches_stall_and_many_are_usual() -> None:
     assert finding.total == 1100 * MS
     assert lost(WORK, steps=(10, 10, 10, *(10, 310) * 20)) == []
     assert lost(WORK, steps=(*(10,) * 39, 60)) == []
+
+
+@pytest.mark.parametrize("phase", [phases.FORWARD, phases.BACKWARD, phases.STEP])
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [(1.0, "it computed all that time: "), (0.0, "it waited for something and did not compute: "), (0.5, "run it again: ")],
+)
+def test_one_batch_whose_computing_takes_long(phase: str, processor: float, words: str) -> None:
+    moments = tuple(at * MS for at in range(0, 1000, 10))
+    ran = tuple(round(at * processor) for at in moments)
+    stacks = StackSamples(moments=moments, ran=ran, waits=(0,) * len(moments))
+    (finding,) = lost(WORK, steps=(*(10,) * 30, 610, *(10,) * 9), rest=phase, stacks=stacks)
+    assert finding.what == f"training batch 31 takes 600 ms more than usual, most of it in {phase}"
+    assert finding.change.startswith(words)
+    (unknown,) = lost(WORK, steps=(*(10,) * 30, 610, *(10,) * 9), rest=phase)
+    assert unknown.change.startswith("run it again: ")
+
+
+def test_a_long_batch_that_was_held_up_for_a_part_of_it_has_computed_in_the_rest() -> None:
+    moments = tuple(at * MS for at in range(0, 1500, 10))
+    stacks = StackSamples(moments=moments, ran=tuple(at // 2 for at in moments), waits=tuple(at // 2 for at in moments))
+    (finding,) = lost(WORK, steps=(*(10,) * 30, 910, *(10,) * 9), rest=phases.BACKWARD, stacks=stacks)
+    assert finding.change.startswith("it computed all that time: ")
 
 
 def test_a_batch_that_the_machine_held_up_does_not_stall() -> None:

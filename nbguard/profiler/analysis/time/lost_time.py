@@ -8,7 +8,7 @@ from statistics import median
 
 from nbguard.profiler.analysis.report import FitFinding, Group, TimeRow, Timing
 from nbguard.profiler.analysis.time import phases
-from nbguard.profiler.analysis.time.batches import Batches
+from nbguard.profiler.analysis.time.batches import Batch, Batches
 from nbguard.profiler.analysis.time.hot_code import HotCode, HotKind
 from nbguard.profiler.analysis.time.stacks import CELL, StackLine, StackSamples
 from nbguard.profiler.analysis.time.timing import steady_batches
@@ -46,8 +46,10 @@ _LONG_STALL = 50_000_000
 _SLOWED = 5
 """Times as long it must be in a batch that nbguard itself has slowed down by looking closer."""
 _RARE = {phases.WAIT: "items that take long to read", phases.OTHER: "lines of the loop that run only now and then"}
-_COMPUTING = (phases.LOSS, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
+_COMPUTING = (phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP, phases.ZERO_GRAD)
 """Phases that do the same in each batch."""
+_BUSY, _IDLE = 0.75, 0.25
+"""Shares of a long batch in which its thread was on a processor: from the one on it computed, up to the other it waited."""
 _NO_STACKS = StackSamples()
 _FEW = 0.25
 """Share of batches that may stall: more of them are no exceptions."""
@@ -272,14 +274,29 @@ def _stalls(
                 sums[phase] = sums.get(phase, 0) + nanoseconds
     phase = max(sums, key=lambda name: sums[name])
     code = next((code for code in hot if 2 * code.within_phase("batch", phase) >= total), None)
-    if phase in _COMPUTING or (code is not None and code.line is None):
-        return None, None  # no rare work of the fit's: the machine did something else, or a library
+    if code is not None and code.line is None:
+        return None, None  # a library's work, which has a finding of its own
     longest = max(batch.step for _, batch in stalled)
     numbers = ", ".join(f"{number}" for number, _ in stalled[:4]) + (", …" if len(stalled) > 4 else "")
-    noun = "batch" if len(stalled) == 1 else "batches"
+    noun, verb = ("batch", "takes") if len(stalled) == 1 else ("batches", "take")
     evidence = f"the longest takes {format_time(longest)}, a usual one {format_time(usual)}; training {noun} {numbers}"
+    if code is None and phase in _COMPUTING:
+        what = f"training {noun} {numbers} {verb} {format_time(total)} more than usual, most of it in {phase}"
+        return _finding("stall", timing, total, what, _why_long([batch for _, batch in stalled], stacks), evidence), None
     place, where = phase, f"look for {_RARE.get(phase, f'rare work in {phase}')}"
     if code is not None and code.line is not None:
         place, where = _name(code, code.line), "do less in it, or do it outside of the loop"
     what = f"{counted(len(stalled), 'batch stalls', 'batches stall')} in {place}: {format_time(total)} together"
     return _finding("stall", timing, total, what, where, evidence), code
+
+
+def _why_long(stalled: Sequence[Batch], stacks: StackSamples) -> str:
+    """Return what to do about batches in which the same computation takes many times as long as usual."""
+    ends = [(batch.start, batch.start + sum(batch.times.values())) for batch in stalled]
+    computed = [stacks.computed(*times) for times in ends]
+    share = sum(time or 0 for time in computed) / max(1, sum(end - start - stacks.held_up(start, end) for start, end in ends))
+    if None in computed or _IDLE < share < _BUSY:
+        return "run it again: what is long at the same batch again is its data's, what moves is the machine's"
+    if share >= _BUSY:
+        return "it computed all that time: look for a larger batch, or for shapes that something is compiled or tuned for anew"
+    return "it waited for something and did not compute: look at swapped memory, disks, locks and devices"

@@ -60,11 +60,20 @@ class StackSamples:
     """When loops called their model, or for a loss, a step or cleared gradients, and the number of the stack then."""
     took: int = 0  # nanoseconds of processor time that looking took
     waits: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit waited for a processor; (): not known
+    ran: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit's thread was on a processor; (): not known
 
     def held_up(self, start: int, end: int) -> int:
         """Return the nanoseconds between two times in which the fit waited for a processor that others had, at most."""
-        if not self.waits:
+        return self._between(self.waits, start, end)
+
+    def computed(self, start: int, end: int) -> int | None:
+        """Return the nanoseconds between two times in which the fit's thread was on a processor, at most; None: not known."""
+        return self._between(self.ran, start, end) if self.ran else None
+
+    def _between(self, sums: tuple[int, ...], start: int, end: int) -> int:
+        """Return how much a sum that only grows has grown between the looks around two times."""
+        if not sums:
             return 0
         before = bisect_right(self.moments, start) - 1
-        after = min(bisect_left(self.moments, end), len(self.waits) - 1)
-        return self.waits[after] - (self.waits[before] if before >= 0 else 0)
+        after = min(bisect_left(self.moments, end), len(sums) - 1)
+        return sums[after] - (sums[before] if before >= 0 else 0)
