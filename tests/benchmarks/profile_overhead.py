@@ -1,6 +1,6 @@
 """What profiling costs a fit: nbguard beside no profiler, torch.profiler, pyinstrument and fastxtend's, in one run.
 
-    python tests/benchmarks/profile_overhead.py [--rounds 40] [--batches 400]
+    python tests/benchmarks/profile_overhead.py [--rounds 40] [--batches 800]
 
 Epochs of a plain loop and fastai fits of a new Learner, on random data, with a step of about 1 ms and one of about 10 ms (on an
 idle core). In each round every way profiles the same epoch, in an order that rotates, and is compared with the round's epoch
@@ -39,8 +39,9 @@ from nbguard.profiler.profile import FitProfile
 from nbguard.profiler.record.recorder import Recorder
 
 BATCH = 32
-WARM_UP = 128
-"""Batches that are not the steady state: nbguard looks closely at the first 32 and at each 13th of these, then at each 37th."""
+WARM_UP = 512
+"""Batches that are not the steady state: nbguard looks closely at the first 32 and at each 13th of these, then at each 37th,
+and from the 513th on at each 101st."""
 VALIDATION = 3
 """Batches of the validation: fastxtend leaves the first one out and cannot do with none."""
 WIDTHS = (64, 900)
@@ -258,7 +259,7 @@ def say(found: dict[str, list[Took] | str]) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=40)
-    options.add_argument("--batches", type=int, default=400)
+    options.add_argument("--batches", type=int, default=800)
     chosen = options.parse_args()
     torch.set_num_threads(1)
     nbguard.profiler.profile.Recorder = StampedRecorder  # type: ignore[misc]

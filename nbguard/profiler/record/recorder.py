@@ -61,8 +61,10 @@ _ALL = 32
 _OFTEN = 13
 _SOON = 128
 _SELDOM = 37
-"""Of the first batches all are looked at, then each 13th, and of a long fit each 37th: no usual interval of a loop is a
-multiple of these."""
+_LATE = 512
+_RARELY = 101
+"""Of the first batches all are looked at, then each 13th, of a long fit each 37th, and late in it each 101st: no usual interval
+of a loop is a multiple of these."""
 _AGAIN = 4
 """Batches in a row that are looked at where a long fit has become twice as long, from batch `2 * _SOON` on."""
 _STRETCHES = 64
@@ -254,7 +256,7 @@ class Recorder:
             self._again *= 2
             self._all = max(self._all, number + _AGAIN - 1)
         self._tell_stretch(begins=number <= self._all)
-        every = _OFTEN if number <= _SOON else _SELDOM
+        every = _OFTEN if number <= _SOON else _SELDOM if number <= _LATE else _RARELY
         is_sampled = number <= self._all or number % every == 0
         if is_sampled:
             self.subscribers = self._sampled
