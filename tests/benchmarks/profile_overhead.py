@@ -40,8 +40,8 @@ from nbguard.profiler.record.recorder import Recorder
 
 BATCH = 32
 WARM_UP = 512
-"""Batches that are not the steady state: nbguard looks closely at the first 32 and at each 13th of these, then at each 37th,
-and from the 513th on at each 101st."""
+"""Batches before the steady state: until then nbguard looks at all of the first 32, then at each 13th, then at each 37th; later
+only at each 101st."""
 VALIDATION = 3
 """Batches of the validation: fastxtend leaves the first one out and cannot do with none."""
 WIDTHS = (64, 900)
@@ -261,6 +261,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=40)
     options.add_argument("--batches", type=int, default=800)
     chosen = options.parse_args()
+    if chosen.batches < WARM_UP + 100:
+        options.error(f"the steady state begins after {WARM_UP} batches: --batches {WARM_UP + 100} or more")
     torch.set_num_threads(1)
     nbguard.profiler.profile.Recorder = StampedRecorder  # type: ignore[misc]
     print(f"torch {torch.__version__}, {chosen.rounds} rounds of {chosen.batches} batches, one thread, processor time")

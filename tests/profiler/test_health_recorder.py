@@ -105,7 +105,7 @@ def test_mixed_precision_ends_its_autocast_when_a_part_stops_the_fit() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_who_need_not_see_each_batch_sees_the_first_ones_and_then_each_13th() -> None:
+def test_who_need_not_see_each_batch_sees_the_first_ones_and_then_fewer_and_fewer() -> None:
     recorder = Recorder()
     some, every = [], []
     recorder.subscribe("step", some.append)
