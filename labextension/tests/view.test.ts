@@ -57,6 +57,28 @@ describe('what is shown', () => {
     expect(control(root, 'why losses')).toBeTruthy();
   });
 
+  it('shows no section of a look that has not come', () => {
+    const { tick } = scene('idle');
+    model = new FakeModel({ ...scene('idle'), heap: {} });
+    ({ root, close } = open(model));
+    model.set({ tick: { ...tick, n: 7 } });
+    expect(root.dataset.tick).toBe('7');
+    expect(headings(root)).toEqual([]);
+    expect(root.textContent).not.toContain('Nothing');
+  });
+
+  it('does not say that nothing is held or stale before anybody has looked', () => {
+    const training = scene('training');
+    const unlooked = { boot: training.heap.boot, heap: 0, cell: null, stale: 0, holders: [], findings: [], experiments: [], devices: [] };
+    model = new FakeModel({ ...training, heap: { ...training.heap, ...unlooked } });
+    ({ root, close } = open(model));
+    expect(root.querySelector('.nbguard-holders')?.textContent).toContain('Not looked at yet.');
+    expect(root.textContent).not.toContain('Nothing');
+    model.set({ heap: { ...training.heap, ...unlooked, heap: 1, cell: 3 } });
+    expect(root.querySelector('.nbguard-holders')?.textContent).toContain('Nothing holds memory of a device.');
+    expect(root.textContent).toContain('Nothing is stale');
+  });
+
   it('says what to do after running out of memory', () => {
     show('oom');
     expect(headings(root)).toContain('Out of memory');

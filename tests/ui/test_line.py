@@ -81,6 +81,24 @@ def test_run_all(desk: Desk, fake_cuda_server: Server, app: App) -> None:
     assert view_findings(tab.page) == []
 
 
+def test_run_all_on_a_page_just_loaded(desk: Desk, fake_cuda_server: Server) -> None:
+    """Until the heap has been looked at, nobody says that it holds nothing, or nothing stale."""
+    cells = [f"{LOAD}\n{TORCH}\n{ALLOCATE.format(1, 1100)}", ALLOCATE.format(2, 100), HOLD]
+    tab = desk.open(desk.notebook(fake_cuda_server, cells, "fake-cuda"))
+    tab.show_panel()
+    run_all(tab)
+    texts: list[str] = []
+
+    def is_dated() -> bool:
+        texts.append(tab.panel.inner_text())
+        return re.search(r"(during|after) In\[\d\]", texts[-1]) is not None
+
+    wait_until(is_dated, "the first look")
+    assert [text for text in texts[:-1] if re.search(r"Nothing (holds|is stale)", text)] == []
+    tab.notebook.file(STOP_FILE).touch()
+    wait_until(lambda: set(re.findall(r"\bt\d\b", tab.part("Held by").inner_text())) == {"t1", "t2"}, "both to be listed")
+
+
 def test_two_notebooks_on_one_device(shared_cuda_server: Server, desk: Desk) -> None:
     cell = "mine = torch.empty(100 << 20, dtype=torch.uint8, device='cuda')"
     tab = on_the_device(desk, shared_cuda_server, [cell], spec="shared-cuda")

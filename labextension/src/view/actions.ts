@@ -1,5 +1,6 @@
 /** The bar of actions at the bottom. */
 
+import { isLooked } from './as_of';
 import { formatBytes } from './bytes';
 import type { ViewContext } from './view_context';
 import { button, element, setAttribute, setEnabled, setText } from './dom';
@@ -67,7 +68,8 @@ export class ActionBar {
     const stale = connection.heap?.stale ?? 0;
     const { title } = this.#cleanStale;
     const isCleaning = operations.isPending(this.#cleanStale);
-    const words = stale > 0 ? `${title} · ${formatBytes(stale)}` : trans.__('Nothing is stale');
+    const nothing = isLooked(connection.heap) ? trans.__('Nothing is stale') : trans.__('Not looked at yet');
+    const words = stale > 0 ? `${title} · ${formatBytes(stale)}` : nothing;
     setText(this.#clean, isCleaning ? trans.__('working…') : words);
     setAttribute(this.#clean, 'aria-label', stale > 0 && !isCleaning ? null : `${title}: ${this.#clean.textContent}`);
     setEnabled(this.#clean, stale > 0 && !isCleaning);

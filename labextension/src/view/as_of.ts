@@ -15,6 +15,11 @@ export function asOf(state: MemoryState, tick: Tick | null, trans: Trans): strin
   return after === null ? trans.__('as of %1', clock(state.t, true)) : trans.__('after %1', cell(after));
 }
 
+/** Whether anybody has looked at the heap yet: the state before the first look knows nothing of it. */
+export function isLooked(state: MemoryState | null): state is MemoryState {
+  return state !== null && state.heap > 0;
+}
+
 /** Labels with the date of the last state, wherever its figures stand. */
 export class AsOf {
   readonly #labels: HTMLElement[] = [];
@@ -44,7 +49,7 @@ export class AsOf {
   }
 
   update(state: MemoryState | null, tick: Tick | null): void {
-    this.#words = state === null || state.heap === 0 ? '' : asOf(state, tick, this.#trans);
+    this.#words = isLooked(state) ? asOf(state, tick, this.#trans) : '';
     for (const label of this.#labels) {
       setText(label, this.#words);
     }

@@ -1,5 +1,6 @@
 /** Who holds the memory: one list to sort and to search, whose bytes add up to what is allocated. */
 
+import { isLooked } from './as_of';
 import { formatBytes, formatColumn, unitOf } from './bytes';
 import type { ViewContext } from './view_context';
 import { button, element, KeyedList, setAttribute, setText, show } from './dom';
@@ -68,6 +69,7 @@ export class HoldersSection {
       this.#none,
       this.#rest
     );
+    this.#draw();
   }
 
   update(heap: MemoryState | null): void {
@@ -98,7 +100,8 @@ export class HoldersSection {
     const [figure] = formatColumn([all], unitOf(all));
     setText(this.#total, figure ?? '');
     show(this.#none, found.length === 0);
-    setText(this.#none, entries.length ? trans.__('Nothing matches.') : trans.__('Nothing holds memory of a device.'));
+    const nothing = isLooked(heap) ? trans.__('Nothing holds memory of a device.') : trans.__('Not looked at yet.');
+    setText(this.#none, entries.length ? trans.__('Nothing matches.') : nothing);
     this.#drawRest(found.slice(shown.length));
     this.#drawHeads();
   }
