@@ -19,7 +19,7 @@ from nbguard.doctor.determinism.digest import flat_bytes
 from nbguard.doctor.determinism.generators import state_of
 from nbguard.scan.heap.attributes import attributes_of
 from nbguard.scan.heap.kinds import mro_of, name_of
-from nbguard.scan.heap.referents import library_paths
+from nbguard.scan.libraries import library_paths
 
 _MOST = 50_000
 """Objects that are looked at; a model with its hooks has some hundreds."""

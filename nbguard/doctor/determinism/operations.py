@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nbguard.doctor.analysis.determinism import OperationFact
 from nbguard.doctor.determinism.digest import digest, tensors_in
 from nbguard.scan.devices.allocation_sites import Sites
-from nbguard.scan.heap.referents import library_paths
+from nbguard.scan.libraries import library_paths
 
 _NAME = re.compile(r"(\S+) does not have a deterministic implementation")
 _DEFAULT = re.compile(r"(.+?) defaults to a non-deterministic algorithm")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -13,10 +12,10 @@ from typing import Any
 import torch
 
 from nbguard.prediction.fits.copies import copied, host_copy
+from nbguard.scan.libraries import library_paths
 from nbguard.scan.objects.module_hooks import hooks_of
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), type, torch.dtype)
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OUTPUT = frozenset(
     {"IPython", "ipykernel", "logging", "mlflow", "prometheus_client", "rich", "tensorboard", "tensorboardX", "tqdm", "wandb"}
 )
@@ -201,7 +200,7 @@ def _is_users(namespace: dict[str, Any]) -> bool:
     if str(namespace.get("__name__")).partition(".")[0] == "nbguard":
         return False
     file = namespace.get("__file__")
-    return file is None or not str(file).startswith(_LIBRARIES)
+    return file is None or not str(file).startswith(library_paths())
 
 
 def _wraps_users(function: FunctionType) -> bool:

@@ -19,7 +19,7 @@ from nbguard.profiler.analysis.time.stacks import HookFacts, StackLine, StackSam
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import name_of
-from nbguard.scan.heap.referents import library_paths
+from nbguard.scan.libraries import library_paths
 from nbguard.scan.objects.module_hooks import hooks_of
 
 _SHORTEST, _LONGEST = 0.008, 0.1

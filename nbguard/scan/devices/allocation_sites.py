@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nbguard.render.words import line_words
-from nbguard.scan.heap.referents import library_paths
+from nbguard.scan.libraries import library_paths
 
 
 class Sites:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
-import sysconfig
 import types
 from collections.abc import Callable
-from functools import cache
 from itertools import compress
 from typing import Any
 
 from nbguard.scan.heap.autograd import Autograd
 from nbguard.scan.heap.kinds import LEAF, Kinds, module_namespace, mro_of, namespace_of
+from nbguard.scan.libraries import library_paths
 
 _BULK = 64
 """Containers with at least so many references are first asked, in one go, whether they hold anything but plain data."""
@@ -23,18 +22,6 @@ _ROOM = 200  # objects behind each of a piece, on average, that are looked throu
 _SKIPPED = (LEAF, "class")
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made in Python
 _flags = type.__dict__["__flags__"].__get__
-
-
-def library_paths() -> tuple[str, ...]:
-    """Return the folders that hold installed code; a module from elsewhere is the user's own."""
-    own = __file__.removesuffix("scan/heap/referents.py")
-    return (*_installed(), *(p for p in sys.path if "-packages" in p), own)
-
-
-@cache
-def _installed() -> frozenset[str]:
-    """Return the folders of this Python: they stay where they are, and asking for them takes a millisecond."""
-    return frozenset(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
 class Referents:

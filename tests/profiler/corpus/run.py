@@ -7,6 +7,7 @@ words, or are just that; all without any. `-v` prints the whole reports.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import json
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.profiler.corpus.cases import FRAMEWORKS, Case, cases_of
+from tests.profiler.corpus.cases import FRAMEWORKS, NEEDS, Case, cases_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +91,9 @@ def main(arguments: list[str]) -> None:
             wanted.setdefault(framework, []).extend([words] if words else [])
     said = []
     for framework, names in (wanted or {name: [] for name in FRAMEWORKS}).items():
+        if importlib.util.find_spec(NEEDS[framework]) is None:
+            print(f"{framework}: left out, {NEEDS[framework]} is not installed here", file=sys.stderr)
+            continue
         for one in run(framework, names):
             said.append(one)
             line = json.dumps(asdict(one)) if "--json" in arguments else _line(one)

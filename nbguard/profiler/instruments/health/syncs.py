@@ -16,7 +16,7 @@ from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import mro_of
-from nbguard.scan.heap.referents import library_paths
+from nbguard.scan.libraries import library_paths
 
 _READS = ("item", "cpu", "tolist", "numpy", "is_nonzero", "__bool__", "__float__", "__int__", "__index__")
 _SOURCES = 64

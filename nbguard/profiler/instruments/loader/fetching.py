@@ -19,7 +19,7 @@ from typing import Any
 from nbguard.profiler.analysis.loader.fetches import FetchFacts
 from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
 from nbguard.profiler.instruments.loader.reading import BytesRead, ReadMeter
-from nbguard.scan.heap.referents import library_paths
+from nbguard.scan.libraries import library_paths
 
 Fetch = Callable[[Any, Any], Any]
 

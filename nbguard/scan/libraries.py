@@ -1,0 +1,36 @@
+"""Whose a file of Python code is: an installed library's, or the user's own."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+from nbguard.scan.heap.kinds import module_namespace
+
+_FRAMEWORKS = (
+    *("torch", "torchvision", "torchaudio", "torchdata", "torchmetrics", "timm"),
+    *("fastai", "fastcore", "fastprogress", "fastdownload", "fasttransform", "fastxtend"),
+    *("transformers", "accelerate", "datasets", "peft", "trl", "diffusers", "tokenizers", "sentence_transformers"),
+    *("lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ignite"),
+)
+"""Packages that people train with, and also run from a checkout or a folder of `PYTHONPATH`: they are libraries there, too."""
+
+
+def library_paths() -> tuple[str, ...]:
+    """Return how the paths of libraries' files begin: a file from elsewhere is the user's own."""
+    own = f"{Path(__file__).parent.parent}/"
+    return (*_installed(), *(path for path in sys.path if "-packages" in path), *_frameworks(), own)
+
+
+@cache
+def _installed() -> frozenset[str]:
+    """Return the folders of this Python: they stay where they are, and asking for them takes a millisecond."""
+    return frozenset(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+def _frameworks() -> list[str]:
+    """Return the folders of the frameworks that are imported, wherever they were found."""
+    files = [(module_namespace(sys.modules.get(name)) or {}).get("__file__") for name in _FRAMEWORKS]
+    return [file.removesuffix("__init__.py") for file in files if type(file) is str and file.endswith("__init__.py")]

@@ -1,0 +1,36 @@
+"""Whose code a file is."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import nbguard
+from nbguard.scan.libraries import library_paths
+
+
+def test_what_is_installed_is_a_librarys() -> None:
+    for module in (json, torch, pytest, nbguard):
+        assert str(module.__file__).startswith(library_paths())
+    assert not __file__.startswith(library_paths())
+
+
+def test_a_framework_from_a_checkout_is_a_library_and_what_lies_beside_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("trl", "mine", "trl_of_mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+        (tmp_path / name / "train.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    files = {}
+    for name in ("trl", "mine", "trl_of_mine"):
+        files[name] = str(importlib.import_module(f"{name}.train").__file__)
+    assert [name for name, file in files.items() if file.startswith(library_paths())] == ["trl"]
+    for name in files:
+        del sys.modules[name], sys.modules[f"{name}.train"]
