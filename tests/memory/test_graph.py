@@ -132,6 +132,15 @@ def test_the_shortest_path_is_the_one_with_the_fewest_written_steps() -> None:
     assert path_text(graph, graph.roots[0], path) == "learn.model.w"
 
 
+def test_an_attribute_of_a_root_in_words_is_a_step_in_words() -> None:
+    edges = {"l": {".obj": "b"}, "b": {".model": "m"}, "m": {".weight": "w"}}
+    for label, text in (("last error", "last error → obj.model.weight"), ("learn", "learn.obj.model.weight")):
+        graph = make_graph({label: ["l"]}, edges, {"w": 8})
+        goal = {node for node, fact in enumerate(graph.nodes) if fact.storages}
+
+        assert path_text(graph, graph.roots[0], shortest_path(graph, graph.roots[0], goal)) == text
+
+
 def test_only_bytes_of_one_device_are_counted_for_it() -> None:
     graph = make_graph({"a": ["x"]}, storages={"x": 7}, device="cuda:1")
 
