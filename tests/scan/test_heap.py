@@ -146,6 +146,20 @@ def test_a_suspended_generator_a_closure_and_a_partial_are_looked_into() -> None
     assert [_bytes(facts, name) for name in ("generator", "closure", "partial")] == [40, 80, 120]
 
 
+def test_copies_without_data_are_not_counted_as_garbage_that_holds_memory() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for device in ("cpu", "meta", "meta"):
+            model: Any = torch.nn.Linear(64, 64, device=device)
+            model.itself = [model]
+        del model
+        (garbage,) = (holder for holder in nbguard.report({}).devices[0].holders if holder.label == "unreachable cycles")
+        assert garbage.what == "1 module"
+    finally:
+        gc.enable()
+
+
 def test_an_unreachable_cycle_is_garbage_and_its_bytes_are_promised() -> None:
     gc.collect()
     gc.disable()

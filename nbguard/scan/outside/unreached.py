@@ -106,8 +106,12 @@ def _is_worth_it(region: Region, held: list[int], name_above: int) -> bool:
 
 
 def _count(walk: Walk, garbage: list[int]) -> str:
-    """Return in words the largest things among garbage, e.g. `2 earlier Learners`; without any, its tensors."""
-    kinds = Counter(walk.kind[n] for n in garbage)
+    """Return in words the largest things among garbage, e.g. `2 earlier Learners`; without any, its tensors.
+
+    What leads to no memory is not counted: copies without data, on which a fit has been foreseen, are no earlier Learners.
+    """
+    leading = walk.leading_to([n for n in garbage if n in walk.holds], walk.only_stale.stop)
+    kinds = Counter(walk.kind[n] for n in garbage if n in leading)
     for kind, name in (("learner", "earlier Learner"), ("model", "module"), ("loader", "DataLoader")):
         if kinds[kind]:
             return counted(kinds[kind], name)
