@@ -9,7 +9,7 @@ from anywidget import AnyWidget
 
 from nbguard import api
 from nbguard.errors import NbguardError
-from nbguard.render.markup import tag
+from nbguard.render.markup import Html, tag
 
 _ESM = """
 export default {
@@ -18,6 +18,7 @@ export default {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "Look again";
+    button.style.cssText = "margin: 8px 0; padding: 3px 10px; border: 1px solid currentColor; border-radius: 3px";
     button.addEventListener("click", () => {
       model.set("looks", model.get("looks") + 1);
       model.save_changes();
@@ -32,6 +33,15 @@ export default {
   },
 };
 """
+
+
+_IN_PYTHON = (
+    ("%reset_gpu", "nbguard.release()"),
+    ("%reset_gpu --dry-run", "nbguard.plan()"),
+    ("%reset_gpu losses", 'nbguard.release("losses")'),
+    ("%gpumem why losses", 'nbguard.why("losses")'),
+)
+"""Magics that a report names, and the calls that do the same where there are none."""
 
 
 class ReportWidget(AnyWidget):
@@ -63,6 +73,12 @@ class ReportWidget(AnyWidget):
         """Look at the memory once more and show it."""
         try:
             self.report = api.report()
-            self.html = self.report.mimebundle()["text/html"]
+            self.html = self.report.mimebundle()["text/html"] + _without_magics()
         except NbguardError as error:  # no PyTorch yet
             self.report, self.html = None, str(tag("p", str(error)))
+
+
+def _without_magics() -> Html:
+    """Return how the commands that a report names are written where there is no IPython."""
+    pairs = [item for magic, call in _IN_PYTHON for item in (tag("code", magic), " is ", tag("code", call), ", ")]
+    return tag("p", "There are no magics here: ", *pairs[:-1], ".")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """A frozen dataclass with a view: a function that returns its blocks. `repr` and equality are the dataclass's own.
+    """A frozen dataclass with a view: a function that returns its blocks. `print` shows it; `repr` and equality are its own.
 
     Back ends and views are imported when a result is first shown: whoever only computes one does not wait for them.
     """
@@ -26,6 +26,10 @@ class Result:
     """`module:function` that returns the fields of the JSON, where these are not the fields of the class."""
     label: ClassVar[str] = "GPU memory report"
     """The name of the region in HTML, for readers who cannot see it."""
+
+    def __str__(self) -> str:
+        """Return the result as the text that a notebook shows."""
+        return self.mimebundle()["text/plain"]
 
     def blocks(self, **options: int) -> Iterable[Block]:
         """Return the blocks of the view; `limit=12`: rows of a report, a history or a map."""

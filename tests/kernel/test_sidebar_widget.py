@@ -145,6 +145,26 @@ def test_without_ipython_it_is_the_report_and_looks_again_when_it_is_asked(monke
     shown.close()
 
 
+def test_without_ipython_it_says_how_the_magics_are_written_and_they_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    import nbguard
+
+    main = sys.modules["__main__"].__dict__
+    monkeypatch.setitem(main, "losses", [torch.ones(1 << 18)])
+    shown = nbguard.Sidebar()
+    shown.close()
+    lines = dict(re.findall(r"<code>(%[^<]+)</code> is <code>([^<]+)</code>", shown.html))
+    assert list(lines) == ["%reset_gpu", "%reset_gpu --dry-run", "%reset_gpu losses", "%gpumem why losses"]
+
+    said = {magic: str(eval(html.unescape(call), {"nbguard": nbguard})) for magic, call in reversed(lines.items())}
+
+    assert "list of 1" in said["%gpumem why losses"]
+    assert "losses" not in main
+    assert "1.00 MiB" in said["%reset_gpu losses"]
+    assert re.search(r"would free|nothing is stale", said["%reset_gpu --dry-run"])
+
+
 def _words(page: str) -> str:
     """Return what a page says, without its elements and style sheets."""
     bare = re.sub(r"<style.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)

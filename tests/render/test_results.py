@@ -42,6 +42,7 @@ def test_a_result_at_the_end_of_a_cell_shows_itself(result: Result) -> None:
     assert data == result.mimebundle()
     assert set(data) == {"text/plain", "text/html"}
     assert data["text/plain"].strip()
+    assert str(result) == data["text/plain"]
     assert type(data["text/html"]) is str
 
 
