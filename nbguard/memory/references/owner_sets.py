@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from nbguard.memory.facts import Graph
-
-Children = Sequence[Sequence[int]]
+from nbguard.memory.references.components import Children, components
 
 _BLOCKED = -1
 _NO_CUT: frozenset[tuple[int, int]] = frozenset()
@@ -85,7 +84,8 @@ def _spread(children: Children, met: Mapping[int, int], owners: list[int]) -> No
     """Complete the owners of all nodes below those that more than one group ran into."""
     for node, more in met.items():
         owners[node] |= more
-    for component in reversed(_components(children, met, owners)):
+    closed = {node for node, mask in enumerate(owners) if mask == _BLOCKED}
+    for component in reversed(components(children, met, closed)):
         mask = 0
         for node in component:
             mask |= owners[node]
@@ -94,48 +94,3 @@ def _spread(children: Children, met: Mapping[int, int], owners: list[int]) -> No
             for child in children[node]:
                 if owners[child] != _BLOCKED:
                     owners[child] |= mask
-
-
-def _components(children: Children, starts: Iterable[int], owners: Sequence[int]) -> list[list[int]]:
-    """Return the strongly connected components below `starts`, each after all that it leads to (Tarjan, without recursion)."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    open_nodes: list[int] = []
-    done: set[int] = set()
-    components: list[list[int]] = []
-    for start in starts:
-        if start in index:
-            continue
-        index[start] = low[start] = len(index)
-        open_nodes.append(start)
-        path = [(start, iter(children[start]))]
-        while path:
-            node, below = path[-1]
-            for child in below:
-                if child not in index:
-                    if owners[child] != _BLOCKED:
-                        index[child] = low[child] = len(index)
-                        open_nodes.append(child)
-                        path.append((child, iter(children[child])))
-                        break
-                elif child not in done and index[child] < low[node]:
-                    low[node] = index[child]
-            else:
-                path.pop()
-                if path and low[node] < low[path[-1][0]]:
-                    low[path[-1][0]] = low[node]
-                if low[node] == index[node]:
-                    component = _pop_until(open_nodes, node)
-                    done.update(component)
-                    components.append(component)
-    return components
-
-
-def _pop_until(nodes: list[int], last: int) -> list[int]:
-    """Take nodes off the end, up to and with `last`."""
-    at = len(nodes) - 1
-    while nodes[at] != last:
-        at -= 1
-    taken = nodes[at:]
-    del nodes[at:]
-    return taken

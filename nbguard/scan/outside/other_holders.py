@@ -31,5 +31,5 @@ def other_holders(walk: Walk, roots: list[Rooted]) -> list[Rooted]:
     in_use = region.points(n for root, entries in roots if root.kind in ("frame", "library") for n in entries)
     named, held = name_by_referrers(region, held, in_use)
     explained = in_use | region.points(n for _, entries in named for n in entries)
-    unknown = [n for n in held if region.points([n]) - explained]
+    unknown = sorted(region.pointing(held, explained))
     return [*named, unnamed_root(walk, unknown)] if unknown else named

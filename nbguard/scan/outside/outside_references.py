@@ -6,9 +6,10 @@ import gc
 import sys
 import types
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from typing import Any
 
+from nbguard.memory.references.graph import upwards
 from nbguard.scan.heap.walk import Walk, references_by_asking
 
 _UNCOUNTED = ("graph", "class")  # C++ owns the nodes of graphs, and a class its descriptors: their counts say nothing
@@ -92,6 +93,17 @@ class Region:
     def points(self, tops: Iterable[int]) -> set[int]:
         """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them."""
         return {n for n in self.below(tops) if n in self.walk.only_stale or is_goal(self.walk, n)}
+
+    def pointing(self, tops: Iterable[int], explained: Set[int]) -> set[int]:
+        """Return those of `tops` that have points other than the `explained` ones: in one pass, however many they are."""
+        tops = set(tops)
+        points = self.points(tops) - explained
+        parents: dict[int, list[int]] = {}
+        for parent in self.below(tops):
+            for child in self.walk.children[parent]:
+                if child >= self.first and child in self._leading:
+                    parents.setdefault(child, []).append(parent)
+        return tops & upwards(parents, points)
 
 
 def _elements(walk: Walk, array: int) -> Iterator[int]:

@@ -36,7 +36,7 @@ def name_by_referrers(
     lowest = len(walk.objects)
     modules = {id(namespace): name for name, namespace in module_namespaces().items()} | walk.shell
     for _ in range(_MOST_STEPS):
-        asking = {id(walk.objects[n]): n for n in held if n not in asked and region.points([n]) - explained}
+        asking = {id(walk.objects[n]): n for n in sorted(region.pointing(held, explained)) if n not in asked}
         if not asking:
             break
         asked.update(asking.values())

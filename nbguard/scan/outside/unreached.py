@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from nbguard.memory.references.components import components
 from nbguard.scan.heap.unwalked import fill_rest
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk
 from nbguard.scan.outside.collectable import stuck_in_cpp
@@ -71,8 +72,8 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     alive = below(walk, first, held + [entry for _, entries in named for entry in entries])
     explained = region.points(entry for _, entries in named for entry in entries)
     garbage = [n for n in range(unreached, len(walk.objects)) if n not in alive]
-    unknown = [n for n in held if region.points([n]) - explained]
-    tied = [n for n in unknown if n in below(walk, first, walk.children[n])] + sorted(stuck_in_cpp(walk, garbage))
+    unknown = sorted(region.pointing(held, explained))
+    tied = _on_cycles(walk, first, unknown) + sorted(stuck_in_cpp(walk, garbage))
     if tied:
         whole = below(walk, first, tied)
         named.append((LiveRoot(kind="library", label="unreachable C++ cycle", objects=(), what=_tie(walk, whole)), tied))
@@ -83,6 +84,14 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
     if unknown:
         named.append(unnamed_root(walk, unknown))
     return named
+
+
+def _on_cycles(walk: Walk, first: int, nodes: Iterable[int]) -> list[int]:
+    """Return those of the nodes that lead back to themselves by objects from number `first` on."""
+    nodes = set(nodes)
+    children = {n: [child for child in walk.children[n] if child >= first] for n in below(walk, first, nodes)}
+    found = components(children, nodes)
+    return sorted(n for each in found for n in nodes.intersection(each) if len(each) > 1 or n in children[n])
 
 
 def _tie(walk: Walk, cycle: Iterable[int]) -> str:
