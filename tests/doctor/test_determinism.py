@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,36 @@ def test_a_clean_model_raises_no_alarm_and_stays_as_it_is(name: str) -> None:
     assert {check.state for check in diagnosis.checks if check.name in ("one step", "operations", "hidden state")} == {"ok"}
     after = fingerprint(model, learn)
     assert {key for key in before if before[key] != after[key]} == set()
+
+
+@pytest.mark.parametrize("fails", ["nowhere", "in the loss", "in the backward pass"])
+def test_no_tensor_of_a_trial_outlives_it(fails: str) -> None:
+    """A hook that led to its own tensor kept all activations and the copies of the parameters, and no collection freed them."""
+
+    class Refuses(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            raise RuntimeError("no gradient")
+
+    def loss(outputs: Any, targets: Any) -> Any:
+        if fails == "in the loss":
+            raise RuntimeError("no loss")
+        return MSE(Refuses.apply(outputs) if fails == "in the backward pass" else outputs, targets)
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    batch = (torch.randn(4, 8), torch.randn(4, 1))
+    diagnosed(model, batch, loss_func=loss)
+    before = tensors()
+    diagnosed(model, batch, loss_func=loss)
+    assert tensors() == before
 
 
 def test_a_fit_goes_on_as_if_nothing_had_been_tried() -> None:

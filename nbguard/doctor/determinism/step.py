@@ -82,8 +82,12 @@ class StepRunner:
         own = frozenset(map(id, names.values()))
         call = _Step(self._subject.model, self._resets, around, lambda outputs: self._loss(outputs, batch.targets), own)
         copies = {f"model.{name}": tensor for name, tensor in names.items()}
-        with torch.enable_grad(), _uncompiled():
-            loss = torch.func.functional_call(call, copies, batch.inputs, batch.named_inputs, tie_weights=False)
+        try:
+            with torch.enable_grad(), _uncompiled():
+                loss = torch.func.functional_call(call, copies, batch.inputs, batch.named_inputs, tie_weights=False)
+        finally:
+            if events is not None:
+                events.let_go()
         gradients = {name: tensor.grad for name, tensor in parameters.items() if tensor.grad is not None}
         for tensor in parameters.values():
             tensor.grad = None
@@ -203,7 +207,7 @@ class _Events:
         self.events: list[StepEvent] = []
         self._paths = paths
         self._numbers: dict[int, int] = {}
-        self._alive: list[Any] = []
+        self._alive: list[Any] = []  # tensors, until both passes have run: their ids stay theirs
         self._gradients: list[tuple[str, str, int, bytes]] = []
 
     def add(self, direction: Any, path: str, side: Any, tensor: torch.Tensor, number: int = -1) -> None:
@@ -223,6 +227,10 @@ class _Events:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def let_go(self) -> None:
+        """Keep no tensor any more: its hook leads here, and so to itself, which is a cycle that Python cannot collect."""
+        self._alive.clear()
 
     def drain(self) -> None:
         """Take over the gradients that have come, in their order."""
