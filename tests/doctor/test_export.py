@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import nbguard
 from nbguard.doctor.analysis.diagnosis import Check, Diagnosis
@@ -379,6 +382,24 @@ def test_torchscript_keeps_no_class_of_the_notebooks() -> None:
 
     exported(nn.Sequential(Branch()), torch.randn(4, 4))
     assert set(store.type_store) == before
+
+
+def test_no_memory_outlives_its_model_through_a_trial() -> None:
+    """A strict export leaves its program in a module's globals, and the program has the user's own memory for parameters."""
+    space = vars(importlib.import_module("torch._dynamo.functional_export"))
+    of_users = torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),), strict=True)
+    programs = {name for name in space if name.startswith("__compiled_fn_")}
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    storages = [StorageWeakRef(parameter.untyped_storage()) for parameter in model.parameters()]
+
+    exported(model, torch.randn(4, 8))
+    del model
+    gc.collect()
+
+    assert [storage.expired() for storage in storages] == [True] * 4
+    assert {name for name in space if name.startswith("__compiled_fn_")} == programs
+    assert programs
+    assert of_users.module()(torch.ones(2, 4)).shape == (2, 4)
 
 
 def test_a_model_without_a_learner_is_saved_by_its_state() -> None:

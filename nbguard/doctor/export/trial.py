@@ -23,6 +23,7 @@ from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.export.apply_repair import apply_repair
 from nbguard.doctor.export.draft import drafted_failures
 from nbguard.doctor.export.failures import failure_of
+from nbguard.doctor.export.left_globals import left_globals_removed
 from nbguard.doctor.export.model_copy import shared_copy
 from nbguard.doctor.export.onnx import onnx_attempt
 from nbguard.doctor.export.outputs import unknown_output
@@ -51,7 +52,7 @@ def exported(subject: TrialSubject, batch: TrialBatch) -> ExportFacts:
     generators = LibraryGenerators()
     state = KeptState([("model", subject.model)], [*subject.model.parameters(), *subject.model.buffers()])
     try:
-        with _quiet(), torch.no_grad():
+        with _quiet(), torch.no_grad(), left_globals_removed():
             return _exported(subject, _plain(batch))
     finally:
         state.restore()
