@@ -230,7 +230,7 @@ def test_the_shortest_path_is_a_way_and_none_has_fewer_steps(graph: Graph, data:
         assert path[0] in root.nodes
         assert path[-1] in goals
         steps = "".join(labels)
-        in_words = " " in root.label and steps.startswith(".")
+        in_words = root.kind == "error" and steps.startswith(".")
         assert path_text(graph, root, path) == root.label + (f" → {steps[1:]}" if in_words else steps)
         assert sum(map(bool, labels)) <= _fewest_steps(graph, root, goals, keys=any(text.startswith(KEY) for text in labels))
 

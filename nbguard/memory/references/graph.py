@@ -137,12 +137,12 @@ def _search(
 def steps_of(graph: Graph, root: Root, path: Iterable[int]) -> list[str]:
     """Return the written steps of a path, the root's label first; steps that cannot be written, one after another, are one.
 
-    An attribute of what has a label of words is written as a step of words, too: `last error → obj`.
+    An attribute of the last error is a step in words, as that has no name in Python: `last error → obj`.
     """
     steps = [root.label]
     for parent, child in pairwise(path):
         label = dict(graph.nodes[parent].references).get(child, "")
-        if len(steps) == 1 and " " in root.label and label.startswith("."):
+        if len(steps) == 1 and root.kind == "error" and label.startswith("."):
             label = f" → {label[1:]}"
         if label and not label == steps[-1] == SOMEWHERE:
             steps.append(label)
