@@ -92,18 +92,21 @@ class Region:
 
     def points(self, tops: Iterable[int]) -> set[int]:
         """Return the objects below `tops` whose holder must be named: they matter, or a cleanup would release them."""
-        return {n for n in self.below(tops) if n in self.walk.only_stale or is_goal(self.walk, n)}
+        return self._points_among(self.below(tops))
+
+    def _points_among(self, reached: Set[int]) -> set[int]:
+        return {n for n in reached if n in self.walk.only_stale or is_goal(self.walk, n)}
 
     def pointing(self, tops: Iterable[int], explained: Set[int]) -> set[int]:
         """Return those of `tops` that have points other than the `explained` ones: in one pass, however many they are."""
         tops = set(tops)
-        points = self.points(tops) - explained
+        reached = self.below(tops)
         parents: dict[int, list[int]] = {}
-        for parent in self.below(tops):
+        for parent in reached:
             for child in self.walk.children[parent]:
                 if child >= self.first and child in self._leading:
                     parents.setdefault(child, []).append(parent)
-        return tops & upwards(parents, points)
+        return tops & upwards(parents, self._points_among(reached) - explained)
 
 
 def _elements(walk: Walk, array: int) -> Iterator[int]:
