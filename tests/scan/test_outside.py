@@ -240,9 +240,9 @@ def test_the_way_below_is_walked_as_often_for_many_objects_of_a_library_as_for_f
                 patch.setattr(module, "below", lambda *args: (calls.append(1), below(*args))[1])
             nbguard.report({})
         library.kept = None
-        gc.collect()  # cycles of tensors would be the next test's garbage
         return len(calls)
 
     below = outside_references.below
     assert walks(8) > 0
     assert walks(400) <= walks(40) + 4
+    gc.collect()  # cycles of tensors would be the next test's garbage
