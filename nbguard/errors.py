@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from nbguard.calls import as_calls, has_magics
+
 
 class NbguardError(Exception):
-    """Base of every error nbguard raises on purpose."""
+    """Base of every error nbguard raises on purpose. Where there are no magics its message names calls of Python."""
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message if has_magics() else as_calls(message)
 
 
 class TargetError(NbguardError, ValueError):

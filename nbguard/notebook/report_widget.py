@@ -9,7 +9,7 @@ from anywidget import AnyWidget
 
 from nbguard import api
 from nbguard.errors import NbguardError
-from nbguard.render.markup import Html, tag
+from nbguard.render.markup import tag
 
 _ESM = """
 export default {
@@ -33,15 +33,6 @@ export default {
   },
 };
 """
-
-
-_IN_PYTHON = (
-    ("%reset_gpu", "nbguard.release()"),
-    ("%reset_gpu --dry-run", "nbguard.plan()"),
-    ("%reset_gpu losses", 'nbguard.release("losses")'),
-    ("%gpumem why losses", 'nbguard.why("losses")'),
-)
-"""Magics that a report names, and the calls that do the same where there are none."""
 
 
 class ReportWidget(AnyWidget):
@@ -73,12 +64,6 @@ class ReportWidget(AnyWidget):
         """Look at the memory once more and show it."""
         try:
             self.report = api.report()
-            self.html = self.report.mimebundle()["text/html"] + _without_magics()
+            self.html = self.report.shown()["text/html"]
         except NbguardError as error:  # no PyTorch yet
             self.report, self.html = None, str(tag("p", str(error)))
-
-
-def _without_magics() -> Html:
-    """Return how the commands that a report names are written where there is no IPython."""
-    pairs = [item for magic, call in _IN_PYTHON for item in (tag("code", magic), " is ", tag("code", call), ", ")]
-    return tag("p", "There are no magics here: ", *pairs[:-1], ".")

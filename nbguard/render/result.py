@@ -28,8 +28,8 @@ class Result:
     """The name of the region in HTML, for readers who cannot see it."""
 
     def __str__(self) -> str:
-        """Return the result as the text that a notebook shows."""
-        return self.mimebundle()["text/plain"]
+        """Return the result as the text that a notebook shows; where there are no magics, with calls for commands."""
+        return self.shown()["text/plain"]
 
     def blocks(self, **options: int) -> Iterable[Block]:
         """Return the blocks of the view; `limit=12`: rows of a report, a history or a map."""
@@ -40,11 +40,14 @@ class Result:
 
     def mimebundle(self, **options: int) -> dict[str, str]:
         """Return the result as {'text/plain': ..., 'text/html': ...}; `options` as in `blocks`."""
-        from nbguard.render.html import blocks_html
-        from nbguard.render.text import blocks_text
+        return _bundle(self.blocks(**options), self.label)
 
-        shown = tuple(self.blocks(**options))
-        return {"text/plain": blocks_text(shown), "text/html": str(blocks_html(shown, self.label))}
+    def shown(self) -> dict[str, str]:
+        """Return the same as the host at hand shows it: where there are no magics, with calls of Python for commands."""
+        from nbguard.calls import has_magics
+        from nbguard.render.in_calls import in_calls
+
+        return self.mimebundle() if has_magics() else _bundle(in_calls(self.blocks()), self.label)
 
     def json_bundle(self) -> dict[str, Any]:
         """Return the result as {'text/plain': JSON text, 'application/json': data}."""
@@ -68,5 +71,13 @@ class Result:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Any:  # noqa: ARG002 - IPython's names
         """Return the mimebundle that IPython shows where a cell ends with the result; with its metadata, if any."""
-        bundle, metadata = self.mimebundle(), self.display_metadata()
+        bundle, metadata = self.shown(), self.display_metadata()
         return (bundle, metadata) if metadata else bundle
+
+
+def _bundle(blocks: Iterable[Block], label: str) -> dict[str, str]:
+    from nbguard.render.html import blocks_html
+    from nbguard.render.text import blocks_text
+
+    shown = tuple(blocks)
+    return {"text/plain": blocks_text(shown), "text/html": str(blocks_html(shown, label))}

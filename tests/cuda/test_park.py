@@ -115,7 +115,7 @@ def test_what_comes_back_later_than_the_rest_works_again(notebook: Notebook) -> 
         assert "out of memory" in kernel.run("%reset_gpu --unpark net").ok().text
         assert kernel.run(f"net[{full}](torch.ones(1, 512))").error == (
             "ParkedError",
-            "net is parked in host memory: %reset_gpu --unpark net brings it back",
+            "net is parked in host memory: `%reset_gpu --unpark net` brings it back",
         )
         kernel.run(f"net[{empty}](torch.ones(1, 512).to('cuda:{empty}'));").ok()
         kernel.run(f"torch.cuda.set_per_process_memory_fraction(1.0, {full})").ok()

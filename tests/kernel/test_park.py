@@ -31,7 +31,7 @@ def test_a_fit_goes_on_as_if_never_parked(kernel: Kernel) -> None:
     assert "model" in parked
     assert "optimizer" in parked
     wrong = kernel.run("learn.fit(1)")
-    assert wrong.error == ("ParkedError", "learn is parked in host memory: %reset_gpu --unpark learn brings it back")
+    assert wrong.error == ("ParkedError", "learn is parked in host memory: `%reset_gpu --unpark learn` brings it back")
     assert "learn is parked" in kernel.run("%gpumem").ok().text
     kernel.run("%reset_gpu").ok()  # what that error holds
     assert "learn is back on cpu" in kernel.run("%reset_gpu --unpark learn").ok().text

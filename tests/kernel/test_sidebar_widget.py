@@ -145,24 +145,28 @@ def test_without_ipython_it_is_the_report_and_looks_again_when_it_is_asked(monke
     shown.close()
 
 
-def test_without_ipython_it_says_how_the_magics_are_written_and_they_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ipython_it_names_calls_and_they_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     import nbguard
 
     main = sys.modules["__main__"].__dict__
-    monkeypatch.setitem(main, "losses", [torch.ones(1 << 18)])
+    weight = torch.ones(1 << 18, requires_grad=True)
+    monkeypatch.setitem(main, "losses", [weight.sum() for _ in range(3)])
+    del weight
     shown = nbguard.Sidebar()
     shown.close()
-    lines = dict(re.findall(r"<code>(%[^<]+)</code> is <code>([^<]+)</code>", shown.html))
-    assert list(lines) == ["%reset_gpu", "%reset_gpu --dry-run", "%reset_gpu losses", "%gpumem why losses"]
+    calls = {html.unescape(call) for call in re.findall(r"<code>(nbguard[^<]+)</code>", shown.html)}
+    assert 'nbguard.why("losses")' in calls
+    assert not re.search("%(gpumem|reset_gpu|nbguard)", _words(shown.html))
 
-    said = {magic: str(eval(html.unescape(call), {"nbguard": nbguard})) for magic, call in reversed(lines.items())}
+    said = {call: str(eval(call, {"nbguard": nbguard})) for call in calls if "release" not in call}
 
-    assert "list of 1" in said["%gpumem why losses"]
+    assert "list of 3" in said['nbguard.why("losses")']
+    release = re.search(r'nbguard.release\("losses"\)', said['nbguard.why("losses")'])
+    assert release
+    assert "1.00 MiB" in str(eval(release[0], {"nbguard": nbguard}))
     assert "losses" not in main
-    assert "1.00 MiB" in said["%reset_gpu losses"]
-    assert re.search(r"would free|nothing is stale", said["%reset_gpu --dry-run"])
 
 
 def _words(page: str) -> str:

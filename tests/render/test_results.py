@@ -36,7 +36,8 @@ def test_every_result_in_the_package_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("result", _by_kind)
-def test_a_result_at_the_end_of_a_cell_shows_itself(result: Result) -> None:
+def test_a_result_at_the_end_of_a_cell_shows_itself(result: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbguard.calls.has_magics", lambda: True)
     data, _ = DisplayFormatter().format(result)
 
     assert data == result.mimebundle()
@@ -44,6 +45,17 @@ def test_a_result_at_the_end_of_a_cell_shows_itself(result: Result) -> None:
     assert data["text/plain"].strip()
     assert str(result) == data["text/plain"]
     assert type(data["text/html"]) is str
+
+
+@pytest.mark.parametrize("result", _by_kind)
+def test_where_there_are_no_magics_it_says_the_same_with_calls(result: Result) -> None:
+    command, call = r"%(?:gpumem|reset_gpu|nbguard)\S*", r"(?:repeat = )?nbguard\.\w+\([^)]*\)"
+
+    shown = result._repr_mimebundle_()
+
+    assert str(result) == (shown if isinstance(shown, dict) else shown[0])["text/plain"]
+    assert not re.search(r"%(?:gpumem|reset_gpu)\b(?! (?:history|cells|simulate|--engines))", str(result))
+    assert len(re.findall(call, str(result))) <= len(re.findall(command, result.mimebundle()["text/plain"]))
 
 
 @pytest.mark.parametrize("result", _by_kind)

@@ -214,7 +214,7 @@ class _Stop:
     def __call__(self, module: Any, _args: Any) -> None:
         label = self.parked.label
         if not _tensors_of(module).isdisjoint(map(id, self.parked.alive())):  # else the user has put others in their place
-            raise ParkedError(f"{label} is parked in host memory: {advice.unpark((label,)).command} brings it back")
+            raise ParkedError(f"{label} is parked in host memory: {advice.unpark((label,)).code} brings it back")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial, (dict.get, {})  # called with (module, args) it gives args back

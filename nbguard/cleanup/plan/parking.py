@@ -173,7 +173,7 @@ def _in_private_pools(facts: Facts) -> dict[int, str]:
 def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action:
     parts = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in _parts(facts.graph, nodes, moved))
     where = "host memory" if facts.tracked != "cpu" else "a file, as there is no GPU here"
-    detail = f"{parts} → {where}; {advice.unpark((text,)).command} brings it back"
+    detail = f"{parts} → {where}; {advice.unpark((text,)).code} brings it back"
     return Action(
         kind="park",
         subject=text,

@@ -141,4 +141,4 @@ def unparked_blocks(unparked: Unparked) -> Iterator[Block]:
         tensors = counted(unparked.tensors, "tensor")
         yield Line(f"{', '.join(unparked.names)} {are} back on {where}: {format_bytes(unparked.nbytes)}, {tensors}")
     for name, nbytes, why in unparked.left:
-        yield Line(f"{format_bytes(nbytes)} of {name} is still parked ({why}): {advice.unpark((name,)).command} tries again")
+        yield Line(f"{format_bytes(nbytes)} of {name} is still parked ({why}): {advice.unpark((name,)).code} tries again")

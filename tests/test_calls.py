@@ -1,0 +1,138 @@
+"""Commands as calls of Python, where there are no magics: each call that is printed exists and takes what it is given."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import nbguard
+from nbguard.calls import as_calls, call_of, has_magics
+from nbguard.errors import TargetError
+from nbguard.memory import advice
+from nbguard.render.blocks import Line, Table, TableRow
+from nbguard.render.html import blocks_html
+from nbguard.render.in_calls import in_calls
+from nbguard.render.text import blocks_text
+
+MADE = (
+    *(each.command for each in vars(advice).values() if isinstance(each, advice.Advice)),
+    *(
+        each.command
+        for each in (
+            advice.release_stale(),
+            advice.release_names(["learn", "runs['a']", 'runs["my run"]']),
+            advice.release_output("Out[3]"),
+            advice.release_errors(),
+            advice.empty_caches(),
+            advice.end_workers(),
+            advice.park(["net", "other"]),
+            advice.unpark(["net"]),
+            advice.why("losses[3]"),
+            advice.diagnose("net"),
+            advice.make_deterministic("learn", warn_only=True),
+            advice.make_deterministic(),
+            advice.repair_export("net", "xb"),
+        )
+    ),
+)
+ONLY_MAGICS = {
+    *(each.command for each in (advice.HISTORY, advice.CELLS_ON, advice.SIMULATE_OFF, advice.ON, advice.AUTO_CLEAN)),
+    *(each.command for each in (advice.LOG_OFF, advice.NOTICES_ON)),
+}
+"""Commands about cells of IPython: without it there is nothing to be said."""
+
+
+@pytest.mark.parametrize("command", sorted({each for each in MADE if each.startswith("%")} - ONLY_MAGICS))
+def test_each_command_that_is_made_has_a_call_that_the_function_takes(command: str) -> None:
+    statement = ast.parse(call_of(command)).body[0]
+    assert isinstance(statement, (ast.Expr, ast.Assign))
+    call = statement.value
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Attribute)
+    if call.func.attr == "undo":  # of what the call for the same command without `--undo` returned
+        assert call_of(command.removesuffix(" --undo")).startswith("repeat = ")
+        return
+    function = getattr(nbguard, call.func.attr)
+    inspect.signature(function).bind(*call.args, **{word.arg: word.value for word in call.keywords if word.arg})
+
+
+@pytest.mark.parametrize("command", sorted(ONLY_MAGICS))
+def test_what_only_a_magic_does_stays_as_it_is(command: str) -> None:
+    assert call_of(command) == ""
+    assert as_calls(f"it is off ({command})") == f"it is off ({command})"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        ("`%reset_gpu losses` frees it", '`nbguard.release("losses")` frees it'),
+        ("`%reset_gpu a` and `%gpumem why b`", '`nbguard.release("a")` and `nbguard.why("b")`'),
+        ("nothing to explain (%gpumem lists what does)", "nothing to explain (nbguard.report() lists what does)"),
+        ("%reset_gpu unfreezes them, then looks", "nbguard.release() unfreezes them, then looks"),
+        ("%reset_gpu --hard clears them", "nbguard.release(hard=True) clears them"),
+        ("as in  %reset_gpu learn runs['a']", 'as in  nbguard.release("learn", "runs[\'a\']")'),
+        ("run  %gpumem record on , then the cells", "run  nbguard.record() , then the cells"),
+        ("%%profile_fit names the line", "%%profile_fit names the line"),
+        ("100 % of it, and 5%", "100 % of it, and 5%"),
+    ],
+)
+def test_commands_in_sentences(sentence: str, shown: str) -> None:
+    assert as_calls(sentence) == shown
+
+
+def test_in_a_table_a_command_is_a_cell_and_columns_stand_below_one_another() -> None:
+    rows = (TableRow(cells=("losses", "%reset_gpu losses", "list")), TableRow(cells=("x", "%reset_gpu x", "Tensor")))
+    blocks = tuple(in_calls([Line("see `%gpumem map`"), Table(rows=rows, code=(0, 1))]))
+    text = blocks_text(blocks)
+    assert 'nbguard.release("losses")  list' in text
+    assert 'nbguard.release("x")       Tensor' in text
+    assert "<code>nbguard.memory_map()</code>" in str(blocks_html(blocks, "report"))
+
+
+def test_errors_name_calls_where_there_are_no_magics(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = TargetError("nothing to explain (%gpumem lists what does)")
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=object))  # type: ignore[arg-type]
+    assert has_magics()
+    assert str(error) == "nothing to explain (%gpumem lists what does)"
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))  # type: ignore[arg-type]
+    assert not has_magics()
+    assert str(error) == "nothing to explain (nbguard.report() lists what does)"
+
+
+_SCRIPT = """
+import re
+import torch, nbguard
+model, losses, x = torch.nn.Linear(500, 500), [], torch.randn(4, 500)
+for _ in range(30):
+    losses.append(model(x).sum())
+done = []
+for look in (nbguard.report, lambda: nbguard.why("losses"), lambda: nbguard.park("model"), nbguard.report):
+    said = str(look())
+    assert not re.search("%(gpumem|reset_gpu|nbguard)", said), said
+    for call in sorted(set(re.findall(r"nbguard\\\\.\\\\w+\\\\(.*?\\\\)", said)), reverse=True):
+        if "release" in call and "losses" not in call:
+            continue  # what it names is needed below
+        result = eval(call)
+        done.append(f"{call}: {str(result).split('  ')[0]}")
+        if "losses" in call and "release" in call:
+            assert "losses" not in globals()
+            losses = [model(x).sum()]
+print(*done, sep=chr(10))
+"""
+
+
+def test_a_script_can_run_each_call_that_its_reports_print(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "script.py").write_text(_SCRIPT.replace("\\\\", "\\"))
+    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    calls = [line.partition(":")[0] for line in ran.stdout.splitlines()]
+    assert 'nbguard.why("losses")' in calls
+    assert 'nbguard.release("losses")' in calls
+    assert 'nbguard.unpark("model")' in calls
