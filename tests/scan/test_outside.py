@@ -17,7 +17,9 @@ import pytest
 import torch
 
 import nbguard
+from nbguard.memory.references.holders import holders
 from nbguard.scan.outside import outside_references, unreached
+from nbguard.scan.scan import Notebook, scan
 
 Use = Callable[..., Any]
 
@@ -246,3 +248,21 @@ def test_the_way_below_is_walked_as_often_for_many_objects_of_a_library_as_for_f
     assert walks(8) > 0
     assert walks(400) <= walks(40) + 4
     gc.collect()  # cycles of tensors would be the next test's garbage
+
+
+@pytest.mark.parametrize("most", [12_000_000, 1])
+def test_in_a_heap_of_millions_holders_are_followed_less_far_and_nothing_else_changes(
+    most: int, library: _Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 3 million objects each step upwards took a second, and up to 48 were taken."""
+    gc.collect()
+    library.kept = [torch.ones(50_000)]
+    for _ in range(8):
+        library.kept = [itertools.repeat(library.kept), itertools.repeat(library.kept)]
+    monkeypatch.setattr("nbguard.scan.outside.referrers._MOST_OBJECTS", most)
+
+    rows = {row.label: row.retained for row in holders(scan(Notebook(None, {})).facts.graph)}
+
+    assert {label: nbytes for label, nbytes in rows.items() if nbytes >= 200_000} == {
+        "library_of_this_test.kept" if most > 1 else "libraries (repeat)": 200_000
+    }

@@ -16,7 +16,10 @@ from nbguard.scan.outside.outside_references import Region
 from nbguard.scan.roots.root import LiveRoot
 
 _CHUNK = 512
-_MOST_STEPS = 24
+_STEPS = range(4, 25)
+"""How often the holders of what was found are looked for: at least, and at most."""
+_MOST_OBJECTS = 12_000_000
+"""Objects of the heap that are looked at for it in all, beyond the least number of steps: a million take 0.3 s."""
 _FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
 _NOT_FOLLOWED = "held in a way that is not followed"
 
@@ -35,7 +38,7 @@ def name_by_referrers(
     asked: set[int] = set()
     lowest = len(walk.objects)
     modules = {id(namespace): name for name, namespace in module_namespaces().items()} | walk.shell
-    for _ in range(_MOST_STEPS):
+    for _ in range(_steps() if held else 0):
         asking = {id(walk.objects[n]): n for n in sorted(region.pointing(held, explained)) if n not in asked}
         if not asking:
             break
@@ -68,6 +71,11 @@ def name_by_referrers(
         region.extend()
         held = region.held()
     return named, held
+
+
+def _steps() -> int:
+    """Return how many steps upwards are taken: each may be a pass over the heap, and a data set in lists has millions."""
+    return min(max(_MOST_OBJECTS // len(gc.get_objects()), _STEPS[0]), _STEPS[-1])
 
 
 def unnamed_root(walk: Walk, held: list[int]) -> tuple[LiveRoot, list[int]]:
