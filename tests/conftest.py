@@ -90,8 +90,11 @@ def plain_kernel(plain_zygote: Zygote) -> Iterator[Kernel]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What looks at this process goes first: a look takes the longer, the more other tests have imported."""
-    items.sort(key=lambda item: item.path.parent.name not in ("cleanup", "scan"))
+    """What looks at this process goes first: a look takes the longer, the more other tests have imported.
+
+    Then what is slow, so that at the end no worker waits for the other one's last test.
+    """
+    items.sort(key=lambda item: (item.path.parent.name not in ("cleanup", "scan"), item.get_closest_marker("slow") is None))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

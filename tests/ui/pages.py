@@ -22,6 +22,10 @@ _RECORDER = Path(__file__).with_name("recorder.js").read_text()
 
 _IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 
+_TOGGLED = """shown => {
+  const id = 'nbguard:toggle-panel'; // the panel opens by itself, too, where a kernel has data: both in one turn of the page
+  if (jupyterapp.commands.isToggled(id) !== shown) { return jupyterapp.commands.execute(id); }
+}"""
 _CONNECTED = """async () => {
   const context = jupyterapp.shell.currentWidget.sessionContext;
   await context.ready;
@@ -235,13 +239,11 @@ class Tab:
 
     def show_panel(self) -> None:
         """Open the panel, if it is not, by the command of the palette and the menu."""
-        if not self.panel.is_visible():
-            self.page.evaluate("() => jupyterapp.commands.execute('nbguard:toggle-panel')")
+        self.page.evaluate(_TOGGLED, True)
         self.panel.wait_for()
 
     def hide_panel(self) -> None:
-        if self.panel.is_visible():
-            self.page.evaluate("() => jupyterapp.commands.execute('nbguard:toggle-panel')")
+        self.page.evaluate(_TOGGLED, False)
         self.panel.wait_for(state="hidden")
 
     def set_width(self, width: int, ticks: int = 2) -> None:
