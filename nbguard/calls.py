@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 
-_MAGIC = r"%(?:gpumem|reset_gpu|nbguard)\b"
+_MAGIC = r"%(?:gpumem|reset_gpu|nbguard|%profile_fit)\b"
 _QUOTED = re.compile(rf"(`|  )({_MAGIC}[^`\n]*?)(`|  | ,|$)")
 """A command between backticks, or set off by two blanks."""
 _WORDS = r"why|map|oom|whatif|snapshot|record o(?:n|ff)|doctor|history|cells on|simulate off|predict|on|log off|notices on"
@@ -28,6 +28,8 @@ def call_of(command: str) -> str:
     magic, *words = command.split()
     if magic.endswith("reset_gpu"):
         return _release(words)
+    if magic.endswith("profile_fit"):
+        return _profile(words)
     word, *rest = words or [""]
     form = (_REPORTS if magic.endswith("gpumem") else _OTHERS).get(word)
     return form(rest) if form else ""
@@ -101,6 +103,27 @@ def _tried(function: str) -> Callable[[list[str]], str]:
     return form
 
 
+def _profile(words: list[str]) -> str:
+    """Return the context manager under which a cell's code would stand."""
+    match words:
+        case []:
+            return "nbguard.profile_fit()"
+        case ["--stop-on-nan"]:
+            return "nbguard.profile_fit(stop_on_nan=True)"
+        case ["--save", file]:
+            return f"nbguard.profile_fit(save={_text(file)})"
+    return ""
+
+
+def _run_record(words: list[str]) -> str:
+    match words:
+        case [] | [_]:
+            return f"nbguard.run_record({''.join(words)})"
+        case [name, "-o", variable]:
+            return f"{variable} = nbguard.run_record({name})"
+    return ""
+
+
 def _fix(words: list[str]) -> str:
     match words:
         case ["determinism", "--undo"]:
@@ -125,5 +148,5 @@ _REPORTS: dict[str, Callable[[list[str]], str]] = {
     "whatif": _plain("nbguard.whatif_report()"),
 }
 """Words of `%gpumem`, and how the call is written."""
-_OTHERS: dict[str, Callable[[list[str]], str]] = {"doctor": _tried("nbguard.diagnose"), "fix": _fix}
+_OTHERS: dict[str, Callable[[list[str]], str]] = {"doctor": _tried("nbguard.diagnose"), "fix": _fix, "record": _run_record}
 """The same of `%nbguard`."""

@@ -40,6 +40,7 @@ MADE = (
             advice.repair_export("net", "xb"),
         )
     ),
+    *("%%profile_fit", "%%profile_fit --stop-on-nan", "%%profile_fit --save FILE", "%nbguard record learn"),
 )
 ONLY_MAGICS = {
     *(each.command for each in (advice.HISTORY, advice.CELLS_ON, advice.SIMULATE_OFF, advice.ON, advice.AUTO_CLEAN)),
@@ -78,7 +79,13 @@ def test_what_only_a_magic_does_stays_as_it_is(command: str) -> None:
         ("%reset_gpu --hard clears them", "nbguard.release(hard=True) clears them"),
         ("as in  %reset_gpu learn runs['a']", 'as in  nbguard.release("learn", "runs[\'a\']")'),
         ("run  %gpumem record on , then the cells", "run  nbguard.record() , then the cells"),
-        ("%%profile_fit names the line", "%%profile_fit names the line"),
+        ("`%%profile_fit --stop-on-nan` looks", "`nbguard.profile_fit(stop_on_nan=True)` looks"),
+        (
+            "profile it with  %%profile_fit --stop-on-nan  again",
+            "profile it with  nbguard.profile_fit(stop_on_nan=True)  again",
+        ),
+        ("as in  %nbguard record learn -o run", "as in  run = nbguard.run_record(learn)"),
+        ("as in  %nbguard record learn --save run.json", "as in  %nbguard record learn --save run.json"),
         ("100 % of it, and 5%", "100 % of it, and 5%"),
     ],
 )

@@ -50,7 +50,7 @@ def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = N
         )
     if torch.nn.Module not in mro_of(type(obj)):
         raise UndiagnosableError(
-            f"a {type(obj).__name__} is neither a Learner nor a model: name one, as in  %nbguard doctor learn"
+            f"this {type(obj).__name__} is neither a Learner nor a model: name one, as in  %nbguard doctor learn"
         )
     return TrialSubject(
         model=_unwrapped(torch, obj),

@@ -52,7 +52,7 @@ def record_of(source: Any) -> RunRecord:
         record: RunRecord = source.record
         return record
     raise RunRecordError(
-        f"a {name_of(type(source))} is no run: give a record of nbguard.run_record(learn), a file or the id of an MLflow run"
+        f"this {name_of(type(source))} is no run: give a record of nbguard.run_record(learn), a file or the id of an MLflow run"
     )
 
 

@@ -48,5 +48,7 @@ def ingredients_of(obj: Any, optimizer: Any = None, loaders: Sequence[Any] | Any
         )
     torch: Any = sys.modules.get("torch")
     if torch is None or torch.nn.Module not in mro_of(type(obj)):
-        raise RunRecordError(f"a {name_of(type(obj))} is neither a Learner nor a model: name one, as in  %nbguard record learn")
+        raise RunRecordError(
+            f"this {name_of(type(obj))} is neither a Learner nor a model: name one, as in  %nbguard record learn"
+        )
     return Ingredients(model=obj, optimizer=optimizer, loaders=given)

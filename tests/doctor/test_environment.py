@@ -91,5 +91,5 @@ def test_advice_for_this_process_works(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("wrong", [3, "learn", [1]])
 def test_what_is_no_model_is_one_clear_line(wrong: object) -> None:
     pytest.importorskip("torch")
-    with pytest.raises(nbguard.NbguardError, match=f"a {type(wrong).__name__} is neither a Learner nor a model"):
+    with pytest.raises(nbguard.NbguardError, match=f"this {type(wrong).__name__} is neither a Learner nor a model"):
         nbguard.diagnose(wrong)

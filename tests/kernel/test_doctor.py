@@ -29,7 +29,7 @@ def test_json(plain_kernel: Kernel) -> None:
     [
         ("lern", "name 'lern' does not exist: did you mean learn?"),
         ("learn more", "unrecognized arguments: more"),
-        ("learn", "a int is neither a Learner nor a model"),
+        ("learn", "this int is neither a Learner nor a model"),
     ],
 )
 def test_a_wrong_name_is_one_line(kernel: Kernel, line: str, message: str) -> None:
