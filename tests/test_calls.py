@@ -59,7 +59,10 @@ def test_each_command_that_is_made_has_a_call_that_the_function_takes(command: s
     if call.func.attr == "undo":  # of what the call for the same command without `--undo` returned
         assert call_of(command.removesuffix(" --undo")).startswith("repeat = ")
         return
-    function = getattr(nbguard, call.func.attr)
+    try:
+        function = getattr(nbguard, call.func.attr)
+    except ModuleNotFoundError as missing:  # in `make unit`: some modules import PyTorch, or fastai
+        pytest.skip(str(missing))
     inspect.signature(function).bind(*call.args, **{word.arg: word.value for word in call.keywords if word.arg})
 
 
