@@ -257,7 +257,7 @@ def test_in_a_heap_of_millions_holders_are_followed_less_far_and_nothing_else_ch
     """With 3 million objects each step upwards took a second, and up to 48 were taken."""
     gc.collect()
     library.kept = [torch.ones(50_000)]
-    for _ in range(8):
+    for _ in range(3):
         library.kept = [itertools.repeat(library.kept), itertools.repeat(library.kept)]
     monkeypatch.setattr("nbguard.scan.outside.referrers._MOST_OBJECTS", most)
 
