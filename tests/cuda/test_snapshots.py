@@ -53,7 +53,10 @@ def test_a_snapshot_is_torchs_own_and_replays_to_the_last_event(small: Kernel) -
     assert next(pickletools.genops((small.cwd / "run.pickle").read_bytes()))[1] == 4  # the viewer knows none above
     assert {*mine} == {*theirs}
     assert mine["segments"] == theirs["segments"]
-    assert mine["device_traces"][0] == theirs["device_traces"][0][: len(mine["device_traces"][0])]
+    traces = [[{**entry, "time_us": 0} for entry in each["device_traces"][0]] for each in (mine, theirs)]
+    assert (
+        traces[0] == traces[1][: len(traces[0])]
+    )  # PyTorch works the times out anew for each snapshot: one in some differs by 1 µs
     assert found.events > 100
     assert found.is_exact
     assert f"{found.events} entries of history" in said
