@@ -54,9 +54,7 @@ def test_a_snapshot_is_torchs_own_and_replays_to_the_last_event(small: Kernel) -
     assert {*mine} == {*theirs}
     assert mine["segments"] == theirs["segments"]
     traces = [[{**entry, "time_us": 0} for entry in each["device_traces"][0]] for each in (mine, theirs)]
-    assert (
-        traces[0] == traces[1][: len(traces[0])]
-    )  # PyTorch works the times out anew for each snapshot
+    assert traces[0] == traces[1][: len(traces[0])]  # PyTorch works the times out anew for each snapshot
     assert found.events > 100
     assert found.is_exact
     assert f"{found.events} entries of history" in said
