@@ -16,10 +16,11 @@ from nbguard.scan.outside.outside_references import Region
 from nbguard.scan.roots.root import LiveRoot
 
 _CHUNK = 512
-_STEPS = range(4, 25)
-"""How often the holders of what was found are looked for: at least, and at most."""
+_MOST_STEPS = 24
+_FEWEST_STEPS = 4
+"""Steps upwards that are taken however large the heap is."""
 _MOST_OBJECTS = 12_000_000
-"""Objects of the heap that are looked at for it in all, beyond the least number of steps: a million take 0.3 s."""
+"""Objects that the steps together may go over: each is a pass over the heap, and a data set in lists has millions."""
 _FEW = 8  # so many objects gc.get_referrers finds faster than a pass of our own: it compares each reference with each
 _NOT_FOLLOWED = "held in a way that is not followed"
 
@@ -38,9 +39,9 @@ def name_by_referrers(
     asked: set[int] = set()
     lowest = len(walk.objects)
     modules = {id(namespace): name for name, namespace in module_namespaces().items()} | walk.shell
-    for _ in range(_steps() if held else 0):
+    for step in range(1, _MOST_STEPS + 1):
         asking = {id(walk.objects[n]): n for n in sorted(region.pointing(held, explained)) if n not in asked}
-        if not asking:
+        if not asking or (step > _FEWEST_STEPS and step * len(gc.get_objects()) > _MOST_OBJECTS):
             break
         asked.update(asking.values())
         roots: list[tuple[LiveRoot, list[int]]] = []
@@ -71,11 +72,6 @@ def name_by_referrers(
         region.extend()
         held = region.held()
     return named, held
-
-
-def _steps() -> int:
-    """Return how many steps upwards are taken: each may be a pass over the heap, and a data set in lists has millions."""
-    return min(max(_MOST_OBJECTS // len(gc.get_objects()), _STEPS[0]), _STEPS[-1])
 
 
 def unnamed_root(walk: Walk, held: list[int]) -> tuple[LiveRoot, list[int]]:
