@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+
+from nbguard.command_words import command_words
+from nbguard.shell import running_shell
 
 _MAGIC = r"%(?:gpumem|reset_gpu|nbguard|%profile_fit)\b"
 _QUOTED = re.compile(rf"(`|  )({_MAGIC}[^`\n]*?)(`|  | ,|$)")
@@ -12,27 +14,63 @@ _QUOTED = re.compile(rf"(`|  )({_MAGIC}[^`\n]*?)(`|  | ,|$)")
 _WORDS = r"why|map|oom|whatif|snapshot|record o(?:n|ff)|doctor|history|cells on|simulate off|predict|on|log off|notices on"
 _UNQUOTED = re.compile(rf"{_MAGIC}(?: (?:{_WORDS})\b)?(?: --[a-z-]+)*")
 """A command amid a sentence: what stands behind it are the sentence's own words, so it has no name."""
-_OPTIONS = ("errors", "compiled", "caches", "workers", "hard")
-_RELEASE = {"--all": "everything=True", **{f"--{word}": f"{word}=True" for word in _OPTIONS}}
+
+_CALLS = {
+    "gpumem": "nbguard.report()",
+    "gpumem why": 'nbguard.why("NAME")',
+    "gpumem why TEXT": "nbguard.why(TEXT)",
+    "gpumem oom": "nbguard.oom()",
+    "gpumem map": "nbguard.memory_map()",
+    "gpumem map --request TEXT": "nbguard.memory_map(TEXT)",
+    "gpumem predict": "nbguard.predict()",
+    "gpumem predict NAME": "nbguard.predict(NAME)",
+    "gpumem record on": "nbguard.record()",
+    "gpumem record off": "nbguard.record(False)",
+    "gpumem snapshot": 'nbguard.save_snapshot("FILE")',
+    "gpumem snapshot TEXT": "nbguard.save_snapshot(TEXT)",
+    "gpumem whatif": "nbguard.whatif_report()",
+    "nbguard doctor": "nbguard.diagnose()",
+    "nbguard doctor NAME": "nbguard.diagnose(NAME)",
+    "nbguard doctor NAME --batch BATCH": "nbguard.diagnose(NAME, BATCH)",
+    "nbguard fix determinism": "repeat = nbguard.deterministic()",
+    "nbguard fix determinism --warn-only": "repeat = nbguard.deterministic(warn_only=True)",
+    "nbguard fix determinism NAME": "repeat = nbguard.deterministic(learn=NAME)",
+    "nbguard fix determinism NAME --warn-only": "repeat = nbguard.deterministic(learn=NAME, warn_only=True)",
+    "nbguard fix determinism --undo": "repeat.undo()",
+    "nbguard fix export NAME": "exportable = nbguard.exportable(NAME)",
+    "nbguard fix export NAME --batch BATCH": "exportable = nbguard.exportable(NAME, BATCH)",
+    "nbguard record": "nbguard.run_record()",
+    "nbguard record NAME": "nbguard.run_record(NAME)",
+    "nbguard record NAME -o VARIABLE": "VARIABLE = nbguard.run_record(NAME)",
+    "reset_gpu --zombies": "nbguard.zombies()",
+    "reset_gpu --zombies --yes": "nbguard.end_zombies()",
+    "profile_fit": "nbguard.profile_fit()",
+    "profile_fit --stop-on-nan": "nbguard.profile_fit(stop_on_nan=True)",
+    "profile_fit --save TEXT": "nbguard.profile_fit(save=TEXT)",
+}
+"""The call for each form of a line but for `%reset_gpu` with names.
+
+TEXT is any word, and a string in the call; the other words in capitals are expressions.
+"""
+_FORMS = [(tuple(form.split()), call) for form, call in _CALLS.items()]
+_FILLED_IN = re.compile(r"\b(TEXT|NAME|BATCH|VARIABLE)\b(?!\")")
+_OPTIONS = {"--all": "everything", **{f"--{name}": name for name in ("errors", "compiled", "caches", "workers", "hard")}}
 """Options of `%reset_gpu` that are arguments of `release` and `plan`."""
 
 
 def has_magics() -> bool:
     """Return whether this process runs under IPython. Does not import it."""
-    ipython = sys.modules.get("IPython")
-    return getattr(ipython, "get_ipython", lambda: None)() is not None
+    return running_shell() is not None
 
 
 def call_of(command: str) -> str:
-    """Return the call that does what a magic's line does; empty where only the magic does it."""
-    magic, *words = command.split()
-    if magic.endswith("reset_gpu"):
-        return _release(words)
-    if magic.endswith("profile_fit"):
-        return _profile(words)
-    word, *rest = words or [""]
-    form = (_REPORTS if magic.endswith("gpumem") else _OTHERS).get(word)
-    return form(rest) if form else ""
+    """Return the call that does what a magic's line does; empty where only the magic does it, or it cannot be read."""
+    try:
+        words = command_words(command.lstrip("%"))
+    except ValueError:
+        return ""
+    call = next((_filled_in(call, form, words) for form, call in _FORMS if _fits(form, words)), "")
+    return call or (_release(words[1:]) if words[0] == "reset_gpu" else "")
 
 
 def as_calls(text: str) -> str:
@@ -43,110 +81,29 @@ def as_calls(text: str) -> str:
     return _UNQUOTED.sub(lambda found: call_of(found[0]) or found[0], quoted)
 
 
-def _release(words: list[str]) -> str:
-    names = [_text(word) for word in words if not word.startswith("--")]
-    options = [word for word in words if word.startswith("--")]
-    match options:
-        case ["--park"]:
-            return f"nbguard.park({', '.join(names)})"
-        case ["--unpark"]:
-            return f"nbguard.unpark({', '.join(names)})"
-        case ["--zombies"]:
-            return "nbguard.zombies()"
-        case ["--zombies", "--yes"]:
-            return "nbguard.end_zombies()"
+def _release(words: Sequence[str]) -> str:
+    names = [_text(word) for word in words if not word.startswith("-")]
+    options = tuple(word for word in words if word.startswith("-"))
+    if options in (("--park",), ("--unpark",)):
+        return f"nbguard.{options[0].lstrip('-')}({', '.join(names)})"
     function = "plan" if "--dry-run" in options else "release"
-    options = [option for option in options if option != "--dry-run"]
-    if not all(option in _RELEASE for option in options):
+    options = tuple(option for option in options if option != "--dry-run")
+    if not _OPTIONS.keys() >= set(options):
         return ""
-    return f"nbguard.{function}({', '.join((*names, *(_RELEASE[option] for option in options)))})"
+    return f"nbguard.{function}({', '.join((*names, *(f'{_OPTIONS[option]}=True' for option in options)))})"
 
 
-def _plain(call: str) -> Callable[[list[str]], str]:
-    """Return the form of a command that takes no words: with some there is no call."""
-    return lambda words: "" if words else call
+def _fits(form: Sequence[str], words: Sequence[str]) -> bool:
+    """Return whether the words are the form's, with anything but an option for its capitals."""
+    return len(form) == len(words) and all(
+        own == word or (own.isupper() and not word.startswith("-")) for own, word in zip(form, words, strict=True)
+    )
 
 
-def _named(function: str, what: str) -> Callable[[list[str]], str]:
-    """Return the form of a command that takes one text; amid a sentence it has none, and `what` says what is meant."""
-    return lambda words: f"{function}({_text(words[0] if words else what)})" if len(words) <= 1 else ""
+def _filled_in(call: str, form: Sequence[str], words: Sequence[str]) -> str:
+    given = {own: _text(word) if own == "TEXT" else word for own, word in zip(form, words, strict=True)}
+    return _FILLED_IN.sub(lambda found: given[found[0]], call)
 
 
 def _text(word: str) -> str:
     return repr(word) if '"' in word else f'"{word}"'
-
-
-def _record(words: list[str]) -> str:
-    return {"on": "nbguard.record()", "off": "nbguard.record(False)"}.get(" ".join(words), "")
-
-
-def _map(words: list[str]) -> str:
-    match words:
-        case []:
-            return "nbguard.memory_map()"
-        case ["--request", size]:
-            return f"nbguard.memory_map({_text(size)})"
-    return ""
-
-
-def _tried(function: str) -> Callable[[list[str]], str]:
-    """Return the form of a command that takes a Learner's or a model's name, and the name of a batch."""
-
-    def form(words: list[str]) -> str:
-        match words:
-            case [] | [_]:
-                return f"{function}({''.join(words)})"
-            case [name, "--batch", batch]:
-                return f"{function}({name}, {batch})"
-        return ""
-
-    return form
-
-
-def _profile(words: list[str]) -> str:
-    """Return the context manager under which a cell's code would stand."""
-    match words:
-        case []:
-            return "nbguard.profile_fit()"
-        case ["--stop-on-nan"]:
-            return "nbguard.profile_fit(stop_on_nan=True)"
-        case ["--save", file]:
-            return f"nbguard.profile_fit(save={_text(file)})"
-    return ""
-
-
-def _run_record(words: list[str]) -> str:
-    match words:
-        case [] | [_]:
-            return f"nbguard.run_record({''.join(words)})"
-        case [name, "-o", variable]:
-            return f"{variable} = nbguard.run_record({name})"
-    return ""
-
-
-def _fix(words: list[str]) -> str:
-    match words:
-        case ["determinism", "--undo"]:
-            return "repeat.undo()"
-        case ["determinism", *rest]:
-            given = ("warn_only=True" if word == "--warn-only" else f"learn={word}" for word in rest)
-            return f"repeat = nbguard.deterministic({', '.join(given)})"
-        case ["export", *rest]:
-            call = _tried("nbguard.exportable")(rest)
-            return f"exportable = {call}" if call and rest else ""
-    return ""
-
-
-_REPORTS: dict[str, Callable[[list[str]], str]] = {
-    "": _plain("nbguard.report()"),
-    "why": _named("nbguard.why", "NAME"),
-    "oom": _plain("nbguard.oom()"),
-    "map": _map,
-    "predict": _tried("nbguard.predict"),
-    "record": _record,
-    "snapshot": _named("nbguard.save_snapshot", "FILE"),
-    "whatif": _plain("nbguard.whatif_report()"),
-}
-"""Words of `%gpumem`, and how the call is written."""
-_OTHERS: dict[str, Callable[[list[str]], str]] = {"doctor": _tried("nbguard.diagnose"), "fix": _fix, "record": _run_record}
-"""The same of `%nbguard`."""

@@ -66,6 +66,20 @@ def test_each_command_that_is_made_has_a_call_that_the_function_takes(command: s
     inspect.signature(function).bind(*call.args, **{word.arg: word.value for word in call.keywords if word.arg})
 
 
+@pytest.mark.parametrize(
+    ("command", "call"),
+    [
+        ("""%reset_gpu runs["my run"] net""", """nbguard.release('runs["my run"]', "net")"""),
+        ("""%gpumem why runs["my run"]""", """nbguard.why('runs["my run"]')"""),
+        ("%reset_gpu runs[", ""),  # it cannot be read
+        ("%reset_gpu --zombies 4711", ""),
+        ("%nbguard doctor --ranks", ""),
+    ],
+)
+def test_words_are_those_that_the_magic_reads(command: str, call: str) -> None:
+    assert call_of(command) == call
+
+
 @pytest.mark.parametrize("command", sorted(ONLY_MAGICS))
 def test_what_only_a_magic_does_stays_as_it_is(command: str) -> None:
     assert call_of(command) == ""

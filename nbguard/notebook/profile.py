@@ -14,6 +14,7 @@ from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.options import FitOptions
 from nbguard.profiler.profile import FitProfile
 from nbguard.ranks.rank import current_rank
+from nbguard.shell import running_shell
 
 
 class CellProfile:
@@ -88,10 +89,9 @@ def show(report: FitReport) -> None:
     at = current_rank()
     if at is not None and at.rank:
         return
-    bundle = report.mimebundle()
-    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+    if running_shell() is not None:
         from nbguard.notebook.bundle import display_bundle
 
-        display_bundle(bundle, report.display_metadata())
+        display_bundle(report.mimebundle(), report.display_metadata())
     else:
-        print(bundle["text/plain"])  # noqa: T201 - a script has nothing else
+        print(report)  # noqa: T201 - a script has nothing else

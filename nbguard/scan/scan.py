@@ -35,6 +35,7 @@ from nbguard.scan.roots.namespace import Cells, module_roots, output_places, out
 from nbguard.scan.roots.registries import registry_roots
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.scan.roots.tracebacks import error_roots
+from nbguard.shell import running_shell
 
 _COUNTED = ("name", "module", "out")
 """Kinds of roots whose references are all in namespaces that can be counted."""
@@ -58,8 +59,7 @@ class Notebook:
     @classmethod
     def current(cls, namespace: dict[str, Any] | None = None) -> Notebook:
         """Return the running IPython session, or the script's `__main__` (or `namespace`)."""
-        ipython = sys.modules.get("IPython")
-        shell = None if ipython is None or namespace is not None else ipython.get_ipython()
+        shell = running_shell() if namespace is None else None
         return cls(
             shell,
             shell.user_ns if shell is not None else namespace if namespace is not None else sys.modules["__main__"].__dict__,

@@ -15,6 +15,7 @@ from nbguard.memory.recording import DEFAULT_ENTRIES, Recording
 from nbguard.memory.references.holders import holdings, workspace_blocks
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction
 from nbguard.scan.scan import Scan
+from nbguard.shell import running_shell
 
 BlockHolder = tuple[int, str, tuple[int, ...]]
 """(number of the device, label of the holder, addresses of its blocks)."""
@@ -106,8 +107,6 @@ def block_holders(scan: Scan) -> tuple[BlockHolder, ...]:
 
 def cell_files() -> dict[str, int]:
     """Return the number of the cell for each file that IPython compiled one as, by the file's name without its folder."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    known = getattr(getattr(shell, "compile", None), "_filename_map", None)
+    known = getattr(getattr(running_shell(), "compile", None), "_filename_map", None)
     latest = list(known.items())[-_MOST_CELLS:] if type(known) is dict else []
     return {PurePath(file).name: int(number) for file, number in latest}

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nbguard.render.words import line_words
 from nbguard.scan.libraries import library_paths
+from nbguard.shell import running_shell
 
 
 class Sites:
     """Writes stacks of the allocator as `In[7], line 3 in step()`. One instance serves one look."""
 
     def __init__(self) -> None:
-        ipython = sys.modules.get("IPython")
-        shell = None if ipython is None else ipython.get_ipython()
-        self._cells: Mapping[str, int] = getattr(getattr(shell, "compile", None), "_filename_map", {})
+        self._cells: Mapping[str, int] = getattr(getattr(running_shell(), "compile", None), "_filename_map", {})
         self._libraries = library_paths()
 
     def of(self, frames: Sequence[Mapping[str, Any]]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 
 from nbguard.memory.oom_facts import OomNote
 from nbguard.scan.oom.chain import find_in_chain
 from nbguard.scan.oom.message import OomText, belongs_to
+from nbguard.shell import running_shell
 
 _KEPT = 8
 
@@ -30,6 +30,5 @@ def ran_out(error: BaseException) -> bool:
 
 def cell_now() -> int | None:
     """Return the number of the cell that runs, if a notebook's."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
+    shell = running_shell()
     return None if shell is None else len(shell.history_manager.input_hist_parsed) - 1
