@@ -145,7 +145,7 @@ def release(
     Args:
         targets: names to free, each as one would write it after `del`; they are deleted. None: all stale memory.
         keep: names (with `everything`) or displayed results (`Out[3]`) that must stay.
-        everything: free every name that leads to device memory.
+        everything: also free every name that leads to device memory.
         errors: also variables in the frames of exceptions that a variable, a future or a task of yours keeps; these stay.
         compiled: also what torch.compile has compiled (`torch._dynamo.reset()`): live models compile again at their next call.
         caches: also empty caches of functions (`functools.lru_cache`) that alone keep memory alive; with targets, those that

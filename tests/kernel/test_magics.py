@@ -130,6 +130,21 @@ def test_dry_run_touches_nothing_and_promises_what_is_freed(notebook: Kernel) ->
     assert notebook.value("(plan.promised == outcome.realised, outcome.extra, outcome.survivors)") == (True, 0, ())
 
 
+def test_all_is_no_less_than_the_cleanup_without_it(notebook: Kernel) -> None:
+    """A displayed Learner that has no name any more is stale: it goes with all names, too, but one after --keep stays."""
+    notebook.run(TRAINED).ok()
+    notebook.run("learn").ok()
+    notebook.run("del learn; kept, loose = torch.ones(1 << 20), torch.ones(2 << 20)").ok()
+
+    notebook.run("%reset_gpu --all --keep kept -o outcome").ok()
+    notebook.run("%reset_gpu --dry-run -o again").ok()
+
+    assert notebook.value("all(gone() for gone in builtins._tracked['model'])")
+    assert notebook.value("('kept' in globals(), 'loose' in globals())") == (True, False)
+    assert notebook.value("outcome.plan.promised == outcome.realised")
+    assert notebook.value("(again.promised, again.storages)") == (0, frozenset())
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -35,7 +35,7 @@ class Request:
 
     targets: tuple[Target, ...] = ()  # names and expressions to release
     keep: tuple[str, ...] = ()  # names or displayed results (`Out[3]`) that must stay
-    everything: bool = False  # every name that leads to device memory
+    everything: bool = False  # every name that leads to device memory, and what is stale
     errors: bool = False  # also the memory of exceptions that the user keeps; the exceptions stay
     compiled: bool = False  # also the code that torch.compile has compiled
     caches: bool = False  # also the caches of functions (lru_cache) that alone keep device memory; they cannot be filled again

@@ -48,21 +48,22 @@ def plan_cleanup(facts: Facts, request: Request) -> Plan:
         request = replace(request, targets=_everything(facts.graph, request.keep))
     if request.targets:
         given_up = _give_up(builder, request.targets)
-    if given_up is None and not request.while_busy:
+    scope = None if request.everything else given_up  # what the steps below are limited to; None: the default cleanup's
+    if scope is None and not request.while_busy:
         clear_leftovers(builder, variables_of_error(facts.graph) if request.only_error else None)
     _note_what_is_hidden(builder)
     if request.caches:
-        empty_function_caches(builder, given_up)
+        empty_function_caches(builder, scope)
     if request.workers:
-        end_workers(builder, given_up)
+        end_workers(builder, scope)
     if request.only_error:
         _release_error(builder, builder.live() | _reached_by(facts.graph, "out", "cache"), None, request)
     else:
-        live = builder.live() | _kept_out(builder, request, given_up)
+        live = builder.live() | _kept_out(builder, request, scope, given_up)
         _drop_out(builder, live)
-        _release_error(builder, live, given_up, request)
+        _release_error(builder, live, scope, request)
         if not request.while_busy:
-            _drop_caches(builder, live, given_up)
+            _drop_caches(builder, live, scope)
     if request.errors:
         release_kept_errors(builder)
     if request.compiled:
@@ -146,14 +147,14 @@ def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
     return given_up
 
 
-def _kept_out(builder: PlanBuilder, request: Request, given_up: set[int] | None) -> set[int]:
+def _kept_out(builder: PlanBuilder, request: Request, scope: set[int] | None, given_up: set[int] | None) -> set[int]:
     """Return the nodes that displayed results reach which stay in `Out`: the user may have no other name for them."""
     live = builder.live()
-    asked_for = set() if given_up is None else leading_to(builder.graph, given_up, builder.cut, live)
+    asked_for = set() if scope is None else leading_to(builder.graph, scope, builder.cut, live)
     kept: set[int] = set()
     for number, root in enumerate(builder.graph.roots):
         if root.kind == "out" and number not in builder.gone:
-            may_go = (given_up is None or asked_for & {*root.nodes}) and _may_drop(builder, root.nodes, live, given_up)
+            may_go = (scope is None or asked_for & {*root.nodes}) and _may_drop(builder, root.nodes, live, given_up)
             if root.label in request.keep or not may_go:
                 kept |= builder.below(root.nodes, blocked=kept)
     return kept
