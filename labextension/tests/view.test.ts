@@ -77,6 +77,8 @@ describe('what is shown', () => {
     model.set({ heap: { ...training.heap, ...unlooked, heap: 1, cell: 3 } });
     expect(root.querySelector('.nbguard-holders')?.textContent).toContain('Nothing holds memory of a device.');
     expect(root.textContent).toContain('Nothing is stale');
+    model.set({ heap: { ...training.heap, ...unlooked, heap: 2, during: 4 } }); // what running code holds cannot be told from garbage
+    expect(root.textContent).toContain('Nothing is known to be stale');
   });
 
   it('says what to do after running out of memory', () => {
@@ -127,6 +129,19 @@ describe('what is shown', () => {
       close();
     }
     show('training');
+  });
+
+  it('has the largest row first, be it of an experiment or of a name, and what is folded last', () => {
+    show();
+    const { heap } = scene('training');
+    const loose = { ...heap.holders[2], id: 90, label: 'raw', path: 'raw', nbytes: 50 * 1024 ** 3 };
+    const frame = { ...loose, id: 91, label: 'running f()', path: 'running f()', is_running: true, nbytes: 60 * 1024 ** 3 };
+    model.set({ heap: { ...heap, heap: 8, holders: [...heap.holders, frame, loose] } });
+    const names = [...root.querySelectorAll('.nbguard-holders tbody > tr:first-child > th')].map(node => node.textContent);
+    expect(names[0]).toContain('raw');
+    expect(names[1]).toContain('learn');
+    expect(names.at(-1)).toContain('frame');
+    expect(root.querySelector('th[aria-sort]')?.getAttribute('aria-sort')).toBe('descending');
   });
 
   it('unfolds an experiment into parts that add up to it', () => {

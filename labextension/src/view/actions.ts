@@ -68,7 +68,8 @@ export class ActionBar {
     const stale = connection.heap?.stale ?? 0;
     const { title } = this.#cleanStale;
     const isCleaning = operations.isPending(this.#cleanStale);
-    const nothing = isLooked(connection.heap) ? trans.__('Nothing is stale') : trans.__('Not looked at yet');
+    const known = connection.heap?.during === null ? trans.__('Nothing is stale') : trans.__('Nothing is known to be stale');
+    const nothing = isLooked(connection.heap) ? known : trans.__('Not looked at yet');
     const words = stale > 0 ? `${title} · ${formatBytes(stale)}` : nothing;
     setText(this.#clean, isCleaning ? trans.__('working…') : words);
     setAttribute(this.#clean, 'aria-label', stale > 0 && !isCleaning ? null : `${title}: ${this.#clean.textContent}`);

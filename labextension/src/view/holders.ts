@@ -140,7 +140,7 @@ export class HoldersSection {
     const compare: Record<Column, (a: Entry, b: Entry) => number> = {
       label: (a, b) => a.name.localeCompare(b.name),
       cell: (a, b) => (b.cell ?? -1) - (a.cell ?? -1),
-      nbytes: (a, b) => rank(a) - rank(b) || b.nbytes - a.nbytes
+      nbytes: (a, b) => Number(isLast(a)) - Number(isLast(b)) || b.nbytes - a.nbytes
     };
     return entries.sort((a, b) => sign * compare[this.#order](a, b));
   }
@@ -176,12 +176,9 @@ export class HoldersSection {
   }
 }
 
-/** Experiments first: those that train, the others, then loose names; what is folded or parked last. */
-function rank({ state, key }: Entry): number {
-  if (key === 'frames' || key === 'empty') {
-    return 3;
-  }
-  return state === 'training' ? 0 : state === 'live' ? 1 : state === 'parked' ? 2.5 : 2;
+/** What is folded comes last: zero rows and frames are there for completeness, and parked experiments hold nothing here. */
+function isLast({ state, key }: Entry): boolean {
+  return key === 'frames' || key === 'empty' || state === 'parked';
 }
 
 function least(entry: Entry, figure: string): string {

@@ -22,13 +22,16 @@ from nbguard.scan.outside.saved_copies import held_by_cpp_alone, without_saved_c
 from nbguard.scan.roots.root import LiveRoot
 from nbguard.units import counted
 
+_WHILE_CODE_RUNS = "unreachable cycles, or in use by the code that runs: known when it ends"
+
 
 def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, list[int]]]:
     """Walk what no root has led to and return its roots: garbage, and holders in libraries.
 
     Holders of less than `name_above` bytes in all, and of no Learner, are not followed upwards (a pass over a large heap
     costs some 0.2 s each): they come out as one root of kind `library`. None: code runs in another thread meanwhile, and
-    may have made some of these objects since its own roots were looked at. They cannot be told apart, so all count as held.
+    may have made some of these objects since its own roots were looked at, or hold them in C. They cannot be told apart from
+    garbage, so all count as held.
     """
     first, unreached = walk.only_stale.start, walk.only_stale.stop
     walk.most_tensors += MORE_TENSORS
@@ -55,7 +58,7 @@ def orphan_roots(walk: Walk, name_above: int | None) -> list[tuple[LiveRoot, lis
         meanwhile = [*(n for n in held if n < unreached), *range(unreached, len(walk.objects))]
         return [
             (
-                LiveRoot(kind="library", label="in use by running code", objects=(), what="made or freed during this look"),
+                LiveRoot(kind="library", label="memory that no name reaches", objects=(), what=_WHILE_CODE_RUNS),
                 meanwhile,
             )
         ]
