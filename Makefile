@@ -48,12 +48,11 @@ comma := ,
 empty :=
 PURE_FILES := $(subst $(empty) ,$(comma),$(PURE:%=nbguard/%/*))
 
-# Without the random notebooks: the share is the same without them, and traced they took a quarter of the time.
 coverage: $(STAMPS)/extra-unit ## how much of the pure rooms the tests of make unit run
 	@$(call say,tests without PyTorch, traced)
 	@mkdir -p build
 	@NBGUARD_QUICK=1 COVERAGE_FILE=build/coverage $(VENV)/bin/python -m pytest -p tests.without_torch -p no:cacheprovider --quiet -r fE \
-	  --ignore tests/out_of_memory/test_enough_property.py --numprocesses auto --dist worksteal --cov --cov-report= \
+	  --numprocesses auto --dist worksteal --cov --cov-report= \
 	  || $(call stop,Tests failed. Again: make unit)
 	@COVERAGE_FILE=build/coverage $(VENV)/bin/python -m coverage report --include='$(PURE_FILES)' $(ARGS)
 	@printf '\nCoverage: %s %% of the pure rooms'"'"' lines and branches are run by make unit. Not counted: rooms that touch the process,\n' \

@@ -23,6 +23,7 @@ pytest_plugins = ["tests.fake_cuda.plugin"]
 
 # The same examples every time, however slow the machine.
 settings.register_profile("same", derandomize=True, deadline=None, max_examples=examples(200))
+settings.register_profile("other", deadline=None, max_examples=examples(200))  # --hypothesis-profile=other: other examples
 settings.load_profile("same")
 
 

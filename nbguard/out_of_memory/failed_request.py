@@ -77,6 +77,11 @@ class FailedRequest:
         device = self.device.room.device
         return None if device.limit is None or (device.total is not None and device.limit >= device.total) else device.limit
 
+    @property
+    def releasable(self) -> int:
+        """Return the bytes that `empty_cache` gives back there now; 0 where that is not known."""
+        return 0 if self.device is None else self.device.room.releasable()
+
     def nbytes_here(self, storages: Collection[int]) -> int:
         """Return the bytes of those of `storages` that lie where the request was made."""
         graph = self.facts.graph
@@ -120,11 +125,12 @@ class FailedRequest:
         limited: bool = True,
         more: int = 0,
         is_new: bool = False,
+        is_pinned: bool = False,
     ) -> bool | None:
         """Say whether the request would succeed with the storages `freed` free; None where that is not known.
 
-        `taken` bytes are allocated before it, `more` bytes are free on the device besides, `is_new` says that no free block
-        serves it; the rest as in `largest`.
+        `taken` bytes are allocated before it (`is_pinned`: perhaps in free segments, which then stay), `more` bytes are free on
+        the device besides, `is_new` says that no free block serves it; the rest as in `largest`.
         """
         nbytes = self.nbytes
         if nbytes is None or self.oom.kind == "library":
@@ -136,7 +142,7 @@ class FailedRequest:
         if device is None:
             return None
         enlarged = replace(device.device, free=(device.device.free or 0) + more)
-        return replace(device, device=enlarged, taken=taken).fits_on_any_stream(nbytes, is_new=is_new)
+        return replace(device, device=enlarged, taken=taken, is_pinned=is_pinned).fits_on_any_stream(nbytes, is_new=is_new)
 
     def _room(self, freed: Set[int], in_use: Collection[PoolId] | None, *, is_emptied: bool, limited: bool) -> Room | None:
         """Return the room on the device with the storages `freed` free; None where its free memory is not known."""

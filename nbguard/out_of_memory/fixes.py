@@ -81,6 +81,11 @@ class OomContext:
         return self.request.largest(after.freed, after.pools, is_emptied=after.is_emptied, limited=after.is_limited)
 
     @cached_property
+    def verdict_now(self) -> RerunVerdict:
+        """Return what the cell run again comes to as things are."""
+        return self.rerun.verdict(After(freed=frozenset()))
+
+    @cached_property
     def verdict_after_cleanup(self) -> RerunVerdict:
         """Return what the cell run again comes to after the default cleanup."""
         return self.rerun.verdict(self.after_cleanup)
@@ -112,7 +117,8 @@ class OomContext:
 def fixes(context: OomContext) -> tuple[Fix, ...]:
     """Return the fixes: those that are enough for the same run first, then the rest, each cheapest in what is lost first.
 
-    Where nothing can be enough, that comes first. A smaller batch ranks with the first where the cell takes most of the device.
+    Where nothing can be enough, that comes first. A smaller batch ranks with the first where the cell takes most of the device,
+    and before all where an earlier run of the cell would have needed more than the device has.
     """
     if context.rerun.can_never_fit:
         every = [fix for rule in (_never, _smaller, _cleanup, _fragmented) for fix in rule(context)]
@@ -124,7 +130,7 @@ def fixes(context: OomContext) -> tuple[Fix, ...]:
 
     def place(fix: Fix) -> tuple[int, int]:
         if fix.loss == _SMALLER and context.is_mostly_the_cell:
-            return int(not has_enough), fix.loss
+            return int(not has_enough and not context.rerun.has_outgrown), fix.loss
         if fix.loss == _PARKED and has_enough:
             return 0, fix.loss
         is_free = fix.verdict is RerunVerdict.REQUEST and fix.loss <= _LEFT
@@ -153,7 +159,7 @@ def _never(context: OomContext) -> Iterator[Fix]:
 def _again(context: OomContext) -> Iterator[Fix]:
     """Yield that there is room already: for the whole run again, while the old one's error still holds what it had taken."""
     request, largest = context.request, context.request.largest_now()
-    verdict = context.rerun.verdict(After(freed=frozenset()))
+    verdict = context.verdict_now
     if verdict is RerunVerdict.RERUN:
         words = f"{format_bytes(largest or 0)} can be had now: run it again"
     elif not context.plan.storages and verdict is RerunVerdict.REQUEST and request.would_succeed():
@@ -168,9 +174,11 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
     request, plan = context.request, context.plan
     freed, before, after = request.nbytes_here(plan.storages), request.largest_now(), context.largest_after_cleanup
     gain = freed or (0 if before is None or after is None else after - before)
+    verdict = context.verdict_after_cleanup
+    if not gain and verdict is RerunVerdict.RERUN and context.verdict_now is not RerunVerdict.RERUN:
+        gain = request.releasable  # an empty cache gives the next run the state in which the first began
     if not gain or (request.is_of_host and not freed):
         return
-    verdict = context.verdict_after_cleanup
     own = request.nbytes_here(context.rerun.own & plan.storages)
     words = "frees what is stale" if freed else "gives the empty cache back to the driver"
     if after is not None:

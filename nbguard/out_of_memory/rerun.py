@@ -5,7 +5,7 @@ The bytes that a cell takes are bounded, never guessed (docs/adr/0015).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -191,6 +191,8 @@ class Rerun:
         back, also = (
             fragmentation(segments, self._addresses(freed), pools) for freed in (after.freed - self.kept, after.freed)
         )
+        if also.releasable and not after.is_emptied:
+            return None  # its first blocks come to lie in free segments, and which, the order decides
         is_same = (back.allocated, back.reserved - back.releasable) == (start.allocated, start.reserved)
         if not is_same or back.pending or back.kept or also.stranded != back.stranded:
             return None
@@ -217,11 +219,17 @@ class Rerun:
         same = [run for run in self.further if run.is_of_same_inputs and run.needed is not None]
         return max(same, key=lambda run: run.needed or 0, default=None)
 
+    @property
+    def has_outgrown(self) -> bool:
+        """Say whether what an earlier run had taken, and its request, were more than the device has."""
+        ceiling = self.ceiling
+        return ceiling is not None and any(run.taken + run.requested > ceiling for run in self.further)
+
     def _passes(self, run: EarlierFailure, after: After) -> bool:
         """Say whether there is room for all that an earlier run took at most, and for the request at which it failed."""
         bounds = (2 * run.peak, _without_reuse(run.made, run.made_blocks))
         request = replace(self.request, oom=replace(self.request.oom, requested=run.requested, slack=0))
-        return any(self._fits(after, most, request=request) for most in bounds)
+        return self._fits_beside_one_of(after, bounds, request)
 
     # --- verdicts ---------------------------------------------------------------------------------------------------------
 
@@ -270,11 +278,23 @@ class Rerun:
         if not alone or self.can_never_fit or self._fails_surely(after):
             return RerunVerdict.SHORT
         comes_further = self._comes_further(after)
-        if comes_further or any(self._fits(after, most) for most in self._at_most()):
+        if comes_further or self._fits_beside_one_of(after, self._at_most(), self.request):
             return RerunVerdict.RERUN if all(self._passes(run, after) for run in self.further) else RerunVerdict.REQUEST
         return RerunVerdict.REQUEST if comes_further is None else RerunVerdict.SHORT
 
-    def _fits(self, after: After, taken: int, *, is_new: bool = False, request: FailedRequest | None = None) -> bool | None:
+    def _fits_beside_one_of(self, after: After, bounds: Iterable[int], request: FailedRequest) -> bool:
+        """Say whether a request has room beside what the run takes before it, by one of the bounds, wherever that lies."""
+        return any(self._fits(after, most, is_pinned=most > 0, request=request) for most in bounds)
+
+    def _fits(
+        self,
+        after: After,
+        taken: int,
+        *,
+        is_new: bool = False,
+        is_pinned: bool = False,
+        request: FailedRequest | None = None,
+    ) -> bool | None:
         return (request or self.request).would_succeed(
             after.freed,
             after.pools,
@@ -283,6 +303,7 @@ class Rerun:
             limited=after.is_limited,
             more=after.more,
             is_new=is_new,
+            is_pinned=is_pinned,
         )
 
 

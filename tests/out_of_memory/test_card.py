@@ -8,7 +8,7 @@ import pytest
 
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import DeviceFacts, Facts, Graph, LearnerFact, NvmlFacts, PoolFact, ProcessFact, Segment
-from nbguard.memory.oom_facts import AllocatorCounts, HostFacts, OomFact, OomNote
+from nbguard.memory.oom_facts import AllocatorCounts, EarlierFailure, HostFacts, OomFact, OomNote
 from nbguard.out_of_memory.card import OomCard, batch_that_fits, build_card
 from nbguard.out_of_memory.fixes import Fix
 from nbguard.out_of_memory.rerun import RerunVerdict
@@ -484,6 +484,18 @@ def test_the_batch_that_would_have_got_this_far(asked: int, batch: int) -> None:
     assert fix.nbytes == whole - whole // (64 // batch)
     assert fix.enough is None
     assert "may need more" in fix.words
+
+
+@pytest.mark.parametrize(("taken", "is_first"), [(4 * GiB, True), (3 * GiB, False)])
+def test_a_smaller_batch_comes_first_where_the_cell_has_outgrown_the_device(taken: int, is_first: bool) -> None:
+    """An earlier run of the same cell came further: it needed more than the 6 GiB there are, or not."""
+    asked = 2 * GiB + 512
+    earlier = EarlierFailure(cell=3, requested=asked, taken=taken, made=taken, made_blocks=1, peak=taken)
+    fact = OomFact(device="cuda:0", requested=2 * GiB, earlier=(earlier,))
+    fixes = _card(_case(2 * GiB, out=4 * GiB, total=6 * GiB, fact=fact)).fixes
+
+    assert [fix.is_of_smaller_run for fix in fixes] == [is_first, not is_first]
+    assert {fix.verdict for fix in fixes if not fix.is_of_smaller_run} == {RerunVerdict.REQUEST}
 
 
 @pytest.mark.parametrize(

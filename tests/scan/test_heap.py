@@ -444,3 +444,20 @@ def test_asyncios_module_is_never_asked(monkeypatch: pytest.MonkeyPatch, held: i
     assert _ASKED_OF_ASYNCIO
     assert not any(_ASKED_OF_ASYNCIO)
     _ASKED_OF_ASYNCIO.clear()
+
+
+def test_beside_running_code_a_cycle_is_neither_called_garbage_nor_said_to_be_in_use() -> None:
+    """What that code holds in C is no more reached than garbage is: before it ends nobody can tell them apart."""
+    gc.disable()
+    try:
+        cycle: list[Any] = [torch.ones(1 << 20)]
+        cycle.append(cycle)
+        del cycle
+        facts = scan(Notebook(None, {}, is_running=True)).facts
+        (root,) = (root for root in facts.graph.roots if root.label == "memory that no name reaches")
+        assert root.kind == "library"
+        assert root.what == "unreachable cycles, or in use by the code that runs: known when it ends"
+        assert _bytes(facts, root.label) >= 4 << 20
+        assert any(root.kind == "garbage" for root in _scan_once().graph.roots)
+    finally:
+        gc.enable()

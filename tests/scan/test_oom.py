@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +14,7 @@ from nbguard.cleanup.apply.oom_observer import attach, detach
 from nbguard.cleanup.apply.placeholders import Placeholder
 from nbguard.scan.devices.host import host_facts
 from nbguard.scan.oom.last_error import PLACEHOLDERS
-from nbguard.scan.oom.names import names_in
+from nbguard.scan.oom.names import functions_of, made_by, names_in, reached_by
 from nbguard.scan.oom.notes import ran_out
 from nbguard.scan.roots.tracebacks import error_parts, error_roots
 from tests.scan.test_oom_message import CPU, CUDA
@@ -103,6 +106,30 @@ def test_attaching_without_torch_does_nothing(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_names_that_a_cell_reads_and_had_bound(source: str, at: int, reads: set[str], binds: set[str]) -> None:
     assert names_in(source, at) == (reads, binds)
+
+
+@pytest.fixture
+def _unfrozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("_unfrozen")
+def test_functions_that_gc_freeze_hides_may_reach_any_name() -> None:
+    namespace: dict[str, Any] = {}
+    exec("def forward(): return weights", namespace)
+    functions = functions_of(namespace)
+    assert functions is not None
+    assert [code.co_name for code in functions] == ["forward"]
+    assert reached_by("x = y", namespace, functions) == {"x", "y", "weights"}
+    assert made_by("x = 1; weights = 2", 9, functions) == {"x"}
+
+    gc.freeze()
+
+    assert functions_of(namespace) is None
+    assert reached_by("x = y", namespace, None) is None
+    assert made_by("x = 1; weights = 2", 9, None) == set()
 
 
 # --- the host ---------------------------------------------------------------------------------------------------------

@@ -110,6 +110,7 @@ class Room:
     stream: int = 0  # address of the stream that the request is made on; 0: the default one
     is_emptied: bool = False  # the cache has been emptied since: releasable bytes are the device's
     taken: int = 0  # bytes, allocated before the request: neither a free block nor the device has them any more
+    is_pinned: bool = False  # what is taken may lie in any free segment of now, which no emptying gives back then
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -188,7 +189,7 @@ class Room:
         """Return (bytes the device gets back less those taken before, bytes the memory fraction allows)."""
         flush |= self.is_emptied
         space = fragmentation(self.segments, self._freed(flush), self.in_use)
-        back = space.releasable if flush else 0
+        back = space.releasable if flush and (self.is_emptied or not self.is_pinned) else 0
         limit, total = self.device.limit, self.device.total
         is_limited = limit is not None and (total is None or limit < total)
         return back - self.taken, (limit or 0) - space.reserved - self.taken + back if is_limited else _NO_LIMIT

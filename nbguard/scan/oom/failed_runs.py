@@ -12,7 +12,7 @@ from typing import Any
 from nbguard.memory.oom_facts import AllocatorCounts, EarlierFailure, OomNote
 from nbguard.scan.heap.kinds import mro_of, namespace_of
 from nbguard.scan.oom.cell_start import ATOMS, CellStart, start_of
-from nbguard.scan.oom.names import made_by, reached_by
+from nbguard.scan.oom.names import Functions, made_by, reached_by
 from nbguard.scan.oom.notes import NOTES
 
 _KEPT = 64
@@ -57,12 +57,17 @@ def forget_runs() -> None:
     _RUNS.clear()
 
 
-def earlier_failures(cell: int, device: str, namespace: dict[str, Any], inputs: Sequence[str]) -> Iterator[EarlierFailure]:
-    """Yield the runs before cell number `cell` of the same source that ran out of memory of the same device."""
+def earlier_failures(
+    cell: int, device: str, namespace: dict[str, Any], inputs: Sequence[str], functions: Functions | None
+) -> Iterator[EarlierFailure]:
+    """Yield the runs before cell number `cell` of the same source that ran out of memory of the same device.
+
+    `functions`: the code of the notebook's functions (`functions_of`).
+    """
     runs = [run for run in _RUNS if run.start.cell < cell and run.note.device == device]
     runs = [run for run in runs if inputs[run.start.cell] == inputs[cell]]
     now = next((run for run in reversed(_RUNS) if run.start.cell == cell), None)
-    read = _inputs_of(inputs[cell], namespace) if runs and now is not None else None
+    read = _inputs_of(inputs[cell], namespace, functions) if runs and now is not None else None
     for run in runs:
         before, counts = run.start.devices.get(device, AllocatorCounts()), run.note.counts or AllocatorCounts()
         yield EarlierFailure(
@@ -77,10 +82,10 @@ def earlier_failures(cell: int, device: str, namespace: dict[str, Any], inputs: 
         )
 
 
-def _inputs_of(source: str, namespace: dict[str, Any]) -> set[str] | None:
+def _inputs_of(source: str, namespace: dict[str, Any], functions: Functions | None) -> set[str] | None:
     """Return the names that a cell may reach and does not make itself before; None: it may be any name."""
-    reached = reached_by(source, namespace)
-    return None if reached is None else reached - made_by(source, sys.maxsize, namespace)
+    reached = reached_by(source, namespace, functions)
+    return None if reached is None else reached - made_by(source, sys.maxsize, functions)
 
 
 def _is_same(read: set[str], one: FailedRun, other: FailedRun) -> bool:

@@ -7,8 +7,11 @@ import gc
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+Functions = Sequence[types.CodeType]
+"""The code of the functions that the notebook has defined."""
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -59,12 +62,12 @@ def _bindings(tree: ast.AST) -> Iterator[tuple[str, Any]]:
         yield from _bindings(node)
 
 
-def made_by(source: str, at: int, namespace: dict[str, Any]) -> set[str]:
+def made_by(source: str, at: int, functions: Functions | None) -> set[str]:
     """Return the names that a run of a cell which fails in line `at` binds in any case, before anything reads them.
 
-    A later run makes them anew, so deleting them costs it nothing. Not the names that a function of the notebook reads.
+    A later run makes them anew, so deleting them costs it nothing. Not the names that a function of the notebook reads
+    (`functions_of`).
     """
-    functions = functions_of(namespace)
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -145,8 +148,8 @@ def _magics(tree: ast.AST) -> Iterator[str]:
             yield name.value if isinstance(name, ast.Constant) and type(name.value) is str else "?"
 
 
-def reached_by(source: str, namespace: dict[str, Any]) -> set[str] | None:
-    """Return the names that a cell, or any function that the notebook has defined, may reach; None: it may be any name.
+def reached_by(source: str, namespace: dict[str, Any], functions: Functions | None) -> set[str] | None:
+    """Return the names that a cell, or any function of the notebook (`functions_of`), may reach; None: it may be any name.
 
     Functions count whether they were called or not: a model's `forward`, a hook and a closure are none that a cell names.
     """
@@ -161,7 +164,6 @@ def reached_by(source: str, namespace: dict[str, Any]) -> set[str] | None:
         return None
     if magics:
         reached = (reached - {"get_ipython"}) | _in_strings(tree)
-    functions = functions_of(namespace)
     if functions is None:
         return None
     words = {word for code in functions for word in _words(code)}
@@ -202,8 +204,13 @@ def _in_strings(tree: ast.AST) -> set[str]:
     return {word for text in texts if type(text) is str for word in re.findall(r"\w+", text)}
 
 
-def functions_of(namespace: dict[str, Any]) -> list[types.CodeType] | None:
-    """Return the code of each function whose globals are the namespace; None if there are too many."""
+def functions_of(namespace: dict[str, Any]) -> Functions | None:
+    """Return the code of each function whose globals are the namespace; None if they are too many, or some may be frozen.
+
+    It goes over the whole heap: who asks several questions about a cell looks once. What `gc.freeze()` has hidden is not seen.
+    """
+    if gc.get_freeze_count():
+        return None
     codes = []
     for value in gc.get_objects():
         if type(value) is not types.FunctionType or value.__globals__ is not namespace:
