@@ -44,7 +44,10 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
         "metavar": "NAME",
         "help": "names (with --all) or displayed results that must stay",
     },
-    "--all": {"action": "store_true", "help": "free every name that leads to device memory, but those after --keep"},
+    "--all": {
+        "action": "store_true",
+        "help": "free what is stale and every name that leads to device memory, but those after --keep",
+    },
     "--errors": {
         "action": "store_true",
         "help": "also what exceptions hold that a variable, future or task keeps; they stay",
