@@ -21,6 +21,7 @@ from nbguard.profiler.analysis.memory.memory_report import Level, MemoryObservat
 from nbguard.profiler.analysis.report import Growth, MemoryReport
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.instruments.memory import growth as growth_watch
+from nbguard.profiler.instruments.memory import levels
 from nbguard.profiler.instruments.memory.counters import HeapCounter, SimulatedCounter
 from nbguard.profiler.instruments.memory.levels import MOST_POINTS, LevelHistory
 from nbguard.profiler.instruments.memory.memory import MemoryWatch
@@ -32,12 +33,17 @@ from tests.profiler.recording import recording
 WIDTH = 512
 BATCH = 128
 INPUT = BATCH * WIDTH * 4
+SLOW = levels._SLOW
 
 
 @pytest.fixture(autouse=True)
 def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One thread: small operations' threads would mostly wait for each other. Looks at pytest's heap may take their time."""
+    """One thread: small operations' threads would mostly wait for each other. Looks at pytest's heap may take their time.
+
+    So may malloc's counter, which goes through all that other tests have freed.
+    """
     monkeypatch.setattr(growth_watch, "_TOO_SLOW", 60.0)
+    monkeypatch.setattr(levels, "_SLOW", 1_000_000_000)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -102,7 +108,11 @@ def train(count: int = 40, *, keep: Keep = lambda x, loss: None, net: Any = None
 
 
 @pytest.mark.parametrize(("milliseconds", "follows"), [(0, True), (2, False)])
-def test_phases_are_not_followed_in_a_short_fit_where_a_reading_takes_long(milliseconds: int, follows: bool) -> None:
+def test_phases_are_not_followed_in_a_short_fit_where_a_reading_takes_long(
+    milliseconds: int, follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "_SLOW", SLOW)
+
     def read() -> int:
         begun = time.thread_time_ns()
         while time.thread_time_ns() - begun < milliseconds * 1_000_000:
