@@ -1,6 +1,7 @@
 """What profiling costs a fit: nbguard beside no profiler, torch.profiler, pyinstrument and fastxtend's, in one run.
 
     python tests/benchmarks/profile_overhead.py [--rounds 40] [--batches 800]
+    python tests/benchmarks/profile_overhead.py --instructions
 
 Epochs of a plain loop and fastai fits of a new Learner, on random data, with a step of about 1 ms and one of about 10 ms (on an
 idle core). In each round every way profiles the same epoch, in an order that rotates, and is compared with the round's epoch
@@ -8,6 +9,9 @@ without a profiler: medians with their quartiles, of a batch of the steady state
 before and after it. Processor time, so that others on the machine disturb little. Where they do, the quickest of all rounds
 says more: of each batch by its number the least time, and the mean of these over the batches (without what a profiler does now
 and then in any batch). What nbguard's reports say of its own cost stands beside what this clock says.
+
+`--instructions` counts what nbguard adds to a batch that is not looked at, which no other work on the machine changes: in
+valgrind's callgrind (apt-get install valgrind; some minutes), with the accesses to memory that a cache of 1 MiB misses.
 
 fastxtend and pyinstrument are looked for in build/peers (`make bench` puts them there). fastxtend comes last, with a fit of its
 own to be compared with: to import it changes fastai's loop. A way that cannot be measured says why. It never fails by time.
@@ -22,6 +26,8 @@ import importlib
 import io
 import itertools
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,7 +42,9 @@ import nbguard
 import nbguard.profiler.profile
 from nbguard.profiler.analysis.time.phase_log import PhaseLog
 from nbguard.profiler.profile import FitProfile
+from nbguard.profiler.record import recorder
 from nbguard.profiler.record.recorder import Recorder
+from tests.benchmarks import callgrind
 
 BATCH = 32
 WARM_UP = 512
@@ -256,14 +264,63 @@ def say(found: dict[str, list[Took] | str]) -> None:
                 )
 
 
+FIRST, COUNTED = 60, 20
+"""Batches before those whose instructions are counted, and these; none of them is looked at."""
+
+
+def count(name: str, way: str) -> None:
+    """Run a fit in callgrind, and have it write what `COUNTED` batches take."""
+    vars(recorder).update(_ALL=8, _OFTEN=1001)
+    data = [(torch.randn(64), torch.tensor(at % 2)) for at in range(BATCH * (FIRST + COUNTED + 4))]
+    orders = {FIRST - 3: "--instr=on", FIRST: "--dump=before", FIRST + COUNTED: "--dump=counted"}
+
+    class Ordering(list[float]):
+        def append(self, at: float) -> None:
+            if len(self) in orders:
+                callgrind.order(orders[len(self)])
+            super().append(at)
+
+    fit = FITS[name](data, WIDTHS[0])
+    (fit.measure if isinstance(fit, Loop) else fit.learner.loss_func).at = fit.at = Ordering()
+    gc.disable()
+    with WAYS[way](fit.learner):
+        fit.epoch()
+
+
+def say_instructions() -> None:
+    """Print what nbguard adds to a batch that it does not look at."""
+    for name in FITS:
+        found = {}
+        for way in (BASE, "nbguard"):
+            with tempfile.TemporaryDirectory() as folder:
+                command = [sys.executable, "-W", "ignore", __file__, "--count", name, way]
+                dumps = dict(callgrind.counted(command, folder, "--cache-sim=yes", "--LL=1048576,16,64"))
+            executed, *_, missed_code, missed_reads, missed_writes = dumps["counted"]
+            found[way] = executed / COUNTED, (missed_code + missed_reads + missed_writes) / COUNTED
+        (base, base_missed), (ours, ours_missed) = found.values()
+        print(f"{name}: {base:,.0f} instructions a batch without, nbguard {ours - base:+,.0f} ({ours / base - 1:+.1%})")
+        print(
+            f"    accesses that a cache of 1 MiB misses: {base_missed:,.0f}, nbguard {ours_missed - base_missed:+,.0f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rounds", type=int, default=40)
     options.add_argument("--batches", type=int, default=800)
+    options.add_argument("--instructions", action="store_true")
+    options.add_argument("--count", nargs=2, help=argparse.SUPPRESS)
     chosen = options.parse_args()
+    if chosen.instructions:
+        say_instructions()
+        return
     if chosen.batches < WARM_UP + 100:
         options.error(f"the steady state begins after {WARM_UP} batches: --batches {WARM_UP + 100} or more")
     torch.set_num_threads(1)
+    if chosen.count:
+        count(*chosen.count)
+        return
     nbguard.profiler.profile.Recorder = StampedRecorder  # type: ignore[misc]
     print(f"torch {torch.__version__}, {chosen.rounds} rounds of {chosen.batches} batches, one thread, processor time")
     data = [(torch.randn(64), torch.tensor(at % 2)) for at in range(BATCH * chosen.batches)]

@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import re
 import socket
 import statistics
 import subprocess
@@ -44,6 +43,7 @@ from torch.distributed.fsdp import fully_shard
 
 import nbguard
 from nbguard.ranks import watchdog
+from tests.benchmarks import callgrind
 
 _WARM = 10
 """Steps of each turn that are not measured: to begin a watch takes what the processor's caches held of the fit."""
@@ -229,28 +229,22 @@ def counted(name: str) -> None:
             _callgrind("--dump=watched")
 
 
-def _callgrind(order: str) -> None:
-    """Tell the callgrind in which this rank runs to count from here on, or to write what has been counted since it last did."""
+def _callgrind(what: str) -> None:
     if dist.get_rank() == 0:
-        subprocess.run(["callgrind_control", order, str(os.getpid())], check=True, capture_output=True)
+        callgrind.order(what)
 
 
 def instructions(name: str) -> tuple[list[float], list[float]]:
     """Return the instructions of a step of the first rank's main thread, without the watch and with it, once for each turn."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes"]
-        command += [f"--callgrind-out-file={folder}/out.%p", f"--log-file={folder}/log.%p"]
         rank = [sys.executable, __file__, "--count", name]
         settings = {**os.environ, "TMPDIR": folder, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", **_address()}
         other = subprocess.Popen(rank, env={**settings, "RANK": "1"})
-        subprocess.run([*command, *rank], check=True, env={**settings, "RANK": "0"})
-        other.wait()
         counts: dict[str, list[int]] = {"none": [], "plain": [], "watched": []}
-        for path in Path(folder).glob("out.*-01"):
-            text = path.read_text()
-            label, total = re.search(r"Trigger: dump (\w+)", text), re.search(r"^totals: (\d+)", text, re.MULTILINE)
-            if label and total and label[1] in counts:
-                counts[label[1]].append(int(total[1]))
+        for label, totals in callgrind.counted(rank, folder, env={**settings, "RANK": "0"}):
+            if label in counts:
+                counts[label].append(totals[0])
+        other.wait()
         none = statistics.median(counts["none"])
         plain, watched = ([(count - none) / _COUNTED for count in counts[which]] for which in ("plain", "watched"))
         return plain, watched

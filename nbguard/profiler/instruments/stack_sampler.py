@@ -1,6 +1,7 @@
 """Looks at the stack of the fit's thread from time to time, for the names of what takes long and has no phase of its own.
 
-Another thread looks: at first every 8 ms, in longer fits more rarely, up to every 100 ms. A look takes some 20 µs.
+Another thread looks: at first every 8 ms, in longer fits more rarely, up to every 100 ms. A look takes some 50 µs, in which the
+fit waits, and makes the processor forget what the fit has just used.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from nbguard.scan.objects.module_hooks import hooks_of
 
 _SHORTEST, _LONGEST = 0.008, 0.1
 """Seconds between two looks,"""
-_PART = 1 / 400
+_PART = 1 / 50
 """and this part of the time since the beginning between these."""
 _MOST = 4096
 """Stacks that are told apart."""
@@ -38,6 +39,8 @@ _SCHEDSTAT = 64
 """Bytes of `/proc/…/schedstat` that are read: nanoseconds on a processor, nanoseconds waiting for one, and turns."""
 
 _Stack = tuple[Any, ...]  # code and instruction of each frame in turn, the innermost first
+_Key = tuple[int, ...]
+"""A stack as numbers: the ids of its codes, then the instructions. To hash a code object is to hash all its constants."""
 
 
 class StackSampler:
@@ -46,17 +49,18 @@ class StackSampler:
     watches = "names of slow code"
 
     def __init__(self) -> None:
-        self._numbers: dict[_Stack, int] = {}
+        self._numbers: dict[_Key, int] = {}
+        self._stacks: list[_Stack] = []  # by their numbers: each id in a key is of a code that is held here
         self._moments: list[int] = []
         self._seen: list[int] = []
-        self._callers: list[tuple[int, _Stack]] = []
-        self._alike: dict[_Stack, _Stack] = {}  # of callers: most calls of a loop have the same
+        self._callers: list[tuple[int, int]] = []  # moment, and number of the stack
         self._left = _OF_A_LOOP
         self._took = 0  # nanoseconds of processor time, with those that it takes to wake up
         self._waits: list[int] = []
         self._ran: list[int] = []
         self._schedstat: int | None = None  # file of what the kernel counts of the fit's thread
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._adding = threading.Lock()  # both threads number stacks
         self._ended = threading.Lock()
         self._thread: threading.Thread | None = None
         self._samples = StackSamples()
@@ -85,8 +89,8 @@ class StackSampler:
             os.close(self._schedstat)
         self._samples = self._written()
         self._numbers.clear()
+        self._stacks.clear()
         self._callers.clear()
-        self._alike.clear()
 
     def observe(self) -> StackSamples:
         """Return the samples; to be called after `stop`."""
@@ -107,8 +111,9 @@ class StackSampler:
     def _note_caller(self) -> None:
         """Note the stack of what the loop itself calls: the user's functions in it run the loop."""
         if len(self._callers) < _CALLERS:
-            stack = _stack_of(sys._getframe(2))
-            self._callers.append((self._clock(), self._alike.setdefault(stack, stack)))
+            number = self._number_of(_stack_of(sys._getframe(2)))
+            if number is not None:
+                self._callers.append((self._clock(), number))
 
     def _look(self) -> None:
         """Look now and then; this is what the thread runs."""
@@ -124,11 +129,9 @@ class StackSampler:
             pause = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
 
     def _note(self, moment: int, stack: _Stack) -> None:
-        number = self._numbers.get(stack)
+        number = self._number_of(stack)
         if number is None:
-            if len(self._numbers) >= _MOST:
-                return
-            number = self._numbers[stack] = len(self._numbers)
+            return
         if self._schedstat is not None:
             ran, waited, _ = os.pread(self._schedstat, _SCHEDSTAT, 0).split()
             self._ran.append(int(ran))
@@ -136,13 +139,22 @@ class StackSampler:
         self._moments.append(moment)
         self._seen.append(number)
 
+    def _number_of(self, stack: _Stack) -> int | None:
+        """Return the number by which a stack is known from now on; None if there are too many."""
+        key = (*map(id, stack[::2]), *stack[1::2])
+        with self._adding:
+            number = self._numbers.get(key)
+            if number is None and len(self._stacks) < _MOST:
+                number = self._numbers[key] = len(self._stacks)
+                self._stacks.append(stack)
+        return number
+
     def _written(self) -> StackSamples:
         sites, libraries = Sites(), (*library_paths(), "<frozen")
         numbers: dict[StackLine, int] = {}
         known: dict[tuple[CodeType, int], int] = {}
         stacks = []
-        callers = tuple((at, self._numbers.setdefault(stack, len(self._numbers))) for at, stack in self._callers)
-        for stack in self._numbers:
+        for stack in self._stacks:
             frames = list(zip(stack[::2], stack[1::2], strict=True))[::-1]
             for frame in frames:
                 if frame not in known:
@@ -156,7 +168,7 @@ class StackSampler:
             moments=tuple(self._moments),
             seen=tuple(self._seen),
             hooks=hooks,
-            callers=callers,
+            callers=tuple(self._callers),
             took=self._took,
             waits=tuple(self._waits),
             ran=tuple(self._ran),

@@ -17,8 +17,3 @@ class CallArguments(tuple[Any, ...]):
         arguments = cls((*args, *named.values()))
         arguments.names = tuple(named)
         return arguments
-
-
-def names_of(args: Any) -> tuple[str, ...]:
-    """Return the names of the last arguments of a call; none where all are positional."""
-    return args.names if type(args) is CallArguments else ()

@@ -11,8 +11,8 @@ from typing import Any
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.callbacks import CallbackTimes
 from nbguard.profiler.record.patches import Patches
+from nbguard.profiler.record.recorder import STEPPED, Recorder
 from nbguard.profiler.record.recorder import Event as RecorderEvent
-from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.record.torch_loop import Rehearsed, TorchLoop
 from nbguard.scan.roots.frames import frame_locals, frame_of
 
@@ -123,7 +123,8 @@ class FastaiLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread:
                 return original(learner)
-            recorder.attempt(self, "a batch", self._calls_model, learner)
+            if recorder.looks or recorder.subscribers["forward"]:
+                recorder.attempt(self, "a batch", self._calls_model, learner)
             loop.inside += 1
             loop.in_learner += 1
             losses = recorder.losses
@@ -142,7 +143,7 @@ class FastaiLoop:
 
     def _call_one(self, original: Function) -> Function:
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
-        other, ends = recorder.code(phases.OTHER), self._ends
+        other, ends, off = recorder.code(phases.OTHER), self._ends, recorder.off
         acts: dict[str, tuple[Function, RecorderEvent | None]] = {
             "after_loss": (self._has_loss, None),
             "after_backward": (self._has_gradients, "backward"),
@@ -173,7 +174,10 @@ class FastaiLoop:
                 ends(original, learner, event)
             else:
                 try:
-                    recorder.attempt(self, event, act, learner)
+                    if not off or id(self) not in off:  # as `attempt` does, with a call less
+                        act(learner)
+                except Exception as error:  # noqa: BLE001 - it must not cost the user's fit
+                    recorder.fails(self, event, error)
                 finally:  # callbacks finish what they began (MixedPrecision: autocast), also if a part stops the fit here
                     original(learner, event)
 
@@ -194,7 +198,10 @@ class FastaiLoop:
         self._loop.calls(learner.model, learner.xb)
 
     def _has_loss(self, learner: Any) -> None:
-        """Note the loss of a training batch. fastai announces one for a batch without targets, too, and has none then."""
+        """Note the loss of a training batch. fastai announces one for a batch without targets, too, and has none then.
+
+        A call of the model that nobody needed before is noted only now: the Learner still has its arguments.
+        """
         if learner.training is not True:
             return
         try:
@@ -203,7 +210,13 @@ class FastaiLoop:
             return
         if type(targets) in (tuple, list) and not targets:  # the loss belongs to an earlier batch
             return
-        self._loop.has_loss(loss)
+        recorder = self._recorder
+        if self._loop.fits.is_open:
+            self._loop.begins_to_train()
+        if recorder.log_loss(loss):
+            if not (recorder.looks or recorder.subscribers["forward"]):
+                self._calls_model(learner)
+            recorder.emit("loss", loss)
 
     def _has_gradients(self, learner: Any) -> None:
         if learner.training is True:
@@ -216,7 +229,7 @@ class FastaiLoop:
     def _has_stepped(self, learner: Any) -> None:
         if learner.training is not True:
             return
-        self._recorder.has_stepped()
+        self._recorder.add(STEPPED)
         if self._recorder.subscribers["zero_grad"]:
             self._recorder.emit("zero_grad", learner.opt, None)
 

@@ -51,12 +51,8 @@ class ModelCalls:
         return [call[2:] for call in self._calls if call[:2] == self._calls[-1][:2]]
 
 
-def weak_all(args: Any) -> Any:
-    """Return the arguments of a call, held weakly: nearly always all are tensors, and nothing else is looked at."""
-    try:
-        return tuple(map(weakref.ref, args))
-    except TypeError:
-        pass
+def weak_arguments(args: Any) -> Any:
+    """Return the arguments of a call, held weakly."""
     try:
         return weak(tuple(args))
     except RecursionError:  # a list that holds itself

@@ -69,7 +69,10 @@ _AGAIN = 4
 """Batches in a row that are looked at where a long fit has become twice as long, from batch `2 * _SOON` on."""
 _STRETCHES = 64
 """Stretches that are told of: the patches that come and go with them make Python forget what it knew of a class."""
-_BATCH, _LOSS, _STEP = (BOUNDARY_CODES[kind] for kind in ("batch", "loss", "step"))
+_BATCH = BOUNDARY_CODES["batch"]
+_LOSS = BOUNDARY_CODES["loss"], 0
+STEPPED = BOUNDARY_CODES["step"], 0
+"""Boundary that an optimizer has stepped, as `add` takes it."""
 _OFF = -1
 _T = TypeVar("_T")
 Subscribers = dict[str, tuple[Callable[..., None], ...]]
@@ -115,7 +118,6 @@ class Recorder:
         "_labels",
         "_log",
         "_next_look",
-        "_off",
         "_own",
         "_sampled",
         "_start",
@@ -135,6 +137,7 @@ class Recorder:
         "loop",
         "losses",
         "mark",
+        "off",
         "subscribers",
         "thread",
         "thread_of_fit",
@@ -172,7 +175,7 @@ class Recorder:
         self._first = 0  # entry of the log with which the fit began that goes on
         self._own = self._labels[phases.OWN]
         self._has_ended = False
-        self._off: dict[int, object] = {}  # parts that failed, by their ids
+        self.off: dict[int, object] = {}  # parts that failed, by their ids
         self._stopping: Exception | None = None  # that ends the fit on purpose
         self.current = self._labels[phases.OTHER]
         self._start = clock()
@@ -205,39 +208,27 @@ class Recorder:
         """Mark that everything is in place: what that took is nbguard's own time."""
         self.mark(self._own)
 
-    def ended(self, code: int) -> None:
-        """Mark the end of one of `phases.STEP_PHASES`, and emit it."""
-        self.add((code, self.clock()))
-        if self.subscribers["phase"]:
-            self.emit("phase", code)
-
     def boundary(self, kind: BoundaryKind, loop: int = 0) -> None:
         """Log that a loop or a fit begins or ends here, or that this batch is disturbed."""
         if kind in ("batch", "end"):
             self.mark(self.current)
         self._log.boundary(kind, loop)
 
-    def has_loss(self, loss: Any) -> None:
-        """Log and emit that there is a loss to train on."""
+    def log_loss(self, loss: Any) -> bool:
+        """Log that there is a loss to train on. Return whether a subscriber has to hear of it: then it is to be emitted."""
         if self._trained_at != self.batches:
             self._trained_at = self.batches
             self.trained += 1
-        self.add((_LOSS, 0))
+        self.add(_LOSS)
         self.losses += 1
         subscribers = self.subscribers["loss"]
-        if not subscribers:
-            return
-        if self.usual_loss is not None and not self.looks and len(subscribers) == 1:
-            try:
-                if self.usual_loss(loss):
-                    return
-            except Exception:  # noqa: BLE001 - whoever hears of it looks at it otherwise
-                self.usual_loss = None
-        self.emit("loss", loss)
-
-    def has_stepped(self) -> None:
-        """Log that an optimizer has stepped."""
-        self.add((_STEP, 0))
+        if self.looks or self.usual_loss is None or len(subscribers) != 1:
+            return bool(subscribers)
+        try:
+            return not self.usual_loss(loss)
+        except Exception:  # noqa: BLE001 - whoever hears of it looks at it otherwise
+            self.usual_loss = None
+            return True
 
     def begin_batch(self, loop: int) -> None:
         """Note that an iterator is about to be asked for a batch."""
@@ -355,15 +346,19 @@ class Recorder:
 
         Where that fails `part` is switched off, with all its subscriptions, and the fit goes on. None then, and from then on.
         """
-        if id(part) in self._off:
+        if id(part) in self.off:
             return None
         try:
             return act(*facts)
-        except Exception as error:
-            if error is self._stopping:
-                raise
-            self._switch_off(part, action, error)
+        except Exception as error:  # noqa: BLE001 - it must not cost the user's fit
+            self.fails(part, action, error)
             return None
+
+    def fails(self, part: object, action: str, error: Exception) -> None:
+        """Switch a part off that failed, unless its error ends the fit on purpose: that is raised again."""
+        if error is self._stopping:
+            raise error
+        self._switch_off(part, action, error)
 
     def aside(self, part: object, action: str, act: Callable[..., object], *facts: Any) -> None:
         """Call `act` as `attempt` does, its time being nbguard's own: patched functions log nothing of what it does."""
@@ -377,7 +372,7 @@ class Recorder:
 
     def _switch_off(self, part: object, action: str, error: Exception) -> None:
         """Call no method of a part that failed any more: half of the events would make a wrong finding."""
-        self._off[id(part)] = part
+        self.off[id(part)] = part
         self.usual_loss = None
         for subscribers in (self._sampled, self._always):
             for name, acts in subscribers.items():

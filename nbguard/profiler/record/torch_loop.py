@@ -11,11 +11,11 @@ from typing import Any
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import LogPosition
-from nbguard.profiler.record.call_arguments import CallArguments, names_of
+from nbguard.profiler.record.call_arguments import CallArguments
 from nbguard.profiler.record.fit_bounds import Begins, FitBounds
-from nbguard.profiler.record.model_calls import weak_all
+from nbguard.profiler.record.model_calls import weak_arguments
 from nbguard.profiler.record.patches import Patches
-from nbguard.profiler.record.recorder import Recorder
+from nbguard.profiler.record.recorder import STEPPED, Recorder
 
 Function = Callable[..., Any]
 
@@ -114,15 +114,18 @@ class TorchLoop:
             if self._model is not _nothing:
                 self.fits.model(module)
             recorder.emit("model", module, args)
-        recorder.calls.note((recorder.batches, recorder.losses, self._model, weak_all(args), names_of(args)))
+        try:
+            held: Any = tuple(map(weakref.ref, args))
+        except TypeError:  # one is no tensor
+            held = weak_arguments(args)
+        names = args.names if type(args) is CallArguments else ()
+        recorder.calls.note((recorder.batches, recorder.losses, self._model, held, names))
         if recorder.subscribers["forward"]:
             recorder.emit("forward", module, args)
 
-    def has_loss(self, loss: Any) -> None:
-        """Log and emit that there is a loss to train on."""
-        if self.fits.is_open:
-            self._recorder.aside(self.fits, "loss", self.fits.trains)
-        self._recorder.has_loss(loss)
+    def begins_to_train(self) -> None:
+        """Note that there is a loss to train on, the first one since an iterator was asked first."""
+        self._recorder.aside(self.fits, "loss", self.fits.trains)
 
     def begins_fit(self) -> None:
         """Emit the next module that is called, whatever was called before: another fit has begun."""
@@ -174,7 +177,8 @@ class TorchLoop:
         return around
 
     def _next(self, original: Function) -> Function:
-        recorder, wait = self._recorder, self._recorder.code(phases.WAIT)
+        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
+        wait = recorder.code(phases.WAIT)
 
         def __next__(iterator: Any) -> Any:  # noqa: N807 - it stands in for it
             __tracebackhide__ = True
@@ -206,7 +210,9 @@ class TorchLoop:
                 self.inside -= 1
                 recorder.loading -= 1
                 recorder.current = before
-                recorder.ended(wait)
+                add((wait, clock()))
+                if recorder.subscribers["phase"]:
+                    recorder.emit("phase", wait)
                 if recorder.subscribers["waited"]:
                     recorder.emit("waited")
 
@@ -227,7 +233,8 @@ class TorchLoop:
     def _module(self, torch: Any) -> Callable[[Function], Function]:
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
         forward, loss = recorder.code(phases.FORWARD), recorder.code(phases.LOSS)
-        is_compiling, losses = torch.compiler.is_compiling, torch.nn.modules.loss._Loss
+        losses = torch.nn.modules.loss._Loss
+        is_compiling = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
         codes = self._codes
 
         def around(original: Function) -> Function:
@@ -251,7 +258,9 @@ class TorchLoop:
                 finally:
                     self.inside -= 1
                     recorder.current = before
-                    recorder.ended(code)
+                    add((code, clock()))
+                    if recorder.subscribers["phase"]:
+                        recorder.emit("phase", code)
 
             return __call__
 
@@ -265,7 +274,10 @@ class TorchLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread or self.in_learner:
                 return original(tensors, *args, **kw)
-            self.has_loss(tensors)
+            if self.fits.is_open:
+                self.begins_to_train()
+            if recorder.log_loss(tensors):
+                recorder.emit("loss", tensors)
             before = recorder.current
             add((before, clock()))
             recorder.current = code
@@ -273,7 +285,9 @@ class TorchLoop:
                 return original(tensors, *args, **kw)
             finally:
                 recorder.current = before
-                recorder.ended(code)
+                add((code, clock()))
+                if recorder.subscribers["phase"]:
+                    recorder.emit("phase", code)
                 if recorder.subscribers["backward"]:
                     recorder.emit("backward")
 
@@ -296,7 +310,9 @@ class TorchLoop:
                 return original(optimizer, *args, **kw)
             finally:
                 recorder.current = before
-                recorder.ended(code)
+                add((code, clock()))
+                if recorder.subscribers["phase"]:
+                    recorder.emit("phase", code)
 
         return zero_grad
 
@@ -313,8 +329,9 @@ class TorchLoop:
         recorder = self._recorder
         if get_ident() == recorder.thread and self._steps and not self.in_learner:
             recorder.current = self._steps.pop()
-            recorder.ended(self._step)
-            recorder.has_stepped()
+            recorder.add((self._step, recorder.clock(), *STEPPED))
+            if recorder.subscribers["phase"]:
+                recorder.emit("phase", self._step)
 
 
 class Rehearsed:

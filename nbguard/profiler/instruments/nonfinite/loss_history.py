@@ -51,13 +51,22 @@ class LossHistory:
         return LossGrowth(self.first, median(self._latest), rate)
 
     def is_usual(self, loss: Any) -> bool:
-        """Note a loss, and say so, if it is one finite number in host memory that is no jump: nothing is made of it."""
-        value = self.value_of(loss)
-        if value is None or self.first is None or not -JUMP <= value <= JUMP:
+        """Note a loss, and say so, if it is one finite number in host memory that is no jump: nothing is made of it.
+
+        Raises:
+            RuntimeError: it has several values, or none in memory of its own.
+        """
+        if type(loss) is not self._plain:
+            value: Any = self.value_of(loss)
+        elif loss.is_cpu:
+            value = self._item(loss)
+        else:
             return False
-        self._latest.append(value)
-        self.count += 1
-        return True
+        if type(value) is float and -JUMP <= value <= JUMP and self.first is not None:
+            self._latest.append(value)
+            self.count += 1
+            return True
+        return False
 
     def value_of(self, tensor: Any) -> float | None:
         """Return a loss that is one finite number in host memory, else None."""
