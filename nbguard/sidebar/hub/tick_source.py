@@ -59,7 +59,7 @@ class TickSource:
         self._progress.names = names
 
     def tick(self, look: LastLook | None, cell: int | None, jobs: tuple[JobStatus, ...]) -> Tick:
-        """Return what the counters say now. `look`: the last look at the heap, if any; `cell`: the number of the cell that runs."""
+        """Return what the counters say now. `look`: the last look at the heap, if any; `cell`: number of the cell that runs."""
         self._count += 1
         now = time.time()
         simulated = self._tried("the simulated device", self._simulated)
