@@ -113,6 +113,8 @@ class Sidebar(AnyWidget):
             hub.leave(self)
         super().close()
 
+    packs = False
+
     def send(self, content: dict[str, Any], buffers: Any = None) -> None:
         """Show what the hub says: ticks and heaps are traits, an answer is a message."""
         match content:

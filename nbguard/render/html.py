@@ -47,7 +47,7 @@ def palette() -> tuple[str, str]:
 def key(*entries: tuple[str, str, str], note: str = "") -> Html:
     """Return the key of a picture: (colour, name, figure) of each entry, and a note on the picture."""
     words = (_entry(colour, clean(name), figure) for colour, name, figure in entries)
-    return tag("div", *words, *([tag("span", note)] if note else []), class_="key")
+    return tag("div", *_apart(*words, *([tag("span", note)] if note else [])), class_="key")
 
 
 def _entry(colour: str, name: str, figure: str, hint: str = "") -> Html:
@@ -61,7 +61,7 @@ def _block(block: Block) -> Html:
             return _head(block)
         case Section(name, what, figures):
             right = tag("span", clean(figures), class_="right")
-            return tag("div", tag("b", clean(name)), tag("span", clean(what), class_="dim"), right, class_="head")
+            return tag("div", *_apart(tag("b", clean(name)), tag("span", clean(what), class_="dim"), right), class_="head")
         case Title(sentence, tone) | Line(sentence, tone):
             return _line(sentence, tone)
         case FactLines(rows):
@@ -92,7 +92,12 @@ def _head(head: Head) -> Html:
     ending = clean(head.ending)
     ended = join((tag("span", "partial", class_="chip"), f" {ending}")) if head.warns else tag("span", ending, class_="dim")
     title = tag("b", clean(head.title, NAME))
-    return tag("div", title, tag("span", ended), tag("span", head.figures, class_="right"), class_="head")
+    return tag("div", *_apart(title, tag("span", ended), tag("span", head.figures, class_="right")), class_="head")
+
+
+def _apart(*parts: Html) -> Iterable[Html]:
+    """Return parts with blanks between them: JupyterLab strips the style sheet of a notebook that it does not trust."""
+    return (each for part in parts for each in (Html(" "), part))
 
 
 def _row(*cells: Html, figures: frozenset[int] = frozenset(), kind: str = "", hint: str = "") -> Html:
@@ -151,7 +156,9 @@ def _bar(bar: Bar) -> Html:
     keys = (_entry(part.colour, clean(part.name, NAME), part.figure, clean(part.note)) for part in bar.slices)
     name = tag("div", bar.name, class_="dim") if bar.name else Html()
     label = bar.label or f"{bar.name}: the figures are below"
-    return join((name, tag("div", *cells, class_="bar", role="img", aria_label=label), tag("div", *keys, class_="key")))
+    return join(
+        (name, tag("div", *cells, class_="bar", role="img", aria_label=label), tag("div", *_apart(*keys), class_="key"))
+    )
 
 
 def _stretch(part: Slice, whole: int) -> Html:

@@ -10,6 +10,9 @@
   a tick          processor time of the sampler's thread
   panel open      the same steps of a training loop with the panel open and closed, in turns, in one kernel: each pair's
                   ratio of the time that passed (which other work on the machine moves) and of processor time (all threads)
+  beside          where --peers has jupyterlab-nvdashboard, it and ours in turns, each on a server of its own, kernels idle:
+                  the page load to the first data, a click that opens it to its first figures, and what watching costs: the
+                  server's processor time (ours relays ticks, theirs makes its updates), our kernel's, and the page's
   bundle          JavaScript and CSS that a page loads at once, and all that it ever loads; beside it that of
                   jupyterlab-nvdashboard, where --peers has it
 Prints medians and extremes; it never fails by time.
@@ -22,18 +25,22 @@ import gzip
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import CDPSession, Page, ViewportSize, sync_playwright
 
+from tests.benchmarks.nvdashboard import Dashboard, extension_of
 from tests.kernels import FASTAI, Zygote
 from tests.test_packaging import loaded_at_once
 from tests.ui.cells import FIT, LOAD, STOP_FILE, prelude
 from tests.ui.chromium import launch
 from tests.ui.pages import Notebook, Tab
-from tests.ui.servers import ROOT, Forks, Server
+from tests.ui.servers import ROOT, Forks, OtherExtension, Server
 
+_WINDOW: ViewportSize = {"width": 1280, "height": 900}
 STEPS = """
 import time, torch
 net = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512))
@@ -133,6 +140,109 @@ def open_and_closed(tab: Tab, pairs: int, seconds: float) -> tuple[list[float], 
     return walls, spents, max(closed) / min(closed) - 1
 
 
+_TAB = ".jp-SideBar .lm-TabBar-tab[data-id=nbguard-panel]"
+_OPENED = """since => new Promise((done, fail) => {
+  const until = performance.now() + 20000;
+  const look = () => {
+    const view = document.querySelector('.nbguard-view[data-tick]');
+    if (view?.checkVisibility() && view.dataset.tick !== since) done(performance.now() - recorder.clicked);
+    else if (performance.now() > until) fail(new Error('the panel has not opened'));
+    else requestAnimationFrame(look);
+  };
+  look();
+})"""
+"""Milliseconds from the last click to the first tick that is drawn after it."""
+
+
+def _open_panel(tab: Tab) -> float:
+    """Open our panel by its tab; return the milliseconds to the first tick that is drawn."""
+    tab.hide_panel()
+    tab.page.wait_for_timeout(1000)
+    since = str(tab.tick())
+    tab.page.evaluate("() => recorder.reset()")
+    tab.page.locator(_TAB).click()
+    found: float = tab.page.evaluate(_OPENED, since)
+    return found
+
+
+def _open_chart(chart: Dashboard) -> float:
+    chart.close()
+    chart.page.wait_for_timeout(1000)
+    return chart.open()
+
+
+def _busy(session: CDPSession) -> float:
+    """Return the seconds that a page's main thread has been at work since the session has counted them."""
+    metrics = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+    return float(metrics["TaskDuration"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """Seconds of processor time over some seconds of watching, and how many updates came."""
+
+    seconds: float
+    updates: int
+    server: float
+    page: float
+    kernel: float = 0.0
+
+
+def _watch(server: Server, page: Page, updates: Callable[[], int], kernel: Callable[[], float], seconds: float) -> Watched:
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable")
+
+    def read() -> tuple[float, int, float, float, float]:
+        return time.monotonic(), updates(), server.processor_time, _busy(session), kernel()
+
+    before = read()
+    page.wait_for_timeout(seconds * 1000)
+    passed, count, on_server, on_page, in_kernel = (b - a for a, b in zip(before, read(), strict=True))
+    session.detach()
+    return Watched(seconds=passed, updates=int(count), server=on_server, page=on_page, kernel=in_kernel)
+
+
+def beside(tab: Tab, server: Server, chart: Dashboard, its_server: Server, options: argparse.Namespace) -> None:
+    """Print what ours and nvdashboard take for the same, measured in turns."""
+    ours, theirs = list[float](), list[float]()
+    for number in range(options.reloads):
+        turns = [lambda: ours.append(_first_data(tab)[0]), lambda: theirs.append(chart.first_data())]
+        for turn in turns if number % 2 else turns[::-1]:
+            turn()
+    row("first data after page load", ours, "s ")
+    row("  … of nvdashboard, its chart pressed", theirs, "s ", "it does not open its charts again by itself")
+
+    ours, theirs = [], []
+    for _ in range(options.reloads):
+        ours.append(_open_panel(tab))
+        theirs.append(_open_chart(chart))
+    row("opened by a click, to the first figures", ours, "ms")
+    row("  … of nvdashboard", theirs, "ms")
+
+    def in_kernel() -> float:
+        return float(sum(tab.notebook.kernel.value(_SPENT)))
+
+    watched: dict[str, list[Watched]] = {"ours": [], "theirs": []}
+    for _ in range(max(2, options.pairs // 2)):
+        tab.page.bring_to_front()
+        watched["ours"].append(_watch(server, tab.page, tab.tick, in_kernel, options.seconds * 2))
+        chart.page.bring_to_front()
+        watched["theirs"].append(_watch(its_server, chart.page, lambda: chart.updates, lambda: 0.0, options.seconds * 2))
+    for name, each in (("watching", watched["ours"]), ("  … nvdashboard", watched["theirs"])):
+        row(f"{name}: updates a second", [one.updates / one.seconds for one in each], "  ")
+        cost = [(one.server + one.kernel) / one.updates * 1e3 for one in each]
+        row("    an update: processor time, no page", cost, "ms", "server and kernel")
+        row("    … of it in the kernel", [one.kernel / one.updates * 1e3 for one in each], "ms")
+        row(
+            "    a second of it: processor time, no page", [(one.server + one.kernel) / one.seconds * 1e3 for one in each], "ms"
+        )
+        row("    a second of it: the page's main thread", [one.page / one.seconds * 1e3 for one in each], "ms")
+    print(
+        "  not measured of nvdashboard: its GPU charts, which are there with a GPU's driver only; a click that is answered, as"
+    )
+    print("  none of its buttons asks a kernel or the server for anything")
+
+
 def size(*files: Path) -> str:
     """Return the size of files, and what is sent over a network, in kB."""
     texts = [file.read_bytes() for file in files]
@@ -193,17 +303,21 @@ def main() -> None:
         servers: list[Server] = []
         forks: list[Forks] = []
 
-        def tab_of(name: str, extension: Path | None = None) -> Tab:
-            """Return a page of a server of its own, with another build of the extension if one is named."""
+        def notebook_of(name: str, extension: Path | None = None, other: OtherExtension | None = None) -> Notebook:
+            """Return a notebook on a server of its own, with another build of the extension, or another one, if it is named."""
             home = Path(folder, name)
             home.mkdir()
-            servers.append(Server(home / "server", extension=extension))
+            servers.append(Server(home / "server", extension=extension, other=other))
             forks.append(Forks(zygote, home))
             servers[-1].add_kernelspec("fastai", forks[-1])
-            notebook = Notebook.make(servers[-1], "training.ipynb", [FIT], "fastai")
+            return Notebook.make(servers[-1], "training.ipynb", [FIT], "fastai")
+
+        def tab_of(name: str, extension: Path | None = None) -> Tab:
+            """Return a page of a server of its own."""
+            notebook = notebook_of(name, extension)
             notebook.kernel.run(LOAD).ok()
             notebook.kernel.run(prelude()).ok()
-            tab = Tab(browser.new_context(viewport={"width": 1280, "height": 900}), notebook, "lab")
+            tab = Tab(browser.new_context(viewport=_WINDOW), notebook, "lab")
             tab.wait_for_ticks()
             return tab
 
@@ -211,7 +325,12 @@ def main() -> None:
             if options.against is not None:
                 in_turns(tab_of("this"), tab_of("other", options.against.resolve()), options.reloads)
             else:
-                measure(tab_of("this"), options)
+                tab, other = tab_of("this"), extension_of(options.peers)
+                if other is not None:
+                    its = notebook_of("nvdashboard", other=other)
+                    chart = Dashboard(browser.new_context(viewport=_WINDOW), its)
+                    beside(tab, tab.notebook.server, chart, its.server, options)
+                measure(tab, options)
         finally:
             browser.close()
             for server in servers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,6 +17,7 @@ from nbguard.memory.facts import Facts, LearnerFact, NvmlFacts, PinnedFacts, Pro
 from nbguard.memory.oom_facts import CodeLine, HostFacts, OomFact, OomNote
 from nbguard.memory.references.explain import explain
 from nbguard.out_of_memory.card import OomCard, build_card
+from nbguard.render.html import blocks_html
 from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
@@ -280,3 +282,11 @@ def test_a_long_name_keeps_its_end() -> None:
     graph = make_graph({name: ["x"]}, {}, {"x": 4 * MiB})
 
     assert "PreTrainedModel._get_conv1d_layers" in build_report(Analysis(make_facts(graph))).mimebundle()["text/plain"]
+
+
+def test_words_stay_apart_where_a_notebook_that_is_not_trusted_has_lost_the_style_sheet() -> None:
+    html = str(blocks_html(build_report(Analysis(_afternoon())).blocks(), "report"))
+    body = html.split("</style>", 1)[1]
+    assert 'class="key"' in body
+    assert 'class="head"' in body
+    assert re.findall(r"\w</(?:b|span)><(?:b|span)\b[^>]*>", body) == []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.heap.attributes import attribute_of, plain_attributes
 
 
 class Thing:
@@ -38,6 +38,17 @@ def test_an_attribute_is_what_the_instance_itself_has() -> None:
     assert attribute_of(thing, "missing") is None
     assert attribute_of(Slotted(), "x") is None
     assert attribute_of(None, "x") is None
+
+
+def test_several_attributes_are_what_each_of_them_is() -> None:
+    names = ("x", "answered", "default", "missing")
+    thing = Thing()
+    assert {name: found for name, found in plain_attributes(thing, names).items() if found is not None} == {
+        "x": 1,
+        "answered": 2,
+    }
+    assert plain_attributes(Slotted(), names) == {"x": None}
+    assert plain_attributes(None, names) == {}
 
 
 @pytest.mark.skipif(not (3, 11) <= sys.version_info < (3, 13), reason="only these keep attributes beside the object")

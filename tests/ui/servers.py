@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.kernels import Zygote
 
@@ -64,6 +64,14 @@ _OTHERS = ("ipyparallel-labextension",)
 """Extensions of packages that are installed for other tests: a panel and requests of their own are in the way of ours."""
 
 
+class OtherExtension(NamedTuple):
+    """An extension of another package, to be served in place of ours."""
+
+    name: str  # of its labextension
+    module: str  # of its server extension
+    folder: Path  # into which pip has installed it
+
+
 class Server:
     """A Jupyter server that runs as long as the tests want it. `url` ends with a slash.
 
@@ -71,15 +79,22 @@ class Server:
         folder: everything of it goes there.
         base_url: the path at which it serves.
         extension: folder of the built extension; None: that of this tree.
+        other: the extension that is served in place of it.
     """
 
-    def __init__(self, folder: Path, base_url: str = "/", extension: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, base_url: str = "/", extension: Path | None = None, other: OtherExtension | None = None
+    ) -> None:
         self.folder = folder
+        self._other = other
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir(parents=True)
         self._share = folder / "share" / "jupyter"
         (self._share / "labextensions").mkdir(parents=True)
-        (self._share / "labextensions" / "nbguard").symlink_to(extension or ROOT / "nbguard" / "labextension")
+        name, built = "nbguard", extension or ROOT / "nbguard" / "labextension"
+        if other is not None:
+            name, built = other.name, other.folder / "share" / "jupyter" / "labextensions" / other.name
+        (self._share / "labextensions" / name).symlink_to(built)
         self._leave_out(_OTHERS)
         self.reset_settings()
         port = _free_port()
@@ -105,13 +120,21 @@ class Server:
             "ServerApp.open_browser": False,
             "ServerApp.allow_root": True,
             "ServerApp.disable_check_xsrf": True,  # for `ask`; a page sends what it should
-            "ServerApp.jpserver_extensions": {"jupyterlab": True, "notebook": True},
+            "ServerApp.jpserver_extensions": {"jupyterlab": True, "notebook": True, **self._others_module()},
             "IdentityProvider.token": "",
             "LabApp.expose_app_in_browser": True,
             "LabApp.extension_manager": "readonly",
             "JupyterNotebookApp.expose_app_in_browser": True,
         }
         return [sys.executable, "-m", "jupyter_server", *(f"--{name}={value}" for name, value in options.items())]
+
+    def _others_module(self) -> dict[str, bool]:
+        return {} if self._other is None else {self._other.module: True}
+
+    @property
+    def processor_time(self) -> float:
+        """Return the seconds of processor time that the server has taken, in all of its threads. Linux."""
+        return time.clock_gettime((~self._process.pid << 3) | 2)  # clock_getcpuclockid(3)
 
     def _environment(self) -> dict[str, str]:
         places = {
@@ -123,6 +146,7 @@ class Server:
             "IPYTHONDIR": "ipython",
         }
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths += [] if self._other is None else [str(self._other.folder)]
         return {
             **os.environ,
             **{name: str(self.folder / place) for name, place in places.items()},

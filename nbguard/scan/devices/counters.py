@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -108,8 +109,11 @@ def heap_reader() -> Callable[[], int] | None:
 def _resident() -> int | None:
     """Return the bytes of the process that are in memory (what was allocated and not yet written to is not); None: unknown."""
     try:
-        with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123 - read in every cell
-            return int(statm.read().split()[1]) * mmap.PAGESIZE
+        statm = os.open("/proc/self/statm", os.O_RDONLY)  # read in ticks: Python's own files take three times as long
+        try:
+            return int(os.read(statm, 200).split()[1]) * mmap.PAGESIZE
+        finally:
+            os.close(statm)
     except OSError:  # not Linux
         psutil: Any = sys.modules.get("psutil")  # ipykernel has imported it
         return None if psutil is None else int(psutil.Process().memory_info().rss)

@@ -44,6 +44,21 @@ def attribute_of(obj: Any, name: str) -> Any:
         return None
 
 
+def plain_attributes(obj: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return what `attribute_of` finds under several names, of those under which there is something, in one go."""
+    answered = {name for base in mro_of(type(obj)) for name in names if name in namespace_of(base)}
+    found: dict[str, Any] = {}
+    for name in names:
+        if name in answered:
+            found[name] = attribute_of(obj, name)
+            continue
+        try:
+            found[name] = object.__getattribute__(obj, name)
+        except AttributeError:  # quicker than a context manager
+            continue
+    return found
+
+
 def hiding_names(cls: type) -> frozenset[str]:
     """Return the names that the class answers itself (a property), whatever the instance's attribute dict says."""
     names = set()

@@ -20,8 +20,9 @@ from nbguard.scan.devices.nvml import NvmlReader
 
 _DRIVER_EVERY = 1.0
 """Seconds between two readings of the driver, which may take milliseconds each."""
-_HEAP_SHARE = 0.0005
+_HEAP_SHARE = 0.0003
 """Of the processor's time that readings of malloc may take: it goes through all its free pieces, and others wait meanwhile."""
+_HOST = (DeviceFacts(device="cpu", name="host memory"),)
 
 
 class DeviceReader:
@@ -41,8 +42,7 @@ class DeviceReader:
             self._tracked = tracked_device()
         if self._tracked == "cpu":
             process, source = self._heap.read()
-            host = DeviceFacts(device="cpu", name="host memory")
-            return TickReading(tracked="cpu", devices=(host,), pid=os.getpid(), process=process, source=source)
+            return TickReading(tracked="cpu", devices=_HOST, pid=os.getpid(), process=process, source=source)
         if self._tracked != "cuda":
             devices, _ = device_facts(self._tracked, with_segments=False)
             return TickReading(tracked=self._tracked, devices=devices, pid=os.getpid())

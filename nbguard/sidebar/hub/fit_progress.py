@@ -12,9 +12,10 @@ import threading
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-from nbguard.scan.heap.attributes import attribute_of
+from nbguard.scan.heap.attributes import attribute_of, plain_attributes
 from nbguard.scan.heap.kinds import mro_of
 from nbguard.sidebar.protocol.state import FitTick
 from nbguard.sidebar.protocol.truncation import truncate_utf8
@@ -22,6 +23,10 @@ from nbguard.sidebar.protocol.truncation import truncate_utf8
 _FIT, _VALIDATE = "fit", "_do_epoch_validate"
 _LOADING = "torch.utils.data.dataloader"
 _SEEN = ("fastai.", _LOADING)
+_CELL = ("<module>", "<cell line")
+"""The names that Python and IPython give the code of a cell."""
+_ATTRIBUTES = ("n_epoch", "train_iter", "epoch", "iter", "n_iter", "recorder")
+"""What of a Learner a tick has a look at."""
 _SAMPLES = 20
 """Fewer looks than this say nothing about the share of waiting."""
 
@@ -82,12 +87,13 @@ class FitProgress:
             self._course = None
             return None
         learner = frame.f_locals.get("self")
-        key = (id(learner), id(frame), _count(learner, "n_epoch") or 0)
-        course = self._follow(key, _count(learner, "train_iter") or 0, peak)
+        said = plain_attributes(learner, _ATTRIBUTES)
+        key = (id(learner), id(frame), _count(said, "n_epoch") or 0)
+        course = self._follow(key, _count(said, "train_iter") or 0, peak)
         course.looks += 1
         course.waits += running.is_loading
         label = self.names.get(id(learner), "a Learner")
-        return self._tick(label, running, learner, course, peak)
+        return self._tick(label, running, said, course, peak)
 
     def _follow(self, key: tuple[int, ...], batches: int, peak: int | None) -> _FitState:
         """Return the course of this fit: a new one if it is another fit, perhaps in the same frame as the one before."""
@@ -97,10 +103,11 @@ class FitProgress:
         course.batches = batches
         return course
 
-    def _tick(self, label: str, running: _Found, learner: Any, course: _FitState, peak: int | None) -> FitTick:
+    def _tick(self, label: str, running: _Found, said: dict[str, Any], course: _FitState, peak: int | None) -> FitTick:
+        """Return the tick of a fit whose Learner has the attributes `said`."""
         in_fit = running.fit is not None
-        epoch, epochs = (_count(learner, "epoch", 1), _count(learner, "n_epoch")) if in_fit else (None, None)
-        batch, batches = _count(learner, "iter", 1), _count(learner, "n_iter")
+        epoch, epochs = (_count(said, "epoch", 1), _count(said, "n_epoch")) if in_fit else (None, None)
+        batch, batches = _count(said, "iter", 1), _count(said, "n_iter")
         if batch is not None and batches is not None and batch > batches:  # of the epoch before, as this one begins
             batch = None
         has_risen = peak is not None and course.peak is not None and peak > course.peak
@@ -112,7 +119,7 @@ class FitProgress:
             batch=batch,
             batches=batches,
             is_training=in_fit and running.validate is None,
-            loss=_loss(learner) if in_fit else None,
+            loss=_loss(said.get("recorder")) if in_fit else None,
             peak=peak if has_risen else None,
             waiting=round(course.waits / course.looks, 2) if course.looks >= _SAMPLES else None,
         )
@@ -128,7 +135,7 @@ def _running(resting: dict[int, _Place]) -> _Found | None:
     for ident in resting.keys() - tops.keys():
         del resting[ident]
     main = threading.main_thread().ident
-    for ident in sorted(tops, key=lambda ident: (ident != main, ident)):
+    for ident in chain((main,) if main in tops else (), sorted(tops)):  # most fits run in the main thread
         top = tops[ident]
         place = (id(top), id(top.f_code), top.f_lasti)
         if resting.get(ident) == place:
@@ -160,23 +167,28 @@ def _of_thread(top: types.FrameType) -> _Found:
 
 
 def _outwards(top: types.FrameType) -> list[types.FrameType]:
-    """Return the frames from `top` on, all at once: the thread goes on, and where a generator rests the way out ends."""
+    """Return the frames from `top` to the cell's own, all at once: the thread goes on, and a resting generator has no way out.
+
+    Beyond the cell are the frames of IPython and the kernel, as many again, none of which is fastai's.
+    """
     frames: list[types.FrameType] = []
     frame: types.FrameType | None = top
     while frame is not None:
         frames.append(frame)
+        if frame.f_code.co_name.startswith(_CELL) and frame.f_globals.get("__name__") == "__main__":
+            break
         frame = frame.f_back
     return frames
 
 
-def _count(learner: Any, name: str, start: int = 0) -> int | None:
-    count = attribute_of(learner, name)
+def _count(said: dict[str, Any], name: str, start: int = 0) -> int | None:
+    count = said.get(name)
     return count + start if type(count) is int else None
 
 
-def _loss(learner: Any) -> float | None:
+def _loss(recorder: Any) -> float | None:
     """Return the smoothed loss of the last batch, which fastai's Recorder holds on the host already; None if it does not."""
-    losses = attribute_of(attribute_of(learner, "recorder"), "losses")
+    losses = attribute_of(recorder, "losses")
     if type(losses) is not list or not losses:
         return None
     torch: Any = sys.modules["torch"]
@@ -186,5 +198,7 @@ def _loss(learner: Any) -> float | None:
     with torch._C.DisableTorchFunctionSubclass():  # a subclass's own code must not run
         if not base.is_cpu.__get__(last) or base.numel(last) != 1:
             return None
-        loss = float(base.item(last))
-    return loss if math.isfinite(loss) else None
+        loss = base.tolist(last)  # `item` would let the training have the interpreter, and the tick wait for it
+    while type(loss) is list:
+        (loss,) = loss
+    return float(loss) if math.isfinite(loss) else None

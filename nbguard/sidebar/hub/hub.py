@@ -314,14 +314,12 @@ class Hub:
             return self._handler
 
     def _tick(self) -> None:
-        from nbguard.sidebar.protocol.ticks import LastLook
-
         try:
             if self._tick_source is None:
                 from nbguard.sidebar.hub.tick_source import TickSource
 
                 self._tick_source = TickSource(self._boot, self._simulated)
-            look = LastLook() if self._handler is None else self._handler.states.look_for_ticks
+            look = None if self._handler is None else self._handler.states.look_for_ticks
             self._outbox.send_tick(self._leases.channels, self._tick_source.tick(look, self._busy.cell, self._jobs.listed))
             while self._history_requests:
                 channel, request = self._history_requests.popleft()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,8 @@ _MOST = 100
 
 class Channel(Protocol):
     """A way by which messages get to views: the comm of all panels, or that of one widget."""
+
+    packs: bool  # `send` takes dataclasses in a message, too
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message to the views at the other end."""
@@ -40,13 +43,16 @@ class Leases:
         self._clock = clock
         self._lock = threading.Lock()
         self._leases: dict[str, _Lease] = {}
+        self._first_end = math.inf  # no lease ends before
 
     def renew(self, client: str, channel: Channel, *, visible: bool, glance: bool = False) -> None:
         """Note that a view looks from now on for `LEASE` seconds, by way of `channel`."""
         with self._lock:
             self._drop_old()
             if client in self._leases or len(self._leases) < _MOST:
-                self._leases[client] = _Lease(channel, self._clock() + LEASE, visible, glance)
+                until = self._clock() + LEASE
+                self._leases[client] = _Lease(channel, until, visible, glance)
+                self._first_end = min(self._first_end, until)
 
     def end(self, client: str) -> None:
         """Forget a view."""
@@ -97,4 +103,6 @@ class Leases:
 
     def _drop_old(self) -> None:
         now = self._clock()
-        self._leases = {client: lease for client, lease in self._leases.items() if lease.until > now}
+        if now >= self._first_end:
+            self._leases = {client: lease for client, lease in self._leases.items() if lease.until > now}
+            self._first_end = min((lease.until for lease in self._leases.values()), default=math.inf)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 
 _COSTLY = 0.002
-"""Seconds of processor time that half of the last `_WINDOW` ticks may take more than: else ticks become half as many."""
+"""Seconds of processor time that half of `_WINDOW` ticks may take more than: else ticks become half as many."""
 _WINDOW = 20
 _SLOWEST = 8
 
@@ -26,7 +25,7 @@ class Sampler:
         self._silence = threading.Lock()  # held until somebody wakes the thread: to wait for it costs less than a condition
         self._silence.acquire()
         self._thread: threading.Thread | None = None
-        self._costs: deque[float] = deque(maxlen=_WINDOW)
+        self._costs: list[float] = []
         self._slowness = 1
 
     def wake(self) -> None:
@@ -77,9 +76,8 @@ class Sampler:
         if len(self._costs) < _WINDOW:
             return
         usual = sorted(self._costs)[_WINDOW // 2]
+        self._costs.clear()
         if usual > _COSTLY and self._slowness < _SLOWEST:
             self._slowness *= 2
-            self._costs.clear()
         elif usual < _COSTLY / 2 and self._slowness > 1:
             self._slowness //= 2
-            self._costs.clear()

@@ -58,8 +58,8 @@ class TickSource:
         """Call Learners by these names, by their ids."""
         self._progress.names = names
 
-    def tick(self, look: LastLook, cell: int | None, jobs: tuple[JobStatus, ...]) -> Tick:
-        """Return what the counters say now. `look` is the last look at the heap, `cell` the number of the cell that runs."""
+    def tick(self, look: LastLook | None, cell: int | None, jobs: tuple[JobStatus, ...]) -> Tick:
+        """Return what the counters say now. `look`: the last look at the heap, if any; `cell`: number of the cell that runs."""
         self._count += 1
         now = time.time()
         simulated = self._tried("the simulated device", self._simulated)
@@ -76,7 +76,7 @@ class TickSource:
             reading,
             devices=devices,
             points=points,
-            look=look,
+            look=look or LastLook(),
             busy=cell is not None,
             cell=cell,
             fit=fit,

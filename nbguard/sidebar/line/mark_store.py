@@ -39,6 +39,7 @@ class _OpenCell:
     last_run: TimeMark | None  # of the same cell, by its id; None: none is kept
     highs: dict[str, int] = field(default_factory=dict)  # by device, the most bytes of the readings so far
     peaks: dict[str, int] = field(default_factory=dict)  # by device, the peak counter once it has risen in this cell
+    reached: TimeMark | None = None  # the mark with its peaks; None: they have risen since it was made
 
 
 class MarkStore:
@@ -119,10 +120,11 @@ class MarkStore:
             return
         cell = self._open
         for device, (allocated, peak) in readings.items():
-            cell.highs[device] = max(cell.highs.get(device, 0), allocated)
+            if allocated > cell.highs.get(device, -1):
+                cell.highs[device], cell.reached = allocated, None
             before = None if cell.before is None else cell.before.get(device, _UNUSED)
-            if peak is not None and before is not None and peak > (before.peak or 0):
-                cell.peaks[device] = max(cell.peaks.get(device, 0), peak)
+            if peak is not None and before is not None and peak > max(before.peak or 0, cell.peaks.get(device, 0)):
+                cell.peaks[device], cell.reached = peak, None
 
     def _close(self, t: float) -> None:
         if self._open is not None:
@@ -131,10 +133,13 @@ class MarkStore:
 
 
 def _with_peaks(cell: _OpenCell) -> TimeMark:
-    peaks = (
-        DevicePeak(device, max(high, cell.peaks.get(device, 0)), device in cell.peaks) for device, high in cell.highs.items()
-    )
-    return replace(cell.mark, peaks=tuple(peaks))
+    if cell.reached is None:
+        peaks = (
+            DevicePeak(device, max(high, cell.peaks.get(device, 0)), device in cell.peaks)
+            for device, high in cell.highs.items()
+        )
+        cell.reached = replace(cell.mark, peaks=tuple(peaks))
+    return cell.reached
 
 
 def _tail(marks: deque[TimeMark], most: int) -> Iterable[TimeMark]:

@@ -112,4 +112,9 @@ _OPS: dict[type, str] = {kind: op for table in (ANSWERS, BROADCASTS) for op, kin
 
 def message_of(answer: Answer | Broadcast) -> dict[str, Any]:
     """Return a message as it goes over the wire."""
-    return {"op": _OPS[type(answer)], **{name: to_builtins(field) for name, field in answer._asdict().items()}}
+    return {name: to_builtins(field) for name, field in unpacked_message(answer).items()}
+
+
+def unpacked_message(answer: Answer | Broadcast) -> dict[str, Any]:
+    """Return the same with its dataclasses in it, for those who pack them."""
+    return {"op": _OPS[type(answer)], **answer._asdict()}

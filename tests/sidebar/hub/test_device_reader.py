@@ -65,12 +65,12 @@ def test_the_longer_malloc_takes_to_answer_the_more_rarely_it_is_asked(monkeypat
     heap = ticking._Heap()
     monkeypatch.setattr(heap._counters, "read", read)
     said = list[tuple[int | None, str]]()
-    for tick in range(13):
+    for tick in range(21):
         now[0] = tick / 4
         said.append(heap.read())
 
-    assert asked == [0.0, 1.5, 3.0]
-    assert said == [(1, "malloc")] * 6 + [(2, "malloc")] * 6 + [(3, "malloc")]
+    assert asked == [0.0, 2.5, 5.0]
+    assert said == [(1, "malloc")] * 10 + [(2, "malloc")] * 10 + [(3, "malloc")]
 
 
 def test_the_driver_is_asked_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

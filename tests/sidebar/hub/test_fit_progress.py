@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -15,7 +16,7 @@ from fastai.callback.schedule import Learner  # with fit_one_cycle, fine_tune an
 from fastai.data.core import DataLoaders
 from fastai.data.load import DataLoader
 
-from nbguard.sidebar.hub.fit_progress import FitProgress
+from nbguard.sidebar.hub.fit_progress import FitProgress, _outwards
 from nbguard.sidebar.protocol.state import FitTick
 
 BATCHES, ROWS = 6, 8
@@ -232,3 +233,13 @@ def test_a_loss_of_fastais_own_tensor_type_is_read() -> None:
 
     assert type(learn.recorder.losses[-1]) is TensorBase
     assert looks.seen[-1].loss == pytest.approx(float(learn.recorder.losses[-1]))
+
+
+def test_the_way_out_ends_at_the_cell() -> None:
+    found: dict[str, Any] = {"__name__": "__main__", "outwards": _outwards, "here": sys._getframe}
+    exec("def inner():\n    return [frame.f_code.co_name for frame in outwards(here())]\nnames = inner()", found)
+    assert found["names"] == ["inner", "<module>"]
+    elsewhere = {**found, "__name__": "imported"}
+    exec("def inner():\n    return [frame.f_code.co_name for frame in outwards(here())]\nnames = inner()", elsewhere)
+    assert elsewhere["names"][:2] == ["inner", "<module>"]
+    assert len(elsewhere["names"]) > 3

@@ -8,6 +8,8 @@ from nbguard.sidebar.hub.leases import LEASE, Leases
 
 
 class _Way:
+    packs = False
+
     def send(self, message: dict[str, Any]) -> None:
         raise AssertionError(message)
 

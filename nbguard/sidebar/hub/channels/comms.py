@@ -8,13 +8,22 @@ messages from a subshell back to the thread that published last, where they wait
 from __future__ import annotations
 
 import threading
+from functools import cached_property
 from typing import Any
 
 from comm.base_comm import BaseComm
 
+from nbguard.sidebar.builtins import to_builtins
+from nbguard.sidebar.hub.channels.unasked import UnaskedSender
+
 
 class ThreadSafeComm(BaseComm):
-    """A comm that may publish from any thread, and hands messages to its callback in the thread that has them."""
+    """A comm that may publish from any thread, and hands messages to its callback in the thread that has them.
+
+    Messages may have dataclasses in them: they are packed as the fields that they have.
+    """
+
+    packs = True
 
     def __init__(self, kernel: Any, **keys: Any) -> None:
         self._kernel = kernel
@@ -25,9 +34,16 @@ class ThreadSafeComm(BaseComm):
         """Publish a message: in the name of the message that is being answered in this thread, if one is."""
         content = {"data": data or {}, "comm_id": self.comm_id, **keys}
         parent = self._kernel.get_parent() if msg_type == "comm_open" else getattr(self._answered, "message", {})
+        if msg_type == "comm_msg" and not (parent or metadata or buffers) and self._unasked.send(content):
+            return
+        content["data"] = {name: to_builtins(field) for name, field in content["data"].items()}
         self._kernel.session.send(
             self._kernel.iopub_socket, msg_type, content, metadata=metadata, parent=parent, ident=self.topic, buffers=buffers
         )
+
+    @cached_property
+    def _unasked(self) -> UnaskedSender:
+        return UnaskedSender(self._kernel, "comm_msg", self.topic)
 
     def handle_msg(self, msg: dict[str, Any]) -> None:
         """Hand a message to the callback."""

@@ -18,6 +18,7 @@ from nbguard.sidebar.protocol.answers import (
     StateSent,
     TickSent,
     message_of,
+    unpacked_message,
 )
 
 if TYPE_CHECKING:
@@ -63,9 +64,9 @@ class Outbox:
 
     @staticmethod
     def _send(channels: Iterable[Channel], message: Answer | Broadcast) -> None:
-        wired: dict[str, Any] = message_of(message)
+        unpacked: dict[str, Any] = unpacked_message(message)
         for channel in channels:
             try:
-                channel.send(wired)
+                channel.send(unpacked if channel.packs else message_of(message))
             except Exception:  # noqa: BLE001 - as said above
                 _log.debug("a sidebar could not be told", exc_info=True)
