@@ -118,8 +118,7 @@ def _taken(subject: TrialSubject) -> Any:
     loader = subject.loader
     if loader is None:
         raise UndiagnosableError(
-            f"a {subject.name} has no loader: give a batch, as in  %nbguard doctor model --batch xb, "
-            "or nbguard.diagnose(model, batch)"
+            f"a {subject.name} has no loader: give a batch, as in  %nbguard doctor model --batch xb"
         )
     try:
         with _kept(loader):
