@@ -104,6 +104,7 @@ def test_what_only_a_magic_does_stays_as_it_is(command: str) -> None:
         ),
         ("as in  %nbguard record learn -o run", "as in  run = nbguard.run_record(learn)"),
         ("as in  %nbguard record learn --save run.json", "as in  %nbguard record learn --save run.json"),
+        ("%tb and %debug still work", "its traceback and a debugger still work"),
         ("100 % of it, and 5%", "100 % of it, and 5%"),
     ],
 )
@@ -120,7 +121,11 @@ def sentences() -> list[tuple[str, str]]:
         inside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         inside |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
         for node in ast.walk(tree):
-            if isinstance(node, (ast.Constant, ast.JoinedStr)) and id(node) not in inside and package / "notebook" not in file.parents:
+            if (
+                isinstance(node, (ast.Constant, ast.JoinedStr))
+                and id(node) not in inside
+                and package / "notebook" not in file.parents
+            ):
                 parts = node.values if isinstance(node, ast.JoinedStr) else [node]
                 text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
                 if "%" in text:

@@ -13,6 +13,7 @@ from nbguard.memory.facts import DEBUGGER
 from nbguard.scan.heap.kinds import module_namespaces, mro_of, name_of
 from nbguard.scan.oom.chain import is_exception, parts_of, slot
 from nbguard.scan.pause import pause_main_thread
+from nbguard.scan.roots.marimo import errors_of_cells
 from nbguard.scan.roots.root import LiveRoot
 
 LABEL = "last error"
@@ -22,11 +23,15 @@ _SYS_NAMES = ("last_exc", "last_value", "last_traceback", "last_type")
 
 
 def error_holders(shell: Any) -> Iterator[Any]:
-    """Yield all that holds the last error: Python's own record, what a debugger left, IPython's printer and last result."""
+    """Yield all that holds the last error: Python's own record, what a debugger left, IPython's printer and last result.
+
+    Where marimo runs the cells, the errors of all that failed.
+    """
     yield from (sys.__dict__[name] for name in _SYS_NAMES if sys.__dict__.get(name) is not None)
     spaces = [*module_namespaces().values(), *(() if shell is None else (shell.user_ns,))]
     yield from {id(space): space[PDB_VARIABLES] for space in spaces if type(space.get(PDB_VARIABLES)) is dict}.values()
     if shell is None:
+        yield from errors_of_cells()
         return
     printers = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
     values = [getattr(printer, name, None) for printer in printers for name in ("tb", "evalue", "pdb")]
