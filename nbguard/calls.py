@@ -77,6 +77,7 @@ def as_calls(text: str) -> str:
     """Return a text in which each command that has a call is that call."""
     if "%" not in text:
         return text
+    text = text.replace("%tb and %debug", "its traceback and a debugger")
     quoted = _QUOTED.sub(lambda found: f"{found[1]}{call_of(found[2].rstrip()) or found[2]}{found[3]}", text)
     return _UNQUOTED.sub(lambda found: call_of(found[0]) or found[0], quoted)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 import types
@@ -103,11 +104,40 @@ def test_what_only_a_magic_does_stays_as_it_is(command: str) -> None:
         ),
         ("as in  %nbguard record learn -o run", "as in  run = nbguard.run_record(learn)"),
         ("as in  %nbguard record learn --save run.json", "as in  %nbguard record learn --save run.json"),
+        ("%tb and %debug still work", "its traceback and a debugger still work"),
         ("100 % of it, and 5%", "100 % of it, and 5%"),
     ],
 )
 def test_commands_in_sentences(sentence: str, shown: str) -> None:
     assert as_calls(sentence) == shown
+
+
+def sentences() -> list[tuple[str, str]]:
+    """Return the texts of nbguard that name a magic and can be shown without IPython, each with its place; docstrings apart."""
+    found = []
+    package = Path(nbguard.__file__).parent
+    for file in sorted(package.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        inside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        inside |= {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, (ast.Constant, ast.JoinedStr))
+                and id(node) not in inside
+                and package / "notebook" not in file.parents
+            ):
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+                text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
+                if "%" in text:
+                    found.append((f"{file.relative_to(package)}:{node.lineno}", text))
+    return found
+
+
+def test_no_sentence_has_half_of_a_command_as_a_call() -> None:
+    """Amid a sentence a command ends with two blanks, a backtick or the sentence: what follows would stand behind the call."""
+    half = re.compile(r"nbguard\.\w+\([^()]*\) (?:\S+ )*?--\w")
+    assert half.search(as_calls("as in  %nbguard doctor model --batch xb, or so"))
+    assert [(place, shown) for place, text in sentences() if half.search(shown := as_calls(text))] == []
 
 
 def test_in_a_table_a_command_is_a_cell_and_columns_stand_below_one_another() -> None:

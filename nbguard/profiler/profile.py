@@ -54,6 +54,10 @@ class FitProfile:
         self._report: FitReport | None = None
         self._mistakes: list[str] = []  # of steps after the fit, in words for the user
 
+    def __repr__(self) -> str:
+        state = "it runs" if self._report is None else "profile.report shows what it found"
+        return f"nbguard's profile of a fit: {state}"
+
     @property
     def report(self) -> FitReport:
         """Return the report. NbguardError while the profile runs."""

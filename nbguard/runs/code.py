@@ -46,7 +46,7 @@ def collect_cells(
     """Return the cells that the names come from, as they ran; each says whether the saved notebook has it otherwise now."""
     cells = notebook.inputs
     if not cells:
-        facts.miss("code", "cells", "this is no notebook: it has no cells")
+        facts.miss("code", "cells", "without IPython the cells that ran are not known")
         return ()
     roles = cells_behind(cells, names, len(cells) - 1, is_fit=is_fit)
     saved = _saved_sources(facts, path)

@@ -32,7 +32,7 @@ def collect_seeds(facts: FactCollector, cells: Sequence[str] | None) -> None:
     fixed = os.environ.get("PYTHONHASHSEED", "") if not sys.flags.hash_randomization else ""
     facts.add("seeds", "hash seed", fixed or "random in each process")
     if cells is None:
-        facts.miss("seeds", "calls", "this is no notebook: the code that sets seeds is not known")
+        facts.miss("seeds", "calls", "without IPython the code that sets seeds is not known")
         return
     calls = [call.text for call in seeds_in(cells).seeds]
     unset = torch is None or not is_chosen(torch.initial_seed())

@@ -29,6 +29,7 @@ from nbguard.scan.oom.last_error import oom_fact
 from nbguard.scan.outside.other_holders import other_holders
 from nbguard.scan.outside.unreached import orphan_roots
 from nbguard.scan.pause import pause_main_thread
+from nbguard.scan.roots import marimo
 from nbguard.scan.roots.event_loop import ending_handles, ending_roots
 from nbguard.scan.roots.frames import running_roots
 from nbguard.scan.roots.namespace import Cells, module_roots, output_places, output_roots, user_roots
@@ -89,9 +90,11 @@ class Notebook:
         return {id(space): "get_ipython()" for space in spaces if space is not None}
 
     def internals(self) -> set[int]:
-        """Return the ids of objects that are IPython's machinery: the walk stops there, else it would find everything."""
+        """Return the ids of IPython's or marimo's machinery: the walk stops there, else it would find everything."""
         shell = self.shell
         machinery = [self.namespace, self]
+        if shell is None:
+            machinery += marimo.machinery()
         if shell is not None:
             names = (
                 "user_ns_hidden",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nbguard.allocator.replay.advice import recommendation
+from nbguard.allocator.replay.advice import recommendation, recorded_requests
 from nbguard.allocator.replay.view import note_blocks, trial_blocks
 from nbguard.render.blocks import Block, Line, Listing, Section
 from nbguard.reports.map_view import map_blocks
@@ -16,6 +16,10 @@ _NO_TRACE = (
     "The file has no history, so why it came to this is not known. "
     "torch.cuda.memory._record_memory_history() before the run records one."
 )
+_NO_REQUEST = (
+    "The recorded history has no request in it, so why it came to this is not known. "
+    "torch.cuda.memory._record_memory_history(max_entries=100_000) before the run keeps that many events."
+)
 
 
 def diagnosis_blocks(diagnosis: SnapshotDiagnosis, limit: int = 12) -> Iterator[Block]:
@@ -24,7 +28,8 @@ def diagnosis_blocks(diagnosis: SnapshotDiagnosis, limit: int = 12) -> Iterator[
     for refusal in diagnosis.refusals:
         yield Line(_refused(refusal), "strong")
     if diagnosis.trials and not diagnosis.refusals:
-        yield Line("No request failed in the recorded history.", "strong")
+        has_requests = any(recorded_requests(trial) for trial in diagnosis.trials)
+        yield Line("No request failed in the recorded history." if has_requests else _NO_REQUEST, "strong")
     if not diagnosis.trials and not diagnosis.untried:
         yield Line(_NO_TRACE)
     for trial in diagnosis.trials:

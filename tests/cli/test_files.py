@@ -344,6 +344,25 @@ def test_diagnose_as_json_has_all_its_parts(tmp_path: Path, capsys: pytest.Captu
     assert found["map"]["kind"] == "memorymap"
 
 
+def test_diagnose_of_a_trace_without_a_request_does_not_say_that_none_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch 2.0 keeps one event unless told otherwise, and a snapshot that is taken is an event, too."""
+    file = snapshot_file(tmp_path, "2.13.0_118")
+    recorded = pickle.loads(file.read_bytes())
+    recorded["device_traces"] = [[{"action": "snapshot", "addr": 0, "size": 1 << 30, "stream": 0, "frames": []}]]
+    file.write_bytes(pickle.dumps(recorded))
+
+    assert main(["diagnose", str(file)]) == 0
+    text = capsys.readouterr().out
+
+    assert "No request failed" not in text
+    assert "The recorded history has no request in it, so why it came to this is not known. " in text
+    assert "max_entries" in text
+    assert main(["whatif", str(file)]) == 0
+    assert re.search(r"^  [0-9,]+ blocks in use, and no request after them", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_diagnose_of_a_run_that_went_well_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = snapshot_file(tmp_path, "2.13.0_111")
     snapshot = pickle.loads(file.read_bytes())

@@ -82,9 +82,11 @@ def test_the_second_run_is_compared_with_the_first() -> None:
 def test_running_out_of_memory_is_told_from_other_errors() -> None:
     profile = FitProfile()
     profile.start()
+    assert repr(profile) == "nbguard's profile of a fit: it runs"
     with pytest.raises(torch.OutOfMemoryError) as error:
         quiet_fit(learner(Fails("after_pred", 5, torch.OutOfMemoryError)))
     report = profile.finish(error.value)
+    assert repr(profile) == "nbguard's profile of a fit: profile.report shows what it found"
 
     assert (report.ending, report.error, report.timing.batches) == ("out of memory", "OutOfMemoryError", 5)
 

@@ -277,6 +277,13 @@ def test_crumbs_are_added_up() -> None:
     assert "b, a: less than 1 KiB each" in text
 
 
+def test_a_name_that_frees_nothing_alone_reaches_it() -> None:
+    graph = make_graph({"a": ["x"], "b": ["x", "y"]}, {}, {"x": 4 * MiB, "y": MiB})
+    text = build_report(Analysis(make_facts(graph))).mimebundle()["text/plain"]
+
+    assert "a: reaches only memory that others hold, too" in text
+
+
 def test_a_long_name_keeps_its_end() -> None:
     name = "transformers.models.xcodec.modeling_xcodec.XcodecPreTrainedModel._get_conv1d_layers"
     graph = make_graph({name: ["x"]}, {}, {"x": 4 * MiB})

@@ -83,7 +83,7 @@ def test_the_facts_of_a_plain_loop() -> None:
     assert {"python", "numpy", "torch"} <= record.of("generators").keys()
     missing = {(each.topic, each.name): each.reason for each in record.missing}
     assert missing["git", "commit"].endswith("is in no git repository")
-    assert missing["code", "cells"] == "this is no notebook: it has no cells"
+    assert missing["code", "cells"] == "without IPython the cells that ran are not known"
 
 
 def _seed(_: Any) -> None:

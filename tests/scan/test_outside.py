@@ -122,6 +122,40 @@ def test_a_variable_that_the_last_error_shares_with_code_that_is_yet_to_run_stay
 
 
 @pytest.mark.usefixtures("library")
+def test_what_a_release_leaves_in_the_last_error_goes_with_the_error() -> None:
+    """On Python 3.14 a frame that is cleared and set again keeps its variables for good."""
+
+    def run(kept: Any, also: Any) -> None:
+        data = torch.ones(50_000)
+
+        def use() -> Any:
+            return also
+
+        raise RuntimeError(kept, use, data.shape)
+
+    class Kept: ...
+
+    kept = [Kept(), Kept()]
+    known = [weakref.ref(each) for each in kept]
+    try:
+        run(*kept)
+    except RuntimeError as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    del kept
+
+    outcome = nbguard.release(namespace={})
+
+    assert outcome.realised == outcome.plan.promised >= 4 * 50_000
+    assert sys.last_traceback is not None
+    assert sys.last_traceback.tb_next is not None
+    variables = dict(sys.last_traceback.tb_next.tb_frame.f_locals)
+    assert [type(variables[name]).__name__ for name in ("kept", "also", "use")] == ["Kept", "Kept", "function"]
+    del variables, sys.last_type, sys.last_value, sys.last_traceback
+    gc.collect()
+    assert [each() for each in known] == [None, None]
+
+
+@pytest.mark.usefixtures("library")
 def test_a_variable_that_only_the_last_error_shares_goes() -> None:
     _fail(lambda _: None, [])
 

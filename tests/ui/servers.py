@@ -97,7 +97,7 @@ class Server:
         (self._share / "labextensions" / name).symlink_to(built)
         self._leave_out(_OTHERS)
         self.reset_settings()
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}{base_url}"
         self._log = (folder / "server.log").open("w")
         self._process = subprocess.Popen(
@@ -227,7 +227,7 @@ class Server:
         self._log.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -23,7 +23,14 @@ def settings_name(row: WhatIfRow) -> str:
 
 def requests_name(result: WhatIf) -> str:
     """Return the number of requests, in words."""
+    if not recorded_requests(result):
+        return f"{counted(result.replay.live_at_start, 'block')} in use, and no request after them"
     return counted(result.requests, "request")
+
+
+def recorded_requests(result: WhatIf) -> int:
+    """Return the number of requests in the trace itself, without those for blocks from before it."""
+    return result.requests - result.replay.live_at_start
 
 
 def recommendation(result: WhatIf) -> str:

@@ -19,7 +19,7 @@ from nbguard.cleanup.plan.plan import Action
 from nbguard.scan.heap.walk import WeakTracker
 from nbguard.scan.objects.learners import LEFTOVERS
 from nbguard.scan.roots.namespace import output_places
-from nbguard.scan.roots.tracebacks import ErrorParts, error_parts, parts_by_id, traced_frames
+from nbguard.scan.roots.tracebacks import ErrorParts, error_parts, kept_debuggers, parts_by_id, traced_frames
 from nbguard.scan.scan import Notebook
 
 _PASSES = 5
@@ -111,6 +111,8 @@ def _drop(cache: dict[Any, Any], keys: set[Any]) -> None:
 def _forget_debugger(_: StepContext) -> None:
     for frame in traced_frames():
         frame.f_trace = None
+    if kept_debuggers():
+        sys.modules["pdb"].Pdb._last_pdb_instance = None  # its breakpoints are the class's
 
 
 def _clear_leftovers(step: StepContext) -> None:

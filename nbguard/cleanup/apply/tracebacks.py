@@ -78,11 +78,19 @@ def _replace(frame: types.FrameType, ids: set[int], placeholders: Placeholders) 
 
 
 def _forget_overwritten(frame: types.FrameType) -> None:
-    """Have a finished frame let go of what its variables were before: by clearing it, and setting them all again."""
-    variables = dict(frame.f_locals)
-    with suppress(RuntimeError):  # a generator that rests: it may run on, and keeps what it has
-        frame.clear()
-        frame.f_locals.update(variables)
+    """Have a finished frame let go of what its variables were before: a tuple of its own, whose items are replaced.
+
+    Clearing the frame does so, too, but what is set in a cleared frame is never let go of.
+    """
+    if getattr(frame, "f_generator", None) is not None:  # a generator that rests: it may run on, and keeps what it has
+        return
+    variables = {id(value) for value in frame.f_locals.values()}
+    kept = [(id(ref), len(ref)) for ref in gc.get_referents(frame) if type(ref) is tuple and id(ref) not in variables]
+    set_item = ctypes.pythonapi.PyTuple_SetItem  # it refuses a tuple that anybody else refers to
+    for address, length in kept:
+        for index in range(length):
+            with suppress(SystemError):
+                set_item(ctypes.c_void_p(address), ctypes.c_ssize_t(index), ctypes.py_object(None))
 
 
 def _empty(function: types.FunctionType, ids: set[int], placeholders: Placeholders) -> None:

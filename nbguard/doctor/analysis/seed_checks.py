@@ -71,7 +71,9 @@ def _workers(loader: LoaderSeeds) -> str:
 def _cells(cells: CellSeeds | None, learn: str) -> Check:
     name = "seeds in cells"
     if cells is None:
-        return not_checked("determinism", name, "this is no notebook: the order of seeds, splits and loaders is not known")
+        return not_checked(
+            "determinism", name, "without IPython the order of seeds, splits and loaders in the cells is not known"
+        )
     if not cells.loaders and not cells.splits:
         return checked("determinism", name, "no cell makes loaders or splits")
     seeds = f"seeds are set in {', '.join(call.place for call in cells.seeds[-2:])}" if cells.seeds else "no cell sets a seed"

@@ -117,10 +117,7 @@ def _taken(subject: TrialSubject) -> Any:
     """Return a batch of the training loader; the loader and all generators are as before."""
     loader = subject.loader
     if loader is None:
-        raise UndiagnosableError(
-            f"a {subject.name} has no loader: give a batch, as in  %nbguard doctor model --batch xb, "
-            "or nbguard.diagnose(model, batch)"
-        )
+        raise UndiagnosableError(f"a {subject.name} has no loader: give a batch, as in  %nbguard doctor model --batch xb")
     try:
         with _kept(loader):
             return loader.one_batch() if hasattr(type(loader), "one_batch") else _of_torch(loader)

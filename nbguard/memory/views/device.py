@@ -65,7 +65,9 @@ def holder_rows(holders: Sequence[Holder], allocated: int, limit: int) -> list[T
         if len(alone) > limit:
             what = f"{names} (-n shows more)"
         else:
-            what = f"{names}: less than 1 KiB each" if rest_bytes else f"{names}: reach only memory that others hold, too"
+            some = "less than 1 KiB each" if len(rest) > 1 else "less than 1 KiB"
+            none = f"{'reach' if len(rest) > 1 else 'reaches'} only memory that others hold, too"
+            what = f"{names}: {some if rest_bytes else none}"
         rows.append(TableRow(cells=(f"{len(rest)} more", figures[-1], "", "", "", what)))
     return [*rows, total_row(allocated)]
 

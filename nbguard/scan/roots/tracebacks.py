@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.memory.facts import DEBUGGER
-from nbguard.scan.heap.kinds import module_namespaces, mro_of, name_of
+from nbguard.scan.heap.kinds import module_namespaces, mro_of, name_of, namespace_of
 from nbguard.scan.oom.chain import is_exception, parts_of, slot
 from nbguard.scan.pause import pause_main_thread
+from nbguard.scan.roots.marimo import errors_of_cells
 from nbguard.scan.roots.root import LiveRoot
 
 LABEL = "last error"
@@ -22,11 +23,15 @@ _SYS_NAMES = ("last_exc", "last_value", "last_traceback", "last_type")
 
 
 def error_holders(shell: Any) -> Iterator[Any]:
-    """Yield all that holds the last error: Python's own record, what a debugger left, IPython's printer and last result."""
+    """Yield all that holds the last error: Python's own record, what a debugger left, IPython's printer and last result.
+
+    Where marimo runs the cells, the errors of all that failed.
+    """
     yield from (sys.__dict__[name] for name in _SYS_NAMES if sys.__dict__.get(name) is not None)
     spaces = [*module_namespaces().values(), *(() if shell is None else (shell.user_ns,))]
     yield from {id(space): space[PDB_VARIABLES] for space in spaces if type(space.get(PDB_VARIABLES)) is dict}.values()
     if shell is None:
+        yield from errors_of_cells()
         return
     printers = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
     values = [getattr(printer, name, None) for printer in printers for name in ("tb", "evalue", "pdb")]
@@ -40,7 +45,7 @@ def error_holders(shell: Any) -> Iterator[Any]:
 
 def error_roots(shell: Any) -> list[LiveRoot]:
     """Return the last error as one root, and debuggers left over from `set_trace()`, or nothing."""
-    tracers = tuple(frame.f_trace for frame in traced_frames())
+    tracers = (*(frame.f_trace for frame in traced_frames()), *kept_debuggers())
     debuggers = [LiveRoot(kind="error", label=DEBUGGER, objects=tracers, what="its last stop")] if tracers else []
     objects = tuple(error_holders(shell))
     error = next((value for value in objects if is_exception(value)), None)
@@ -63,6 +68,18 @@ def traced_frames() -> list[types.FrameType]:
             frames.append(frame)
         frame = frame.f_back
     return frames
+
+
+def kept_debuggers() -> list[Any]:
+    """Return the debugger that `pdb` keeps to use again, with the frames at which it stopped last; nothing while it runs.
+
+    Python does so from 3.14 on.
+    """
+    pdb = sys.modules.get("pdb")
+    debugger = None if pdb is None or sys.gettrace() is not None else namespace_of(pdb.Pdb).get("_last_pdb_instance")
+    monitoring: Any = getattr(sys, "monitoring", None)  # by which another debugger may run
+    runs = monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
+    return [] if debugger is None or runs else [debugger]
 
 
 def _cell_of(error: BaseException | None, shell: Any) -> int | None:
