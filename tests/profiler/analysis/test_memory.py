@@ -143,6 +143,22 @@ def test_what_all_graphs_share_does_not_hide_that_they_are_kept() -> None:
     assert grown(before, after, expected=50 * KiB) == Grown(holder="losses", is_graph=True)
 
 
+def test_what_another_look_names_otherwise_has_not_grown() -> None:
+    """Seen where a process had 12 MB that only libraries held: which of these has a name may differ from look to look."""
+    before = HolderSizes({("libraries (dict)",): 12 * MiB, ("kept",): MiB}, {}, frozenset({"libraries (dict)"}))
+    sizes = {("libraries (OrderedDict)",): 12 * MiB, ("kept",): 3 * MiB}
+    after = HolderSizes(sizes, {}, frozenset({"libraries (OrderedDict)"}))
+
+    assert grown(before, after, expected=2 * MiB) == Grown(holder="kept", nbytes=2 * MiB, held=3 * MiB)
+
+
+def test_a_library_that_holds_more_by_the_same_name_has_grown() -> None:
+    label = "libraries (dict)"
+    before, after = (HolderSizes({(label,): size * MiB}, {}, frozenset({label})) for size in (1, 5))
+
+    assert grown(before, after, expected=4 * MiB) == Grown(holder=label, nbytes=4 * MiB, held=5 * MiB)
+
+
 def test_what_is_merely_replaced_has_not_grown() -> None:
     before = HolderSizes({("learn", ".xb", "[0]"): 5 * MiB, ("kept", "[0]"): MiB}, {})
     after = HolderSizes(

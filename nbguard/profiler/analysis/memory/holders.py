@@ -29,6 +29,9 @@ class HolderSizes:
 
     nbytes: Mapping[HolderPath, int]  # by place
     nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
+    libraries: frozenset[str] = (
+        frozenset()
+    )  # first steps of places that only libraries hold: another look may name them otherwise
 
 
 def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] = ()) -> HolderSizes:
@@ -64,7 +67,7 @@ def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] 
             if size:
                 graph_place = (*place, GRAPH)
                 nodes[graph_place] = size
-    return HolderSizes(nbytes, nodes)
+    return HolderSizes(nbytes, nodes, frozenset(root.label for root in roots if root.kind == "library"))
 
 
 def _sizes_of_graphs(graph: Graph, tensors: Iterable[int]) -> dict[int, int]:
@@ -155,8 +158,10 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
     """Return the holder that grew most, as deep as one part of it has nearly all the growth; None where none explains it.
 
     A holder explains the growth if its tensors grew by at least half of the `expected` bytes. A graph that has lost its tensors
-    in the backward pass is made of nodes only: there the nodes must be enough.
+    in the backward pass is made of nodes only: there the nodes must be enough. What only libraries hold has grown where it
+    had its name at the first look, too.
     """
+    after = _without_new_libraries(before, after)
     at, nbytes = _where(before.nbytes, after.nbytes)
     in_graphs, nodes = _where(before.nodes, after.nodes)
     of_nodes = in_graphs if in_graphs in before.nodes else _of_list(in_graphs)  # the state of an LSTM is a pair, and no list
@@ -180,6 +185,15 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
         is_graph=at[-1] == GRAPH or (GRAPH not in at and graphs > nbytes / 2),
         is_sum=GRAPH in at,
     )
+
+
+def _without_new_libraries(before: HolderSizes, after: HolderSizes) -> HolderSizes:
+    """Return the sizes of the second look without what libraries hold by a name that the first look did not know."""
+    new = after.libraries - {place[0] for place in (*before.nbytes, *before.nodes)}
+    nbytes, nodes = (
+        {place: size for place, size in sizes.items() if place[0] not in new} for sizes in (after.nbytes, after.nodes)
+    )
+    return HolderSizes(nbytes, nodes, after.libraries)
 
 
 def _is_state(sizes: HolderSizes, at: HolderPath) -> bool:
