@@ -1,7 +1,7 @@
 """Looks at the stack of the fit's thread from time to time, for the names of what takes long and has no phase of its own.
 
-Another thread looks: at first every 8 ms, in longer fits more rarely, up to every 100 ms. A look takes some 50 µs, in which the
-fit waits, and makes the processor forget what the fit has just used.
+Another thread looks: at first every 8 ms, in longer fits more rarely, up to every 100 ms. A look takes up to 100 µs, in which
+the fit waits, and the processor's caches lose a part of what the fit has just used.
 """
 
 from __future__ import annotations

@@ -100,8 +100,9 @@ class StopFit(Exception):  # noqa: N818 - no mistake: it is meant
 class Recorder:
     """Keeps the log of the thread that creates it, and calls subscribers at events. Holds no object of the user's.
 
-    `mark(code)` logs the phase that has gone on since the last mark, as does `add((code, clock()))` without a call; `current`
-    is the number of the phase that goes on now; `subscribers` receive the events of this batch.
+    `mark(code)` logs the phase that has gone on since the last mark, as does `add((code, clock()))` without a call. Where one
+    of `phases.STEP_PHASES` has ended, that is emitted, too, if there are subscribers. `current` is the number of the phase that
+    goes on now; `subscribers` receive the events of this batch.
 
     With slots: every batch reads some of them, and what a batch touches is never in the processor's caches.
     """

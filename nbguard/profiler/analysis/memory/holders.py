@@ -29,9 +29,7 @@ class HolderSizes:
 
     nbytes: Mapping[HolderPath, int]  # by place
     nodes: Mapping[HolderPath, int]  # by place, which ends with `GRAPH`
-    libraries: frozenset[str] = (
-        frozenset()
-    )  # first steps of places that only libraries hold: another look may name them otherwise
+    libraries: frozenset[str] = frozenset()  # roots of what only libraries hold: another look may name them otherwise
 
 
 def holder_sizes(graph: Graph, names: Mapping[int, str], older: Collection[int] = ()) -> HolderSizes:
@@ -193,7 +191,7 @@ def _without_new_libraries(before: HolderSizes, after: HolderSizes) -> HolderSiz
     nbytes, nodes = (
         {place: size for place, size in sizes.items() if place[0] not in new} for sizes in (after.nbytes, after.nodes)
     )
-    return HolderSizes(nbytes, nodes, after.libraries)
+    return HolderSizes(nbytes, nodes)
 
 
 def _is_state(sizes: HolderSizes, at: HolderPath) -> bool:
