@@ -17,6 +17,9 @@ _EVENTS: tuple[Event, ...] = ("waited", "loss", "backward", "step", "zero_grad")
 """At each of these one call of ours is rehearsed, in batches that are looked at."""
 _ENOUGH = 9
 """Times that each of them is timed; of a long fit's calls none is any more."""
+_COLD = 2
+"""Times as much as rehearsed that a call costs in a fit: others of ours have just run before a rehearsal, and none before the
+call itself; and what it takes of the caches the user's code has to read again. Seen by tests/benchmarks/profile_overhead.py."""
 _BEFORE = 40
 """Batches that are rehearsed at first: a recorder looks at those closely."""
 
@@ -57,7 +60,7 @@ class OverheadWatch:
         if not self._marks or not all(self._taken):
             return 0
         *calls, nothing = (median(taken) for taken in self._taken)
-        return max(0, round(sum(taken - nothing for taken in calls) / self._marks))
+        return max(0, round(_COLD * sum(taken - nothing for taken in calls) / self._marks))
 
     def _learner(self, _: Any) -> None:
         self._is_fastai = True

@@ -123,7 +123,7 @@ class FastaiLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread:
                 return original(learner)
-            if recorder.looks or recorder.subscribers["forward"]:
+            if recorder.hears:
                 recorder.attempt(self, "a batch", self._calls_model, learner)
             loop.inside += 1
             loop.in_learner += 1
@@ -135,7 +135,7 @@ class FastaiLoop:
                 loop.in_learner -= 1
             if recorder.losses != losses:  # a batch to train on: its last act is to clear the gradients
                 add((zero, clock()))
-                if recorder.subscribers["phase"]:
+                if recorder.hears:
                     recorder.emit("phase", zero)
             return result
 
@@ -166,9 +166,9 @@ class FastaiLoop:
                 return
             code, act, emitted = known.get(event, nothing)
             add((code, clock()))
-            if code != other and recorder.subscribers["phase"]:
+            if code != other and recorder.hears:
                 recorder.emit("phase", code)
-            if act is None or (emitted is not None and not recorder.subscribers[emitted]):
+            if act is None or (emitted is not None and not recorder.hears):
                 original(learner, event)
             elif act is ends:
                 ends(original, learner, event)
@@ -214,7 +214,7 @@ class FastaiLoop:
         if self._loop.fits.is_open:
             self._loop.begins_to_train()
         if recorder.log_loss(loss):
-            if not (recorder.looks or recorder.subscribers["forward"]):
+            if not recorder.hears:
                 self._calls_model(learner)
             recorder.emit("loss", loss)
 
@@ -230,7 +230,7 @@ class FastaiLoop:
         if learner.training is not True:
             return
         self._recorder.add(STEPPED)
-        if self._recorder.subscribers["zero_grad"]:
+        if self._recorder.hears:
             self._recorder.emit("zero_grad", learner.opt, None)
 
     def _add_cb(self, original: Function) -> Function:

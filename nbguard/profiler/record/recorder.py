@@ -57,6 +57,7 @@ Event = Literal[
 """
 _RARE = frozenset(("stretch", "end", "model", "scale", "learner", "loader", "fit ends"))
 """Events that all subscribers receive, in every batch."""
+_INSIDE = frozenset(get_args(Event)) - _RARE - {"loss"}
 _ALL = 32
 _OFTEN = 13
 _SOON = 128
@@ -133,6 +134,7 @@ class Recorder:
         "current",
         "elsewhere",
         "failed",
+        "hears",
         "loading",
         "looks",
         "loop",
@@ -167,6 +169,7 @@ class Recorder:
         self._always: Subscribers = dict.fromkeys(get_args(Event), ())  # in any batch
         self.subscribers = self._sampled
         self.looks = True  # whether all subscribers receive the events of this batch
+        self.hears = True  # whether anybody does, a loss that `usual_loss` notes and rare events apart
         self._all = _ALL  # up to here every batch is looked at
         self._next_look = 1  # batch that is looked at, or may be
         self._again = 2 * _SOON  # batch with which a stretch begins in a long fit
@@ -222,9 +225,8 @@ class Recorder:
             self.trained += 1
         self.add(_LOSS)
         self.losses += 1
-        subscribers = self.subscribers["loss"]
-        if self.looks or self.usual_loss is None or len(subscribers) != 1:
-            return bool(subscribers)
+        if self.hears or self.usual_loss is None:
+            return bool(self.subscribers["loss"])
         try:
             return not self.usual_loss(loss)
         except Exception:  # noqa: BLE001 - whoever hears of it looks at it otherwise
@@ -238,7 +240,7 @@ class Recorder:
         self.add((self.current, self.clock(), _BATCH, loop))
         if self.looks or number >= self._next_look:
             self._choose(number)
-        elif self.subscribers["batch"]:
+        elif self.hears:
             self.emit("batch", number)
 
     def _choose(self, number: int) -> None:
@@ -251,12 +253,20 @@ class Recorder:
         every = _OFTEN if number <= _SOON else _SELDOM if number <= _LATE else _RARELY
         is_sampled = number <= self._all or number % every == 0
         if is_sampled:
-            self.subscribers = self._sampled
+            self._listen(looks=True)
         self.emit("batch", number)
-        if not is_sampled:
-            self.subscribers = self._always
-        self.looks = is_sampled
+        self._listen(looks=is_sampled)
         self._next_look = number + 1 if number < self._all else number - number % every + every
+
+    def _listen(self, *, looks: bool) -> None:
+        """Have all subscribers receive what follows, or those that receive the events of every batch."""
+        self.looks = looks
+        self.subscribers = self._sampled if looks else self._always
+        self._note_hearers()
+
+    def _note_hearers(self) -> None:
+        always = self._always
+        self.hears = self.looks or len(always["loss"]) > 1 or any(always[event] for event in _INSIDE)
 
     def _tell_stretch(self, *, begins: bool) -> None:
         """Emit that a stretch begins or has ended; never once something is compiled, which patches that change undo."""
@@ -269,7 +279,7 @@ class Recorder:
         """Note that the iterator had no such batch left."""
         self.batches -= 1
         self.boundary("end", loop)
-        self.subscribers, self.looks = self._sampled, True  # a loop without a loader may follow
+        self._listen(looks=True)  # a loop without a loader may follow
         self._tell_stretch(begins=True)
         self.emit("end")
 
@@ -295,7 +305,7 @@ class Recorder:
         for subscribers in (self._sampled, self._always):
             for event, acts in subscribers.items():
                 subscribers[event] = tuple(filter(keeps, acts))
-        self.subscribers, self.looks = self._sampled, True
+        self._listen(looks=True)
         self._tell_stretch(begins=True)
 
     def subscribe(self, event: Event, act: Callable[..., None], *, every_batch: bool = False) -> None:
@@ -307,11 +317,13 @@ class Recorder:
         for subscribers in (self._sampled, self._always)[: 1 + (every_batch or event in _RARE)]:
             if act not in subscribers[event]:
                 subscribers[event] = (*subscribers[event], act)
+        self._note_hearers()
 
     def unsubscribe(self, event: Event, act: Callable[..., None]) -> None:
         """Have `act` called no more: an event without subscribers costs next to nothing."""
         for subscribers in (self._sampled, self._always):
             subscribers[event] = tuple(subscriber for subscriber in subscribers[event] if subscriber != act)
+        self._note_hearers()
 
     def emit(self, event: Event, *facts: Any) -> None:
         """Call the subscribers to an event. Their time is marked as nbguard's own.
@@ -390,8 +402,8 @@ class Recorder:
         if not self._has_ended:
             self.mark(self._own if self.thread == _OFF else self.current)
             self._has_ended, self.thread = True, _OFF
-            self._sampled = self._always = self.subscribers = dict.fromkeys(self._sampled, ())
-            self.looks = False
+            self._sampled = self._always = dict.fromkeys(self._sampled, ())
+            self._listen(looks=False)
         callbacks = {self.phase(code): name for code, name in self._callbacks.items()}
         return self._log.marks(self._start, tuple(self._labels), callbacks)
 

@@ -19,6 +19,7 @@ from nbguard.profiler.record.recorder import STEPPED, Recorder
 
 Function = Callable[..., Any]
 
+_ref = weakref.ref  # every batch makes one
 _FIRST = 3  # batches of an iterator that are looked at: its purpose shows in them
 
 
@@ -115,12 +116,12 @@ class TorchLoop:
                 self.fits.model(module)
             recorder.emit("model", module, args)
         try:
-            held: Any = tuple(map(weakref.ref, args))
+            held: Any = tuple(map(_ref, args))
         except TypeError:  # one is no tensor
             held = weak_arguments(args)
         names = args.names if type(args) is CallArguments else ()
         recorder.calls.note((recorder.batches, recorder.losses, self._model, held, names))
-        if recorder.subscribers["forward"]:
+        if recorder.hears:
             recorder.emit("forward", module, args)
 
     def begins_to_train(self) -> None:
@@ -211,9 +212,8 @@ class TorchLoop:
                 recorder.loading -= 1
                 recorder.current = before
                 add((wait, clock()))
-                if recorder.subscribers["phase"]:
+                if recorder.hears:
                     recorder.emit("phase", wait)
-                if recorder.subscribers["waited"]:
                     recorder.emit("waited")
 
         return __next__
@@ -259,7 +259,7 @@ class TorchLoop:
                     self.inside -= 1
                     recorder.current = before
                     add((code, clock()))
-                    if recorder.subscribers["phase"]:
+                    if recorder.hears:
                         recorder.emit("phase", code)
 
             return __call__
@@ -286,9 +286,8 @@ class TorchLoop:
             finally:
                 recorder.current = before
                 add((code, clock()))
-                if recorder.subscribers["phase"]:
+                if recorder.hears:
                     recorder.emit("phase", code)
-                if recorder.subscribers["backward"]:
                     recorder.emit("backward")
 
         return backward
@@ -301,7 +300,7 @@ class TorchLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread or self.in_learner:
                 return original(optimizer, *args, **kw)
-            if recorder.subscribers["zero_grad"]:
+            if recorder.hears:
                 recorder.emit("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
             before = recorder.current
             add((before, clock()))
@@ -311,7 +310,7 @@ class TorchLoop:
             finally:
                 recorder.current = before
                 add((code, clock()))
-                if recorder.subscribers["phase"]:
+                if recorder.hears:
                     recorder.emit("phase", code)
 
         return zero_grad
@@ -319,7 +318,7 @@ class TorchLoop:
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         recorder = self._recorder
         if get_ident() == recorder.thread and not self.in_learner:
-            if recorder.subscribers["step"]:
+            if recorder.hears:
                 recorder.emit("step", optimizer)
             self._steps.append(recorder.current)
             recorder.add((recorder.current, recorder.clock()))
@@ -330,7 +329,7 @@ class TorchLoop:
         if get_ident() == recorder.thread and self._steps and not self.in_learner:
             recorder.current = self._steps.pop()
             recorder.add((self._step, recorder.clock(), *STEPPED))
-            if recorder.subscribers["phase"]:
+            if recorder.hears:
                 recorder.emit("phase", self._step)
 
 

@@ -25,16 +25,16 @@ class Batch:
     is_complete: bool = True  # False: the loop was left, or an error ended it
     is_disturbed: bool = False  # nbguard looked closer: its times tell nothing of the fit
     has_loss: bool = False  # there was a loss to train on
+    step: int = field(init=False)  # nanoseconds, without the time of nbguard itself
+
+    def __post_init__(self) -> None:
+        """Add the times up, once for all who ask."""
+        object.__setattr__(self, "step", sum(self.times.values()) - self.times.get(phases.OWN, 0))
 
     @property
     def is_training(self) -> bool:
         """Say whether it trained anything, or was about to."""
         return self.has_loss or phases.BACKWARD in self.times or phases.STEP in self.times
-
-    @property
-    def step(self) -> int:
-        """Return the nanoseconds of the batch, without the time of nbguard itself."""
-        return sum(nanoseconds for phase, nanoseconds in self.times.items() if phase != phases.OWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,23 @@ class _Open:
     """A batch that goes on. `later` is the time after a loop inside it: it counts only if its own loop goes on."""
 
     start: int  # nanoseconds, by the clock of the log
-    times: Counter[str] = field(default_factory=Counter)  # nanoseconds by phase
-    later: Counter[str] = field(default_factory=Counter)  # the same, after a loop inside it has ended
+    times: dict[str, int] = field(default_factory=dict)  # nanoseconds by phase
+    later: dict[str, int] = field(default_factory=dict)  # the same, after a loop inside it has ended
     is_disturbed: bool = False  # nbguard looked closer in it
     has_loss: bool = False  # there was a loss in it
     was_left: bool = False  # a loop inside it has ended, and its own loop has not gone on yet
     loop: int | None = None  # number of its pass, once it is kept
 
     def add(self, phase: str, nanoseconds: int) -> None:
-        (self.later if self.was_left else self.times)[phase] += nanoseconds
+        times = self.later if self.was_left else self.times
+        times[phase] = times.get(phase, 0) + nanoseconds
+
+    def join(self, times: Mapping[str, int]) -> None:
+        for phase, nanoseconds in times.items():
+            self.times[phase] = self.times.get(phase, 0) + nanoseconds
 
     def resume(self) -> None:
-        self.times += self.later
+        self.join(self.later)
         self.later.clear()
         self.was_left = False
 
@@ -131,7 +136,7 @@ class _Divider:
         if self._loose is not None and self._loose.has_loss and not self._steps:
             self._keep(_STEPS, self._loose, is_complete=False)
         elif self._loose is not None:
-            self.outside += self._loose.times
+            self.outside.update(self._loose.times)
         self.batches.sort(key=lambda batch: batch.start)
 
     def _add(self, phase: str, start: int, nanoseconds: int) -> None:
@@ -141,7 +146,7 @@ class _Divider:
             self.outside[phase] += nanoseconds
         else:
             self._loose = self._loose or _Open(start=start)
-            self._loose.times[phase] += nanoseconds
+            self._loose.add(phase, nanoseconds)
 
     def _boundary(self, boundary: Boundary, time: int) -> None:
         if boundary.kind == "batch":
@@ -180,7 +185,7 @@ class _Divider:
             self._turn_over(self._open[-1], time)
             return
         if self._loose is not None:
-            self.outside += self._loose.times
+            self.outside.update(self._loose.times)
             self._loose = None
         if self._open:
             self._open[-1].batch.was_left = False
@@ -219,8 +224,8 @@ class _Divider:
         self._beside.add(loop.number)
         around = self._open[-1].batch
         around.was_left = False
-        around.times += loop.batch.times
-        around.times += loop.batch.later
+        around.join(loop.batch.times)
+        around.join(loop.batch.later)
         around.is_disturbed |= loop.batch.is_disturbed
         around.has_loss |= loop.batch.has_loss
 
@@ -235,12 +240,12 @@ class _Divider:
         if loop.is_ahead:
             loop.has_ended = True  # the last batch is still to be worked on
             return
-        self.outside += self._open.pop().batch.times
+        self.outside.update(self._open.pop().batch.times)
         if self._open:
             self._open[-1].batch.was_left = True
 
     def _close(self, loop: _Loop, *, is_complete: bool) -> None:
-        self.outside += loop.batch.later
+        self.outside.update(loop.batch.later)
         self._keep(loop.key, loop.batch, is_complete=is_complete)
 
     @property
@@ -256,7 +261,7 @@ class _Divider:
             Batch(
                 loop=loop,
                 start=batch.start,
-                times=dict(batch.times),
+                times=batch.times,
                 is_complete=is_complete,
                 is_disturbed=batch.is_disturbed,
                 has_loss=batch.has_loss,

@@ -52,6 +52,8 @@ class PhaseLog:
 
     def divided(self, places: Sequence[LogPosition]) -> tuple[PhaseLog, ...]:
         """Return the log in parts, divided at these places in their order; each part begins where the one before ends."""
+        if not places:
+            return (self,)
         bounds = (LogPosition(0, 0), *places, LogPosition(len(self.codes), len(self.boundaries)))
         return tuple(self._part(first, last) for first, last in pairwise(bounds))
 

@@ -58,7 +58,7 @@ class StackSamples:
     hooks: tuple[HookFacts, ...] = ()  # of the models that were trained
     callers: tuple[tuple[int, int], ...] = ()
     """When loops called their model, or for a loss, a step or cleared gradients, and the number of the stack then."""
-    took: int = 0  # nanoseconds of processor time that looking took
+    took: int = 0  # nanoseconds of processor time that the looks cost
     waits: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit waited for a processor; (): not known
     ran: tuple[int, ...] = ()  # at each moment: nanoseconds so far in which the fit's thread was on a processor; (): not known
 
