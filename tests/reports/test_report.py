@@ -282,7 +282,9 @@ def test_what_is_stale_of_a_row_is_marked_so_that_the_marks_add_up_to_the_findin
         {"lm": 8 * MiB, "batch": 5 * MiB, "x": 4 * MiB, "other": 3 * MiB},
         {"l": "learner", "lm": "model", "m": "learner"},
     )
-    facts = make_facts(graph, [LearnerFact(n, False, ("Learner",), ("xb",)) for n, node in enumerate(graph.nodes) if node.kind == "learner"])
+    facts = make_facts(
+        graph, [LearnerFact(n, False, ("Learner",), ("xb",)) for n, node in enumerate(graph.nodes) if node.kind == "learner"]
+    )
 
     report = build_report(Analysis(facts))
     (device,) = report.devices
