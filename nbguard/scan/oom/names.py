@@ -155,7 +155,7 @@ def _magics(tree: ast.AST) -> Iterator[str]:
 
 
 def reached_by(source: str, namespace: dict[str, Any], functions: Names | None) -> set[str] | None:
-    """Return the names that a cell, or any function of the notebook (`names_of_functions`), may reach; None: it may be any name.
+    """Return the names that a cell, or a function of the notebook (`names_of_functions`), may reach; None: it may be any name.
 
     Functions count whether they were called or not: a model's `forward`, a hook and a closure are none that a cell names.
     """
@@ -210,7 +210,7 @@ def _in_strings(tree: ast.AST) -> set[str]:
 
 
 def names_of_functions(namespace: dict[str, Any]) -> Names | None:
-    """Return the global names of all functions whose globals are the namespace; None if they are too many, or some may be frozen.
+    """Return the global names that functions of the namespace use; None if they are too many, or some may be frozen.
 
     It goes over the whole heap: who asks several questions about a cell looks once. What `gc.freeze()` has hidden is not seen.
     """
