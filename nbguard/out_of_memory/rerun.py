@@ -148,8 +148,7 @@ class Rerun:
         if self.since is None and note is None:
             return
         allocated = self.allocated if note is None else max(self.allocated, note.allocated + note.slack)
-        peak = allocated if note is None else max(allocated, self._peak())
-        most = max(0, peak - self._kept_bytes())
+        most = max(0, max(allocated, self._peak()) - self._kept_bytes())
         yield 2 * most  # blocks of other sizes left free in between: as much again
         counts = None if note is None else note.counts
         if oom.start is None or counts is None:
