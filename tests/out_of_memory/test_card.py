@@ -7,7 +7,17 @@ from dataclasses import replace
 import pytest
 
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, Graph, LearnerFact, NvmlFacts, PoolFact, ProcessFact, Segment
+from nbguard.memory.facts import (
+    AllocatorStats,
+    DeviceFacts,
+    Facts,
+    Graph,
+    LearnerFact,
+    NvmlFacts,
+    PoolFact,
+    ProcessFact,
+    Segment,
+)
 from nbguard.memory.oom_facts import AllocatorCounts, EarlierFailure, HostFacts, OomFact, OomNote
 from nbguard.out_of_memory.card import OomCard, batch_that_fits, build_card
 from nbguard.out_of_memory.fixes import Fix
