@@ -77,6 +77,10 @@ describe('what is shown', () => {
     model.set({ heap: { ...training.heap, ...unlooked, heap: 1, cell: 3 } });
     expect(root.querySelector('.nbguard-holders')?.textContent).toContain('Nothing holds memory of a device.');
     expect(root.textContent).toContain('Nothing is stale');
+    model.set({ tick: { ...training.tick, n: training.tick.n + 1, heap: 1, heap_cell: 3, cell: 6 } }); // In[4] and In[5] have ended
+    expect(root.textContent).toContain('Nothing is known to be stale');
+    model.set({ tick: { ...training.tick, n: training.tick.n + 2, heap: 1, heap_cell: 5, cell: 6 } });
+    expect(root.textContent).toContain('Nothing is stale');
     model.set({ heap: { ...training.heap, ...unlooked, heap: 2, during: 4 } }); // what running code holds cannot be told from garbage
     expect(root.textContent).toContain('Nothing is known to be stale');
   });

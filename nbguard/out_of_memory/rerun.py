@@ -148,8 +148,7 @@ class Rerun:
         if self.since is None and note is None:
             return
         allocated = self.allocated if note is None else max(self.allocated, note.allocated + note.slack)
-        peak = allocated if note is None else max(allocated, self._peak())
-        most = max(0, peak - self._kept_bytes())
+        most = max(0, max(allocated, self._peak()) - self._kept_bytes())
         yield 2 * most  # blocks of other sizes left free in between: as much again
         counts = None if note is None else note.counts
         if oom.start is None or counts is None:
@@ -252,15 +251,25 @@ class Rerun:
 
         The list that it builds is known to its end where all that the cell has made so far are blocks of one size.
         """
-        oom, asked = self.request.oom, self.request.nbytes or 0
-        segment = segment_size(asked) if oom.requested is None else oom.requested
         surely = max(0, self.needed - (self.since or 0)) if self.is_taken_exact else 0  # the rest may have been unreachable
+        list_bytes = 0 if self._elements_left is None else (self.request.oom.elements or 0) * self._segment
+        return max(surely + self._segment, list_bytes)
+
+    @cached_property
+    def _segment(self) -> int:
+        """Return the bytes that the request takes of the device."""
+        asked = self.request.oom.requested
+        return segment_size(self.request.nbytes or 0) if asked is None else asked
+
+    @cached_property
+    def _elements_left(self) -> int | None:
+        """Return how many requests of the same size follow, where the cell builds a list of known length; None: not known."""
+        oom = self.request.oom
         counts = None if oom.note is None else oom.note.counts
-        if oom.elements and counts is not None and oom.start is not None:
-            made, blocks = counts.made - oom.start.made, counts.made_blocks - oom.start.made_blocks
-            if 0 < blocks < oom.elements and made == blocks * segment:
-                return max(surely + segment, oom.elements * segment)
-        return surely + segment
+        if not oom.elements or counts is None or oom.start is None:
+            return None
+        made, blocks = counts.made - oom.start.made, counts.made_blocks - oom.start.made_blocks
+        return oom.elements - blocks - 1 if 0 < blocks < oom.elements and made == blocks * self._segment else None
 
     @cached_property
     def can_never_fit(self) -> bool:
@@ -295,11 +304,12 @@ class Rerun:
         is_pinned: bool = False,
         request: FailedRequest | None = None,
     ) -> bool | None:
+        later = 0 if request not in (None, self.request) else (self._elements_left or 0) * self._segment
         return (request or self.request).would_succeed(
             after.freed,
             after.pools,
             is_emptied=after.is_emptied,
-            taken=taken,
+            taken=taken + later,
             limited=after.is_limited,
             more=after.more,
             is_new=is_new,

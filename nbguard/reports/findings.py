@@ -210,7 +210,7 @@ def _unpin(rows: tuple[HolderPins, ...], stranded: int, plan: Plan) -> tuple[str
             tensors, least = counted(row.blocks, "tensor"), "at least " if row.stale else ""
             pinned = f", {share} of it pinned by {row.label} ({tensors}, {format_bytes(row.nbytes)})"
             return f"{pinned}: {release.code} gives {least}{format_bytes(row.gives_back)} back to the device", release
-    if plan.promised and any(row.stale for row in rows):
+    if any(row.stale_blocks for row in rows):
         cleanup = advice.release_stale(plan.promised)
         return f": {cleanup.code} frees the stale ones among them", cleanup
     return ", none of which is stale", advice.NONE

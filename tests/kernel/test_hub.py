@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from itertools import pairwise
@@ -325,6 +326,22 @@ def test_the_picture_is_of_the_end_of_the_cell_and_looks_no_second_time(kernel: 
     again = panel.wait("picture", rid=panel.ask("picture"))["html"]
     assert again == picture
     assert kernel.value("counted") == []
+
+
+def test_the_marks_of_a_picture_add_up_to_its_finding(kernel: Kernel, panel: Panel) -> None:
+    """A fit has failed in the middle: its Learner stays, its last batch is stale."""
+    kernel.run("learn = learner()").ok()
+    kernel.run("class Fails(Callback):\n    def after_pred(self): assert self.iter < 3").ok()
+    assert kernel.run("learn.fit(1, cbs=Fails())").error
+    panel.heap(lambda heap: heap["stale"] > 0)
+    kernel.run("import nbguard; errors = nbguard.report()").ok()
+
+    picture = panel.wait("picture", rid=panel.ask("picture"))["html"]
+
+    (finding,) = re.findall(r"([\d.]+ \w+) is stale", picture)
+    assert kernel.value("sum(row.stale_bytes for row in errors.devices[0].holders) == errors.stale")
+    assert kernel.value("[row.stale for row in errors.devices[0].holders if row.stale_bytes]") == [False]
+    assert f">{finding} stale<" in picture
 
 
 @pytest.mark.parametrize("kept", ["a plan", "a queued job", "a heap"])

@@ -7,7 +7,17 @@ from dataclasses import replace
 import pytest
 
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import DeviceFacts, Facts, Graph, LearnerFact, NvmlFacts, PoolFact, ProcessFact, Segment
+from nbguard.memory.facts import (
+    AllocatorStats,
+    DeviceFacts,
+    Facts,
+    Graph,
+    LearnerFact,
+    NvmlFacts,
+    PoolFact,
+    ProcessFact,
+    Segment,
+)
 from nbguard.memory.oom_facts import AllocatorCounts, EarlierFailure, HostFacts, OomFact, OomNote
 from nbguard.out_of_memory.card import OomCard, batch_that_fits, build_card
 from nbguard.out_of_memory.fixes import Fix
@@ -213,6 +223,15 @@ def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
 
     assert fix.words == "4.00 GiB can be had now, for a run that needs no more in all"
     assert fix.enough is None
+
+
+@pytest.mark.parametrize(("peak", "is_enough"), [(0, True), (GiB, True), (4 * GiB, None)])
+def test_without_a_note_the_highest_peak_may_have_been_the_runs_own(peak: int, is_enough: bool | None) -> None:
+    """A list that was let go of as it failed holds nothing now: the simulated device and errors before nbguard have no note."""
+    facts, stats = _case(free=6 * GiB), AllocatorStats(allocated=0, reserved=0, peak_allocated=peak)
+    facts = replace(facts, devices=tuple(replace(device, allocator=stats) for device in facts.devices))
+
+    assert _card(facts).fixes[0].enough is is_enough
 
 
 def _note(**changes: object) -> OomNote:

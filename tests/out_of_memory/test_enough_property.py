@@ -154,7 +154,7 @@ class Notebook:
                 nodes.append(Node(kind="object", type_name="list", ref=id(value), children=below, labels=("",) * len(below)))
                 roots.append(Root(kind="name", label=name, nodes=(len(nodes) - 1,)))
         reads, binds = names_in(source, at)
-        reaches = reached_by(source, {}, ())
+        reaches = reached_by(source, {}, frozenset())
         changed = {name for name, value in self.names.items() if before.get(name) != id(value)}
         assert self.note is not None
         stats = AllocatorStats(
@@ -165,7 +165,7 @@ class Notebook:
             requested=self.note.requested,
             uses=tuple(reads),
             bound=tuple(binds | changed),
-            makes=tuple(made_by(source, at, ())),
+            makes=tuple(made_by(source, at, frozenset())),
             reaches=None if reaches is None else tuple(reaches),
             start=start,
             has_replaced=any(name in before for name in changed),
@@ -241,9 +241,9 @@ def _failed(notebook: Notebook, cells: list[str], earlier: _Failure | None = Non
 
 def _inputs(notebook: Notebook, source: str) -> dict[str, int] | None:
     """Return hashes of what a cell reads; None where it may have changed inside."""
-    reached = reached_by(source, {}, ())
+    reached = reached_by(source, {}, frozenset())
     assert reached is not None
-    read = (reached - made_by(source, sys.maxsize, ())) & notebook.names.keys()
+    read = (reached - made_by(source, sys.maxsize, frozenset())) & notebook.names.keys()
     hashes = {name: hash_of(notebook.names[name]) for name in read}
     return None if None in hashes.values() else {name: value for name, value in hashes.items() if value is not None}
 

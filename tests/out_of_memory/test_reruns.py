@@ -68,3 +68,22 @@ def test_each_advice(notebook: OomNotebook, follow: Callable[[OomNotebook, int],
     others = [number for number, fix in enumerate(first) if number and (fix["commands"] or fix["verdict"] == "rerun")]
     for number in others if THOROUGH else others[: NOTEBOOKS.index(notebook) % 2]:
         check(follow(notebook, number))
+
+
+KNOWN_LENGTH = OomNotebook(
+    name="a list whose length is written down",
+    cells=("old = mib(100); losses = [mib(50) for _ in range(4)]",),
+    cell="big = [mib(75) for _ in range(11)]",
+)
+
+
+def test_a_list_whose_length_is_known_comes_to_its_end(follow: Callable[[OomNotebook, int], ROUNDS]) -> None:
+    """Eight of its eleven elements fit: what makes room for the ninth alone lets the same cell fail at the tenth."""
+    fixes = follow(KNOWN_LENGTH, 0)[0]["card"]["fixes"]
+    enough = [number for number, fix in enumerate(fixes) if fix["verdict"] == "rerun"]
+
+    assert [fixes[number]["commands"] for number in enough] == [["%reset_gpu losses old"]]
+    assert not [fix for fix in fixes if fix["verdict"] == "request" and "--park" not in str(fix["commands"])]
+    for number in enough:
+        rounds = follow(KNOWN_LENGTH, number)
+        assert rounds[-1]["error"] is None, rounds[-1]

@@ -22,6 +22,7 @@ from nbguard.reports.report import build_report
 from nbguard.testing import make_cuda_device, make_facts, make_graph, make_segment, segment_of
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+ROOT = GOLDEN.parents[1]
 GiB = 1024**3
 MiB = 1024**2
 
@@ -297,3 +298,25 @@ def test_words_stay_apart_where_a_notebook_that_is_not_trusted_has_lost_the_styl
     assert 'class="key"' in body
     assert 'class="head"' in body
     assert re.findall(r"\w</(?:b|span)><(?:b|span)\b[^>]*>", body) == []
+
+
+_PALETTES = {"used": "used", "rel": "releasable", "strand": "stranded", "ctx": "context", "other": "other"}
+"""The colours of a bar's parts: their names in reports, and in the sidebar."""
+
+
+@pytest.mark.parametrize("part", _PALETTES)
+def test_the_parts_of_a_bar_stand_out_and_are_coloured_as_in_the_sidebar(part: str) -> None:
+    """At least 3:1 against the page, for graphics (WCAG 2.2, 1.4.11): white, and JupyterLab's two dark grounds."""
+    light, dark = re.findall(rf"--{part}: (#\w+);", (ROOT / "nbguard/render/report.css").read_text())
+    sidebar = (ROOT / "labextension/style/view.css").read_text()
+    assert f"--{_PALETTES[part]}: light-dark({light}, {dark});" in sidebar
+    for colour, ground in ((light, "#ffffff"), (dark, "#111111"), (dark, "#1e1e1e")):
+        brighter, darker = sorted(map(_luminance, (colour, ground)), reverse=True)
+        assert (brighter + 0.05) / (darker + 0.05) >= 3, (colour, ground)
+
+
+def _luminance(colour: str) -> float:
+    """Return the relative luminance of `#rrggbb`, as WCAG defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -9,7 +9,7 @@ import pytest
 from nbguard.cleanup.plan.plan import Request
 from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
-from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, NvmlFacts, PoolFact, ProcessFact
+from nbguard.memory.facts import AllocatorStats, DeviceFacts, Facts, LearnerFact, NvmlFacts, PoolFact, ProcessFact
 from nbguard.memory.references.explain import explain
 from nbguard.memory.target import Target
 from nbguard.memory.views.device import holder_rows
@@ -272,6 +272,46 @@ def test_a_displayed_tensor_that_a_cleanup_keeps_is_not_called_stale() -> None:
         ("Out[2]", True, "%reset_gpu"),
         ("Out[1]", False, "%reset_gpu Out[1]"),
     ]
+
+
+def test_what_is_stale_of_a_row_is_marked_so_that_the_marks_add_up_to_the_finding() -> None:
+    """The last batch of a failed fit is stale, its Learner is not: the row says how much of it, and so does a folded one."""
+    graph = make_graph(
+        {"learn": ["l"], "x": ["x"], "y": ["m"]},
+        {"l": {".model": "lm", ".xb": "batch"}, "m": {".xb": "other"}},
+        {"lm": 8 * MiB, "batch": 5 * MiB, "x": 4 * MiB, "other": 3 * MiB},
+        {"l": "learner", "lm": "model", "m": "learner"},
+    )
+    facts = make_facts(
+        graph, [LearnerFact(n, False, ("Learner",), ("xb",)) for n, node in enumerate(graph.nodes) if node.kind == "learner"]
+    )
+
+    report = build_report(Analysis(facts))
+    (device,) = report.devices
+
+    assert report.stale == sum(holder.stale_bytes for holder in device.holders) == 8 * MiB
+    assert not any(holder.stale for holder in device.holders)
+    marks = {limit: [row.cells[4] for row in holder_rows(device.holders, device.allocated, limit)] for limit in (12, 1)}
+    assert marks == {12: ["5.00 MiB stale", "", "3.00 MiB stale", ""], 1: ["5.00 MiB stale", "3.00 MiB stale", ""]}
+
+
+def test_leftovers_between_live_blocks_are_no_reason_to_say_that_nothing_there_is_stale() -> None:
+    graph = make_graph(
+        {"learn": ["l"], "more": ["x"]},
+        {"l": {".xb": "batch"}, "x": {}},
+        {"l": 8 * MiB, "batch": 5 * MiB, "x": 4 * MiB},
+        {"l": "learner"},
+        device="cuda:0",
+    )
+    segment = segment_of(graph, *((storage.nbytes, "active_allocated") for storage in graph.storages), (60 * MiB, "inactive"))
+    device = make_cuda_device([segment], total=GiB, free=GiB // 2)
+    facts = make_facts(graph, [LearnerFact(0, False, ("Learner",), ("xb",))], device)
+
+    found = {finding.kind: finding for finding in build_report(Analysis(facts)).findings}
+
+    assert found["stale"].sentence.startswith("5.00 MiB is stale")
+    assert "`%reset_gpu` frees the stale ones among them" in found["fragmentation"].sentence
+    assert found["fragmentation"].advice.frees == 5 * MiB
 
 
 def test_what_a_displayed_result_and_waiting_garbage_have_is_promised_by_its_line() -> None:

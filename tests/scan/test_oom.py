@@ -14,7 +14,7 @@ from nbguard.cleanup.apply.oom_observer import attach, detach
 from nbguard.cleanup.apply.placeholders import Placeholder
 from nbguard.scan.devices.host import host_facts
 from nbguard.scan.oom.last_error import PLACEHOLDERS
-from nbguard.scan.oom.names import functions_of, made_by, names_in, reached_by
+from nbguard.scan.oom.names import made_by, names_in, names_of_functions, reached_by
 from nbguard.scan.oom.notes import ran_out
 from nbguard.scan.roots.tracebacks import error_parts, error_roots
 from tests.scan.test_oom_message import CPU, CUDA
@@ -119,17 +119,37 @@ def _unfrozen() -> Iterator[None]:
 def test_functions_that_gc_freeze_hides_may_reach_any_name() -> None:
     namespace: dict[str, Any] = {}
     exec("def forward(): return weights", namespace)
-    functions = functions_of(namespace)
-    assert functions is not None
-    assert [code.co_name for code in functions] == ["forward"]
+    functions = names_of_functions(namespace)
+    assert functions == {"weights"}
     assert reached_by("x = y", namespace, functions) == {"x", "y", "weights"}
     assert made_by("x = 1; weights = 2", 9, functions) == {"x"}
 
     gc.freeze()
 
-    assert functions_of(namespace) is None
+    assert names_of_functions(namespace) is None
     assert reached_by("x = y", namespace, None) is None
     assert made_by("x = 1; weights = 2", 9, None) == set()
+
+
+@pytest.mark.usefixtures("_unfrozen")
+def test_an_attribute_is_no_name_that_a_function_may_reach() -> None:
+    """Every callback of fastai says `self.learn`: that does not lead to the notebook's `learn`."""
+    namespace: dict[str, Any] = {"learn": 1}
+    exec("class Typo:\n    def after_pred(self): self.learn.pred = [self.model.eval() for n in range(count)]", namespace)
+    functions = names_of_functions(namespace)
+    assert functions == {"range", "count"}
+    assert reached_by("x = y", namespace, functions) == {"x", "y", "range", "count"}
+    assert made_by("learn = 1", 9, functions) == {"learn"}
+
+
+@pytest.mark.usefixtures("_unfrozen")
+@pytest.mark.parametrize(
+    "code", ["import __main__; return __main__.learn", "return sys.modules['__main__'].learn", "return shell.user_ns['learn']"]
+)
+def test_a_function_that_goes_to_the_notebook_by_another_way_may_reach_any_name(code: str) -> None:
+    namespace: dict[str, Any] = {"learn": 1}
+    exec(f"def reaches(): {code}", namespace)
+    assert reached_by("x = y", namespace, names_of_functions(namespace)) is None
 
 
 # --- the host ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ export class ActionBar {
   readonly #emptyCache: OperationRequest;
   /** Whether PyTorch keeps anything that emptying its cache could give back. */
   #hasCache = false;
+  /** Cells have ended since the last look: during a Run All it comes after some of them only. */
+  #isBehind = false;
 
   readonly #context: ViewContext;
 
@@ -54,11 +56,15 @@ export class ActionBar {
     this.#clean.click();
   }
 
-  /** Take what a tick says about the cache. */
+  /** Take what a tick says about the cache, and whether cells have ended since the last look. */
   follow(tick: Tick): void {
+    const heap = this.#context.connection.heap;
+    const last = tick.heap_cell ?? heap?.cell ?? null;
+    const isBehind = tick.cell !== null && last !== null && last < tick.cell - 1;
     const hasCache = tick.devices.some(device => device.parts.some(part => CACHED.has(part.name) && part.nbytes > 0));
-    if (hasCache !== this.#hasCache) {
+    if (hasCache !== this.#hasCache || isBehind !== this.#isBehind) {
       this.#hasCache = hasCache;
+      this.#isBehind = isBehind;
       this.update();
     }
   }
@@ -68,7 +74,8 @@ export class ActionBar {
     const stale = connection.heap?.stale ?? 0;
     const { title } = this.#cleanStale;
     const isCleaning = operations.isPending(this.#cleanStale);
-    const known = connection.heap?.during === null ? trans.__('Nothing is stale') : trans.__('Nothing is known to be stale');
+    const isKnown = connection.heap?.during === null && !this.#isBehind;
+    const known = isKnown ? trans.__('Nothing is stale') : trans.__('Nothing is known to be stale');
     const nothing = isLooked(connection.heap) ? known : trans.__('Not looked at yet');
     const words = stale > 0 ? `${title} · ${formatBytes(stale)}` : nothing;
     setText(this.#clean, isCleaning ? trans.__('working…') : words);

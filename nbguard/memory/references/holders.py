@@ -34,6 +34,7 @@ class Holder:
     at_least: bool = False  # it leads to something that was not looked into: both figures are lower bounds
     source: HolderSource = "python"  # who holds the bytes
     names: tuple[str, ...] = ()  # labels of its roots where they are all the same object: `("learn", "best")`
+    stale_bytes: int = 0  # bytes of `retained` that the default cleanup frees: of a stale holder all, of another perhaps a part
 
     @property
     def is_shared(self) -> bool:
@@ -145,9 +146,15 @@ def all_holders(graph: Graph, device: DeviceFacts, held: Iterable[Holding], free
     `held` are the holders among Python's objects. `freed` are the storages that a cleanup would free: a displayed tensor that
     it would keep is not called stale.
     """
-    own = (replace(row, stale=row.stale and storages <= freed) for row, storages in held)
+    own = (after_cleanup(graph, holding, freed) for holding in held)
     known_rows = [*own, *unheld(graph, device)]
     return tuple(sorted((*known_rows, *unattributed(device, known_rows)), key=lambda row: -row.retained))
+
+
+def after_cleanup(graph: Graph, holding: Holding, freed: Set[int]) -> Holder:
+    """Return a holder marked by a cleanup that frees the storages `freed`: what is stale of it, all or a part."""
+    row, storages = holding
+    return replace(row, stale=row.stale and storages <= freed, stale_bytes=nbytes_of(graph, storages & freed))
 
 
 def unheld(graph: Graph, device: DeviceFacts) -> Iterator[Holder]:

@@ -6,11 +6,11 @@ PyTorch gives back whole segments, of an expandable one whole pages. So one tens
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nbguard.memory.facts import Block, DeviceFacts, Graph, HolderSource, PoolId, Segment
 from nbguard.memory.references.graph import path_text, shortest_paths
-from nbguard.memory.references.holders import CHANGED, Holder, Holding, unheld_blocks
+from nbguard.memory.references.holders import CHANGED, Holder, Holding, after_cleanup, unheld_blocks
 from nbguard.memory.segments.fragmentation import unit_pages
 
 _PENDING = Holder(
@@ -97,11 +97,12 @@ def _unit(segment: Segment, page: int, first: int, last: int, live: Sequence[Blo
 
 @dataclass(frozen=True, slots=True)
 class BlockHolders:
-    """The holders of the blocks of a device: `holders`, and the place of each block's among them, by address."""
+    """The holders of the blocks of a device, and which of the blocks a cleanup would free."""
 
     holders: tuple[Holder, ...]
-    by_address: Mapping[int, int]
-    storages: Mapping[int, int]
+    by_address: Mapping[int, int]  # place of each block's holder among them
+    storages: Mapping[int, int]  # number of the storage at an address
+    freed: Set[int] = frozenset()  # numbers of the storages that the cleanup frees
 
     @classmethod
     def of(cls, graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> BlockHolders:
@@ -111,11 +112,15 @@ class BlockHolders:
         numbers = {s.address: n for n, s in enumerate(graph.storages) if s.device == device.device}
         for row, storages in held:
             places |= dict.fromkeys((graph.storages[number].address for number in storages), len(rows))
-            rows.append(replace(row, stale=row.stale and storages <= freed))
+            rows.append(after_cleanup(graph, (row, storages), freed))
         for row, blocks in unheld_blocks(graph, device):
             places |= dict.fromkeys((block.address for block in blocks), len(rows))
             rows.append(row)
-        return cls((*rows, _PENDING, _CHANGED), places, numbers)
+        return cls((*rows, _PENDING, _CHANGED), places, numbers, freed)
+
+    def is_stale(self, block: Block) -> bool:
+        """Say whether the cleanup frees a block: of a holder that stays, too."""
+        return self.storages.get(block.address) in self.freed
 
     def place(self, block: Block) -> int:
         """Return the place of a live block's holder among `holders`."""
@@ -172,6 +177,7 @@ class HolderPins:
     gives_back: int  # bytes that go back to the device when this holder alone is released
     example: str = ""  # one of its blocks there, as one would write it: `losses[3]`
     names: tuple[str, ...] = ()  # the holder's: every name of the object, all of which must go
+    stale_blocks: int = 0  # number of `blocks` that the default cleanup frees
 
 
 def pinners(graph: Graph, occupied: Sequence[Unit], held: BlockHolders, limit: int) -> tuple[Pinner, ...]:
@@ -283,6 +289,7 @@ def _pins(held: BlockHolders, place: int, touched: Sequence[Unit], alone: Sequen
         gives_back=sum(unit.gives_back for unit in alone),
         example=example,
         names=holder.names,
+        stale_blocks=sum(map(held.is_stale, blocks)),
     )
 
 

@@ -9,7 +9,7 @@ from nbguard.memory.breakdown import DevicePart, Part
 from nbguard.memory.references.holders import Holder
 from nbguard.memory.segments.pools import Pool
 from nbguard.render.blocks import Bar, Slice, Table, TableRow
-from nbguard.units import KiB, format_column, unit_of
+from nbguard.units import KiB, format_bytes, format_column, unit_of
 
 _COLOURS: dict[str, tuple[str, str]] = {
     DevicePart.CONTEXT: ("ctx", "█"),
@@ -68,7 +68,9 @@ def holder_rows(holders: Sequence[Holder], allocated: int, limit: int) -> list[T
             some = "less than 1 KiB each" if len(rest) > 1 else "less than 1 KiB"
             none = f"{'reach' if len(rest) > 1 else 'reaches'} only memory that others hold, too"
             what = f"{names}: {some if rest_bytes else none}"
-        rows.append(TableRow(cells=(f"{len(rest)} more", figures[-1], "", "", "", what)))
+        stale = sum(holder.stale_bytes for holder in rest)
+        chip = stale_words(stale, is_all=all(holder.stale for holder in rest))
+        rows.append(TableRow(cells=(f"{len(rest)} more", figures[-1], "", "", chip, what)))
     return [*rows, total_row(allocated)]
 
 
@@ -83,8 +85,13 @@ def holder_row(holder: Holder, figure: str, unit: tuple[int, str]) -> TableRow:
     reaches = "" if holder.is_shared or not holder.roots else format_column([holder.reaches], unit)[0]
     since = f"In[{holder.cell}]" if holder.cell is not None else ""
     what = f"{holder.what} (at least)" if holder.at_least else holder.what
-    cells = (name, figure, reaches, since, "stale" if holder.stale else "", what)
+    cells = (name, figure, reaches, since, stale_words(holder.stale_bytes, is_all=holder.stale), what)
     return TableRow(cells=cells, hint=command_of(holder.names[:1], holder.kind, holder.stale))
+
+
+def stale_words(nbytes: int, *, is_all: bool) -> str:
+    """Return in words what is stale of a row: all of it, so many bytes of it, or nothing."""
+    return "stale" if is_all else f"{format_bytes(nbytes)} stale" if nbytes else ""
 
 
 def holder_table(rows: Sequence[TableRow]) -> Table:

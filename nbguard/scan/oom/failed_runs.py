@@ -12,7 +12,7 @@ from typing import Any
 from nbguard.memory.oom_facts import AllocatorCounts, EarlierFailure, OomNote
 from nbguard.scan.heap.kinds import mro_of, namespace_of
 from nbguard.scan.oom.cell_start import ATOMS, CellStart, start_of
-from nbguard.scan.oom.names import Functions, made_by, reached_by
+from nbguard.scan.oom.names import Names, made_by, reached_by
 from nbguard.scan.oom.notes import NOTES
 
 _KEPT = 64
@@ -58,11 +58,11 @@ def forget_runs() -> None:
 
 
 def earlier_failures(
-    cell: int, device: str, namespace: dict[str, Any], inputs: Sequence[str], functions: Functions | None
+    cell: int, device: str, namespace: dict[str, Any], inputs: Sequence[str], functions: Names | None
 ) -> Iterator[EarlierFailure]:
     """Yield the runs before cell number `cell` of the same source that ran out of memory of the same device.
 
-    `functions`: the code of the notebook's functions (`functions_of`).
+    `functions`: the global names of the notebook's functions (`names_of_functions`).
     """
     runs = [run for run in _RUNS if run.start.cell < cell and run.note.device == device]
     runs = [run for run in runs if inputs[run.start.cell] == inputs[cell]]
@@ -82,7 +82,7 @@ def earlier_failures(
         )
 
 
-def _inputs_of(source: str, namespace: dict[str, Any], functions: Functions | None) -> set[str] | None:
+def _inputs_of(source: str, namespace: dict[str, Any], functions: Names | None) -> set[str] | None:
     """Return the names that a cell may reach and does not make itself before; None: it may be any name."""
     reached = reached_by(source, namespace, functions)
     return None if reached is None else reached - made_by(source, sys.maxsize, functions)

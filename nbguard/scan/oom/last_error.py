@@ -16,7 +16,7 @@ from nbguard.scan.heap.kinds import Kinds, name_of, namespace_of
 from nbguard.scan.oom.cell_start import start_of
 from nbguard.scan.oom.chain import find_in_chain, is_exception, slot
 from nbguard.scan.oom.failed_runs import earlier_failures
-from nbguard.scan.oom.names import functions_of, length_of_list, made_by, names_in, reached_by
+from nbguard.scan.oom.names import length_of_list, made_by, names_in, names_of_functions, reached_by
 from nbguard.scan.oom.notes import note_of
 from nbguard.scan.roots.frames import OPTIMIZED, frame_locals
 from nbguard.scan.roots.tracebacks import error_holders
@@ -111,7 +111,7 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
     if shell is None or cell is None or not 0 <= cell < len(inputs):
         return _Run()
     source, namespace, start = inputs[cell], shell.user_ns, start_of(cell)
-    functions = functions_of(namespace)
+    functions = names_of_functions(namespace)
     reaches, makes = reached_by(source, namespace, functions), made_by(source, at, functions)
     elements = length_of_list(source, at)
     if start is None:

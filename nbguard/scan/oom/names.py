@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import dis
 import gc
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-Functions = Sequence[types.CodeType]
-"""The code of the functions that the notebook has defined."""
+Names = frozenset[str]
+"""The global names that the functions of the notebook use."""
+_GLOBALS = frozenset(
+    {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "IMPORT_NAME"}
+    | {f"{what}_{kind}" for what in ("STORE", "DELETE") for kind in ("GLOBAL", "NAME")}
+)
+"""Instructions of Python that name something global, or a module. Others name attributes, which are no names of the user's."""
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -62,11 +68,11 @@ def _bindings(tree: ast.AST) -> Iterator[tuple[str, Any]]:
         yield from _bindings(node)
 
 
-def made_by(source: str, at: int, functions: Functions | None) -> set[str]:
+def made_by(source: str, at: int, functions: Names | None) -> set[str]:
     """Return the names that a run of a cell which fails in line `at` binds in any case, before anything reads them.
 
     A later run makes them anew, so deleting them costs it nothing. Not the names that a function of the notebook reads
-    (`functions_of`).
+    (`names_of_functions`).
     """
     try:
         tree = ast.parse(source)
@@ -75,7 +81,7 @@ def made_by(source: str, at: int, functions: Functions | None) -> set[str]:
     if functions is None or not set(_magics(tree)) <= _OURS:
         return set()
     made: set[str] = set()
-    seen = {word for code in functions for word in _words(code)}
+    seen = set(functions)
     for statement in tree.body:
         for name, is_bound in _events(statement, at):
             if is_bound and name not in seen:
@@ -148,8 +154,8 @@ def _magics(tree: ast.AST) -> Iterator[str]:
             yield name.value if isinstance(name, ast.Constant) and type(name.value) is str else "?"
 
 
-def reached_by(source: str, namespace: dict[str, Any], functions: Functions | None) -> set[str] | None:
-    """Return the names that a cell, or any function of the notebook (`functions_of`), may reach; None: it may be any name.
+def reached_by(source: str, namespace: dict[str, Any], functions: Names | None) -> set[str] | None:
+    """Return the names that a cell, or a function of the notebook (`names_of_functions`), may reach; None: it may be any name.
 
     Functions count whether they were called or not: a model's `forward`, a hook and a closure are none that a cell names.
     """
@@ -166,14 +172,13 @@ def reached_by(source: str, namespace: dict[str, Any], functions: Functions | No
         reached = (reached - {"get_ipython"}) | _in_strings(tree)
     if functions is None:
         return None
-    words = {word for code in functions for word in _words(code)}
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} - {
         "get_ipython"
     }
-    hidden = {name for name in (read | words) & namespace.keys() if name.startswith("_") and not name.startswith("__")}
-    if hidden or (reached | words) & _ANYTHING:
+    hidden = {name for name in (read | functions) & namespace.keys() if name.startswith("_") and not name.startswith("__")}
+    if hidden or (reached | functions) & _ANYTHING:
         return None
-    return reached | words
+    return reached | functions
 
 
 def length_of_list(source: str, at: int) -> int | None:
@@ -204,8 +209,8 @@ def _in_strings(tree: ast.AST) -> set[str]:
     return {word for text in texts if type(text) is str for word in re.findall(r"\w+", text)}
 
 
-def functions_of(namespace: dict[str, Any]) -> Functions | None:
-    """Return the code of each function whose globals are the namespace; None if they are too many, or some may be frozen.
+def names_of_functions(namespace: dict[str, Any]) -> Names | None:
+    """Return the global names that functions of the namespace use; None if they are too many, or some may be frozen.
 
     It goes over the whole heap: who asks several questions about a cell looks once. What `gc.freeze()` has hidden is not seen.
     """
@@ -219,12 +224,15 @@ def functions_of(namespace: dict[str, Any]) -> Functions | None:
             codes.append(value.__code__)
             if len(codes) > _FUNCTIONS:
                 return None
-    return codes
+    return frozenset(word for code in codes for word in _words(code))
 
 
 def _words(code: types.CodeType) -> Iterable[str]:
-    """Yield the global names of a function and of those inside of it."""
-    yield from code.co_names
+    """Yield the global names of a function and of those inside of it, and `user_ns` and `__main__` however they are written."""
+    yield from (one.argval for one in dis.get_instructions(code) if one.opname in _GLOBALS)
+    yield from {"user_ns"}.intersection(code.co_names)
     for constant in code.co_consts:
         if type(constant) is types.CodeType:
             yield from _words(constant)
+        elif type(constant) is str and constant == "__main__":
+            yield constant

@@ -78,7 +78,7 @@ def _holder(rows: Rows, number: int) -> HolderRow:
         reaches=row.reaches,
         cell=row.cell,
         stale=row.stale,
-        stale_bytes=rows.stale_bytes[number],
+        stale_bytes=row.stale_bytes,
         at_least=row.at_least,
         parent=rows.parents[number],
         others=tuple(truncate_utf8(label, 60) for label in rows.others[number][:_OTHERS]),

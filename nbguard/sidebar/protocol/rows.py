@@ -16,7 +16,7 @@ from nbguard.memory.advice import HARD
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import EXPERIMENT_KINDS, Graph
 from nbguard.memory.references.explain_unheld import is_explained
-from nbguard.memory.references.graph import leading_to, nbytes_of, reach
+from nbguard.memory.references.graph import leading_to, reach
 from nbguard.memory.references.holders import Holder
 from nbguard.sidebar.protocol.row_parts import row_parts
 from nbguard.sidebar.protocol.state import Ability, RowPart
@@ -45,7 +45,6 @@ class Rows:
     targets: tuple[tuple[str, ...], ...]  # texts for `release` and `park`: `learn`, `Out[9]`, all names of one object; or none
     roots: tuple[str, ...]  # label of the root to explain; empty where no root leads to the row
     can: tuple[tuple[Ability, ...], ...]  # requests that a sidebar may make about the row
-    stale_bytes: tuple[int, ...]  # bytes of the row that Clean stale gives back
     parents: tuple[int | None, ...]  # number of the row that this one is listed under
     others: tuple[tuple[str, ...], ...]  # names that hold the same bytes besides the parent's
     parts: tuple[tuple[RowPart, ...], ...]  # parts of the row's bytes
@@ -70,8 +69,6 @@ def rows_of(analysis: Analysis) -> Rows:
     every.sort(key=lambda each: -each[1].retained)
     held = {(device.name, row.roots): storages for device in beside.devices for row, storages in device.holdings}
     storages = [held.get((device.name, row.roots), _NONE) if row.roots else _NONE for device, row in every]
-    freed = analysis.once(default_plan).storages
-    stale_bytes = [nbytes_of(graph, own & freed) for own in storages]
     training = leading_to(graph, (learner.node for learner in beside.facts.learners if learner.is_running))
     rows = [row for _, row in every]
     targets = tuple(_targets(graph, row) for row in rows)
@@ -82,7 +79,6 @@ def rows_of(analysis: Analysis) -> Rows:
         targets=targets,
         roots=tuple(graph.roots[row.roots[0]].label if row.roots else "" for row in rows),
         can=tuple(_can(graph, row, texts, training) for row, texts in zip(rows, targets, strict=True)),
-        stale_bytes=tuple(stale_bytes),
         parents=parents,
         others=others,
         parts=row_parts(graph, beside.facts.learners, rows, storages),
@@ -143,7 +139,8 @@ def _rank(graph: Graph, row: Holder) -> int:
 def abilities(rows: Rows, number: int) -> tuple[Ability, ...]:
     """Return all that a view may have done about a row: requests about it, and Clean stale where nothing else frees it."""
     can = rows.can[number]
-    is_cleaned = rows.stale_bytes[number] and "release" not in can and not rows.holders[number].is_shared
+    row = rows.holders[number]
+    is_cleaned = row.stale_bytes and "release" not in can and not row.is_shared
     return (*can, "clean") if is_cleaned else can
 
 

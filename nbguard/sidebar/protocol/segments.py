@@ -99,6 +99,7 @@ def _pinned_by(row: HolderPins) -> str:
     pin = "pins" if row.blocks == 1 else "pin"
     if not row.stranded_alone:
         return f"{who}, together with others, {pin} {format_bytes(row.stranded)}."
-    how = "Clean stale frees it" if row.stale else "letting it go"
+    them = "it" if row.blocks == 1 else "them"
+    how = f"Clean stale frees {them}" if row.stale else f"letting {them} go"
     gives = f"{'and gives' if row.stale else 'gives'} {format_bytes(row.gives_back)} back"
     return f"{who} {pin} {format_bytes(row.stranded_alone)}: {how} {gives}."
