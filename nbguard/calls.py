@@ -1,4 +1,4 @@
-"""Commands as calls of Python, for scripts, marimo and wherever else there is no IPython and so no magic."""
+"""Texts as they are said where there is no IPython and so no magic, as in scripts and marimo: commands are calls of Python."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from nbguard.command_words import command_words
-from nbguard.shell import running_shell
+from nbguard.shell import host, running_shell
 
 _MAGIC = r"%(?:gpumem|reset_gpu|nbguard|%profile_fit)\b"
 _QUOTED = re.compile(rf"(`|  )({_MAGIC}[^`\n]*?)(`|  | ,|$)")
@@ -14,6 +14,9 @@ _QUOTED = re.compile(rf"(`|  )({_MAGIC}[^`\n]*?)(`|  | ,|$)")
 _WORDS = r"why|map|oom|whatif|snapshot|record o(?:n|ff)|doctor|history|cells on|simulate off|predict|on|log off|notices on"
 _UNQUOTED = re.compile(rf"{_MAGIC}(?: (?:{_WORDS})\b)?(?: --[a-z-]+)*")
 """A command amid a sentence: what stands behind it are the sentence's own words, so it has no name."""
+_OPTION_OF_ROWS = re.compile(r" \(-n shows more\)|-n shows more")
+"""The option of a magic that shows more rows, behind a sentence or alone in a cell."""
+_BEFORE_JUPYTER = "before Jupyter starts"
 
 _CALLS = {
     "gpumem": "nbguard.report()",
@@ -74,7 +77,10 @@ def call_of(command: str) -> str:
 
 
 def as_calls(text: str) -> str:
-    """Return a text in which each command that has a call is that call."""
+    """Return a text as it is said without IPython: calls for commands, the host's own name, and no option of a magic."""
+    text = _OPTION_OF_ROWS.sub("", text)
+    if _BEFORE_JUPYTER in text:
+        text = text.replace(_BEFORE_JUPYTER, f"before {host()} starts")
     if "%" not in text:
         return text
     text = text.replace("%tb and %debug", "its traceback and a debugger")

@@ -112,8 +112,8 @@ def test_commands_in_sentences(sentence: str, shown: str) -> None:
     assert as_calls(sentence) == shown
 
 
-def sentences() -> list[tuple[str, str]]:
-    """Return the texts of nbguard that name a magic and can be shown without IPython, each with its place; docstrings apart."""
+def sentences(words: str = "%") -> list[tuple[str, str]]:
+    """Return the texts with these words that can be shown without IPython, each with its place; docstrings apart."""
     found = []
     package = Path(nbguard.__file__).parent
     for file in sorted(package.rglob("*.py")):
@@ -128,7 +128,7 @@ def sentences() -> list[tuple[str, str]]:
             ):
                 parts = node.values if isinstance(node, ast.JoinedStr) else [node]
                 text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
-                if "%" in text:
+                if words in text:
                     found.append((f"{file.relative_to(package)}:{node.lineno}", text))
     return found
 
@@ -138,6 +138,33 @@ def test_no_sentence_has_half_of_a_command_as_a_call() -> None:
     half = re.compile(r"nbguard\.\w+\([^()]*\) (?:\S+ )*?--\w")
     assert half.search(as_calls("as in  %nbguard doctor model --batch xb, or so"))
     assert [(place, shown) for place, text in sentences() if half.search(shown := as_calls(text))] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a, b, c, d, … (-n shows more)", "a, b, c, d, …"),
+        ("-n shows more", ""),
+        (
+            "unset LD_LIBRARY_PATH  # before Jupyter starts, unless that is meant",
+            "unset LD_LIBRARY_PATH  # before {} starts, unless that is meant",
+        ),
+    ],
+)
+@pytest.mark.parametrize("host", ["marimo", "Python"])
+def test_without_ipython_no_option_of_a_magic_is_offered_and_the_host_has_its_name(
+    text: str, shown: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nbguard.shell.running_shell", lambda: None)
+    monkeypatch.setitem(sys.modules, "marimo", types.SimpleNamespace(running_in_notebook=lambda: host == "marimo"))  # type: ignore[arg-type]
+    assert as_calls(text) == shown.format(host)
+
+
+@pytest.mark.parametrize("words", ["-n shows", "Jupyter starts"])
+def test_no_other_sentence_says_so(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nbguard.shell.running_shell", lambda: None)
+    assert (said := sentences(words))
+    assert [(place, text) for place, text in said if words in as_calls(text)] == []
 
 
 def test_in_a_table_a_command_is_a_cell_and_columns_stand_below_one_another() -> None:

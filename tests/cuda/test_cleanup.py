@@ -85,12 +85,14 @@ def test_without_a_cleanup_the_last_error_keeps_the_next_allocation_from_succeed
 def test_after_out_of_memory_in_a_fit_the_next_fit_runs(notebook: Notebook) -> None:
     kernel = notebook(fastai=True, bytes=1024 * MIB, context=100 * MIB)
     kernel.run("from fastai.basics import *\nrows = [(torch.randn(512), torch.randn(512)) for _ in range(256)]").ok()
+    # Without workers: since Python 3.14 they are not forked, so that each imports fastai, and is sent every tensor as a file.
     kernel.run(
         """
 class Wide(Net):
     def forward(self, x): return super().forward(x) + mib(len(x) * 7)[:1].sum()
 def fit(bs):
-    learn = Learner(DataLoaders.from_dsets(rows, rows, bs=bs, device=torch.device('cuda')), Wide(), loss_func=F.mse_loss)
+    dls = DataLoaders.from_dsets(rows, rows, bs=bs, num_workers=0, device=torch.device('cuda'))
+    learn = Learner(dls, Wide(), loss_func=F.mse_loss)
     with learn.no_bar(), learn.no_logging(): learn.fit(1)
     return learn
 """

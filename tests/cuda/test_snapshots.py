@@ -6,6 +6,7 @@ import json
 import pickle
 import pickletools
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +277,8 @@ _BAD = (
     ("snapshot /dev/null", "this is no ordinary file"),
     (f"snapshot {'x' * 300}", "File name too long"),
     ("snapshot ~nobody-of-this-name/x", "there is no such home folder"),
-    (f"load {'x' * 300}", "File name too long"),
+    # Since Python 3.14 `Path.is_file()` is False there, and no error.
+    (f"load {'x' * 300}", "there is no such file" if sys.version_info >= (3, 14) else "File name too long"),
     ("load", "give one file"),
     ("load nothing.pickle", "there is no such file"),
     ("load empty.pickle", "the file is empty"),

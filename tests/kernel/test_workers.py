@@ -195,7 +195,7 @@ def test_targets_narrow_it_down_and_stale_iterators_go(notebook: Kernel) -> None
 def test_a_worker_that_does_not_listen_is_ended_and_an_interrupt_leaves_a_true_report(notebook: Kernel) -> None:
     notebook.run(
         "def deaf(_):\n    import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "dl = loader(worker_init_fn=deaf)\nfor _ in dl: pass\n"
+        "dl = loader(worker_init_fn=deaf, multiprocessing_context='fork')\nfor _ in dl: pass\n"  # a notebook's function is known there only
         "import torch.utils.data._utils as utils; utils.MP_STATUS_CHECK_INTERVAL = 1.0\n"
     ).ok()
     pids = notebook.value("pids(dl._iterator)")

@@ -171,7 +171,7 @@ print(json.dumps([rss() - before, left.operations, left.tensors]))
 """
     kept, operations, tensors = _figures(_child(code))
 
-    assert kept < 100  # MiB
+    assert kept < 120  # MiB: for graphs 86 to 101, as Python 3.14 takes more; 145 and more without the limits
     assert operations <= 20_000
     assert tensors <= 30_000
 

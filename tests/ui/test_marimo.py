@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def _():
     import marimo as mo
     import nbguard
     import torch
-    losses = [torch.ones(1 << 20) for _ in range(25)]
+    losses = [torch.ones(1 << 20) for _ in range(11)]
+    a, b, c, d, e, f, g, h, i, j, k, l, m, n = (torch.ones(1 << 20) for _ in range(14))
     kept = []
     return kept, losses, mo, nbguard, torch
 
@@ -64,6 +66,12 @@ def _(losses, nbguard):
 
 @app.cell
 def _(nbguard):
+    nbguard.diagnose()
+    return
+
+
+@app.cell
+def _(nbguard):
     nbguard.why("nobody")
     return
 """
@@ -79,7 +87,8 @@ def marimo(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     )  # an editor that runs what it opens
     url = f"http://127.0.0.1:{(port := free_port())}/"
     options = ["--headless", "--no-token", f"--port={port}"]
-    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    old_name = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}  # of a setting that is made before marimo starts
+    environment = {**os.environ, **old_name, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     with (tmp_path / "log").open("w") as log:
         command = [sys.executable, "-m", "marimo", "--quiet", request.param, *options, "notebook.py"]
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -119,6 +128,9 @@ def test_results_name_calls_and_free_what_a_failed_cell_holds(marimo: str, brows
     page.get_by_role("button", name="Keep more").click()
     look.click()
     expect(allocated).to_contain_text("104.00 MiB")
-    assert "%" not in page.locator("body").inner_text()
+    expect(page.locator("tr", has_text="more").first).to_be_visible()
+    expect(page.get_by_text("# before marimo starts").first).to_be_visible(timeout=60_000)
+    said = page.locator("body").inner_text()
+    assert not re.search(r"%(gpumem|reset_gpu|nbguard|%profile_fit)|-n shows|Jupyter starts", said)
 
     page.context.close()

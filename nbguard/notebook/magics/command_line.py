@@ -50,6 +50,8 @@ class WordParser(MagicArgumentParser):
 def add_common(options: MagicArgumentParser, *, as_json: bool = True) -> None:
     """Add the options that every magic has."""
     options.allow_abbrev = False  # a mistyped option must not become another one
+    # Since Python 3.14 help is coloured by escape sequences otherwise: a kernel asks for them, whoever reads the text.
+    options.color = False  # type: ignore[attr-defined]
     if as_json:
         options.add_argument("--json", action="store_true", help="the result as JSON, bytes as integers")
     options.add_argument(
