@@ -173,7 +173,7 @@ class Session:
         if self._oom_watch is None:
             from nbguard.notebook.listeners.oom_card import OomWatch
 
-            self._oom_watch = OomWatch(self._shell, show_card, self.memory.oom_after)
+            self._oom_watch = OomWatch(self._shell, show_card, self.memory.oom_after, self.memory.simulated_counts)
             self._hooks.add(self._oom_watch)
 
     def _watch_launches(self) -> None:

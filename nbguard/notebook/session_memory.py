@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from nbguard.cells.hooks import Hooks
     from nbguard.memory.analysis import Analysis
     from nbguard.memory.counters import TickReading
+    from nbguard.memory.oom_facts import AllocatorCounts
     from nbguard.notebook.foreseen_batch import ForeseenBatch
     from nbguard.notebook.listeners.simulating import Simulating
     from nbguard.out_of_memory.card import OomCard
@@ -59,6 +60,14 @@ class SessionMemory:
         """Return the counters of the simulated device, from any thread; None while cells run on no such."""
         simulation = self.simulation
         return None if simulation is None else simulation.reading()
+
+    def simulated_counts(self) -> dict[str, AllocatorCounts]:
+        """Return the counters of the simulated device's allocator by its name; none while cells run on no such."""
+        if self.simulation is None:
+            return {}
+        from nbguard.memory.simulated import DEVICE
+
+        return {DEVICE: self.simulation.counts()}
 
     def simulated_counter(self) -> MemoryCounter | None:
         """Return the memory counter of the simulated device for a profile; None while cells run on no such."""

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from nbguard.allocator.model.policy import parse_version
+from nbguard.allocator.model.policy import parse_version, segment_size
 from nbguard.allocator.model.settings import AllocatorSettings
 from nbguard.errors import NbguardError, SimulatedOutOfMemoryError
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.counters import TickReading
 from nbguard.memory.facts import AllocatorStats, Block, DeviceFacts, Facts, NvmlFacts, ProcessFact, Segment
+from nbguard.memory.oom_facts import AllocatorCounts, OomNote
 from nbguard.memory.simulated import DEVICE, NAME, TRACKED, Simulated, on_simulated
 from nbguard.out_of_memory.card import OomCard, build_card
 from nbguard.reports.memory_map import MemoryMap, build_map
 from nbguard.reports.report import Report, build_report
+from nbguard.scan.oom.cell_start import full_collections
+from nbguard.scan.oom.message import as_torch_writes
+from nbguard.scan.oom.notes import NOTES, cell_now, with_free_blocks
 from nbguard.scan.scan import Notebook, scan
 from nbguard.scan.storage_events import StorageMode
 from nbguard.simulation.device import SimulatedDevice
@@ -159,6 +164,22 @@ class Simulation:
             broken=self._device.broken,
         )
 
+    def counts(self) -> AllocatorCounts:
+        """Return the allocator's counters now, as they are noted before a cell and at a failure."""
+        self._settle()
+        return self._counts()
+
+    def _counts(self) -> AllocatorCounts:
+        model = self._device.model
+        return AllocatorCounts(
+            allocated=model.allocated,
+            reserved=model.reserved,
+            made=model.allocated_so_far,
+            made_blocks=model.num_allocs,
+            retries=model.num_alloc_retries,
+            collections=full_collections(),
+        )
+
     def reading(self) -> TickReading | None:
         """Return what a sidebar's tick shows of the device now, from any thread; None if its figures have ended."""
         counted = self._device.counted()
@@ -240,16 +261,36 @@ class Simulation:
             for segment in self._device.model.segments()
         )
 
-    def _refuse(self, failed: SimulatedOutOfMemoryError, asked: int) -> Exception:
-        model = self._device.model
-        total, allocated = format_bytes(self._device.capacity), format_bytes(model.allocated)
-        besides = format_bytes(model.reserved - model.allocated)
-        limit = "" if model.cap is None else f" PyTorch may take {format_bytes(model.cap)} of it."
+    def _refuse(self, failed: SimulatedOutOfMemoryError, _asked: int) -> Exception:
+        """Return the error of a request, with the figures of CUDA's, and note the state as it is for a failure there."""
+        note = self._note(failed)
+        NOTES.append(note)
+        free, allocated, besides = map(as_torch_writes, (note.free, note.allocated, note.reserved - note.allocated))
+        limit = "" if note.limit is None else f" PyTorch may take {format_bytes(note.limit)} of it."
         return SimulatedCudaOutOfMemoryError(
-            f"Simulated CUDA out of memory (nbguard.simulate): tried to allocate {format_bytes(asked)}; the simulated device "
-            f"of {total} has {format_bytes(failed.free)} free.{limit} {allocated} is allocated by tensors, and {besides} is "
-            "reserved by PyTorch's allocator but unallocated. Nothing is short on this machine."
+            f"Simulated CUDA out of memory (nbguard.simulate): tried to allocate {as_torch_writes(note.requested)}; the "
+            f"simulated device of {format_bytes(self._device.capacity)} has {free} free.{limit} {allocated} is allocated by "
+            f"tensors, and {besides} is reserved by PyTorch's allocator but unallocated. Nothing is short on this machine."
         )
+
+    def _note(self, failed: SimulatedOutOfMemoryError) -> OomNote:
+        model = self._device.model
+        note = OomNote(
+            device=DEVICE,
+            requested=segment_size(failed.size, model.settings.large_segment),
+            total=self._device.capacity,
+            free=failed.free or 0,
+            limit=model.cap,
+            allocated=model.allocated,
+            reserved=model.reserved,
+            peak_allocated=model.peak_allocated,
+            peak_reserved=model.peak_reserved,
+            settings=model.settings.conf(),
+            cell=cell_now(),
+            time=time.time(),
+            counts=self._counts(),
+        )
+        return with_free_blocks(note, model.num_allocs - model.num_frees, self._segments)
 
 
 def simulate(

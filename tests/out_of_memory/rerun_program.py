@@ -1,4 +1,4 @@
-"""A program that runs a notebook on the fake device, follows the card's advice, and runs the failed cell again."""
+"""A program that runs a notebook on a fake or simulated device, follows the card's advice, and runs the failed cell again."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if spec["others"]:
 from IPython.core.interactiveshell import InteractiveShell
 import nbguard, torch
 from nbguard.scan.oom.notes import NOTES
+from nbguard.notebook.session import session_of
 from nbguard.scan.oom.cell_start import _Latest
 shell = InteractiveShell.instance(user_module=types.ModuleType("__main__"))
 shell.history_manager.enabled = False
@@ -39,9 +40,6 @@ def made():
     before = start.devices.get(note.device)
     return note.counts.made - (before.made if before else 0), note.counts.made_blocks - (before.made_blocks if before else 0)
 
-def is_oom(error):
-    return error is not None and nbguard.oom() is not None
-
 def follow(fix):
     for command in fix["commands"]:
         if not command.startswith("PYTORCH_"):
@@ -49,8 +47,8 @@ def follow(fix):
     if "other processes" in fix["words"]:
         os.close(go[1]); os.waitpid(other, 0)
 
-def card():
-    return json.loads(nbguard.oom().to_json()) if hasattr(nbguard.oom(), "to_json") else as_dict(nbguard.oom())
+def last_card():
+    return session_of(shell).memory.oom() if spec["simulated"] else nbguard.oom()
 
 def as_dict(card):
     return {"fixes": [{"words": f.words, "commands": list(f.commands), "verdict": str(f.verdict), "nbytes": f.nbytes,
@@ -58,18 +56,20 @@ def as_dict(card):
             "took": card.cell_took, "taken": card.taken, "text": card.mimebundle()["text/plain"]}
 
 ok("%load_ext nbguard")
+if spec["simulated"]:
+    ok("%gpumem simulate 924MiB")
 for cell in spec["cells"]:
     ok(cell)
 error = run(spec["cell"])
-assert error is not None and nbguard.oom() is not None, ("it should have run out of memory", error)
+assert error is not None and last_card() is not None, ("it should have run out of memory", error)
 failed = [made()]
 if spec["between"]:
     for cell in spec["between"]:
         ok(cell)
     error = run(spec["cell"])
-    assert error is not None and nbguard.oom() is not None, ("it should have run out of memory again", error)
+    assert error is not None and last_card() is not None, ("it should have run out of memory again", error)
     failed.append(made())
-rounds = [{"card": as_dict(nbguard.oom()), "made": max(failed)}]
+rounds = [{"card": as_dict(last_card()), "made": max(failed)}]
 chosen = spec["advice"]
 for turn in range(spec["loop"]):
     fixes = rounds[-1]["card"]["fixes"]
@@ -80,9 +80,9 @@ for turn in range(spec["loop"]):
     follow(fix)
     error = run(spec["cell"])
     rounds[-1]["followed"], rounds[-1]["error"] = index, error
-    if error is None or nbguard.oom() is None:
+    if error is None or last_card() is None:
         break
-    rounds.append({"card": as_dict(nbguard.oom()), "made": made()})
+    rounds.append({"card": as_dict(last_card()), "made": made()})
 if spec["others"]:
     with contextlib.suppress(OSError):
         os.close(go[1])

@@ -14,7 +14,7 @@ from tests.fake_cuda.plugin import fake_settings
 from tests.kernels import FASTAI, TORCH, Zygote
 from tests.out_of_memory.oom_notebooks import FIT, NOTEBOOKS, PRELUDE, OomNotebook
 from tests.out_of_memory.rerun_program import PROGRAM
-from tests.thorough import THOROUGH, half_in_ci
+from tests.thorough import THOROUGH, half_in_ci, spread
 
 MIB = 1024**2
 ROUNDS = list[dict[str, Any]]
@@ -29,6 +29,7 @@ def follow(fake_cuda_zygote: Callable[[str], Zygote], tmp_path: Path) -> Callabl
         if notebook.others:
             settings["state"] = tmp_path / f"device{advice}"
         spec = asdict(notebook) | {"cells": [PRELUDE, *([FIT] if notebook.fits else []), *notebook.cells], "advice": advice}
+        spec["simulated"] = False
         program = f"SPEC = {json.dumps(spec)!r}\n{PROGRAM}"
         zygote = fake_cuda_zygote(FASTAI if notebook.fits else TORCH)
         out, errors = zygote.run(program, fake_settings(**settings), 120)  # type: ignore[arg-type]
@@ -68,6 +69,29 @@ def test_each_advice(notebook: OomNotebook, follow: Callable[[OomNotebook, int],
     others = [number for number, fix in enumerate(first) if number and (fix["commands"] or fix["verdict"] == "rerun")]
     for number in others if THOROUGH else others[: NOTEBOOKS.index(notebook) % 2]:
         check(follow(notebook, number))
+
+
+SIMULATED = tuple(
+    notebook
+    for notebook in NOTEBOOKS
+    if not (notebook.fits or notebook.others or notebook.settings) and "cuda" not in "".join((*notebook.cells, notebook.cell))
+)
+"""Notebooks that run as well on tensors of the CPU."""
+
+
+@pytest.mark.parametrize("notebook", spread(SIMULATED, 3), ids=lambda notebook: notebook.name)
+def test_each_advice_on_a_simulated_device(notebook: OomNotebook, fastai_zygote: Zygote) -> None:
+    """It notes the moment of a failure and the beginnings of cells as CUDA's observer does: the card knows as much."""
+    cells = [PRELUDE.replace("'cuda'", "'cpu'"), *notebook.cells]
+    spec = asdict(notebook) | {"cells": cells, "advice": 0, "simulated": True}
+    out, errors = fastai_zygote.run(f"SPEC = {json.dumps(spec)!r}\n{PROGRAM}", {}, 120)
+    _, mark, result = out.rpartition("RESULT")
+    assert mark, errors[-3000:] + out[-1000:]
+    rounds: ROUNDS = json.loads(result)
+
+    check(rounds)
+    verdicts = [fix["verdict"] for fix in rounds[0]["card"]["fixes"]]
+    assert notebook.best is None or notebook.best in verdicts, rounds[0]
 
 
 KNOWN_LENGTH = OomNotebook(

@@ -88,6 +88,8 @@ class CachingAllocator:
         """The blocks or segments numbered so far; the last ticket given to an event; the last ticket that is done."""
         self.allocated = self.requested = self.reserved = self.pending_bytes = 0
         """Bytes; torch's `allocated_bytes`, `requested_bytes` and `reserved_bytes.all.current`, and the bytes of `pending`."""
+        self.allocated_so_far = 0
+        """Bytes of all blocks that were ever handed out; torch's `allocated_bytes.all.allocated`."""
         self.peak_allocated = self.peak_reserved = 0
         """Bytes; torch's `allocated_bytes.all.peak` and `reserved_bytes.all.peak`."""
         self.num_allocs = self.num_frees = self.num_alloc_retries = self.num_ooms = self.num_oom_rejections = 0
@@ -136,6 +138,7 @@ class CachingAllocator:
         self.num_allocs += 1
         self.requested += size
         self.allocated += block.size
+        self.allocated_so_far += block.size
         if self.allocated > self.peak_allocated:
             self.peak_allocated = self.allocated
         address = block.address
@@ -661,6 +664,8 @@ class CachingAllocator:
         """Return current figures and counters, by the names of `torch.cuda.memory_stats()`."""
         return {
             "allocation.all.current": self.num_allocs - self.num_frees,
+            "allocation.all.allocated": self.num_allocs,
+            "allocated_bytes.all.allocated": self.allocated_so_far,
             "allocated_bytes.all.current": self.allocated,
             "allocated_bytes.all.peak": self.peak_allocated,
             "active_bytes.all.current": self.active,

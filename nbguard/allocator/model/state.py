@@ -16,7 +16,7 @@ Json = dict[str, Any]
 _COUNTERS = (
     *("counter", "ticket", "done_ticket", "allocated", "requested", "reserved", "pending_bytes", "peak_allocated"),
     *("peak_reserved", "num_allocs", "num_frees", "num_alloc_retries", "num_ooms", "num_oom_rejections"),
-    *("num_device_alloc", "num_device_free", "num_sync_all_streams", "events_are_instant"),
+    *("allocated_so_far", "num_device_alloc", "num_device_free", "num_sync_all_streams", "events_are_instant"),
 )
 
 

@@ -11,16 +11,11 @@ import threading
 import time
 from typing import Any
 
-from nbguard.memory.facts import DeviceFacts
 from nbguard.memory.oom_facts import OomNote
-from nbguard.memory.segments.fragmentation import fragmentation, stranded_pages
-from nbguard.memory.segments.requests import Room
 from nbguard.scan.devices.cuda import allocator_settings, memory_fraction, segments_by_device
 from nbguard.scan.oom.cell_start import counts_of
-from nbguard.scan.oom.notes import NOTES, cell_now
+from nbguard.scan.oom.notes import NOTES, cell_now, with_free_blocks
 
-_TOO_MANY = 50_000
-"""Blocks of the allocator that are not read any more while an error is being raised: it would take a tenth of a second."""
 _ATTACH = "_cuda_attach_out_of_memory_observer"
 
 
@@ -90,12 +85,7 @@ def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
     fraction = memory_fraction(device)
     is_limited = allowed < 0.98 * total if fraction is None else fraction < 1
     blocks = stats.get("active.all.current", 0) + stats.get("inactive_split.all.current", 0)
-    space = pages = largest = None
-    if blocks <= _TOO_MANY:
-        segments = [segment for segment in segments_by_device().get(device, ()) if not segment.is_private]
-        space, pages = fragmentation(segments), stranded_pages(segments)
-        largest = Room(device=DeviceFacts(device="", name="", segments=tuple(segments))).largest().cached
-    return OomNote(
+    note = OomNote(
         device=f"cuda:{device}",
         requested=requested,
         total=total,
@@ -105,12 +95,9 @@ def _note(device: int, requested: int, allowed: int, free: int) -> OomNote:
         reserved=stats.get("reserved_bytes.all.current", 0),
         peak_allocated=stats.get("allocated_bytes.all.peak", 0),
         peak_reserved=stats.get("reserved_bytes.all.peak", 0),
-        stranded=None if space is None else space.stranded,
-        largest_free=largest,
-        pages=pages,
-        unread=f"{blocks:,} blocks: too many to read while the error was raised" if space is None else "",
         settings=allocator_settings(),
         cell=cell_now(),
         time=time.time(),
         counts=counts_of(torch.cuda.memory_stats_as_nested_dict(device)),
     )
+    return with_free_blocks(note, blocks, lambda: segments_by_device().get(device, ()))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nbguard.cells.hooks import CellFact
 
 if TYPE_CHECKING:
     from nbguard.cells.cell_scan import CellScan
+    from nbguard.memory.oom_facts import AllocatorCounts
     from nbguard.out_of_memory.card import OomCard
 
 
@@ -22,10 +23,18 @@ class OomWatch:
     name = "the out-of-memory card"
     rank = 10
 
-    def __init__(self, shell: Any, show: Callable[[OomCard], None], make: Callable[[CellScan], OomCard | None]) -> None:
+    def __init__(
+        self,
+        shell: Any,
+        show: Callable[[OomCard], None],
+        make: Callable[[CellScan], OomCard | None],
+        simulated: Callable[[], Mapping[str, AllocatorCounts]],
+    ) -> None:
+        """`simulated` returns the counters of the simulated device by its name; none while cells run on no such."""
         self._shell = shell
         self._show = show
         self._make = make
+        self._simulated = simulated
 
     def before(self) -> None:
         """See that the moment of a failure will be noted, and note the state in which the cell begins."""
@@ -34,7 +43,7 @@ class OomWatch:
             from nbguard.scan.oom.cell_start import note_start
 
             attach()
-            note_start(len(self._shell.history_manager.input_hist_parsed), self._shell.user_ns)
+            note_start(len(self._shell.history_manager.input_hist_parsed), self._shell.user_ns, self._simulated())
 
     def after(self, cell: CellFact) -> None:
         """Show the card, if this cell ran out of memory."""

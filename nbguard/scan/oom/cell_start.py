@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,14 +33,14 @@ class _Latest:
     failed: CellStart | None = None
 
 
-def note_start(cell: int, namespace: dict[str, Any]) -> None:
-    """Keep the state in which cell number `cell` begins."""
+def note_start(cell: int, namespace: dict[str, Any], simulated: Mapping[str, AllocatorCounts]) -> None:
+    """Keep the state in which cell number `cell` begins. `simulated`: counters of a simulated device, if it runs on one."""
     values = [(name, value) for name, value in namespace.items() if type(name) is str]
     _Latest.start = CellStart(
         cell=cell,
         names={name: id(value) for name, value in values},
         atoms=frozenset(name for name, value in values if id(type(value)) in ATOMS),
-        devices=_read(),
+        devices=_read() | dict(simulated),
     )
 
 
