@@ -75,5 +75,6 @@ def _holders(card: OomCard) -> Table:
 
 def _point(fix: Fix) -> Point:
     figures = [] if fix.nbytes is None else [format_bytes(fix.nbytes)]
-    commands = [", then ".join(line.code for line in fix.advice)] if fix.advice else []
-    return Point(word=VERDICT_TEXTS[fix.verdict], what=" · ".join([*figures, *commands]), lines=(fix.words,))
+    commands = ", then ".join(line.code for line in fix.advice)
+    first = f"after {commands}" if commands and fix.is_of_smaller_run else commands  # else they would be taken for all of it
+    return Point(word=VERDICT_TEXTS[fix.verdict], what=" · ".join(filter(None, [*figures, first])), lines=(fix.words,))

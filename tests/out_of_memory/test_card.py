@@ -549,6 +549,8 @@ def test_the_batch_that_was_foreseen_is_on_the_card() -> None:
 
     assert card is not None
     assert [fix.words for fix in card.fixes if "batch" in fix.words] == ["a batch of 24 instead of 64 fits (predicted)"]
+    text = card.mimebundle()["text/plain"]
+    assert "may be enough · after %reset_gpu\n     a batch of 24 instead of 64 fits (predicted)" in text  # not the line alone
 
 
 # --- what is not known ------------------------------------------------------------------------------------------------

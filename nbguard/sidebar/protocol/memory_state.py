@@ -130,5 +130,6 @@ def _at_the_failure(card: OomCard) -> str:
 
 
 def _fix(fix: Fix) -> FixRow:
-    words = f"{VERDICT_TEXTS[fix.verdict]}: {truncate_utf8(fix.words, _SENTENCE)}"
+    first = "after this line, " if fix.commands and fix.is_of_smaller_run else ""
+    words = f"{VERDICT_TEXTS[fix.verdict]}: {first}{truncate_utf8(fix.words, _SENTENCE)}"
     return FixRow(words, fix.nbytes, tuple(map(truncate_utf8, fix.commands)))
