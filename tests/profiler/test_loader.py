@@ -41,6 +41,15 @@ taken = multiprocessing.RawArray("d", 2 * ROOM)
 """What the planted cost really took on this machine, in seconds: of each process their number, and then each of them."""
 
 
+@pytest.fixture(autouse=True)
+def forked_workers() -> Iterator[None]:
+    """Only forked workers know the functions of this file and share `taken`; since Python 3.14 others are usual."""
+    usual = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(usual, force=True)
+
+
 def cost(times: int = 1) -> None:
     begin = time.perf_counter()
     time.sleep(PLANTED * times)
