@@ -227,7 +227,7 @@ def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
 
 @pytest.mark.parametrize(("peak", "is_enough"), [(0, True), (GiB, True), (4 * GiB, None)])
 def test_without_a_note_the_highest_peak_may_have_been_the_runs_own(peak: int, is_enough: bool | None) -> None:
-    """A list that was let go of as it failed holds nothing now: the simulated device and errors before nbguard have no note."""
+    """A list that was let go of as it failed holds nothing now, and there is no note of an error before nbguard."""
     facts, stats = _case(free=6 * GiB), AllocatorStats(allocated=0, reserved=0, peak_allocated=peak)
     facts = replace(facts, devices=tuple(replace(device, allocator=stats) for device in facts.devices))
 

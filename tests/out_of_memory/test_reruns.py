@@ -20,6 +20,16 @@ MIB = 1024**2
 ROUNDS = list[dict[str, Any]]
 
 
+def followed(zygote: Zygote, notebook: OomNotebook, cells: list[str], settings: Any = None, **options: object) -> ROUNDS:
+    """Run a notebook's cells in a process of its own, follow its cards, and return each card and what came of it."""
+    spec = asdict(notebook) | {"cells": cells, "advice": 0, "simulated": False} | options
+    out, errors = zygote.run(f"SPEC = {json.dumps(spec)!r}\n{PROGRAM}", settings or {}, 120)
+    _, mark, result = out.rpartition("RESULT")
+    assert mark, errors[-3000:] + out[-1000:]
+    rounds: ROUNDS = json.loads(result)
+    return rounds
+
+
 @pytest.fixture
 def follow(fake_cuda_zygote: Callable[[str], Zygote], tmp_path: Path) -> Callable[[OomNotebook, int], ROUNDS]:
     """`follow(notebook, number)` runs a notebook, follows the advice of that number, and runs the failed cell again."""
@@ -28,15 +38,9 @@ def follow(fake_cuda_zygote: Callable[[str], Zygote], tmp_path: Path) -> Callabl
         settings: dict[str, object] = {"bytes": 1024 * MIB, "context": 100 * MIB} | notebook.settings
         if notebook.others:
             settings["state"] = tmp_path / f"device{advice}"
-        spec = asdict(notebook) | {"cells": [PRELUDE, *([FIT] if notebook.fits else []), *notebook.cells], "advice": advice}
-        spec["simulated"] = False
-        program = f"SPEC = {json.dumps(spec)!r}\n{PROGRAM}"
+        cells = [PRELUDE, *([FIT] if notebook.fits else []), *notebook.cells]
         zygote = fake_cuda_zygote(FASTAI if notebook.fits else TORCH)
-        out, errors = zygote.run(program, fake_settings(**settings), 120)  # type: ignore[arg-type]
-        _, mark, result = out.rpartition("RESULT")
-        assert mark, errors[-3000:] + out[-1000:]
-        rounds: ROUNDS = json.loads(result)
-        return rounds
+        return followed(zygote, notebook, cells, fake_settings(**settings), advice=advice)  # type: ignore[arg-type]
 
     return run
 
@@ -83,11 +87,7 @@ SIMULATED = tuple(
 def test_each_advice_on_a_simulated_device(notebook: OomNotebook, fastai_zygote: Zygote) -> None:
     """It notes the moment of a failure and the beginnings of cells as CUDA's observer does: the card knows as much."""
     cells = [PRELUDE.replace("'cuda'", "'cpu'"), *notebook.cells]
-    spec = asdict(notebook) | {"cells": cells, "advice": 0, "simulated": True}
-    out, errors = fastai_zygote.run(f"SPEC = {json.dumps(spec)!r}\n{PROGRAM}", {}, 120)
-    _, mark, result = out.rpartition("RESULT")
-    assert mark, errors[-3000:] + out[-1000:]
-    rounds: ROUNDS = json.loads(result)
+    rounds = followed(fastai_zygote, notebook, cells, simulated=True)
 
     check(rounds)
     verdicts = [fix["verdict"] for fix in rounds[0]["card"]["fixes"]]

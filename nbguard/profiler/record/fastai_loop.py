@@ -12,7 +12,6 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.callbacks import CallbackTimes
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import STEPPED, Recorder
-from nbguard.profiler.record.recorder import Event as RecorderEvent
 from nbguard.profiler.record.torch_loop import Rehearsed, TorchLoop
 from nbguard.scan.roots.frames import frame_locals, frame_of
 
@@ -144,18 +143,18 @@ class FastaiLoop:
     def _call_one(self, original: Function) -> Function:
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
         other, ends, off = recorder.code(phases.OTHER), self._ends, recorder.off
-        acts: dict[str, tuple[Function, RecorderEvent | None]] = {
-            "after_loss": (self._has_loss, None),
-            "after_backward": (self._has_gradients, "backward"),
-            "before_step": (self._steps, "step"),
-            "after_step": (self._has_stepped, None),
-            "after_cancel_step": (self._has_stepped, None),
-            "after_cancel_fit": (ends, None),
-            "after_fit": (ends, None),
+        acts: dict[str, tuple[Function, bool]] = {  # whether only what is emitted matters
+            "after_loss": (self._has_loss, False),
+            "after_backward": (self._has_gradients, True),
+            "before_step": (self._steps, True),
+            "after_step": (self._has_stepped, False),
+            "after_cancel_step": (self._has_stepped, False),
+            "after_cancel_fit": (ends, False),
+            "after_fit": (ends, False),
         }
-        nothing: tuple[int, Function | None, RecorderEvent | None] = other, None, None
+        nothing: tuple[int, Function | None, bool] = other, None, False
         known = {
-            event: (recorder.code(_BEFORE.get(event, phases.OTHER)), *acts.get(event, (None, None)))
+            event: (recorder.code(_BEFORE.get(event, phases.OTHER)), *acts.get(event, (None, False)))
             for event in (*_BEFORE, *acts)
         }
 
@@ -164,11 +163,11 @@ class FastaiLoop:
             if get_ident() != recorder.thread:
                 original(learner, event)
                 return
-            code, act, emitted = known.get(event, nothing)
+            code, act, is_for_hearers = known.get(event, nothing)
             add((code, clock()))
             if code != other and recorder.hears:
                 recorder.emit("phase", code)
-            if act is None or (emitted is not None and not recorder.hears):
+            if act is None or (is_for_hearers and not recorder.hears):
                 original(learner, event)
             elif act is ends:
                 ends(original, learner, event)

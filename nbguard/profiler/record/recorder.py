@@ -58,6 +58,7 @@ Event = Literal[
 _RARE = frozenset(("stretch", "end", "model", "scale", "learner", "loader", "fit ends"))
 """Events that all subscribers receive, in every batch."""
 _INSIDE = frozenset(get_args(Event)) - _RARE - {"loss"}
+"""Events of each batch, the loss apart, which has a subscriber in every one."""
 _ALL = 32
 _OFTEN = 13
 _SOON = 128
@@ -255,7 +256,8 @@ class Recorder:
         if is_sampled:
             self._listen(looks=True)
         self.emit("batch", number)
-        self._listen(looks=is_sampled)
+        if not is_sampled:
+            self._listen(looks=False)
         self._next_look = number + 1 if number < self._all else number - number % every + every
 
     def _listen(self, *, looks: bool) -> None:

@@ -58,16 +58,16 @@ def forget_runs() -> None:
 
 
 def earlier_failures(
-    cell: int, device: str, namespace: dict[str, Any], inputs: Sequence[str], functions: Names | None
+    cell: int, device: str, namespace: dict[str, Any], inputs: Sequence[str], global_names: Names | None
 ) -> Iterator[EarlierFailure]:
     """Yield the runs before cell number `cell` of the same source that ran out of memory of the same device.
 
-    `functions`: the global names of the notebook's functions (`names_of_functions`).
+    `global_names`: those of the notebook's functions (`names_of_functions`).
     """
     runs = [run for run in _RUNS if run.start.cell < cell and run.note.device == device]
     runs = [run for run in runs if inputs[run.start.cell] == inputs[cell]]
     now = next((run for run in reversed(_RUNS) if run.start.cell == cell), None)
-    read = _inputs_of(inputs[cell], namespace, functions) if runs and now is not None else None
+    read = _inputs_of(inputs[cell], namespace, global_names) if runs and now is not None else None
     for run in runs:
         before, counts = run.start.devices.get(device, AllocatorCounts()), run.note.counts or AllocatorCounts()
         yield EarlierFailure(
@@ -82,10 +82,10 @@ def earlier_failures(
         )
 
 
-def _inputs_of(source: str, namespace: dict[str, Any], functions: Names | None) -> set[str] | None:
+def _inputs_of(source: str, namespace: dict[str, Any], global_names: Names | None) -> set[str] | None:
     """Return the names that a cell may reach and does not make itself before; None: it may be any name."""
-    reached = reached_by(source, namespace, functions)
-    return None if reached is None else reached - made_by(source, sys.maxsize, functions)
+    reached = reached_by(source, namespace, global_names)
+    return None if reached is None else reached - made_by(source, sys.maxsize, global_names)
 
 
 def _is_same(read: set[str], one: FailedRun, other: FailedRun) -> bool:

@@ -111,8 +111,8 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
     if shell is None or cell is None or not 0 <= cell < len(inputs):
         return _Run()
     source, namespace, start = inputs[cell], shell.user_ns, start_of(cell)
-    functions = names_of_functions(namespace)
-    reaches, makes = reached_by(source, namespace, functions), made_by(source, at, functions)
+    global_names = names_of_functions(namespace)
+    reaches, makes = reached_by(source, namespace, global_names), made_by(source, at, global_names)
     elements = length_of_list(source, at)
     if start is None:
         return _Run(makes=makes, reaches=reaches, elements=elements)
@@ -130,7 +130,7 @@ def _run_of(cell: int | None, at: int, device: str, shell: Any, inputs: Sequence
         start=counts,
         has_replaced=bool(replaced),
         elements=elements,
-        earlier=tuple(earlier_failures(cell, device, namespace, inputs, functions)),
+        earlier=tuple(earlier_failures(cell, device, namespace, inputs, global_names)),
     )
 
 

@@ -68,7 +68,7 @@ def _bindings(tree: ast.AST) -> Iterator[tuple[str, Any]]:
         yield from _bindings(node)
 
 
-def made_by(source: str, at: int, functions: Names | None) -> set[str]:
+def made_by(source: str, at: int, global_names: Names | None) -> set[str]:
     """Return the names that a run of a cell which fails in line `at` binds in any case, before anything reads them.
 
     A later run makes them anew, so deleting them costs it nothing. Not the names that a function of the notebook reads
@@ -78,10 +78,10 @@ def made_by(source: str, at: int, functions: Names | None) -> set[str]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return set()
-    if functions is None or not set(_magics(tree)) <= _OURS:
+    if global_names is None or not set(_magics(tree)) <= _OURS:
         return set()
     made: set[str] = set()
-    seen = set(functions)
+    seen = set(global_names)
     for statement in tree.body:
         for name, is_bound in _events(statement, at):
             if is_bound and name not in seen:
@@ -154,7 +154,7 @@ def _magics(tree: ast.AST) -> Iterator[str]:
             yield name.value if isinstance(name, ast.Constant) and type(name.value) is str else "?"
 
 
-def reached_by(source: str, namespace: dict[str, Any], functions: Names | None) -> set[str] | None:
+def reached_by(source: str, namespace: dict[str, Any], global_names: Names | None) -> set[str] | None:
     """Return the names that a cell, or a function of the notebook (`names_of_functions`), may reach; None: it may be any name.
 
     Functions count whether they were called or not: a model's `forward`, a hook and a closure are none that a cell names.
@@ -170,15 +170,15 @@ def reached_by(source: str, namespace: dict[str, Any], functions: Names | None) 
         return None
     if magics:
         reached = (reached - {"get_ipython"}) | _in_strings(tree)
-    if functions is None:
+    if global_names is None:
         return None
     read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)} - {
         "get_ipython"
     }
-    hidden = {name for name in (read | functions) & namespace.keys() if name.startswith("_") and not name.startswith("__")}
-    if hidden or (reached | functions) & _ANYTHING:
+    hidden = {name for name in (read | global_names) & namespace.keys() if name.startswith("_") and not name.startswith("__")}
+    if hidden or (reached | global_names) & _ANYTHING:
         return None
-    return reached | functions
+    return reached | global_names
 
 
 def length_of_list(source: str, at: int) -> int | None:

@@ -77,12 +77,12 @@ class _Open:
 
     def join(self, times: Mapping[str, int]) -> None:
         for phase, nanoseconds in times.items():
-            self.times[phase] = self.times.get(phase, 0) + nanoseconds
+            self.add(phase, nanoseconds)
 
     def resume(self) -> None:
+        self.was_left = False
         self.join(self.later)
         self.later.clear()
-        self.was_left = False
 
 
 @dataclass(slots=True, kw_only=True)
