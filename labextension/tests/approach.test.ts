@@ -71,7 +71,7 @@ describe('a device that gets full', () => {
     expect(cached.map(each => approach.follow(each)).filter(text => text !== '')).toEqual([]);
   });
 
-  it('is spoken of at once when the same cell reached more in its last run than can be had now, once', () => {
+  it('is spoken of at once when the same cell reached more in its last run than can be allocated now, once', () => {
     const run = (cell: number, end: number | null, peak: number): TimeMark => ({
       kind: 'cell', label: `In[${String(cell)}]`, t: cell, end, cell, epoch: null, cell_id: 'fit', peaks: [['cuda:0', peak, true]],
       device: '', nbytes: 0

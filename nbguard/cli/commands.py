@@ -26,7 +26,7 @@ def predict(options: argparse.Namespace) -> int:
     try:
         from nbguard.prediction.code.script import predict_script
     except ImportError:
-        raise NbguardError("PyTorch is not installed here: there is no fit to foresee") from None
+        raise NbguardError("PyTorch is not installed here: there is no fit to predict") from None
     from nbguard.render.text import blocks_text
 
     foreseen = predict_script(options.script, options.gpu, options.settings, options.bs, options.arguments)

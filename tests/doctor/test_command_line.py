@@ -81,7 +81,7 @@ def test_a_script_makes_what_is_tried(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("train", "nbguard: train is no target: name a module and what it makes, as in  nbguard doctor train:learn"),
+        ("train", "nbguard: train is not a target: name a module and what it makes, as in  nbguard doctor train:learn"),
         ("absent:learn", "nbguard: absent:learn cannot be made: ModuleNotFoundError: No module named 'absent'"),
         ("train:absent", "nbguard: train:absent cannot be made: AttributeError: module 'train' has no attribute 'absent'"),
         ("train:broken", "nbguard: train:broken cannot be made: OSError: no data here"),

@@ -193,7 +193,7 @@ def test_settings_and_fraction_decide() -> None:
 @pytest.mark.parametrize(
     ("args", "more", "match"),
     [
-        (("16 bananas",), {}, "is no size"),
+        (("16 bananas",), {}, "is not a size"),
         ((1.5,), {}, "capacity is a size"),
         ((-1,), {}, "capacity is a size"),
         ((0,), {}, "leaves no memory"),

@@ -86,7 +86,7 @@ def _add_history(options: MagicArgumentParser) -> None:
 
 
 def _add_cells(options: MagicArgumentParser) -> None:
-    options.add_argument("state", choices=["on", "off"], metavar="on|off", help="say it after each cell, or no longer")
+    options.add_argument("state", choices=["on", "off"], metavar="on|off", help="show the line after each cell, or stop")
 
 
 def _add_simulate(options: MagicArgumentParser) -> None:
@@ -99,7 +99,7 @@ def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
     items = _number("the items of a batch", "--bs 32")
     options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
-    options.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
+    options.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, A100, H100, … or 16GiB")
     options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
     options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
     options.add_argument("--savings", action="store_true", help="also what would save memory, with the lines that do it")
@@ -244,7 +244,7 @@ def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
     try:
         compiled = compile(code, "<leak>", "exec")
     except SyntaxError as error:
-        raise UsageError(f"%gpumem leak: {code} is no Python: {error.msg}") from None
+        raise UsageError(f"%gpumem leak: {code} is not valid Python: {error.msg}") from None
     watched = Watch(code)
     guarded("%gpumem leak", watched.look)
     for _ in range(rounds):

@@ -38,7 +38,7 @@ def _add_on(options: MagicArgumentParser) -> None:
 
 
 def _add_notices(options: MagicArgumentParser) -> None:
-    options.add_argument("state", nargs="?", choices=["on", "off"], metavar="on|off", help="make notices, or no longer")
+    options.add_argument("state", nargs="?", choices=["on", "off"], metavar="on|off", help="switch notices on or off")
 
 
 def _add_quiet(options: MagicArgumentParser) -> None:
@@ -56,10 +56,12 @@ GRAMMAR = Grammar(
             add=_add_on,
         ),
         "off": Word(usage="off", help="take all hooks off", advice="takes nothing more"),
-        "status": Word(usage="status", help="say what is on, and who looks", advice="takes nothing more"),
+        "status": Word(
+            usage="status", help="show what is switched on, and whether a sidebar is open", advice="takes nothing more"
+        ),
         "notices": Word(
             usage="notices [on|off]",
-            help="what was deleted, bound anew or piled up and is still in memory",
+            help="what was deleted, assigned again or accumulated, and is still in memory",
             advice="say on or off, or nothing for the list, as in  %nbguard notices",
             add=_add_notices,
         ),
@@ -77,7 +79,7 @@ GRAMMAR = Grammar(
         ),
         "fix": Word(
             usage="fix determinism|export|nan [LEARN]",
-            help="do what the doctor advises, and undo it; show which layers have to compute in float32 after a NaN",
+            help="apply what the doctor advises, and undo it; after a NaN, show which layers have to compute in float32",
             advice="say what to fix, and of which Learner, as in  %nbguard fix determinism learn",
             add=add_fix,
         ),
