@@ -110,7 +110,7 @@ def notes(result: WhatIf) -> Iterator[str]:
         yield "The recorded run is not reproduced in full, so take the other figures as an estimate."
     if replay.live_at_start:
         yield (
-            f"The trace begins with {counted(replay.live_at_start, 'block')} in use: each run starts by asking for them anew, "
+            f"The trace begins with {counted(replay.live_at_start, 'block')} in use: each run starts by allocating them again, "
             "in the order of their addresses."
         )
     if result.capacity is None:

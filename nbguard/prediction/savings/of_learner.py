@@ -77,7 +77,7 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
             "    return opt\n"
             "learn.opt_func = letting_gradients_go\n"
             "learn.opt = None",
-            cost="nothing: they are made anew in the backward pass instead of being zeros until then",
+            cost="nothing: they are made again in the backward pass instead of being zeros until then",
         )
 
 

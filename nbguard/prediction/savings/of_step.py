@@ -49,7 +49,7 @@ def of_step(source: StepSource | LoopSource, gpu: Gpu, size: int, *, convolves: 
             yield Change(
                 name="gradients freed after the step",
                 code=f"{name}.zero_grad = lambda *_, **__: type({name}).zero_grad({name})",
-                cost="nothing: they are made anew in the backward pass instead of being zeros until then",
+                cost="nothing: they are made again in the backward pass instead of being zeros until then",
             )
     for name, module in source.modules:
         if name.isidentifier():
