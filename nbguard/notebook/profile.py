@@ -48,7 +48,7 @@ class CellProfile:
 class profile_fit:  # noqa: N801 - used like a function
     """Profile the code of a `with` block: `with nbguard.profile_fit() as profile: …`, then `profile.report`.
 
-    The report is shown at the end, also after an error; then it is of what has been.
+    The report is shown at the end, also after an error; then it covers the time until then.
 
     Args:
         show: show the report at the end.

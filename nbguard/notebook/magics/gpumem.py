@@ -170,16 +170,16 @@ class GpuMemMagics(Magics):
     @line_magic
     @with_words(GRAMMAR)
     def gpumem(self, line: str) -> Any:
-        """Show who holds the device's memory: per device its parts, and the holders in columns that re-add.
+        """Show who holds the device's memory: per device its parts, and the holders in columns that add up.
 
         `frees now` are the bytes freed if this holder alone is released, `reaches` the bytes that it leads to, `since` the
-        cell that bound the name. Looking changes nothing: no context, no synchronisation, no emptied cache, no peak reset.
+        last cell that assigned it. Looking changes nothing: no context, no synchronisation, no emptied cache, no peak reset.
         Without an accelerator, CPU tensors are tracked. `%gpumem history` shows what each cell did to the memory since
         `%nbguard on`; `%gpumem cells on` says it in one line after each cell that changed something. `%gpumem map` shows which
-        tensor pins which segment of the device, and the bytes that its release gives back. `%gpumem simulate 16GiB` runs the
-        cells that follow, on the CPU as ever, against a model of such a GPU's memory. `%gpumem --engines` shows the engines of
-        an ipyparallel cluster whose client a name of the notebook is: in one table what each holds, and which of them share a
-        GPU; an engine that is busy for ten seconds has a row that says so.
+        tensor pins which segment of the device, and the bytes that its release gives back. `%gpumem simulate 16GiB` checks the
+        cells that follow, which still run on the CPU, against a model of such a GPU's memory. `%gpumem --engines` shows the
+        engines of an ipyparallel cluster, if a variable of the notebook is its client: in one table what each engine holds,
+        and which of them share a GPU; an engine that is busy for ten seconds has a row that says so.
         """
         from nbguard import api
 

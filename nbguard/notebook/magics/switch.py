@@ -115,14 +115,14 @@ class SwitchMagics(Magics):
     @line_magic
     @with_words(GRAMMAR)
     def nbguard(self, line: str) -> Shown | None:
-        """Switch nbguard's work around the cells on and off, say what is on, show the sidebar, or try a Learner.
+        """Switch on and off what nbguard does around the cells, say what is on, show the sidebar, or check a Learner.
 
         Loading nbguard switches three things on: a card after a cell that ran out of memory, a line after a cell that
-        leaves something in memory which it has deleted or bound anew, and the sidebar's answers, which cost nothing while no
-        view is open. `sidebar` shows a view below the cell, `notices` lists those lines, each once for its cause. `on`
+        leaves something in memory that it has deleted or assigned again, and the sidebar's answers, which cost nothing while
+        no view is open. `sidebar` shows a view below the cell, `notices` lists those lines, each once for its cause. `on`
         switches all three on again and records each cell's changes to the memory (`%gpumem history`; `%gpumem cells on`
         prints them after each cell). With --auto-clean-errors, memory that only the error of a failed cell holds is released
-        at once, as by `%reset_gpu`; `%tb` and `%debug` go on working; not with `%pdb on`, a debugger attached or a fit
+        at once, as by `%reset_gpu`; `%tb` and `%debug` keep working; not with `%pdb on`, a debugger attached or a fit
         running. `off` takes every hook off.
         """
         options = GRAMMAR.parse(line)
