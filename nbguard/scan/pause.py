@@ -29,12 +29,29 @@ _SETTLED = 0.02
 waits as soon as that returns."""
 _PATIENCE = 20.0  # seconds for a backward pass to end
 _LONGEST = 10.0  # seconds that the main thread waits at most, whatever becomes of the look
+_LEAVES = 1.0  # seconds for the main thread to go on
 _EVERY = 0.001
 _BACKWARD = ("torch.autograd.graph", "_engine_run_backward")
 
+_TURN = 60.0
+"""Seconds that a look waits at most until another thread's has ended."""
+
 _asked: set[_Stop] = set()  # until they have been called, and some time after that: C keeps no reference to them
 _paused_for: set[int] = set()  # threads for which the main thread waits already
+_turn = threading.Lock()
+"""Of the thread whose look it is. At most one call of ours is under way to the main thread: one that is added while another
+runs is never entered by Python 3.11 where a debugger or coverage traces each line, and all stands still."""
 _raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
+
+
+def _turn_of_the_child() -> None:
+    """In a child that was forked while a thread looked, no thread looks."""
+    global _turn
+    _turn = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_turn_of_the_child)
 
 
 class _Stop:
@@ -54,17 +71,30 @@ class _Stop:
         next(wait)
         self.call = ctypes.PYFUNCTYPE(ctypes.c_int)(functools.partial(next, map(operator.not_, wait), 0))  # C wants a 0
 
-    def ask(self) -> None:
-        """Have the main thread come; where too many ask for it, it does not."""
+    @classmethod
+    def asked(cls) -> _Stop:
+        """Have the main thread come; where too many ask for it, it does not.
+
+        It may still be on its way to an earlier look, which has ended without it: then it comes to this one.
+        """
         _asked.difference_update([stop for stop in _asked if stop._has_gone])
-        _asked.add(self)
-        if ctypes.pythonapi.Py_AddPendingCall(self.call, None):
-            _asked.discard(self)
+        for stop in _asked:
+            if stop._look.acquire(blocking=False):
+                stop._is_over = False
+                return stop
+        stop = cls()
+        _asked.add(stop)
+        if ctypes.pythonapi.Py_AddPendingCall(stop.call, None):
+            _asked.discard(stop)
+        return stop
 
     def end(self) -> None:
-        """Let the main thread go on. One that comes later does not wait."""
+        """Let the main thread go on, and wait until it does. One that comes later does not wait."""
         self._is_over = True
         self._look.release()
+        until = time.monotonic() + _LEAVES
+        while self.is_here and not self._has_gone and time.monotonic() < until:
+            time.sleep(0)
 
     def _wait(self) -> Iterator[Any]:
         """Rest until the main thread is here, wait for the end of the look, and have the interrupt that fell in raised again.
@@ -111,22 +141,27 @@ def pause_main_thread() -> Iterator[None]:
     """Keep the main thread between two lines of Python, unless this is it.
 
     Raises:
-        NbguardError: a backward pass does not end.
+        NbguardError: a backward pass does not end, or another thread's look.
     """
     me = threading.get_ident()
     if me in _paused_for:
         yield
         return
-    stop = _Stop()
-    if me != threading.main_thread().ident:
-        stop.ask()
-    _paused_for.add(me)
+    is_main, turn = me == threading.main_thread().ident, _turn
+    if not is_main and not turn.acquire(timeout=_TURN):
+        raise NbguardError(f"another thread has been looking for {_TURN:.0f} s: look again once it has ended")
     try:
-        _wait_for(stop)
-        yield
+        stop = _Stop() if is_main else _Stop.asked()
+        _paused_for.add(me)
+        try:
+            _wait_for(stop)
+            yield
+        finally:
+            _paused_for.discard(me)
+            stop.end()
     finally:
-        _paused_for.discard(me)
-        stop.end()
+        if not is_main:
+            turn.release()
 
 
 def _wait_for(stop: _Stop) -> None:
