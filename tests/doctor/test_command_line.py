@@ -59,6 +59,15 @@ def test_the_exit_status_is_that_of_the_gravest_finding(
     assert {check["topic"] for check in data["checks"]} == {"environment"}
 
 
+@pytest.mark.usefixtures("folder")
+def test_without_a_target_it_says_how_one_is_named_in_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor"])
+
+    text = capsys.readouterr().out
+    assert text.count("was given: name one, as in  nbguard doctor train:learn") == 3
+    assert "%nbguard" not in text
+
+
 def test_without_strict_a_problem_is_no_failure_in_a_shell(folder: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "nbguard", "doctor", "--environment"],

@@ -41,7 +41,7 @@ def variable_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:
     count = len(facts.variables)
     return (
         checked("environment", "allocator", conf, *allocator),
-        checked("environment", "variables", f"{count} that CUDA, PyTorch, NCCL or OpenMP read are set", *others),
+        checked("environment", "variables", f"{count or 'none'} of those set that CUDA, PyTorch, NCCL or OpenMP read", *others),
     )
 
 
