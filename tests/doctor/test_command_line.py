@@ -28,8 +28,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_process: None)
     (tmp_path / "train.py").write_text(_SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for name in [name for name in os.environ if name.startswith("KMP_")]:  # other tests' libraries set one
-        monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.delitem(sys.modules, "train", raising=False)
     return tmp_path
