@@ -42,6 +42,7 @@ def doctor(options: argparse.Namespace) -> int:
     from nbguard.doctor.diagnose_launch import diagnose_launch
     from nbguard.doctor.target import import_torch, made_by
     from nbguard.memory import advice
+    from nbguard.render.in_calls import in_calls
     from nbguard.render.text import blocks_text
 
     import_torch()
@@ -53,7 +54,7 @@ def doctor(options: argparse.Namespace) -> int:
         target = "name one, as in  nbguard doctor train:learn"  # not the magic of a notebook
         checks = (replace(each, evidence=each.evidence.replace(advice.diagnose().code, target)) for each in diagnosis.checks)
         diagnosis = replace(diagnosis, checks=tuple(checks))
-    print(json.dumps(diagnosis.to_data()) if options.json else blocks_text(diagnosis.blocks()), flush=True)
+    print(json.dumps(diagnosis.to_data()) if options.json else blocks_text(in_calls(diagnosis.blocks())), flush=True)
     return _STATUS.get(diagnosis.worst or "", 0) if options.strict else 0
 
 

@@ -66,6 +66,20 @@ def test_without_a_target_it_says_how_one_is_named_in_a_shell(capsys: pytest.Cap
     assert "%nbguard" not in text
 
 
+@pytest.mark.usefixtures("folder")
+def test_what_it_advises_is_a_call_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("loads.py").write_text(
+        "import torch\nfrom fastai.basics import *\n"
+        "data = DataLoader([(torch.ones(3), torch.zeros(2))] * 8, bs=4, num_workers=2)\n"
+        "learn = Learner(DataLoaders(data, data), nn.Linear(3, 2), loss_func=nn.MSELoss())\n"
+    )
+    main(["doctor", "loads:learn", "--determinism"])
+
+    text = capsys.readouterr().out
+    assert "→ repeat = nbguard.deterministic(learn=learn)" in text
+    assert "%nbguard" not in text
+
+
 def test_without_strict_a_problem_is_no_failure_in_a_shell(folder: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "nbguard", "doctor", "--environment"],
