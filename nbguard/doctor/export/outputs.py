@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import sys
 from typing import Any
 
 import torch
@@ -15,9 +14,6 @@ from nbguard.doctor.analysis.export import ExportFailure
 from nbguard.doctor.determinism.batch import TrialBatch
 from nbguard.doctor.export.failures import failure_in
 from nbguard.scan.heap.kinds import mro_of, name_of
-
-_HAS_LINE_NUMBER = sys.version_info >= (3, 13)
-"""Since then `starts_line` of an instruction says whether it begins a line, and no longer which."""
 
 _PLAIN = (int, float, bool, str, complex, type(None), torch.Tensor, torch.dtype, torch.device)
 
@@ -56,7 +52,7 @@ def _line(module: nn.Module, kind: type) -> tuple[str, int, str]:
     code = inspect.unwrap(type(module).forward).__code__
     number = code.co_firstlineno
     for instruction in dis.get_instructions(code):
-        number = (instruction.line_number if _HAS_LINE_NUMBER else instruction.starts_line) or number
+        number = getattr(instruction, "line_number", instruction.starts_line) or number  # from Python 3.13 on by that name
         if instruction.opname == "LOAD_GLOBAL" and instruction.argval == kind.__name__:
             return code.co_filename, int(number), code.co_name
     return code.co_filename, code.co_firstlineno, code.co_name
