@@ -71,7 +71,7 @@ def request_bytes(size: int | str | None) -> int | None:
     except ValueError as error:
         raise NbguardError(str(error)) from None
     if nbytes is not None and nbytes <= 0:
-        raise NbguardError(f"a request of {nbytes} bytes cannot be; write it as 2GiB or 512MiB")
+        raise NbguardError(f"a request of {nbytes} bytes is not possible; write it as 2GiB or 512MiB")
     return nbytes
 
 

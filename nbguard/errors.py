@@ -30,7 +30,7 @@ class OldHeapError(NbguardError):
     """A sidebar asked about rows of a list that is no longer true; nothing has been touched."""
 
     def __init__(self) -> None:
-        super().__init__("this list is older than the memory: it is fresh now, please look again")
+        super().__init__("this list was out of date; it has been updated, please try again")
 
 
 class ParkedError(NbguardError, RuntimeError):

@@ -61,7 +61,7 @@ def parse_bytes(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?\s*", text, re.IGNORECASE)
     if match is None:
-        raise ValueError(f"{text!r} is no size; write it as 16GiB or 512MiB")
+        raise ValueError(f"{text!r} is not a size; write it as 16GiB or 512MiB")
     return int(float(match[1]) * KiB ** ("", "k", "m", "g", "t").index(match[2].lower()))
 
 

@@ -111,7 +111,7 @@ class Ledger:
         return replace(record, came=came, went=went, stale=stale, seconds=seconds), reading
 
     def _unseen(self, record: CellRecord, reading: Reading, former: Reading | None) -> CellRecord:
-        unseen = f"a look takes {self._slow:.1f} s here" if self._slow and self.shows else ""
+        unseen = f"a scan takes {self._slow:.1f} s here" if self._slow and self.shows else ""
         devices = record.devices
         grown = None if reading.devices or former is None else reading.grown_since(former)
         if grown is not None and reading.heap is not None:

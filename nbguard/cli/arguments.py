@@ -88,13 +88,13 @@ def _add_machine_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_fit_commands(add: Callable[..., argparse.ArgumentParser]) -> None:
     predict = add(
         "predict",
-        help="foresee the memory of a script's first fit: it runs up to there",
+        help="predict the memory of a script's first fit; the script runs up to there",
         usage="nbguard predict [-h] [--bs N] [--gpu NAME|SIZE] [--settings CONF] [--json] SCRIPT [-- ARGUMENT ...]",
         epilog="What stands after -- are the script's own arguments.",
     )
     predict.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     predict.add_argument("--bs", type=_items, metavar="N", help="items of a batch, instead of the loader's")
-    predict.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
+    predict.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, A100, H100, … or 16GiB")
     predict.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say")
     predict.add_argument("--json", action="store_true", help="one JSON object; bytes as integers")
     predict.set_defaults(run=commands.predict)
@@ -167,7 +167,7 @@ def _version(text: str) -> str:
 def _items(text: str) -> int:
     if text.isascii() and text.isdecimal() and int(text):
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of items")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of items")
 
 
 def _share(text: str) -> float:
@@ -176,7 +176,7 @@ def _share(text: str) -> float:
             return float(text)
     except ValueError:
         pass
-    raise argparse.ArgumentTypeError(f"{text!r} is no share; write it as 0.5")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a fraction; write it as 0.5")
 
 
 def _bytes(text: str) -> int:

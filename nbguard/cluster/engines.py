@@ -33,7 +33,7 @@ def engines(client: Any, timeout: float = 10.0) -> EnginesReport:
 def positive(timeout: object) -> float:
     """Return a timeout in seconds; raise NbguardError if it is none."""
     if type(timeout) not in (int, float) or not 0 < timeout < math.inf:  # type: ignore[operator]
-        raise NbguardError(f"timeout={timeout!r} cannot be: give seconds, as in  nbguard.engines(rc, timeout=10)")
+        raise NbguardError(f"timeout={timeout!r} is not valid: give seconds, as in  nbguard.engines(rc, timeout=10)")
     return float(timeout)  # type: ignore[arg-type]
 
 

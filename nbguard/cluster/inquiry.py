@@ -25,7 +25,7 @@ def client_of(given: Any) -> Any:
     client: Any = given if is_client(given) else getattr(given, "client", None)
     if not is_client(client):
         raise NbguardError(
-            f"this {name_of(type(given))} is no client of a cluster: give an ipyparallel Client or a view, {_EXAMPLE}"
+            f"this {name_of(type(given))} is not the client of a cluster: give an ipyparallel Client or a view, {_EXAMPLE}"
         )
     if not client.ids:
         raise NbguardError("the cluster has no engines yet: wait for them, as in  rc.wait_for_engines(2)")

@@ -26,11 +26,14 @@ from nbguard.scan.devices.library_versions import library_versions, reading
 from nbguard.scan.devices.nvml import NvmlReader
 
 _LIBRARIES = ("libcudnn", "libnccl", "libcublas")
+_OPENMP = ("libiomp5", "libomp")
+"""Intel's and LLVM's OpenMP runtimes, which must not meet in a process."""
 
 
 def environment_facts(root: Path = Path("/"), variables: Mapping[str, str] = os.environ) -> EnvironmentFacts:
     """Return the facts of tier 0. `root` is another place for /proc, /sys and /dev."""
     torch: Any = sys.modules.get("torch")
+    mapped = _mapped(root)
     state: Any = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     return EnvironmentFacts(
         python=platform.python_version(),
@@ -42,7 +45,8 @@ def environment_facts(root: Path = Path("/"), variables: Mapping[str, str] = os.
         cores=usable_cores(),
         variables=tuple(sorted((name, value) for name, value in variables.items() if name.startswith(PREFIXES))),
         modules=frozenset(name for name in WATCHED if name in sys.modules),
-        libraries=_mapped(root),
+        libraries=tuple((name, path) for name, path in mapped if name in _LIBRARIES),
+        openmp=tuple(path for name, path in mapped if name.partition("-")[0] in _OPENMP),
         has_infiniband=any((root / "sys/class/infiniband").glob("*")),
         has_driver_open=_has_driver_open(root),
         has_accelerator_state=bool(getattr(state, "_shared_state", None)),
@@ -104,10 +108,10 @@ def _limits(root: Path) -> ProcessLimits:
 
 
 def _mapped(root: Path) -> tuple[tuple[str, str], ...]:
-    """Return CUDA's libraries in this process, each with its path."""
+    """Return the shared libraries in this process, each by its name without version, and its path."""
     paths = {line.split(maxsplit=5)[-1] for line in _text(root / "proc/self/maps").splitlines() if ".so" in line}
     named = ((Path(path).name.partition(".so")[0], path) for path in paths)
-    return tuple(sorted((name, path) for name, path in named if name in _LIBRARIES))
+    return tuple(sorted(named))
 
 
 def _has_driver_open(root: Path) -> bool:

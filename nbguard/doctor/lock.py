@@ -101,7 +101,7 @@ def _source(file: Path) -> str:
             return text
         cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise NbguardError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is no notebook'}") from None
+        raise NbguardError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not a notebook'}") from None
     return "\n".join(line for cell in cells for line in _python_of("".join(cell["source"])))
 
 

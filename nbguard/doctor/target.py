@@ -31,7 +31,9 @@ def made_by(target: str) -> tuple[Any, Any]:
     """
     name, _, attribute = target.partition(":")
     if not attribute:
-        raise UndiagnosableError(f"{target} is no target: name a module and what it makes, as in  nbguard doctor train:learn")
+        raise UndiagnosableError(
+            f"{target} is not a target: name a module and what it makes, as in  nbguard doctor train:learn"
+        )
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, folder)
     try:

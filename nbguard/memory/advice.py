@@ -170,7 +170,7 @@ UNFREEZE = Advice(command="import gc; gc.unfreeze()", effect="shows the objects 
 PLAN = Advice(command=f"{_RESET} --dry-run", effect="shows the plan and touches nothing")
 PLACEHOLDER = Advice(command=f"{_RESET} NAME", effect="frees what a name leads to")
 EVERYTHING = Advice(command=f"{_RESET} --all", effect="frees every name that leads to device memory")
-HARD = Advice(command=f"{_RESET} --hard", effect="clears what libraries make anew, too")
+HARD = Advice(command=f"{_RESET} --hard", effect="also clears what libraries make again by themselves")
 UNPARK_ALL = Advice(command=f"{_RESET} --unpark", effect="brings back all that is parked")
 PARK_PLACEHOLDER = Advice(command=f"{_RESET} --park NAME", effect="moves what a name leads to into host memory")
 ZOMBIES = Advice(command=f"{_RESET} --zombies", effect="lists the processes on the GPUs")

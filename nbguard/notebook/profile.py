@@ -48,7 +48,7 @@ class CellProfile:
 class profile_fit:  # noqa: N801 - used like a function
     """Profile the code of a `with` block: `with nbguard.profile_fit() as profile: …`, then `profile.report`.
 
-    The report is shown at the end, also after an error; then it is of what has been.
+    The report is shown at the end, also after an error; then it covers the time until then.
 
     Args:
         show: show the report at the end.
@@ -77,10 +77,10 @@ def options_of(named: dict[str, Any]) -> FitOptions:
     known = [each.name for each in fields(FitOptions)]
     unknown = [name for name in named if name not in known]
     if unknown:
-        raise NbguardError(f"{unknown[0]} is no option of a profile; there are: {', '.join(known)}")
+        raise NbguardError(f"{unknown[0]} is not an option of a profile; there are: {', '.join(known)}")
     options = FitOptions(**named)
     if type(options.check_ranks) is not int or options.check_ranks < 0:
-        raise NbguardError(f"check_ranks={options.check_ranks!r} cannot be: give a number of steps, as in  check_ranks=100")
+        raise NbguardError(f"check_ranks={options.check_ranks!r} is not valid: give a number of steps, as in  check_ranks=100")
     return options
 
 

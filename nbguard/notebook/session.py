@@ -244,7 +244,7 @@ def history() -> History:
 
     shell: Any = get_ipython()
     if shell is None:
-        raise NbguardError("this is no IPython session: there are no cells to record")
+        raise NbguardError("this is not an IPython session: there are no cells to record")
     return session_of(shell).recording.history
 
 
@@ -258,5 +258,5 @@ def notices() -> tuple[Notice, ...]:
 
     shell: Any = get_ipython()
     if shell is None:
-        raise NbguardError("this is no IPython session: there are no cells after which something could be noticed")
+        raise NbguardError("this is not an IPython session: there are no cells after which something could be noticed")
     return session_of(shell).notices.notices.notices

@@ -43,7 +43,7 @@ class Startup:
             return f"nbguard is loaded in every notebook of the profile {self.profile}: {self.path}"
         if self.state == "other":
             return f"nbguard has not written {self.path}: it is left as it is"
-        return f"nbguard is not loaded by itself in the profile {self.profile} (nbguard enable writes {self.path})"
+        return f"nbguard is not loaded automatically in the profile {self.profile} (nbguard enable writes {self.path})"
 
 
 def load(shell: Any, everywhere: bool) -> None:
@@ -105,7 +105,7 @@ def _folder(profile: str) -> Path:
     from IPython.paths import get_ipython_dir
 
     if not profile.replace("-", "").replace("_", "").isalnum():
-        raise NbguardError(f"{profile!r} is no name of an IPython profile")
+        raise NbguardError(f"{profile!r} is not the name of an IPython profile")
     return Path(get_ipython_dir()) / f"profile_{profile}" / "startup"
 
 

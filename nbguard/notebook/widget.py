@@ -30,7 +30,7 @@ _PROTOCOL = "2.1.0"
 _SIDEBAR = "application/vnd.nbguard.sidebar+json"
 """Type of the output that the extension of JupyterLab shows: live or as a picture."""
 _NO_KERNEL = (
-    "this is no ipykernel, so that there is nobody to keep a sidebar up to date: %gpumem, or nbguard.report(), shows the same "
+    "this is not a Jupyter kernel, so nothing would keep a sidebar up to date: %gpumem, or nbguard.report(), shows the same "
     "figures of this moment"
 )
 _NOT_BUILT = "this install has no built view: `make build` makes it in the sources, a wheel has it (pip install nbguard)"

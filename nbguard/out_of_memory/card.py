@@ -148,7 +148,7 @@ def _notes(facts: Facts, rerun: Rerun, parts: tuple[Part, ...]) -> Iterator[str]
     if rerun.further:
         run = rerun.further[0]
         taken, more = format_bytes(run.taken), format_bytes(run.requested)
-        yield f"In[{run.cell}], the same cell, had come further: it had taken {taken} when {more} more could not be had"
+        yield f"In[{run.cell}], the same cell, had got further: it had taken {taken} when {more} more could not be allocated"
     if asked.slack:
         yield f"the request is as the error's text rounds it: up to {format_bytes(asked.slack)} more"
     if asked.kind == "device" and asked.requested is not None and asked.requested <= 20 * 1024**2:

@@ -48,7 +48,7 @@ def _situation(card: OomCard) -> Iterator[str]:
     elif card.parts:
         shown = zip(card.parts, part_figures(card.parts), strict=True)
         yield "now: " + " · ".join(f"{part.label} {figure}" for part, figure in shown if part.nbytes)
-    limits = [] if card.had is None else [f"{format_bytes(card.had)} can be had now"]
+    limits = [] if card.had is None else [f"{format_bytes(card.had)} can be allocated now"]
     limits += [f"a memory fraction limits PyTorch to {format_bytes(card.limit)}"] if card.limit is not None else []
     limits += [f"the failed run still holds {format_bytes(card.taken)}"] if card.taken else []
     if limits:

@@ -161,9 +161,9 @@ def _again(context: OomContext) -> Iterator[Fix]:
     request, largest = context.request, context.request.largest_now()
     verdict = context.verdict_now
     if verdict is RerunVerdict.RERUN:
-        words = f"{format_bytes(largest or 0)} can be had now: run it again"
+        words = f"{format_bytes(largest or 0)} can be allocated now: run it again"
     elif not context.plan.storages and verdict is RerunVerdict.REQUEST and request.would_succeed():
-        words = f"{format_bytes(largest or 0)} can be had now, for a run that needs no more in all"
+        words = f"{format_bytes(largest or 0)} can be allocated now, for a run that needs no more in all"
     else:
         return
     yield Fix(words=words, advice=(), nbytes=largest, verdict=verdict, loss=_NOTHING)
@@ -182,7 +182,7 @@ def _cleanup(context: OomContext) -> Iterator[Fix]:
     own = request.nbytes_here(context.rerun.own & plan.storages)
     words = "frees what is stale" if freed else "gives the empty cache back to the driver"
     if after is not None:
-        words += f"; {format_bytes(after)} can be had then"
+        words += f"; {format_bytes(after)} can be allocated then"
     if verdict is RerunVerdict.SHORT and own and after is not None and request.nbytes is not None:
         words += f", for a smaller run: this one had taken {format_bytes(own)} of that itself"
     elif verdict is RerunVerdict.SHORT and after is not None and (missing := request.nbytes_with_segment - after) > 0:
@@ -208,7 +208,7 @@ def _leftovers(context: OomContext) -> Iterator[Fix]:
     base = context.base
     largest = format_bytes(context.largest(base.after) or 0)
     names = ", ".join(context.leftovers)
-    words = f"lets go of {names}, which the same cell makes anew; {largest} can be had then"
+    words = f"releases {names}, which the same cell makes again; {largest} can be allocated then"
     nbytes = context.request.nbytes_here(base.after.freed)
     words += _not_known(context) if base.verdict is RerunVerdict.REQUEST else ""
     yield Fix(words=words, advice=base.advice, nbytes=nbytes, verdict=base.verdict, loss=_LEFT)
@@ -241,7 +241,7 @@ def _limit(context: OomContext) -> Iterator[Fix]:
     if request.limit is None or with_it is None or without is None or without <= with_it:
         return
     limit, largest = format_bytes(request.limit), format_bytes(without)
-    words = f"lifts the limit of {limit} that a memory fraction sets; {largest} can be had then"
+    words = f"lifts the limit of {limit} that a memory fraction sets; {largest} can be allocated then"
     yield Fix(
         words=words,
         advice=(allow_whole_device(request.name), *context.base_advice),
@@ -266,7 +266,7 @@ def _parking(context: OomContext) -> Iterator[Fix]:
         return
     for candidate in parking_candidates(context.rerun, context.holders, context.leftovers):
         largest = format_bytes(context.largest(candidate.after) or 0)
-        words = f"moves {', '.join(candidate.names)} to host memory; {largest} can be had then, and "
+        words = f"moves {', '.join(candidate.names)} to host memory; {largest} can be allocated then, and "
         words += f"{unpark(candidate.names).code} brings it back; what something outside Python shares stays"
         nbytes = context.request.nbytes_here(candidate.after.freed)
         yield Fix(words=words, advice=candidate.advice, nbytes=nbytes, verdict=candidate.verdict, loss=_PARKED)
@@ -280,7 +280,7 @@ def _names(context: OomContext) -> Iterator[Fix]:
     for candidate in release_candidates(context.rerun, context.holders, context.leftovers):
         what = ", ".join(dict.fromkeys(whats.get(name, "") or name for name in candidate.names))
         largest = format_bytes(context.largest(candidate.after) or 0)
-        words = f"lets go of {what}; {largest} can be had then"
+        words = f"releases {what}; {largest} can be allocated then"
         words += _not_known(context) if candidate.verdict is RerunVerdict.REQUEST else ""
         yield Fix(
             words=words,

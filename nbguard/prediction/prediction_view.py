@@ -67,7 +67,7 @@ def _made_of(prediction: Prediction) -> Iterator[Block]:
 
 def cell_blocks(cell: CellPrediction) -> Iterator[Block]:
     """Yield the predictions of a cell's fits one after the other."""
-    yield Line(f"foreseen; {cell.executed}:", "dim")
+    yield Line(f"predicted; {cell.executed}:", "dim")
     for fit in cell.fits:
         yield Line(fit.text, "strong")
         yield from prediction_blocks(fit.prediction, assumptions=fit is cell.fits[-1])

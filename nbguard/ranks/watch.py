@@ -42,7 +42,7 @@ class watch_ranks:  # noqa: N801 - used like a function
 
     def __init__(self, timeout: float = 60.0) -> None:
         if type(timeout) not in (int, float) or not 0 < timeout < float("inf"):
-            raise NbguardError(f"timeout={timeout!r} cannot be: give seconds, as in  nbguard.watch_ranks(timeout=60)")
+            raise NbguardError(f"timeout={timeout!r} is not valid: give seconds, as in  nbguard.watch_ranks(timeout=60)")
         self.diagnosis: RankDiagnosis | None = None
         self._timeout = float(timeout)
         self._own: Rank | None = None

@@ -52,7 +52,8 @@ def record_of(source: Any) -> RunRecord:
         record: RunRecord = source.record
         return record
     raise RunRecordError(
-        f"this {name_of(type(source))} is no run: give a record of nbguard.run_record(learn), a file or the id of an MLflow run"
+        f"this {name_of(type(source))} is not a run: give a record of nbguard.run_record(learn), a file, or the id of an "
+        "MLflow run"
     )
 
 
@@ -84,7 +85,7 @@ def _from_text(text: str) -> RunRecord:
 def _from_file(path: Path) -> RunRecord:
     try:
         if path.stat().st_size > _LARGEST:
-            raise RunRecordError(f"it is larger than {_LARGEST >> 20} MiB: this is no record")
+            raise RunRecordError(f"it is larger than {_LARGEST >> 20} MiB: this is not a record")
         data = json.loads(path.read_bytes())
     except OSError as error:
         raise RunRecordError(f"it cannot be read: {error.strerror}") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import operator
 import os
 import sys
@@ -68,10 +69,7 @@ class _Stop:
         self._pid = os.getpid()
         wait = self._wait()
         next(wait)
-        raise_again = functools.partial(_raise_in, threading.main_thread().ident or 0)
-        self.call = ctypes.PYFUNCTYPE(ctypes.c_int)(
-            functools.partial(next, map(operator.not_, map(raise_again, wait)), 0)  # C wants a 0 in any case
-        )
+        self.call = ctypes.PYFUNCTYPE(ctypes.c_int)(functools.partial(next, map(operator.not_, wait), 0))  # C wants a 0
 
     @classmethod
     def asked(cls) -> _Stop:
@@ -99,8 +97,14 @@ class _Stop:
             time.sleep(0)
 
     def _wait(self) -> Iterator[Any]:
-        """Rest until the main thread is here, wait for the end of the look, and yield the interrupt that fell in, if any."""
-        raised: type[BaseException] | None = None
+        """Rest until the main thread is here, wait for the end of the look, and have the interrupt that fell in raised again.
+
+        Since Python 3.14 ctypes tells audit hooks of each function that it calls, before it calls it. A hook in Python (the
+        package filelock has one) takes an interrupt that comes meanwhile: it is raised again in the place of the first.
+        """
+        raised: list[type[BaseException] | None] = [None]  # the last one that fell in
+        raise_in_main = functools.partial(_raise_in, threading.main_thread().ident or 0)
+        raise_again = map(raise_in_main, map(raised.__getitem__, itertools.repeat(0)))  # `yield from` calls C alone
         has_rested, until = False, 0.0
         try:
             while True:
@@ -116,14 +120,20 @@ class _Stop:
                 except GeneratorExit:  # the main thread never came
                     return
                 except BaseException as error:  # noqa: BLE001 - the look goes on, and so does the wait
-                    raised = error.__class__
-            if raised is None:
+                    raised[0] = error.__class__
+            if raised[0] is None:
                 self._has_gone = True
                 return
         except BaseException as error:  # noqa: BLE001 - it fell between two turns of the loop
-            raised = error.__class__
-        self._has_gone = True
-        yield raised
+            raised[0] = error.__class__
+        while True:
+            try:
+                self._has_gone = True
+                yield from raise_again
+            except GeneratorExit:  # long after
+                return
+            except BaseException as error:  # noqa: BLE001 - a hook has taken it
+                raised[0] = error.__class__
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def _target(path: str | Path) -> Path:
     if kind is not None and stat.S_ISDIR(kind):
         raise NbguardError(f"{path}: this is a folder; give the name of a file in it, as in  {Path(path) / 'snapshot.pickle'}")
     if kind is not None and not stat.S_ISREG(kind):
-        raise NbguardError(f"{path}: this is no ordinary file")
+        raise NbguardError(f"{path}: this is not a regular file")
     if not has_home:
         raise NbguardError(f"{path}: there is no folder {str(target.parent)!r} to write it in")
     return target

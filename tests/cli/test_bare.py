@@ -29,7 +29,7 @@ sys.exit(main(sys.argv[1:]))
         (["replay", "FILE"], 0, "events reproduced"),
         (["whatif", "FILE", "--set", ""], 0, "defaults"),
         (["gpus"], 1, "nvidia-ml-py is not installed"),
-        (["status"], 0, "nbguard is not loaded by itself"),
+        (["status"], 0, "nbguard is not loaded automatically"),
         (["predict", "FILE"], 2, "PyTorch is not installed here"),
     ],
 )

@@ -131,8 +131,11 @@ def test_what_cannot_be_is_one_line(
     [
         ([], "nbguard: the following arguments are required: COMMAND (nbguard --help says more)"),
         (["map"], "nbguard map: the following arguments are required: FILE (nbguard map --help says more)"),
-        (["map", "FILE", "-n", "0"], "nbguard map: argument -n: '0' is no number of items"),
-        (["diagnose", "FILE", "--fraction", "2"], "nbguard diagnose: argument --fraction: '2' is no share; write it as 0.5"),
+        (["map", "FILE", "-n", "0"], "nbguard map: argument -n: '0' is not a number of items"),
+        (
+            ["diagnose", "FILE", "--fraction", "2"],
+            "nbguard diagnose: argument --fraction: '2' is not a fraction; write it as 0.5",
+        ),
         (["whatif", "FILE", "--torch", "newest"], "nbguard whatif: argument --torch: "),
     ],
 )

@@ -56,7 +56,7 @@ def test_facts_of_another_version_are_refused() -> None:
 
 @pytest.mark.parametrize("given", [None, 3, "rc", object()])
 def test_what_is_no_client_is_one_line(given: object) -> None:
-    with pytest.raises(NbguardError, match="is no client of a cluster: give an ipyparallel Client or a view") as refused:
+    with pytest.raises(NbguardError, match="is not the client of a cluster: give an ipyparallel Client or a view") as refused:
         nbguard.engines(given)
     assert "\n" not in str(refused.value)
 

@@ -131,7 +131,7 @@ def test_a_mistyped_size_and_an_unknown_device_are_one_line(notebook: Notebook) 
     kernel.run("x = mib(1)").ok()
 
     for line, words in {
-        "%gpumem map --request many": "is no size",
+        "%gpumem map --request many": "is not a size",
         "%gpumem map --device 7": "no device 7 here",
         "%gpumem map x": "takes no name",
         "%gpumem --request 1GiB": "goes with map",

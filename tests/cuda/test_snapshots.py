@@ -274,7 +274,7 @@ _BAD = (
     ("snapshot", "give one file to write"),
     ("snapshot .", "this is a folder"),
     ("snapshot nowhere/run.pickle", "there is no folder 'nowhere'"),
-    ("snapshot /dev/null", "this is no ordinary file"),
+    ("snapshot /dev/null", "this is not a regular file"),
     (f"snapshot {'x' * 300}", "File name too long"),
     ("snapshot ~nobody-of-this-name/x", "there is no such home folder"),
     # Since Python 3.14 `Path.is_file()` is False there, and no error.
@@ -289,7 +289,7 @@ _BAD = (
     ("diff good.pickle nothing.pickle", "there is no such file"),
     ("whatif --file nothing.pickle", "there is no such file"),
     ("whatif --file good.pickle --device 5", "nothing of cuda:5 is in it; there is: cuda:0"),
-    ("whatif --file good.pickle --capacity much", "is no size"),
+    ("whatif --file good.pickle --capacity much", "is not a size"),
     ("whatif --file good.pickle --torch new", "new"),
     ("whatif good.pickle", "a file goes behind --file"),
     ("record maybe", "say on or off"),

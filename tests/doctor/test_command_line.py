@@ -28,8 +28,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_process: None)
     (tmp_path / "train.py").write_text(_SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for name in [name for name in os.environ if name.startswith("KMP_")]:  # other tests' libraries set one
-        monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.delitem(sys.modules, "train", raising=False)
     return tmp_path
@@ -59,6 +57,29 @@ def test_the_exit_status_is_that_of_the_gravest_finding(
     assert {check["topic"] for check in data["checks"]} == {"environment"}
 
 
+@pytest.mark.usefixtures("folder")
+def test_without_a_target_it_says_how_one_is_named_in_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor"])
+
+    text = capsys.readouterr().out
+    assert text.count("was given: name one, as in  nbguard doctor train:learn") == 3
+    assert "%nbguard" not in text
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_it_advises_is_a_call_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("loads.py").write_text(
+        "import torch\nfrom fastai.basics import *\n"
+        "data = DataLoader([(torch.ones(3), torch.zeros(2))] * 8, bs=4, num_workers=2)\n"
+        "learn = Learner(DataLoaders(data, data), nn.Linear(3, 2), loss_func=nn.MSELoss())\n"
+    )
+    main(["doctor", "loads:learn", "--determinism"])
+
+    text = capsys.readouterr().out
+    assert "→ repeat = nbguard.deterministic(learn=learn)" in text
+    assert "%nbguard" not in text
+
+
 def test_without_strict_a_problem_is_no_failure_in_a_shell(folder: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "nbguard", "doctor", "--environment"],
@@ -81,7 +102,7 @@ def test_a_script_makes_what_is_tried(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("train", "nbguard: train is no target: name a module and what it makes, as in  nbguard doctor train:learn"),
+        ("train", "nbguard: train is not a target: name a module and what it makes, as in  nbguard doctor train:learn"),
         ("absent:learn", "nbguard: absent:learn cannot be made: ModuleNotFoundError: No module named 'absent'"),
         ("train:absent", "nbguard: train:absent cannot be made: AttributeError: module 'train' has no attribute 'absent'"),
         ("train:broken", "nbguard: train:broken cannot be made: OSError: no data here"),

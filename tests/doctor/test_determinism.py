@@ -189,7 +189,7 @@ UNUSABLE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], str]] = {
         "one step of Linear cannot be run: RuntimeError: mat1 and mat2 shapes",
     ),
     "no batch": (lambda: nn.Linear(4, 2), lambda: None, "a Linear has no loader: give a batch"),
-    "text": (lambda: nn.Linear(4, 2), lambda: "words", "this str is no batch"),
+    "text": (lambda: nn.Linear(4, 2), lambda: "words", "this str is not a batch"),
     "empty": (lambda: nn.Linear(4, 2), lambda: (), "the batch is empty"),
     "lazy": (lambda: nn.LazyLinear(2), lambda: torch.randn(8, 3), "weight has no shape yet: call the model on one batch first"),
     "whole numbers": (

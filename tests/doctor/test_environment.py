@@ -56,6 +56,23 @@ def test_a_planted_machine_is_read(tmp_path: Path) -> None:
     assert facts.driver.gpus or facts.driver.version == "580.65.06"
 
 
+def test_a_variable_that_scikit_learn_sets_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("torch")
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")
+
+    assert not [finding for finding in nbguard.diagnose().findings if "KMP_" in finding.what]
+
+
+def test_openmp_runtimes_that_are_loaded_are_seen(tmp_path: Path) -> None:
+    maps = tmp_path / "proc/self/maps"
+    maps.parent.mkdir(parents=True)
+    names = ("libiomp5.so", "libomp-a34b3233.so.5.0", "libgomp-24e2ab19.so.1.0.0", "libc.so.6")
+    maps.write_text("".join(f"7f00-7f01 r-xp 00000000 00:00 1   /opt/{name}\n" for name in names))
+
+    assert environment_facts(tmp_path).openmp == ("/opt/libiomp5.so", "/opt/libomp-a34b3233.so.5.0")
+
+
 def test_this_process(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

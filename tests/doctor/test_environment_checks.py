@@ -99,6 +99,11 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
         "NCCL_ASYNC_ERROR_HANDLING is an obsolete name: PyTorch reads TORCH_NCCL_ASYNC_ERROR_HANDLING",
     ),
     "blocking": (environment(variables=(("CUDA_LAUNCH_BLOCKING", "1"),)), "advice", "CUDA_LAUNCH_BLOCKING=1 is a switch"),
+    "two OpenMP runtimes": (
+        environment(openmp=("/a/libiomp5.so", "/b/libomp-1a2b.so.5"), variables=(("KMP_DUPLICATE_LIB_OK", "True"),)),
+        "advice",
+        "two OpenMP runtimes are loaded, and KMP_DUPLICATE_LIB_OK lets them be",
+    ),
     "detail": (environment(variables=(("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),)), "advice", "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
     "Apex": (environment(modules=frozenset({"apex", "apex.amp"})), "advice", "NVIDIA Apex's `amp` is imported"),
 }

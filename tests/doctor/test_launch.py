@@ -61,7 +61,7 @@ def test_a_good_launch_has_no_findings() -> None:
     [
         ("launcher", "each of 8 processes believes to be alone", {"variables": {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}}),
         ("launcher", "MASTER_ADDR, MASTER_PORT is not set", {"variables": {"RANK": "0", "WORLD_SIZE": "2"}}),
-        ("launcher", "RANK=4 is no rank of a job of 4", {"variables": {**TORCHRUN, "RANK": "4"}}),
+        ("launcher", "RANK=4 is not a rank of a job of 4", {"variables": {**TORCHRUN, "RANK": "4"}}),
         ("launcher", "4 processes run the same command, and this one believes to be alone", {"siblings": 3}),
         (
             "launcher",
@@ -77,7 +77,7 @@ def test_a_good_launch_has_no_findings() -> None:
             {"variables": {**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, "addresses": ("127.0.0.1", "::1")},
         ),
         ("interfaces", "names ib0, which is down", {"variables": {"NCCL_SOCKET_IFNAME": "ib0"}}),
-        ("interfaces", "names wlan, which is no interface", {"variables": {"GLOO_SOCKET_IFNAME": "wlan"}}),
+        ("interfaces", "names wlan, which is not an interface", {"variables": {"GLOO_SOCKET_IFNAME": "wlan"}}),
         ("self-test", "cannot work together", {"tried": SelfTest(seconds=1.0, error="RuntimeError: no route")}),
     ],
 )

@@ -239,7 +239,7 @@ def test_rows_of_an_older_list_are_refused_and_the_new_list_is_sent(kernel: Kern
     rid = panel.ask("plan", action="release", **wanted)
     refused = panel.wait("refused", rid=rid)
 
-    assert refused["why"] == "this list is older than the memory: it is fresh now, please look again"
+    assert refused["why"] == "this list was out of date; it has been updated, please try again"
     assert len(panel.data("heap")) > heard
     assert kernel.value("second.numel()") == 1 << 20
 
@@ -379,4 +379,4 @@ def test_what_is_no_learner_has_no_next_fit(kernel: Kernel, panel: Panel) -> Non
 
     refused = panel.wait("refused", rid=panel.ask("foresee", heap=wanted["heap"], id=wanted["ids"][0]))
 
-    assert refused["why"] == "there is no fit of this row to foresee: it is no Learner, or one that trains now"
+    assert refused["why"] == "there is no fit of this row to predict: it is not a Learner, or it trains now"

@@ -173,7 +173,7 @@ def test_all_is_no_less_than_the_cleanup_without_it(notebook: Kernel) -> None:
         ("%gpumem --device 7", "no device 7 here; there is: cpu"),
         ("%gpumem -n many", "invalid int value"),
         ("%gpumem -n 0", "1 or more"),
-        ("%gpumem -o 3x", "3x is no name of a variable: write it as in  -o report"),
+        ("%gpumem -o 3x", "3x is not the name of a variable: write it as in  -o report"),
     ],
 )
 def test_bad_input_is_one_line_and_loses_nothing(shared_notebook: Kernel, line: str, message: str) -> None:

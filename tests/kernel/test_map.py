@@ -22,8 +22,8 @@ def test_bad_input_is_one_line(kernel: Kernel) -> None:
     kernel.run("%load_ext nbguard\nimport torch; x = torch.ones(1000)").ok()
 
     for line, words in {
-        "%gpumem map --request 0": "a request of 0 bytes cannot be",
-        "%gpumem map --request lots": "'lots' is no size",
+        "%gpumem map --request 0": "a request of 0 bytes is not possible",
+        "%gpumem map --request lots": "'lots' is not a size",
         "%gpumem map --device 3": "no device 3 here; there is: cpu",
         "%gpumem map learn": "takes no name",
     }.items():

@@ -152,7 +152,10 @@ def test_what_each_run_of_something_leaves(notebook: Kernel) -> None:
     assert "keeps its graph" in leaking
     assert "allocated by In[3], line 2 in step()" in leaking
     assert "left nothing" in notebook.run("%gpumem leak 3 step(False)").ok().text
-    assert notebook.run("%gpumem leak 3 step +").error == ("UsageError", "%gpumem leak: step + is no Python: invalid syntax")
+    assert notebook.run("%gpumem leak 3 step +").error == (
+        "UsageError",
+        "%gpumem leak: step + is not valid Python: invalid syntax",
+    )
     assert notebook.run("%gpumem leak 2 1/0").error == ("ZeroDivisionError", "division by zero")
     notebook.run("import nbguard").ok()
     notebook.run("for _ in range(3):\n    with nbguard.watch('step') as rounds: step(True)").ok()

@@ -160,7 +160,7 @@ def test_the_code_is_kept_as_typed(notebook: Kernel) -> None:
     ("source", "says"),
     [
         ("%%profile_fit --nonsense\nlearn.fit(1)", "unrecognized arguments: --nonsense"),
-        ("%%profile_fit -o 3x\nlearn.fit(1)", "3x is no name of a variable"),
+        ("%%profile_fit -o 3x\nlearn.fit(1)", "3x is not the name of a variable"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_has_run(notebook: Kernel, source: str, says: str) -> None:

@@ -128,7 +128,7 @@ def test_a_record_is_read_back_from_notebooks_that_nbclient_ran_and_saved(kernel
         ("record size", "this int is neither a Learner nor a model"),
         ("compare size", "the following arguments are required: AFTER"),
         ("compare absent.json size", "there is no file absent.json"),
-        ("compare size size", "this int is no run"),
+        ("compare size size", "this int is not a run"),
     ],
 )
 def test_a_mistake_is_one_line(kernel: Kernel, line: str, message: str) -> None:

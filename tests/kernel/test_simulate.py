@@ -36,7 +36,7 @@ def test_the_cells_that_follow_say_what_they_did(notebook: Kernel) -> None:
     assert gone.startswith("In[6]  simulated 1.00 GiB: allocated −4.00 MiB → 0 B · reserved 22.00 MiB")
 
     off = notebook.run("%gpumem simulate off").ok().text
-    assert off.startswith("off: cells run without simulation again. It ended as a simulated device of 1.00 GiB")
+    assert off.startswith("off: cells run without simulation again. Final state of the simulated device of 1.00 GiB")
     assert "allocated 0 B (peak 4.00 MiB)" in off
     assert notebook.run("a = torch.ones(1 << 20)").ok().text == ""
     assert notebook.value(f"len({_MODES})") == 0
@@ -155,7 +155,7 @@ def test_switching_everything_off_ends_it_at_once(notebook: Kernel, end: str) ->
     [
         ("%gpumem simulate", "nothing is simulated: say the size"),
         ("%gpumem simulate off", "nothing is simulated: say the size"),
-        ("%gpumem simulate much", "'much' is no size"),
+        ("%gpumem simulate much", "'much' is not a size"),
         ("%gpumem simulate 1GiB --context 3GiB", "leaves no memory"),
         ("%gpumem simulate 1GiB --settings nonsense:1", "nonsense"),
         ("%gpumem simulate --context 3GiB", "go with a size"),

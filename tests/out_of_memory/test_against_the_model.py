@@ -154,7 +154,7 @@ def test_no_two_surfaces_of_one_state_disagree(failure: tuple[CachingAllocator, 
     assert mapped.largest.now == heap.devices[0].largest_now
     assert card.largest_free == mapped.largest.cached
     assert heap.oom is not None
-    assert heap.oom.sentence.endswith(f"; afterwards, {format_bytes(card.had or 0)} could be had.")
+    assert heap.oom.sentence.endswith(f"; afterwards, {format_bytes(card.had or 0)} could be allocated.")
     assert [f"{VERDICT_TEXTS[fix.verdict]}: {fix.words}" for fix in card.fixes][: len(heap.oom.fixes)] == [
         fix.words for fix in heap.oom.fixes
     ]

@@ -131,7 +131,7 @@ def test_stale_memory_of_others_than_the_run_lets_it_through(asked: int, enough:
     fix = _cleanup(facts)
 
     assert (fix.nbytes, fix.enough, fix.commands) == (3 * GiB, enough, ("%reset_gpu",))
-    assert "4.00 GiB can be had then" in fix.words
+    assert "4.00 GiB can be allocated then" in fix.words
 
 
 def test_what_the_run_itself_had_taken_does_not_let_it_through() -> None:
@@ -210,10 +210,10 @@ def test_running_it_again_needs_what_it_had_taken_once_more(free: int, again: bo
     """The error of the first run still holds its memory then."""
     facts = _case(2 * GiB, error=3 * GiB, free=free)
 
-    assert ("5.00 GiB can be had now: run it again" in _starts(_recorded(facts, took=3 * GiB))) is again
-    assert "5.00 GiB can be had now: run it again" not in _starts(facts), "it may have taken more before it failed"
+    assert ("5.00 GiB can be allocated now: run it again" in _starts(_recorded(facts, took=3 * GiB))) is again
+    assert "5.00 GiB can be allocated now: run it again" not in _starts(facts), "it may have taken more before it failed"
     twice = _case(2 * GiB, error=3 * GiB, free=free + 3 * GiB)
-    assert ("8.00 GiB can be had now: run it again" in _starts(twice)) is again
+    assert ("8.00 GiB can be allocated now: run it again" in _starts(twice)) is again
 
 
 def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
@@ -221,7 +221,7 @@ def test_after_a_cleanup_what_can_be_had_is_said_without_a_promise() -> None:
 
     fix = _card(facts).fixes[0]
 
-    assert fix.words == "4.00 GiB can be had now, for a run that needs no more in all"
+    assert fix.words == "4.00 GiB can be allocated now, for a run that needs no more in all"
     assert fix.enough is None
 
 
@@ -600,10 +600,10 @@ def test_a_library_does_not_say_how_much() -> None:
     fix = _cleanup(facts)
 
     assert (fix.nbytes, fix.enough) == (GiB, None)
-    assert "4.00 GiB can be had then" in fix.words
+    assert "4.00 GiB can be allocated then" in fix.words
     assert "does not say how much" in next(f.sentence for f in build_report(Analysis(facts)).findings if f.kind == "oom")
     empty = _case(fact=fact, free=0, segments=(cache,))
-    assert not [start for start in _starts(empty) if "GiB can be had now" in start]
+    assert not [start for start in _starts(empty) if "GiB can be allocated now" in start]
 
 
 # --- the host ---------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_fits_of_a_learner_are_foreseen_in_turn_with_what_the_cell_changes() -> 
         ("other.fit(1)", "the cell makes other itself"),
         ("x = 1", "starts no fit"),
         ("for i in range(3):\n    model(x).backward()", "goes over no loader"),
-        ("for", "is no Python"),
+        ("for", "is not valid Python"),
     ],
 )
 def test_what_cannot_be_foreseen_is_said_in_a_line(source: str, match: str) -> None:

@@ -42,7 +42,7 @@ def test_the_lines_do_what_was_said(case: str) -> None:
 
 def test_what_is_done_already_is_not_proposed() -> None:
     names = {saving.name for saving in predict(make("mlp bf16 sgd accumulate", "cpu", 8), savings=True).savings}
-    always = {"gradients let go after the step", "no bias before a batch norm", "the loss in 8 parts"}
+    always = {"gradients freed after the step", "no bias before a batch norm", "the loss in 8 parts"}
     assert names == {"expandable segments", *always}
 
 
@@ -137,9 +137,9 @@ def test_a_bias_that_a_norm_takes_away_and_gradients_that_stay_are_seen() -> Non
     before = predict(names["step"], batch, savings=True)
 
     saved = {saving.name: saving for saving in before.savings}
-    kinds = {"no bias before a batch norm", "gradients let go after the step", "the loss in 8 parts", "channels last"}
+    kinds = {"no bias before a batch norm", "gradients freed after the step", "the loss in 8 parts", "channels last"}
     assert kinds <= saved.keys()
-    assert saved["gradients let go after the step"].saved > 0
+    assert saved["gradients freed after the step"].saved > 0
     for name in sorted(kinds):
         own: dict[str, Any] = {"__name__": "__main__"}
         exec(_PICTURES, own)

@@ -61,7 +61,7 @@ def test_the_first_fit_is_foreseen_and_does_not_run(
 
 @pytest.mark.usefixtures("torch_process")
 @pytest.mark.parametrize(
-    ("source", "words"), [("x = 1", "starts no fit"), ("1 / 0", "fails before its fit"), ("for", "is no Python")]
+    ("source", "words"), [("x = 1", "starts no fit"), ("1 / 0", "fails before its fit"), ("for", "is not valid Python")]
 )
 def test_what_cannot_be_foreseen_is_one_line(
     source: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -108,7 +108,7 @@ def test_what_is_not_finite_in_float32_either_is_said() -> None:
     repair = nan_repair(None, "")
     assert not repair.layers
     assert not repair.line
-    assert "float32 is no cure here" in repair.mimebundle()["text/plain"]
+    assert "float32 does not help here" in repair.mimebundle()["text/plain"]
 
 
 def test_the_trial_leaves_the_model_as_it_was() -> None:

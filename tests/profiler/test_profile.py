@@ -53,9 +53,9 @@ def test_a_report_is_written_as_json_as_a_trace_and_to_a_log(tmp_path: Path) -> 
         ({"json": "nowhere/fit.json"}, "there is no folder"),
         ({"trace": "nowhere/fit.json"}, "there is no folder"),
         ({"logs": ("nonsense:x",)}, "no log is called 'nonsense'"),
-        ({"check_ranks": -1}, "check_ranks=-1 cannot be: give a number of steps, as in  check_ranks=100"),
-        ({"check_ranks": True}, "check_ranks=True cannot be"),
-        ({"memry": True}, "memry is no option of a profile; there are: memory,"),
+        ({"check_ranks": -1}, "check_ranks=-1 is not valid: give a number of steps, as in  check_ranks=100"),
+        ({"check_ranks": True}, "check_ranks=True is not valid"),
+        ({"memry": True}, "memry is not an option of a profile; there are: memory,"),
     ],
 )
 def test_what_cannot_be_is_said_before_the_fit(options: dict[str, Any], says: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from nbguard.notebook.profile import profile_fit
+from nbguard.profiler.instruments.loader.fetching import FetchTimer
 from nbguard.profiler.instruments.stack_sampler import StackSampler
 from tests.profiler.loops import model, torch_loader
 from tests.profiler.recording import recording
@@ -59,6 +60,39 @@ def test_nothing_is_collected_while_a_stack_is_walked_and_the_settings_are_as_be
     assert not any(walking)
     assert gc.isenabled()
     assert sys.getswitchinterval() == interval
+
+
+def test_no_look_comes_into_a_fetch_that_is_profiled_and_its_time_is_no_other_codes() -> None:
+    sampler = StackSampler()
+    with recording(sampler) as recorder:
+        busy_until(2, sampler)
+        assert recorder.turn.begin()
+        seen = len(sampler._moments)
+        time.sleep(0.1)
+        assert len(sampler._moments) == seen
+        recorder.turn.end()
+        busy_until(seen + 3, sampler)
+
+    samples = sampler.observe()
+    assert samples.moments[seen] == recorder.turn.ended
+    assert samples.stacks[samples.seen[seen]] == ()
+    assert () not in [samples.stacks[number] for number in (*samples.seen[:seen], *samples.seen[seen + 1 :])]
+
+
+def test_fetches_that_take_longer_than_the_time_between_two_looks_are_profiled() -> None:
+    """From Python 3.12 on the calls of another thread are counted in a profile, which is not kept then."""
+
+    def slow(_: Any, index: Any) -> Any:
+        time.sleep(0.03)
+        return index
+
+    sampler, timer = StackSampler(), FetchTimer()
+    with recording(sampler) as recorder:
+        for _ in range(5):
+            timer.fetch(slow, None, [0], recorder.turn)
+
+    assert (timer.profiled, timer.failed) == (3, "")
+    assert "slow" in timer.steps()[0].function.name
 
 
 def test_the_sampler_counts_its_own_time_and_what_the_machine_gave_to_others() -> None:

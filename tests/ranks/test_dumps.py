@@ -93,7 +93,7 @@ def test_a_dump_that_asks_for_code_is_refused(protocol: int) -> None:
     ("text", "says"),
     [
         (b"", "ends too early"),
-        (b"{", "no JSON"),
+        (b"{", "not JSON"),
         (b'{"nbguard_rank": 9}', "does not say nbguard_rank = 1"),
         (b'{"nbguard_rank": 1, "rank": 0}', "fields are missing"),
         (pickle.dumps([1]), "no list of entries"),

@@ -113,7 +113,7 @@ def test_what_is_not_known_is_said_and_is_no_difference() -> None:
     assert comparison.differences == ()
     assert comparison.notes == (
         "not compared: data, training sizes is not known of one run only (nobody could read it)",
-        "not compared: the cells, as one of the two was no notebook",
+        "not compared: the cells, as one of the two was not a notebook",
     )
 
 
@@ -127,11 +127,11 @@ def test_a_record_comes_back_from_its_json() -> None:
     ("change", "words"),
     [
         ({"kind": "report"}, "it holds no record of a run"),
-        ({"facts": 3}, "'facts' is no list of objects"),
-        ({"facts": [{"topic": "seeds", "name": "a", "value": 3}]}, "'value' is no text"),
+        ({"facts": 3}, "'facts' is not a list of objects"),
+        ({"facts": [{"topic": "seeds", "name": "a", "value": 3}]}, "'value' is not a text"),
         ({"facts": [{"topic": "weather", "name": "a", "value": "b"}]}, "a topic 'weather' that this version"),
-        ({"cells": [{"number": "1", "source": "", "role": "", "edited": ""}]}, "is no number"),
-        ({"diff": None}, "'diff' is no text"),
+        ({"cells": [{"number": "1", "source": "", "role": "", "edited": ""}]}, "is not a number"),
+        ({"diff": None}, "'diff' is not a text"),
     ],
 )
 def test_damaged_records_are_refused_in_a_line(change: dict[str, object], words: str) -> None:

@@ -197,7 +197,7 @@ def test_a_record_is_saved_and_compared_by_its_file(tmp_path: Path) -> None:
     ("source", "words"),
     [
         ("absent.json", "there is no file absent.json: name a JSON file"),
-        (3, "this int is no run: give a record"),
+        (3, "this int is not a run: give a record"),
         ("empty.json", "empty.json: it holds no JSON"),
         ("other.json", "it holds no record of a run"),
         ("other.ipynb", "no output of this notebook has a record: profile a fit with --log, or write one"),

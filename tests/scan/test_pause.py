@@ -214,6 +214,49 @@ def test_an_interrupt_is_never_lost(
     assert (is_over, lost) == ([True], [])  # raised once, in the cell, and only when the look was over
 
 
+HOOKED = """
+import ctypes, os, signal, sys
+from nbguard.scan import pause
+
+armed, lost, state = [], [], "not raised"
+def hook(event, arguments):
+    if event == "ctypes.call_function" and armed:
+        signal.raise_signal(armed.pop())
+def wait(timeout):
+    stop._is_over = True
+    signal.raise_signal(signal.SIGINT)
+class Look:
+    release, acquire = (lambda self: None), (lambda self, timeout: wait(timeout))
+getpid = os.getpid
+def on_its_way():
+    armed[:] = [signal.SIGINT] * 2
+    return getpid()
+
+sys.addaudithook(hook)
+sys.unraisablehook = lost.append
+signal.signal(signal.SIGINT, signal.default_int_handler)
+stop = pause._Stop()
+stop._look, os.getpid = Look(), on_its_way
+try:
+    ctypes.pythonapi.Py_AddPendingCall(stop.call, None)
+    for _ in range(100):
+        pass
+except BaseException as error:
+    state = type(error).__name__
+print(state, stop._is_over, len(armed), len(lost))
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="ctypes tells audit hooks of no function that it calls")
+def test_an_interrupt_in_an_audit_hook_is_not_lost() -> None:
+    """Two more interrupts, each while the hook runs that is told of the call which raises the first one again."""
+    ran = subprocess.run(
+        [sys.executable, "-c", HOOKED], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60
+    )
+
+    assert (ran.stdout, ran.stderr) == ("KeyboardInterrupt True 0 0\n", "")
+
+
 def _look_often() -> None:
     for _ in range(40):
         with pause_main_thread():

@@ -193,13 +193,13 @@ def test_settings_and_fraction_decide() -> None:
 @pytest.mark.parametrize(
     ("args", "more", "match"),
     [
-        (("16 bananas",), {}, "is no size"),
+        (("16 bananas",), {}, "is not a size"),
         ((1.5,), {}, "capacity is a size"),
         ((-1,), {}, "capacity is a size"),
         ((0,), {}, "leaves no memory"),
         (("1GiB",), {"context": "2GiB"}, "leaves no memory"),
         (("1GiB",), {"fraction": 2}, "share of the device"),
-        (("1GiB",), {"torch_version": "new"}, "no PyTorch version"),
+        (("1GiB",), {"torch_version": "new"}, "not a PyTorch version"),
         (("1GiB", "max_split:5"), {}, "max_split"),
     ],
 )

@@ -95,7 +95,7 @@ export class Approach {
     const peak = id === '' ? undefined : last?.peaks.find(([name]) => name === device)?.[1];
     const reachable = parts.reduce((sum, part) => sum + (REACHABLE.has(part.name) ? part.nbytes : 0), 0);
     return peak !== undefined && peak > reachable
-      ? this.#trans.__('%1 may not have room for this cell: it reached %2 when it ran last, and %3 can be had.', device, ...sizes(peak, reachable))
+      ? this.#trans.__('%1 may not have room for this cell: it reached %2 when it ran last, and %3 can be allocated.', device, ...sizes(peak, reachable))
       : '';
   }
 
@@ -104,7 +104,7 @@ export class Approach {
     const steps = samples.slice(1).map(([, now], i) => (samples[i]?.[1] ?? now) - now);
     const largest = Math.max(0, ...steps);
     return largest > available
-      ? this.#trans.__('%1 is nearly full: %2 can be had, and this cell has taken %3 at once.', device, ...sizes(available, largest))
+      ? this.#trans.__('%1 is nearly full: %2 can be allocated, and this cell has taken %3 at once.', device, ...sizes(available, largest))
       : '';
   }
 
@@ -118,7 +118,7 @@ export class Approach {
     const pace = (first[1] - available) / (last[0] - first[0]);
     const seconds = pace > 0 ? available / pace : Infinity;
     return seconds < SOON
-      ? this.#trans.__('%1 is full in about %2 at this pace: %3 can be had.', device, duration(seconds, this.#trans), formatBytes(available))
+      ? this.#trans.__('%1 is full in about %2 at this pace: %3 can be allocated.', device, duration(seconds, this.#trans), formatBytes(available))
       : '';
   }
 }

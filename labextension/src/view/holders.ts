@@ -150,7 +150,7 @@ export class HoldersSection {
     const row = element('tr');
     const columns: [Column, string, string][] = [
       ['label', trans.__('Name'), ''],
-      ['cell', trans.__('Cell'), trans.__('the last cell that bound the name, or that showed or raised it')],
+      ['cell', trans.__('Cell'), trans.__('the last cell that assigned the name, displayed the result or raised the error')],
       ['nbytes', trans.__('Holds'), trans.__('the bytes of each row; they add up to the total')]
     ];
     for (const [column, words, title] of columns) {

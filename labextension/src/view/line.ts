@@ -306,7 +306,7 @@ export class LineChart {
     const point = pointAt(this.#points, t);
     const where = [clock(t, true), cellAt(source.marks, t)?.label ?? ''];
     if (point === null) {
-      return join([...where, trans.__('not known: nobody looked')]);
+      return join([...where, trans.__('not known: no panel was open')]);
     }
     const isBucket = point.low !== point.high;
     const figures = [

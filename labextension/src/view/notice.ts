@@ -107,7 +107,7 @@ export class Notice {
       case 'failed':
         return failed(problem.error);
       case 'not_run':
-        return failed(trans.__('The kernel was restarted, lost, or had an error before it came to that. Try again.'));
+        return failed(trans.__('The kernel was restarted, lost, or had an error before it got to that. Try again.'));
       case 'not_served':
         return failed(trans.__('The magics work: run `%gpumem` in a cell. This kind of kernel cannot answer the panel.'));
     }

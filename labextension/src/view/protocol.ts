@@ -572,7 +572,7 @@ export const isFixRow: Check<FixRow> = object({
 /** The last error, if it ran out of memory. */
 export interface OomView {
   title: string;
-  /** The bytes that were asked for, and those that can be had now. */
+  /** The bytes that were asked for, and those that can be allocated now. */
   sentence: string;
   /** Best first. */
   fixes: FixRow[];

@@ -148,7 +148,7 @@ class CachingAllocator:
 
     def _no_bytes(self, size: int) -> int:
         if size < 0:
-            raise ModelError(f"a request of {size} bytes cannot be.")
+            raise ModelError(f"a request of {size} bytes is not possible.")
         return 0
 
     def _split(self, block: ModelBlock, rounded: int) -> ModelBlock:

@@ -47,7 +47,7 @@ def parse_version(text: str) -> tuple[int, int]:
     """Return (major, minor) of a version such as `2.13.0+cu130`. Raises ValueError if it is none."""
     match = re.match(r"\s*v?(\d{1,4})\.(\d{1,4})(?!\d)", text)
     if match is None:
-        raise ValueError(f"{text!r} is no PyTorch version; write it as 2.13 or 2.13.0")
+        raise ValueError(f"{text!r} is not a PyTorch version; write it as 2.13 or 2.13.0")
     return int(match[1]), int(match[2])
 
 

@@ -84,8 +84,8 @@ def _what_to_free(result: WhatIf, refusal: Refusal) -> str:
         )
     else:
         need = (
-            f"{format_bytes(refusal.allocated)} of {format_bytes(capacity)} were in use then, so that the bytes would "
-            "do, but not in one piece: free blocks before, or ask for less at once."
+            f"{format_bytes(refusal.allocated)} of {format_bytes(capacity)} were in use then: enough was free, but "
+            "not in one piece. Free blocks before, or ask for less at once."
         )
     sites = [_holder(result, *holder) for holder in refusal.holders[:3]]
     return f"{need} Largest in use: {'; '.join(sites)}." if sites else need
@@ -110,11 +110,11 @@ def notes(result: WhatIf) -> Iterator[str]:
         yield "The recorded run is not reproduced in full, so take the other figures as an estimate."
     if replay.live_at_start:
         yield (
-            f"The trace begins with {counted(replay.live_at_start, 'block')} in use: each run starts by asking for them anew, "
+            f"The trace begins with {counted(replay.live_at_start, 'block')} in use: each run starts by allocating them again, "
             "in the order of their addresses."
         )
     if result.capacity is None:
-        yield "Nobody says how much memory there was, so nothing runs out here: give it with --capacity 16GiB."
+        yield "It is not known how much memory the device had, so nothing runs out here: give it with --capacity 16GiB."
     if not replay.is_version_known:
         yield f"The file does not say which PyTorch recorded it; the rules are those of {replay.torch_version}: give --torch."
     if any(len(row.outcomes) > 1 and row.peak != row.least_peak for row in result.rows):

@@ -80,7 +80,7 @@ class _StackNumbers:
 
     def _frame(self, raw: object) -> int:
         if type(raw) is not dict:
-            _reject("a frame is no dict")
+            _reject("a frame is not a dict")
         file, line, name = raw.get("filename", ""), raw.get("line", 0), raw.get("name", "")
         if type(file) is not str or type(name) is not str or type(line) is not int:
             _reject("a frame has no file, line and name")
@@ -122,7 +122,7 @@ def parse_snapshot(raw: object, size: int, sidecar: Sidecar | None = None, *, co
             _reject(f"segments overlap at address {after.address}")
     traces = whole.get("device_traces") or []
     if type(traces) is not list or len(traces) > _MOST_DEVICES:
-        _reject("device_traces is no list of traces")
+        _reject("device_traces is not a list of traces")
     hints = {key for key in ("host_segments", "external_annotations") if key in whole}
     parsed = tuple(_trace(entries, stacks, budget, hints, consume=consume) for entries in traces)
     _check_count({segment.stream for segment in segments}, {segment.pool for segment in segments})
@@ -174,7 +174,7 @@ def _blocks(raw: list[object], address: int, stacks: _StackNumbers, budget: _Bud
     budget.spend(len(raw))
     for entry in raw:
         if type(entry) is not dict:
-            _reject("a block is no dict")
+            _reject("a block is not a dict")
         size, state = _number(entry, "size"), entry.get("state")
         if type(state) is not str or state not in _STATES:
             _reject(f"the block at {address} has no state that is known")
@@ -191,7 +191,7 @@ def _blocks(raw: list[object], address: int, stacks: _StackNumbers, budget: _Bud
 def _trace(raw: object, stacks: _StackNumbers, budget: _Budget, hints: set[str], *, consume: bool) -> tuple[Trace, set[int]]:
     """Return the trace in a list of entries, and its streams. It has millions, so they are read and checked by columns."""
     if type(raw) is not list:
-        _reject("a trace is no list")
+        _reject("a trace is not a list")
     budget.spend(len(raw))
     events, numbers, left_out = Events(), array("i"), 0
     pools: list[PoolId] = []
@@ -281,7 +281,7 @@ def _pool(raw: object) -> PoolId:
 def _number(raw: dict[str, Any], key: str, default: int | None = None, most: int = _LARGEST) -> int:
     value = raw.get(key, default)
     if type(value) is not int or not 0 <= value < most:
-        _reject(f"{key} of a segment or block is no number of bytes")
+        _reject(f"{key} of a segment or block is not a number of bytes")
     return value
 
 

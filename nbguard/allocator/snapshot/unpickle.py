@@ -139,7 +139,7 @@ class _Reader:
     # --- opcodes that no snapshot needs -----------------------------------------------------------------------------------
 
     def unknown(self, position: int) -> int:
-        raise UnreadablePickle(f"byte {position - 1} is no opcode of a pickle of plain data")
+        raise UnreadablePickle(f"byte {position - 1} is not an opcode of a pickle of plain data")
 
     def call(self, position: int) -> int:
         opcode = self.data[position - 1]
@@ -365,13 +365,13 @@ class _Reader:
         keys = items[::2]
         # Any other key could be made to collide with the rest, or nested so deep that hashing it overflows.
         if len(items) % 2 or not {*map(type, keys)} <= _STRING:
-            raise UnreadablePickle("a dict has a key that is no string")
+            raise UnreadablePickle("a dict has a key that is not a string")
         target.update(zip(keys, items[1::2], strict=True))
 
     def top(self, kind: type) -> Any:
         container = self.stack[-1]
         if type(container) is not kind:
-            raise UnreadablePickle(f"something is put into a {type(container).__name__} that is no {kind.__name__}")
+            raise UnreadablePickle(f"something is put into a {type(container).__name__} that is not a {kind.__name__}")
         return container
 
     # --- the frame of the pickle ------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def _shared(engines: Sequence[EngineMemory]) -> Iterator[Finding]:
             yield Finding(
                 "shared GPU",
                 f"{numbered('engine', numbers)} use the same GPU ({together[0][1].name}, {uuid}), {format_bytes(taken)}"
-                " together: start the engines anew, and give each one of its own before it uses CUDA:"
+                " together: restart the engines, and give each a GPU of its own before it uses CUDA:"
                 " `rc[:].scatter('gpu', rc.ids, flatten=True)`, then `%px import torch; torch.cuda.set_device(gpu)`",
             )
 

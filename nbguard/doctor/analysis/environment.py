@@ -69,6 +69,7 @@ class EnvironmentFacts:
     variables: tuple[tuple[str, str], ...] = ()  # of the environment, those that CUDA, PyTorch, NCCL and OpenMP read
     modules: frozenset[str] = field(default_factory=frozenset)  # of `WATCHED`, those that are imported
     libraries: tuple[tuple[str, str], ...] = ()  # (libcudnn, path) of CUDA's libraries that are mapped into the process
+    openmp: tuple[str, ...] = ()  # paths of Intel's and LLVM's OpenMP runtimes that are
     has_infiniband: bool = False  # /sys/class/infiniband has a device
     has_driver_open: bool = False  # /dev/nvidia-uvm is open: some library in this process has initialised CUDA
     has_accelerator_state: bool = False  # accelerate's shared state exists: an Accelerator was made

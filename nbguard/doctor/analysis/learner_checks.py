@@ -65,7 +65,7 @@ def _loader_findings(facts: LearnerFacts, environment: EnvironmentFacts) -> Iter
             severity="advice",
             what=f"{most.name} has {counted(most.workers, 'worker')} on {counted(environment.cores, 'core')}",
             evidence="workers beyond the cores take turns, and each keeps batches of its own in memory",
-            command=f"# make the loaders anew with num_workers={environment.cores}",
+            command=f"# recreate the loaders with num_workers={environment.cores}",
         )
     free = environment.host.shm_free
     needs = [(loader, loader.workers * (loader.prefetch + 1) * (loader.batch or 0)) for loader in facts.loaders]
@@ -83,7 +83,7 @@ def _loader_findings(facts: LearnerFacts, environment: EnvironmentFacts) -> Iter
             severity="note",
             what=f"{most.name} does not pin its memory",
             evidence="a copy from pinned memory runs beside the GPU's work",
-            command="# make the loaders anew with pin_memory=True",
+            command="# recreate the loaders with pin_memory=True",
         )
 
 

@@ -33,7 +33,7 @@ _REPAIRS = {
         reason="it keeps its hidden state between batches and resizes it: export a subclass that takes the state and returns it"
     ),
     "fastai.text.models.awdlstm.WeightDropout": ModuleRepair(
-        reason="it sets a weight anew in each call: copy the raw weight into the LSTM, and export that"
+        reason="it replaces a weight in each call: copy the raw weight into the LSTM, and export that"
     ),
 }
 

@@ -15,6 +15,8 @@ _OLD = {"cuda": "PYTORCH_CUDA_ALLOC_CONF", "hip": "PYTORCH_HIP_ALLOC_CONF"}
 _NEW_SINCE = (2, 9)
 """The version of PyTorch that reads `PYTORCH_ALLOC_CONF`."""
 
+_OFF = ("0", "", "false", "off")
+
 _RENAMED = {
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
@@ -27,7 +29,6 @@ _RENAMED = {
 _DEBUGGING = {
     "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel: nothing is prepared while the GPU works",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "each tensor is a cudaMalloc and a cudaFree: many times slower, and nothing is recorded",
-    "KMP_DUPLICATE_LIB_OK": "two OpenMP runtimes are in this process, which Intel says may compute wrong results",
 }
 """Switches for finding errors, and their price."""
 
@@ -37,11 +38,11 @@ def variable_checks(facts: EnvironmentFacts) -> tuple[Check, ...]:
     allocator = tuple(_allocator(facts))
     names = [name for name in (_NEW, *_OLD.values()) if name in facts.variable]
     conf = ", ".join(f"{name}={facts.variable[name]}" for name in names) or "PyTorch's defaults"
-    others = [*_renamed(facts), *_debugging(facts), *_libraries(facts)]
+    others = [*_renamed(facts), *_debugging(facts), *_openmp(facts), *_libraries(facts)]
     count = len(facts.variables)
     return (
         checked("environment", "allocator", conf, *allocator),
-        checked("environment", "variables", f"{count} that CUDA, PyTorch, NCCL or OpenMP read are set", *others),
+        checked("environment", "variables", f"{count or 'none'} of those set that CUDA, PyTorch, NCCL or OpenMP read", *others),
     )
 
 
@@ -116,7 +117,7 @@ def _renamed(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
 def _debugging(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
     for name, price in _DEBUGGING.items():
         value = facts.variable.get(name, "0")
-        if value.lower() not in ("0", "", "false", "off"):
+        if value.lower() not in _OFF:
             yield CheckFinding(
                 severity="advice",
                 what=f"{name}={value} is a switch for finding errors",
@@ -129,6 +130,18 @@ def _debugging(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
             what="TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective between all ranks first",
             evidence="slow, and with DistributedDataParallel on gloo it ends every rank of PyTorch 2.13",
             command='import os; os.environ["TORCH_DISTRIBUTED_DEBUG"] = "INFO"   # before the process group is made',
+        )
+
+
+def _openmp(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
+    """Yield that two runtimes compute side by side. Alone the variable says nothing: scikit-learn sets it on import."""
+    name = "KMP_DUPLICATE_LIB_OK"
+    if len(facts.openmp) > 1 and facts.variable.get(name, "0").lower() not in _OFF:
+        yield CheckFinding(
+            severity="advice",
+            what=f"two OpenMP runtimes are loaded, and {name} lets them be",
+            evidence=f"{'; '.join(facts.openmp[:3])}: Intel says that such a process may compute wrong results",
+            command="# install PyTorch, numpy and scikit-learn from one source: all by pip, or all by conda",
         )
 
 

@@ -89,7 +89,7 @@ def trial_batch(subject: TrialSubject) -> TrialBatch:
     if torch.Tensor in bases:
         return TrialBatch(inputs=(batch,))
     if tuple not in bases and list not in bases:
-        raise UndiagnosableError(f"this {type(batch).__name__} is no batch: give a tensor, or a tuple of inputs and targets")
+        raise UndiagnosableError(f"this {type(batch).__name__} is not a batch: give a tensor, or a tuple of inputs and targets")
     parts = tuple(batch)
     if not parts:
         raise UndiagnosableError("the batch is empty: give a tensor, or a tuple of inputs and targets")

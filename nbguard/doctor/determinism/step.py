@@ -129,7 +129,7 @@ class StepRunner:
                 parameters[name].grad = gradient
             optimizer.step()
         except Exception as error:  # noqa: BLE001 - an optimizer that cannot be made anew is a reason, not an error
-            self.optimizer_note = f"the optimizer could not be made anew on copies: {type(error).__name__}"
+            self.optimizer_note = f"the optimizer could not be recreated on copies: {type(error).__name__}"
             return {}
         return parameters
 

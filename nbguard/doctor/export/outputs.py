@@ -52,7 +52,7 @@ def _line(module: nn.Module, kind: type) -> tuple[str, int, str]:
     code = inspect.unwrap(type(module).forward).__code__
     number = code.co_firstlineno
     for instruction in dis.get_instructions(code):
-        number = instruction.starts_line or number
+        number = getattr(instruction, "line_number", instruction.starts_line) or number  # from Python 3.13 on by that name
         if instruction.opname == "LOAD_GLOBAL" and instruction.argval == kind.__name__:
             return code.co_filename, int(number), code.co_name
     return code.co_filename, code.co_firstlineno, code.co_name

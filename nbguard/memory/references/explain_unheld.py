@@ -14,7 +14,7 @@ _KEEPERS: Mapping[HolderSource, tuple[str, str, Advice]] = MappingProxyType(
     {
         "workspaces": (
             "PyTorch → cuBLAS",
-            "scratch memory of matrix products, one block for each thread that has made one; the next product makes it anew",
+            "scratch memory of matrix products, one block for each thread that has made one; the next product makes it again",
             HARD,
         ),
         "graphs": (

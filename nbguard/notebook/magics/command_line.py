@@ -61,7 +61,7 @@ def add_common(options: MagicArgumentParser, *, as_json: bool = True) -> None:
 
 def _variable(name: str) -> str:
     if not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"{name} is no name of a variable: write it as in  -o report")
+        raise argparse.ArgumentTypeError(f"{name} is not the name of a variable: write it as in  -o report")
     return name
 
 

@@ -86,7 +86,7 @@ def _add_history(options: MagicArgumentParser) -> None:
 
 
 def _add_cells(options: MagicArgumentParser) -> None:
-    options.add_argument("state", choices=["on", "off"], metavar="on|off", help="say it after each cell, or no longer")
+    options.add_argument("state", choices=["on", "off"], metavar="on|off", help="show the line after each cell, or stop")
 
 
 def _add_simulate(options: MagicArgumentParser) -> None:
@@ -99,7 +99,7 @@ def _add_predict(options: MagicArgumentParser) -> None:
     options.add_argument("learner", metavar="LEARNER", help="the name of a fastai Learner, or runs[0]")
     items = _number("the items of a batch", "--bs 32")
     options.add_argument("--bs", type=items, metavar="N", help="items of a batch, instead of the loader's")
-    options.add_argument("--gpu", metavar="NAME|SIZE", help="does it fit there: T4, A100, H100, … or 16GiB")
+    options.add_argument("--gpu", metavar="NAME|SIZE", help="say whether it fits on this GPU: T4, A100, H100, … or 16GiB")
     options.add_argument("--settings", metavar="CONF", help="what PYTORCH_ALLOC_CONF would say, in quotes")
     options.add_argument("--largest", action="store_true", help="also the largest batch that fits on the GPU of --gpu")
     options.add_argument("--savings", action="store_true", help="also what would save memory, with the lines that do it")
@@ -170,16 +170,16 @@ class GpuMemMagics(Magics):
     @line_magic
     @with_words(GRAMMAR)
     def gpumem(self, line: str) -> Any:
-        """Show who holds the device's memory: per device its parts, and the holders in columns that re-add.
+        """Show who holds the device's memory: per device its parts, and the holders in columns that add up.
 
         `frees now` are the bytes freed if this holder alone is released, `reaches` the bytes that it leads to, `since` the
-        cell that bound the name. Looking changes nothing: no context, no synchronisation, no emptied cache, no peak reset.
+        last cell that assigned it. Looking changes nothing: no context, no synchronisation, no emptied cache, no peak reset.
         Without an accelerator, CPU tensors are tracked. `%gpumem history` shows what each cell did to the memory since
         `%nbguard on`; `%gpumem cells on` says it in one line after each cell that changed something. `%gpumem map` shows which
-        tensor pins which segment of the device, and the bytes that its release gives back. `%gpumem simulate 16GiB` runs the
-        cells that follow, on the CPU as ever, against a model of such a GPU's memory. `%gpumem --engines` shows the engines of
-        an ipyparallel cluster whose client a name of the notebook is: in one table what each holds, and which of them share a
-        GPU; an engine that is busy for ten seconds has a row that says so.
+        tensor pins which segment of the device, and the bytes that its release gives back. `%gpumem simulate 16GiB` checks the
+        cells that follow, which still run on the CPU, against a model of such a GPU's memory. `%gpumem --engines` shows the
+        engines of an ipyparallel cluster, if a variable of the notebook is its client: in one table what each engine holds,
+        and which of them share a GPU; an engine that is busy for ten seconds has a row that says so.
         """
         from nbguard import api
 
@@ -244,7 +244,7 @@ def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
     try:
         compiled = compile(code, "<leak>", "exec")
     except SyntaxError as error:
-        raise UsageError(f"%gpumem leak: {code} is no Python: {error.msg}") from None
+        raise UsageError(f"%gpumem leak: {code} is not valid Python: {error.msg}") from None
     watched = Watch(code)
     guarded("%gpumem leak", watched.look)
     for _ in range(rounds):

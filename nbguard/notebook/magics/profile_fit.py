@@ -47,7 +47,7 @@ def _options() -> MagicArgumentParser:
         "--save", metavar="FILE", default="", help="save the profile; `nbguard profile FILE` shows its report again"
     )
     options.add_argument(
-        "--predict", action="store_true", help="run nothing of the cell: foresee the memory that its fits will take"
+        "--predict", action="store_true", help="run nothing of the cell: predict the memory that its fits will take"
     )
     options.add_argument("--gpu", metavar="NAME|SIZE", help="with --predict: on this GPU, empty, instead of this kernel's")
     options.add_argument(
@@ -95,10 +95,10 @@ class ProfileFitMagics(Magics):
     def profile_fit(self, line: str, cell: str | None = None) -> None:
         """Run the cell as it is and report where the time and the memory of its fits go, and what to change first.
 
-        With `--predict` nothing of the cell runs: the memory that its fits will take is foreseen.
+        With `--predict` nothing of the cell runs: the memory that its fits will take is predicted.
 
         fastai's fits (`fit`, `fine_tune`, `lr_find`, `get_preds`, …) and any loop over PyTorch. The report comes after the
-        cell, also after an error or an interrupt: then it is of what has been.
+        cell, also after an error or an interrupt: then it covers the time until then.
         """
         if cell is not None:
             if not cell.strip():
@@ -120,7 +120,7 @@ class ProfileFitMagics(Magics):
         if options is None:
             return
         if options.predict or options.gpu:
-            raise UsageError(f"{_NAME}: --predict stands in the first line of a cell whose fits are foreseen, --gpu beside it")
+            raise UsageError(f"{_NAME}: --predict stands in the first line of a cell whose fits are predicted, --gpu beside it")
         chosen = FitOptions(
             memory=options.memory,
             tune_workers=options.tune_workers,

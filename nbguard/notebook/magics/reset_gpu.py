@@ -187,16 +187,16 @@ class ResetGpuMagics(Magics):
     @line_magic
     @with_options(_help)
     def reset_gpu(self, line: str) -> Plan | Outcome | Unparked | Zombies | EnginesCleanup | None:
-        """Free stale memory: only the last error, displayed results or unreachable cycles still hold it.
+        """Free stale memory, which only the last error, displayed results, unreachable cycles and the like still hold.
 
         Memory that a name of yours leads to is never freed by default. With targets, their names are deleted and the memory
         that only they (and the leftovers that point to them) hold is freed, nothing else. Only references are removed, never
-        contents; `%tb` and `%debug` go on working. Afterwards the bytes that came back are measured and shown beside the
+        contents; `%tb` and `%debug` keep working. Afterwards the bytes that came back are measured and shown beside the
         promise. `--engines` does it in every engine of an ipyparallel cluster. `--park NAMES` moves an experiment out of the
         way instead, `--unpark NAMES` brings it back as it was.
 
-        Processes are ended only on request, by pid and start, and it is verified that they are gone: never workers that
-        running code uses, never a live kernel, never another user's process.
+        Processes are ended only on request, each identified by its pid and start time, and nbguard verifies that they are
+        gone. It never ends workers that running code uses, a live kernel, or another user's process.
         """
         from nbguard import api
         from nbguard.cleanup.plan.plan import Outcome

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_record(options: MagicArgumentParser) -> None:
     """Add the arguments of `%nbguard record`."""
-    options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model; none: only what is around a run")
+    options.add_argument("name", nargs="?", metavar="LEARN", help="a Learner or a model; none: only the environment of a run")
     options.add_argument("--save", metavar="FILE", help="write the record as JSON, too")
 
 

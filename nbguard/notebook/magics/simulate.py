@@ -31,7 +31,7 @@ def switched(memory: SessionMemory, words: Sequence[str], settings: str | None, 
             head = "the cells run on a simulated device"
         case ["off"]:
             simulation = memory.stop_simulating()
-            head = "off: cells run without simulation again. It ended as a simulated device"
+            head = "off: cells run without simulation again. Final state of the simulated device"
         case _:
             try:
                 from nbguard.simulation.simulation import simulate

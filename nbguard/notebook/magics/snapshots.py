@@ -24,7 +24,11 @@ _LARGE = 32 * 1024**2
 
 def _add_record(options: MagicArgumentParser) -> None:
     options.add_argument(
-        "state", nargs="?", choices=["on", "off"], metavar="on|off", help="begin or end; without it: say whether it is kept"
+        "state",
+        nargs="?",
+        choices=["on", "off"],
+        metavar="on|off",
+        help="start or stop; without it: say whether it is being recorded",
     )
     options.add_argument("--entries", type=int, metavar="N", help="with on: entries to keep of each device (100000)")
 
@@ -149,7 +153,7 @@ def _what_to_try(options: argparse.Namespace) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"%gpumem whatif: {error}") from None
     if options.fraction is not None and not 0 < options.fraction <= 1:
-        raise UsageError(f"%gpumem whatif: {options.fraction} is no share; write it as 0.5")
+        raise UsageError(f"%gpumem whatif: {options.fraction} is not a fraction; write it as 0.5")
     return {
         "path": None if options.file is None else _unquoted(options.file),
         "confs": [",".join(map(_unquoted, conf)) for conf in options.set or ()],

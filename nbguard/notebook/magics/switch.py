@@ -38,7 +38,7 @@ def _add_on(options: MagicArgumentParser) -> None:
 
 
 def _add_notices(options: MagicArgumentParser) -> None:
-    options.add_argument("state", nargs="?", choices=["on", "off"], metavar="on|off", help="make notices, or no longer")
+    options.add_argument("state", nargs="?", choices=["on", "off"], metavar="on|off", help="switch notices on or off")
 
 
 def _add_quiet(options: MagicArgumentParser) -> None:
@@ -56,10 +56,12 @@ GRAMMAR = Grammar(
             add=_add_on,
         ),
         "off": Word(usage="off", help="take all hooks off", advice="takes nothing more"),
-        "status": Word(usage="status", help="say what is on, and who looks", advice="takes nothing more"),
+        "status": Word(
+            usage="status", help="show what is switched on, and whether a sidebar is open", advice="takes nothing more"
+        ),
         "notices": Word(
             usage="notices [on|off]",
-            help="what was deleted, bound anew or piled up and is still in memory",
+            help="what was deleted, assigned again or accumulated, and is still in memory",
             advice="say on or off, or nothing for the list, as in  %nbguard notices",
             add=_add_notices,
         ),
@@ -77,7 +79,7 @@ GRAMMAR = Grammar(
         ),
         "fix": Word(
             usage="fix determinism|export|nan [LEARN]",
-            help="do what the doctor advises, and undo it; show which layers have to compute in float32 after a NaN",
+            help="apply what the doctor advises, and undo it; after a NaN, show which layers have to compute in float32",
             advice="say what to fix, and of which Learner, as in  %nbguard fix determinism learn",
             add=add_fix,
         ),
@@ -113,14 +115,14 @@ class SwitchMagics(Magics):
     @line_magic
     @with_words(GRAMMAR)
     def nbguard(self, line: str) -> Shown | None:
-        """Switch nbguard's work around the cells on and off, say what is on, show the sidebar, or try a Learner.
+        """Switch on and off what nbguard does around the cells, say what is on, show the sidebar, or check a Learner.
 
         Loading nbguard switches three things on: a card after a cell that ran out of memory, a line after a cell that
-        leaves something in memory which it has deleted or bound anew, and the sidebar's answers, which cost nothing while no
-        view is open. `sidebar` shows a view below the cell, `notices` lists those lines, each once for its cause. `on`
+        leaves something in memory that it has deleted or assigned again, and the sidebar's answers, which cost nothing while
+        no view is open. `sidebar` shows a view below the cell, `notices` lists those lines, each once for its cause. `on`
         switches all three on again and records each cell's changes to the memory (`%gpumem history`; `%gpumem cells on`
         prints them after each cell). With --auto-clean-errors, memory that only the error of a failed cell holds is released
-        at once, as by `%reset_gpu`; `%tb` and `%debug` go on working; not with `%pdb on`, a debugger attached or a fit
+        at once, as by `%reset_gpu`; `%tb` and `%debug` keep working; not with `%pdb on`, a debugger attached or a fit
         running. `off` takes every hook off.
         """
         options = GRAMMAR.parse(line)

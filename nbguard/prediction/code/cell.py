@@ -48,10 +48,10 @@ def fits_of_cell(source: str, namespace: dict[str, Any]) -> tuple[CellFit, ...]:
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        raise NbguardError(f"the cell is no Python: {error.msg}, line {error.lineno}") from None
+        raise NbguardError(f"the cell is not valid Python: {error.msg}, line {error.lineno}") from None
     fits = tuple(_CellReader(namespace).read(tree.body))
     if not fits:
-        raise NbguardError("the cell starts no fit that can be foreseen: no fit() of a Learner, and no loop with backward()")
+        raise NbguardError("the cell starts no fit that can be predicted: no fit() of a Learner, and no loop with backward()")
     return fits
 
 
@@ -97,7 +97,7 @@ class _CellReader:
         owner, method, text = call.func.value, call.func.attr, f"line {call.lineno}: {ast.unparse(call):.80}"
         value = self._value(owner)
         if method in _FITS and isinstance(owner, ast.Name) and (owner.id in self.bound or owner.id not in self.namespace):
-            raise NbguardError(f"the cell makes {owner.id} itself: run the lines that make it, then foresee its fit")
+            raise NbguardError(f"the cell makes {owner.id} itself: run the lines that make it, then predict its fit")
         if is_learner(value):
             changes = self.changes.setdefault(id(value), [])
             if method in _CHANGES:
@@ -117,7 +117,7 @@ class _CellReader:
         elif method == "fit" and any(is_of(value, package, "Trainer") for package in ("lightning", "pytorch_lightning")):
             module, loader = (*map(self._value, call.args[:2]), None, None)[:2]
             if module is None or loader is None:
-                raise UnpredictableError(f"{text}: the module and the loader must be there, and given by place, to be foreseen")
+                raise UnpredictableError(f"{text}: give the module and the loader by position, and make both before this cell")
             yield CellFit(text=text, source=source_of(module, first_batch(loader), None))
 
     def _loop(self, loop: ast.For) -> CellFit:

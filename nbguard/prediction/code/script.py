@@ -71,16 +71,16 @@ def predict_script(
     except OSError as error:
         raise NbguardError(f"{file} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise NbguardError(f"{file} cannot be read: it is no text in UTF-8") from None
+        raise NbguardError(f"{file} cannot be read: it is not a text in UTF-8") from None
     except SyntaxError as error:
-        raise NbguardError(f"{file} is no Python: {error.msg}, line {error.lineno}") from None
+        raise NbguardError(f"{file} is not valid Python: {error.msg}, line {error.lineno}") from None
     script = _Script(path, tree)
     with _as_main(path, arguments), script.marks():
         fits = script.run()
         predictions = [foresee(fit.source, gpu=gpu, settings=settings, batch_size=batch_size, code=fit.code) for fit in fits]
     if not fits:
         raise UnpredictableError(
-            f"{file} starts no fit that can be foreseen: no Learner's, no Trainer's, no loop with backward()"
+            f"{file} starts no fit that can be predicted: no Learner's, no Trainer's, no loop with backward()"
         )
     predictions = [replace(each, assumptions=(*each.assumptions, _AFTER)) for each in predictions]
     return CellPrediction(
@@ -159,7 +159,7 @@ class _Script:
         def start(process: Any) -> Any:
             code: CodeType | None = getattr(process._target, "__code__", None)
             if code is not None and _is_beside(self._loops.folder, Path(code.co_filename)):
-                raise UnpredictableError(f"the script trains in processes of its own ({code.co_name}()): foresee it in one")
+                raise UnpredictableError(f"the script trains in processes of its own ({code.co_name}()): predict it in one")
             return former(process)
 
         return start
@@ -177,7 +177,7 @@ def _as_step(loop: MarkedLoop, namespace: dict[str, Any]) -> Callable[[], None]:
         raise UnpredictableError(f"line {loop.line}: {loop.text} cannot be taken out of its function: {error.msg}") from None
     if function.__code__.co_flags & (0x20 | 0x80 | 0x200):  # a generator, a coroutine, both
         raise UnpredictableError(
-            f"line {loop.line}: {loop.text} yields or awaits: foresee its body by nbguard.predict(step, batch)"
+            f"line {loop.line}: {loop.text} yields or awaits: predict its body by nbguard.predict(step, batch)"
         )
     return function
 
@@ -235,7 +235,7 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
             module, loader = (args[place] if len(args) > place else kwargs.get(name) for place, name in enumerate(_GIVEN))
             if not isinstance(loader, torch.utils.data.DataLoader):
                 raise UnpredictableError(
-                    f"{line}fit() is given no loader of PyTorch's: foresee it by nbguard.predict(model, batch)"
+                    f"{line}fit() is given no loader of PyTorch's: predict it by nbguard.predict(model, batch)"
                 )
             source = source_of(module, first_batch(loader), None)
         else:
@@ -247,7 +247,7 @@ def _noting(fits: list[CellFit], method: str) -> Callable[..., None]:
 
 
 def _refused_backward(*_: Any, **__: Any) -> None:
-    raise UnpredictableError("the script trains where no loop is seen: foresee it there, by nbguard.predict(step, batch)")
+    raise UnpredictableError("the script trains where no loop is seen: predict it there, by nbguard.predict(step, batch)")
 
 
 @contextmanager

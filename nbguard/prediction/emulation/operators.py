@@ -142,7 +142,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             if func.namespace == "aten" and not isinstance(error, NotImplementedError):
                 raise
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
-        raise UnpredictableError(f"{func} has no form without data: the memory of what follows cannot be foreseen ({reason})")
+        raise UnpredictableError(f"{func} has no form without data: the memory of what follows cannot be predicted ({reason})")
 
     def _make_workspace(self) -> None:
         """Make the workspace of this thread: autograd's backward pass runs in one of its own on CUDA."""

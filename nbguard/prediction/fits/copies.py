@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import copyreg
+import gc
+import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +51,26 @@ def without_data(tensor: Any) -> Any:
         return plain.requires_grad_(tensor.requires_grad)
 
 
+@contextmanager
+def _counters_can_be_copied() -> Iterator[None]:
+    """Let `itertools.count` be copied meanwhile, by which loops count their steps: from Python 3.14 on it cannot be."""
+    known = copyreg.dispatch_table.get(itertools.count)
+    copyreg.dispatch_table[itertools.count] = known or _count_again
+    try:
+        yield
+    finally:
+        if known is None:
+            copyreg.dispatch_table.pop(itertools.count, None)
+
+
+def _count_again(counter: itertools.count[Any]) -> tuple[Any, ...]:
+    """Return what makes a counter that stands where this one does, which its text alone says."""
+    numbers = [each for each in gc.get_referents(counter) if each is not itertools.count]
+    if any(type(number) not in (int, float) for number in numbers):
+        raise TypeError("a counter of other numbers than int and float cannot be copied")
+    return itertools.count, tuple(ast.literal_eval(f"[{repr(counter)[len('count(') : -1]}]"))
+
+
 def copied(obj: Any, memo: dict[int, Any]) -> Any:
     """Return a deep copy of `obj` whose tensors have no data. `memo` goes by the ids of objects, as `copy.deepcopy` has it.
 
@@ -53,7 +78,7 @@ def copied(obj: Any, memo: dict[int, Any]) -> Any:
         UnpredictableError: something in it cannot be copied; the message says what.
     """
     try:
-        with _WithoutData(memo):
+        with _WithoutData(memo), _counters_can_be_copied():
             return copy.deepcopy(obj, memo)
     except UnpredictableError:
         raise

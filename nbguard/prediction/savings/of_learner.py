@@ -69,7 +69,7 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
         )
     if not is_torchs and getattr(learn.opt_func, "__name__", "") != "letting_gradients_go":
         yield Change(
-            name="gradients let go after the step",
+            name="gradients freed after the step",
             code="make_opt = learn.opt_func\n"
             "def letting_gradients_go(*args, **kwargs):\n"
             "    opt = make_opt(*args, **kwargs)\n"
@@ -77,7 +77,7 @@ def _of_optimizer(learn: Any) -> Iterator[Change]:
             "    return opt\n"
             "learn.opt_func = letting_gradients_go\n"
             "learn.opt = None",
-            cost="nothing: they are made anew in the backward pass instead of being zeros until then",
+            cost="nothing: they are made again in the backward pass instead of being zeros until then",
         )
 
 

@@ -47,9 +47,9 @@ def of_step(source: StepSource | LoopSource, gpu: Gpu, size: int, *, convolves: 
         yield from _of_optimizer(name, optimizer, getattr(function, "__globals__", {}))
         if code is not None and _says(code, "set_to_none"):
             yield Change(
-                name="gradients let go after the step",
+                name="gradients freed after the step",
                 code=f"{name}.zero_grad = lambda *_, **__: type({name}).zero_grad({name})",
-                cost="nothing: they are made anew in the backward pass instead of being zeros until then",
+                cost="nothing: they are made again in the backward pass instead of being zeros until then",
             )
     for name, module in source.modules:
         if name.isidentifier():

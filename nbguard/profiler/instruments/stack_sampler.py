@@ -7,6 +7,7 @@ which 200 are to wake that thread and to hand it the interpreter's lock; so from
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -76,7 +77,7 @@ class StackSampler:
         recorder.subscribe("step", self._acts)
         recorder.subscribe("zero_grad", self._acts)
         self._ended.acquire()
-        self._clock, self._of = recorder.clock, recorder.thread_of_fit
+        self._clock, self._turn, self._of = recorder.clock, recorder.turn, recorder.thread_of_fit
         self._schedstat = _opened_schedstat()
         self._thread = threading.Thread(target=self._look, name="nbguard stacks", daemon=True)
         self._thread.start()
@@ -119,17 +120,29 @@ class StackSampler:
                 self._callers.append((self._clock(), number))
 
     def _look(self) -> None:
-        """Look now and then; this is what the thread runs."""
-        clock = self._clock
-        begin, pause = clock(), _SHORTEST
-        while not self._ended.acquire(timeout=pause):
-            moment = clock()
+        """Look now and then; this is what the thread runs.
+
+        It waits and takes its turn inside of the loop's `zip`: a call of its own would be counted in the profile of a fetch
+        that has the turn.
+        """
+        clock, turn = self._clock, self._turn
+        begin, pause, fetched = clock(), [_SHORTEST], 0
+        has_ended = map(self._ended.acquire, itertools.repeat(True), map(pause.__getitem__, itertools.repeat(0)))
+        for is_over, _ in zip(has_ended, map(turn.lock.acquire, itertools.repeat(True)), strict=True):
             try:
+                if is_over:
+                    return
+                if turn.ended > fetched:  # what went by since the last look was that fetch, and no other code
+                    fetched = turn.ended
+                    self._note(fetched, ())
+                moment = clock()
                 self._note(moment, _stack_of_thread(self._of))
-            except Exception:  # noqa: BLE001 - out of memory: what was seen so far is worth something, and nobody hears of it here
+                self._took = round(_CHANGE * time.thread_time_ns())
+                pause[0] = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
+            except Exception:  # noqa: BLE001 - out of memory: what was seen is worth something
                 return
-            self._took = round(_CHANGE * time.thread_time_ns())
-            pause = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
+            finally:
+                turn.lock.release()
 
     def _note(self, moment: int, stack: _Stack) -> None:
         number = self._number_of(stack)

@@ -18,6 +18,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
 from nbguard.profiler.record.log import BOUNDARY_CODES, Log
 from nbguard.profiler.record.model_calls import ModelCalls
+from nbguard.profiler.record.turn import Turn
 from nbguard.scan.objects.compiled import has_compiled
 
 Event = Literal[
@@ -146,6 +147,7 @@ class Recorder:
         "thread",
         "thread_of_fit",
         "trained",
+        "turn",
         "usual_loss",
     )
 
@@ -157,6 +159,7 @@ class Recorder:
         self.losses = 0  # to train on
         self.usual_loss: Callable[[Any], bool] | None = None  # notes a loss of which nobody need hear, and says so
         self.calls = ModelCalls()
+        self.turn = Turn(clock)
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries

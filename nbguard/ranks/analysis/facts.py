@@ -79,7 +79,7 @@ def from_text(text: str | bytes) -> RankFacts:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise RankFactsError("not the facts of a rank: the text is no JSON, or ends too early.") from None
+        raise RankFactsError("not the facts of a rank: the text is not JSON, or ends too early.") from None
     if not isinstance(data, dict) or data.pop("nbguard_rank", None) != _FORMAT:
         raise RankFactsError(f"not the facts of a rank: its JSON does not say nbguard_rank = {_FORMAT}.")
     try:

@@ -87,7 +87,7 @@ def error_of_file(rank: int, data: bytes, place: Callable[[Frames], str] = user_
             raise ValueError
         content = json.loads(data)
     except (ValueError, RecursionError):
-        raise RankFactsError("not an error file of torch's elastic launcher: it is no JSON, or too long.") from None
+        raise RankFactsError("not an error file of torch's elastic launcher: it is not JSON, or too long.") from None
     message = content.get("message") if type(content) is dict else None
     if type(message) not in (dict, str):
         raise RankFactsError("not an error file of torch's elastic launcher: it has no message.")

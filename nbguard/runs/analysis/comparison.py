@@ -209,4 +209,4 @@ def _notes(before: RunRecord, after: RunRecord) -> Iterator[str]:
         sides = "of one run only" if (topic, name) in known else "of either run"
         yield f"not compared: {topic}, {name} is not known {sides} ({reason})"
     if not before.cells or not after.cells:
-        yield "not compared: the cells, as one of the two was no notebook"
+        yield "not compared: the cells, as one of the two was not a notebook"

@@ -122,14 +122,14 @@ def record_from(data: Any) -> RunRecord:
 def _rows(data: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
     rows = data.get(name)
     if type(rows) is not list or any(type(row) is not dict for row in rows):
-        raise RunRecordError(f"its field {name!r} is no list of objects: the record is damaged")
+        raise RunRecordError(f"its field {name!r} is not a list of objects: the record is damaged")
     yield from rows
 
 
 def _text(row: dict[str, Any], name: str) -> str:
     value = row.get(name)
     if type(value) is not str:
-        raise RunRecordError(f"its field {name!r} is no text: the record is damaged")
+        raise RunRecordError(f"its field {name!r} is not a text: the record is damaged")
     return value
 
 
@@ -144,5 +144,5 @@ def _topic(row: dict[str, Any]) -> Topic:
 def _number(row: dict[str, Any]) -> int:
     value = row.get("number")
     if type(value) is not int:
-        raise RunRecordError("the number of one of its cells is no number: the record is damaged")
+        raise RunRecordError("the number of one of its cells is not a number: the record is damaged")
     return value

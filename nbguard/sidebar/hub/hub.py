@@ -40,7 +40,7 @@ _HISTORIES = 32
 
 _UNTIL_END = "a look at the heap waits for the end of the cell"
 
-_FORESEEN_LATER = "the cell that runs may use it: its next fit is foreseen when the cell ends"
+_FORESEEN_LATER = "the cell that runs may use it: its next fit is predicted when the cell ends"
 
 _LOOK = "nbguard: look"
 """Name of the job that looks at the heap, unlike any that a view may send: there is one of it at a time."""

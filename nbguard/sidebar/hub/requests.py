@@ -21,7 +21,7 @@ from nbguard.sidebar.protocol.why import why_view
 
 _CANNOT = {
     "why": "there is nothing to explain about this row",
-    "foresee": "there is no fit of this row to foresee: it is no Learner, or one that trains now",
+    "foresee": "there is no fit of this row to predict: it is not a Learner, or it trains now",
     "release": "these rows cannot be released: no name of yours holds them alone",
     "park": "these rows cannot be parked: that is for experiments and tensors that no fit uses",
 }

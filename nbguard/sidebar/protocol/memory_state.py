@@ -107,14 +107,14 @@ def notice_lines(notices: tuple[Notice, ...]) -> tuple[FindingLine, ...]:
 
 
 def _oom(card: OomCard | None, passed: tuple[int, ...]) -> OomView | None:
-    """Return the card in the words of a sidebar: what was asked for, what can be had now, what helps."""
+    """Return the card in the words of a sidebar: what was asked for, what can be allocated now, what helps."""
     if card is None or card.asked.cell in passed:
         return None
     where = "" if card.asked.cell is None else f" in In[{card.asked.cell}]"
     sentence = asked_words(card.asked, card.device)
     sentence = f"{sentence[:1].upper()}{sentence[1:]}{_at_the_failure(card)}"
     if card.had is not None:
-        sentence += f"; afterwards, {format_bytes(card.had)} could be had"
+        sentence += f"; afterwards, {format_bytes(card.had)} could be allocated"
     return OomView(f"Out of memory{where}", f"{truncate_utf8(sentence, _SENTENCE)}.", tuple(map(_fix, card.fixes[:_FIXES])))
 
 

@@ -247,7 +247,7 @@ class OomView:
     """The last error, if it ran out of memory."""
 
     title: str
-    sentence: str  # the bytes that were asked for, and those that can be had now
+    sentence: str  # the bytes that were asked for, and those that can be allocated now
     fixes: tuple[FixRow, ...]  # best first
 
 

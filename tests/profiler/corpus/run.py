@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import multiprocessing
 import sys
 import time
 from collections import Counter
@@ -84,6 +85,8 @@ def _first(shell: Any, preamble: str, case: Case) -> tuple[str, ...]:
 
 def main(arguments: list[str]) -> None:
     """Run what the command line names."""
+    if sys.platform == "linux":  # a forked worker knows a notebook's classes; Python 3.14 forks only if it is told to
+        multiprocessing.set_start_method("fork")
     wanted: dict[str, list[str]] = {}
     for argument in arguments:
         if not argument.startswith("-"):

@@ -48,7 +48,7 @@ def _launcher_findings(facts: LaunchFacts) -> Iterator[CheckFinding]:
     if rank is not None and world is not None and rank >= world:
         yield CheckFinding(
             severity="problem",
-            what=f"RANK={rank} is no rank of a job of {world}",
+            what=f"RANK={rank} is not a rank of a job of {world}",
             evidence=f"RANK={rank}, WORLD_SIZE={world}: ranks count from 0",
             command='import os; del os.environ["RANK"], os.environ["WORLD_SIZE"]   # then launch again',
         )
@@ -135,7 +135,7 @@ def _interfaces(facts: LaunchFacts) -> Check:
                 findings.append(
                     CheckFinding(
                         severity="problem",
-                        what=f"{name} names {each}, which {'is down' if known else 'is no interface of this host'}",
+                        what=f"{name} names {each}, which {'is down' if known else 'is not an interface of this host'}",
                         evidence=f"interfaces that are up: {up}",
                         command=f'import os; del os.environ["{name}"]   # before the process group is made',
                     )

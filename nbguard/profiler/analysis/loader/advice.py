@@ -150,7 +150,7 @@ def _restarted(context: LoaderContext) -> Iterator[FitFinding]:
             evidence = f"{format_time(cost)} before the first batch of each {which} epoch, whose batches take "
             evidence += format_time(per_epoch)
             change = "`persistent_workers=True` starts them once"
-            what = f"{_workers(loader.workers)} start anew for each epoch"
+            what = f"{_workers(loader.workers)} start again for each epoch"
             yield _finding("persistent_workers", what, evidence, change, round(cost / batches))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from nbguard.profiler.analysis.loader.fetches import FetchFacts
 from nbguard.profiler.analysis.loader.slowest import FetchCall, FetchFunction, FetchProfile, FetchStep, steps
 from nbguard.profiler.instruments.loader.reading import BytesRead, ReadMeter
+from nbguard.profiler.record.turn import Turn
 from nbguard.scan.libraries import library_paths
 
 Fetch = Callable[[Any, Any], Any]
@@ -60,10 +61,11 @@ class FetchTimer:
         self._mixed = 0  # profiles that had calls of other threads in them
         self._next = 0 if before and before.fetches else 1  # the first of all does things that are done only once
         self._profiler: Any = None
+        self._turn: Turn | None = None  # that the fetch has which is profiled
 
-    def fetch(self, original: Fetch, fetcher: Any, index: Any) -> tuple[Any, bool]:
-        """Return the batch of a fetch, and whether it was profiled."""
-        if self.fetches >= self._next and self._begin_profile():
+    def fetch(self, original: Fetch, fetcher: Any, index: Any, turn: Turn | None = None) -> tuple[Any, bool]:
+        """Return the batch of a fetch, and whether it was profiled; `turn`: of the threads that run beside it."""
+        if self.fetches >= self._next and self._begin_profile(turn):
             return self._profiled(original, fetcher, index), True
         begin = perf_counter_ns()
         batch = original(fetcher, index)
@@ -77,12 +79,15 @@ class FetchTimer:
         if type(index) is list or type(index) is tuple:
             self.items += len(index)
 
-    def _begin_profile(self) -> bool:
+    def _begin_profile(self, turn: Turn | None) -> bool:
         """Profile from here, if one more fetch is to be and can be: Python has one profiler per thread."""
         if self.profiled >= _MOST or (self.profiled >= _ENOUGH and self.profiled_time >= _TELLING):
             self._next = sys.maxsize
             return False
         if sys.getprofile() is not None:
+            return False
+        self._turn = turn if _COUNTS_ALL_THREADS else None
+        if self._turn is not None and not self._turn.begin():
             return False
         import _lsprof
 
@@ -94,6 +99,7 @@ class FetchTimer:
         try:
             self._profiler.enable()
         except ValueError as error:  # from Python 3.12 on: another tool has the place
+            self._end_turn()
             self._next = sys.maxsize
             self.failed = f"not known: another profiler runs ({error})"
             return False
@@ -106,6 +112,7 @@ class FetchTimer:
             duration = perf_counter_ns() - begin
         finally:
             self._profiler.disable()
+            self._end_turn()
         read = self._meter.stop()
         self._count(index)
         try:
@@ -115,6 +122,10 @@ class FetchTimer:
             self.failed = f"not known: reading a profile failed ({type(error).__name__}: {error})"
         return batch
 
+    def _end_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.end()
+
     def _keep_profile(self, duration: int, read: BytesRead | None) -> None:
         """Keep the profile of a fetch that took `duration` nanoseconds, unless calls of other threads are in it."""
         if read is not None:
@@ -123,9 +134,7 @@ class FetchTimer:
         self._profiler.clear()
         if _COUNTS_ALL_THREADS and any(map(_is_of_another_thread, counted)):
             self._mixed += 1
-            if (
-                self._mixed >= _MOST
-            ):  # each fetch is longer than the time between two looks at the stack, which name its code, too
+            if self._mixed >= _MOST:
                 self._next = sys.maxsize
                 self.failed = "not known: other threads ran in each fetch that was profiled"
             return

@@ -243,7 +243,7 @@ class LoaderWatch:
                 timer = recorder.attempt(self, "a fetch", self._timer_of, fetcher)
             if timer is None:
                 return original(fetcher, index)
-            batch, is_disturbed = timer.fetch(original, fetcher, index)
+            batch, is_disturbed = timer.fetch(original, fetcher, index, recorder.turn)
             if is_disturbed:
                 recorder.boundary("disturbed")
             return batch
