@@ -46,7 +46,7 @@ class RerunVerdict(str, Enum):
 
 
 VERDICT_TEXTS: dict[RerunVerdict, str] = {
-    RerunVerdict.RERUN: "enough: the cell, run again, gets past this error",
+    RerunVerdict.RERUN: "enough: the cell runs through as far as it got",
     RerunVerdict.REQUEST: "lets this request through",
     RerunVerdict.UNKNOWN: "may be enough",
     RerunVerdict.SHORT: "not enough alone",
