@@ -1,4 +1,4 @@
-"""Units and numbers: bytes, durations and counts as people read them, with columns that re-add to their total."""
+"""Units and numbers: bytes, durations and counts as people read them, with columns that add up to their total."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def parse_bytes(text: str) -> int:
 
 
 def format_column(values: Sequence[int], unit: tuple[int, str] | None = None) -> list[str]:
-    """Return `values` (bytes) as numbers with one unit, rounded so that they re-add to their rounded total.
+    """Return `values` (bytes) as numbers with one unit, rounded so that they add up to their rounded total.
 
-    Rounding each value by itself would leave a reader who re-adds the column a few hundredths short. `0.00` is nothing at all:
+    Rounding each value by itself would leave a reader who adds up the column a few hundredths short. `0.00` is nothing at all:
     what is there, but too little for the unit, is `<0.01`.
     """
     size, name = unit or unit_of(max(values, default=0))
@@ -86,7 +86,7 @@ def _hundredths(hundredths: int, value: int) -> str:
 
 
 def re_adding(values: Sequence[int], parts: int, whole: int) -> list[int]:
-    """Return `values` times `parts` / `whole`, rounded so that they re-add to their rounded sum.
+    """Return `values` times `parts` / `whole`, rounded so that they add up to their rounded sum.
 
     Each is rounded down; what is then missing goes to the largest remainders, one each.
     """
@@ -109,7 +109,7 @@ def format_time(ns: float, of: int | None = None) -> str:
 
 
 def re_adding_times(values: Sequence[int]) -> list[int]:
-    """Return `values` (nanoseconds) rounded as `format_time` shows them with `of` their sum, so that they re-add to it."""
+    """Return `values` (nanoseconds) rounded as `format_time` shows them with `of` their sum, so that they add up to it."""
     step = _time_step(sum(values), _COLUMN_DIGITS)
     return [count * step for count in re_adding(values, 1, step)]
 

@@ -1,4 +1,4 @@
-"""The parts of a device's memory: of this process's allocator, of others, and free. They re-add to the device's size."""
+"""The parts of a device's memory: of this process's allocator, of others, and free. They add up to the device's size."""
 
 from __future__ import annotations
 

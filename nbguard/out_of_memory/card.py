@@ -32,7 +32,7 @@ class OomCard(Result):
 
     asked: OomFact  # the error itself, by its text and its observer
     device: str  # name of the place that ran out: `cuda:0`, `cpu`
-    parts: tuple[Part, ...]  # of the device now (they re-add to its size), or of the host
+    parts: tuple[Part, ...]  # of the device now (they add up to its size), or of the host
     limit: int | None  # what torch may reserve, if that is less than the device (its memory fraction)
     largest_free: int | None  # largest free block in torch's cache that a request can get; None: segments are not known
     had: int | None  # the largest request that would succeed now (`Room.largest`, cache emptied); None: not known

@@ -63,7 +63,7 @@ def _then(note: OomNote) -> Iterator[str]:
 
 
 def _holders(card: OomCard) -> Table:
-    """Return the largest holders, the rest in one row, and the total: the figures shown re-add to it."""
+    """Return the largest holders, the rest in one row, and the total: the figures shown add up to it."""
     rest = card.held - sum(holder.retained for holder in card.holders)
     unit = unit_of(card.held)
     figures = format_column([*(holder.retained for holder in card.holders), rest], unit)

@@ -18,7 +18,7 @@ _NAMES = ("", "change", "allocated", "reserved", "peak in it", "what")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Entry:
-    """One row of the table: its changes down the column re-add to the last `allocated`."""
+    """One row of the table: its changes down the column add up to the last `allocated`."""
 
     cell: str  # its number, or words in place of one
     change: int  # bytes that came (negative: went)
@@ -91,7 +91,7 @@ def _what(record: CellRecord) -> str:
 
 
 def _table(entries: Iterable[_Entry]) -> Table:
-    """Return the table of a device; the changes re-add to the last of `allocated`."""
+    """Return the table of a device; the changes add up to the last of `allocated`."""
     rows = tuple(entries)
     unit = unit_of(max(row.allocated or 0 for row in rows))
     of_changes = unit_of(max((abs(row.change) for row in rows if row.is_cell), default=unit[0]))

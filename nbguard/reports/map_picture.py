@@ -30,7 +30,7 @@ _MARKS = {"releasable": "▒", "stranded": "░", "free for a graph": "┄", OTH
 
 
 def summary(device: DeviceMap) -> str:
-    """Return a device's memory in a sentence whose figures re-add to the reserved bytes."""
+    """Return a device's memory in a sentence whose figures add up to the reserved bytes."""
     space = device.space
     parts = {name: getattr(space, name) for name in ("allocated", "pending", "releasable", "stranded")}
     parts["kept for graphs"] = space.kept

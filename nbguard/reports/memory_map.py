@@ -85,7 +85,7 @@ class DeviceMap:
     device: str  # name in torch: `cuda:0`
     name: str  # name of the product
     space: Fragmentation  # of all its segments
-    pools: tuple[MapPool, ...]  # re-add to `space`
+    pools: tuple[MapPool, ...]  # add up to `space`
     holders: tuple[MapHolder, ...]  # of blocks; a block names its holder by the place among them
     pinners: tuple[Pinner, ...]  # the worst segments
     by_holder: tuple[HolderPins, ...]  # what each holder pins, of all segments

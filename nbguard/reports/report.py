@@ -1,4 +1,4 @@
-"""The report: per device the parts of its memory and the holders of the allocated bytes, in columns that re-add."""
+"""The report: per device the parts of its memory and the holders of the allocated bytes, in columns that add up."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class DeviceReport:
     name: str  # name of the product
     total: int | None  # its size; None where it is not known
     allocated: int  # what its holders hold
-    parts: tuple[Part, ...]  # re-add to `total`, where that is known
-    holders: tuple[Holder, ...]  # re-add to `allocated`, the largest first
+    parts: tuple[Part, ...]  # add up to `total`, where that is known
+    holders: tuple[Holder, ...]  # add up to `allocated`, the largest first
     storages: int  # number of tensors' storages on it
-    pools: tuple[Pool, ...] = ()  # re-add to what the allocator has reserved: the parts up to `context`
+    pools: tuple[Pool, ...] = ()  # add up to what the allocator has reserved: the parts up to `context`
 
     @property
     def kernel(self) -> int:

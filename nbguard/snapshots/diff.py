@@ -1,4 +1,4 @@
-"""The difference of two snapshot files: bytes that came and went, by holder and by pool, in figures that re-add."""
+"""The difference of two snapshot files: bytes that came and went, by holder and by pool, in figures that add up."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class DeviceDiff:
     device: str  # as torch calls it: "cuda:0"
     allocated: SizeChange  # bytes of blocks in use
     reserved: SizeChange  # bytes of segments
-    holders: tuple[SizeChange, ...]  # re-add to `allocated`; a holder whose bytes are the same is left out
-    pools: tuple[SizeChange, ...]  # re-add to `reserved`; a pool whose bytes are the same is left out
+    holders: tuple[SizeChange, ...]  # add up to `allocated`; a holder whose bytes are the same is left out
+    pools: tuple[SizeChange, ...]  # add up to `reserved`; a pool whose bytes are the same is left out
 
 
 @dataclass(frozen=True, slots=True)

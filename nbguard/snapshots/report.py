@@ -1,4 +1,4 @@
-"""The report on a snapshot file, in the columns of `%gpumem`, and its map: plain data in figures that re-add."""
+"""The report on a snapshot file, in the columns of `%gpumem`, and its map: plain data in figures that add up."""
 
 from __future__ import annotations
 

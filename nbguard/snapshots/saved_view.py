@@ -72,7 +72,7 @@ def _changes(device: DeviceDiff, limit: int) -> Iterator[Block]:
 
 
 def _change_table(what: str, rows: Sequence[SizeChange], total: SizeChange, limit: int) -> Table:
-    """Return rows and their total in one unit: the figures shown re-add down each column."""
+    """Return rows and their total in one unit: the figures shown add up down each column."""
     shown = _fewer(rows, limit)
     unit = unit_of(max(max(row.before, row.after) for row in (*shown, total)))
     columns = []
@@ -90,7 +90,7 @@ def _change_table(what: str, rows: Sequence[SizeChange], total: SizeChange, limi
 
 
 def _fewer(rows: Sequence[SizeChange], limit: int) -> list[SizeChange]:
-    """Return at most `limit` rows, and the rest in one: the column re-adds."""
+    """Return at most `limit` rows, and the rest in one: the column adds up."""
     rest = rows[limit:]
     if len(rest) < 2:
         return list(rows)

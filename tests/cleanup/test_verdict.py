@@ -1,4 +1,4 @@
-"""The verdict on a restart: its parts re-add, and it says no more than they do."""
+"""The verdict on a restart: its parts add up, and it says no more than they do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--hard` and `--workers` on a device: workspaces and pinned memory come back as counted, and the verdict re-adds."""
+"""`--hard` and `--workers` on a device: workspaces and pinned memory come back as counted, and the verdict adds up."""
 
 from __future__ import annotations
 

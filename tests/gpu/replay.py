@@ -86,7 +86,7 @@ def check_releasable(recording: Json) -> None:
 
 
 def check_report(recording: Json) -> None:
-    """The parts re-add to the device, the holders to what is allocated, and free is what the driver calls free."""
+    """The parts add up to the device, the holders to what is allocated, and free is what the driver calls free."""
     seen = report(recording)
     free, total = recording["mem_get_info"]
     parts = {part.name: part.nbytes for part in seen.parts}

@@ -1,4 +1,4 @@
-"""The profile of a fit as shown: golden texts, figures that re-add, HTML that escapes, pictures that stay small."""
+"""The profile of a fit as shown: golden texts, figures that add up, HTML that escapes, pictures that stay small."""
 
 from __future__ import annotations
 

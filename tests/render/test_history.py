@@ -1,4 +1,4 @@
-"""The history and the lines under cells: golden text, columns that re-add, a picture that stays small."""
+"""The history and the lines under cells: golden text, columns that add up, a picture that stays small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map: golden text; a picture that is XML, stays small, re-adds, and reads the same in words."""
+"""The map: golden text; a picture that is XML, stays small, adds up, and reads the same in words."""
 
 from __future__ import annotations
 

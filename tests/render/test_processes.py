@@ -1,4 +1,4 @@
-"""Processes and the verdict, as text and HTML: every word escaped, figures that re-add, and what to do next."""
+"""Processes and the verdict, as text and HTML: every word escaped, figures that add up, and what to do next."""
 
 from __future__ import annotations
 

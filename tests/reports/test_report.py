@@ -1,4 +1,4 @@
-"""Reports: parts that re-add to the device, holders that re-add to what is allocated."""
+"""Reports: parts that add up to the device, holders that add up to what is allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshot files as data: columns that re-add, what grew, and files that others wrote."""
+"""Snapshot files as data: columns that add up, what grew, and files that others wrote."""
 
 from __future__ import annotations
 

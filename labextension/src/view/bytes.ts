@@ -24,7 +24,7 @@ export function formatBytes(nbytes: number | null): string {
 }
 
 /**
- * `values` with one unit (that of the largest, if not given), rounded so that they re-add to their rounded total. What is
+ * `values` with one unit (that of the largest, if not given), rounded so that they add up to their rounded total. What is
  * there, but too little for the unit, is `<0.01`.
  */
 export function formatColumn(values: readonly number[], unit: Unit = unitOf(Math.max(0, ...values))): string[] {

@@ -274,7 +274,7 @@ export interface DeviceTick {
   name: string;
   /** Memory of the device; None: not known. */
   total: number | null;
-  /** Re-add to `total`, where that is known. */
+  /** Add up to `total`, where that is known. */
   parts: Part[];
   /** The most that was allocated, as torch counts it. */
   peak: number | null;
@@ -436,7 +436,7 @@ export interface HolderRow {
   parent: number | null;
   /** Names that hold the same bytes besides the parent. */
   others: string[];
-  /** Re-add to `nbytes`; none: the row is one thing. */
+  /** Add up to `nbytes`; none: the row is one thing. */
   parts: RowPart[];
   /** Held by nothing but functions that run now. */
   is_running: boolean;

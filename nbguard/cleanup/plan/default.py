@@ -19,7 +19,7 @@ def default_plan(analysis: Analysis) -> Plan:
 
 
 def holders_of(device: DeviceAnalysis) -> tuple[Holder, ...]:
-    """Return every holder of bytes on a device, the largest first: they re-add to the bytes allocated there."""
+    """Return every holder of bytes on a device, the largest first: they add up to the bytes allocated there."""
     analysis = device.analysis
     return all_holders(analysis.facts.graph, device.facts, device.holdings, analysis.once(default_plan).storages)
 

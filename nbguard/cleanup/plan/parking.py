@@ -186,7 +186,7 @@ def _action(facts: Facts, text: str, nodes: set[int], moved: set[int]) -> Action
 
 
 def _parts(graph: Graph, nodes: set[int], moved: set[int]) -> Iterator[tuple[str, int]]:
-    """Yield (name, bytes) of the parked parts in the words of a training loop: gradients, model; the bytes re-add."""
+    """Yield (name, bytes) of the parked parts in the words of a training loop: gradients, model; the bytes add up."""
     left = set(moved)
     gradients = {child for n in nodes for child, label in graph.nodes[n].references if label == GRADIENT}
     starts = [("gradients", gradients)]

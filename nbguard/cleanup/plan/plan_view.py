@@ -34,7 +34,7 @@ def _steps(rows: Iterable[tuple[str, str, str]]) -> Iterator[Block]:
 
 
 def _figures(plan: Plan) -> list[tuple[Action, str]]:
-    """Return each step of a plan that is shown, with its bytes in words; they re-add to the promise."""
+    """Return each step of a plan that is shown, with its bytes in words; they add up to the promise."""
     figures = format_column([action.nbytes or 0 for action in plan.actions], unit_of(plan.promised))
     return [
         (action, _figure(action, figure))
@@ -125,7 +125,7 @@ def _left(outcome: Outcome) -> Iterator[str]:
 
 
 def _verdict_blocks(verdict: Verdict) -> Iterator[Block]:
-    """Yield the parts of the memory that the kernel still takes, whose figures re-add, and whether a restart would help."""
+    """Yield the parts of the memory that the kernel still takes, whose figures add up, and whether a restart would help."""
     yield Line(f"this kernel still takes {format_bytes(verdict.total)}:")
     figures = format_column([part.nbytes for part in verdict.rest], unit_of(verdict.total))
     rows = zip(verdict.rest, figures, strict=True)

@@ -32,7 +32,7 @@ class Rest:
 class Verdict:
     """The memory that this kernel still takes of the devices, and what a restart would mean. All sizes are bytes."""
 
-    rest: tuple[Rest, ...]  # parts that re-add to `total`
+    rest: tuple[Rest, ...]  # parts that add up to `total`
     total: int  # bytes that this kernel takes of the devices
     gain: int  # bytes that only a restart gives back, the context's included
     is_needed: bool  # a restart is worth it, or CUDA answers nothing else

@@ -4,7 +4,7 @@ A storage belongs to the set of roots that reach it. Roots of the user's own (na
 only a storage that none of them reaches belongs to a hidden root (`Out[n]`, the last error, unreachable cycles).
 So `learn`, displayed once and still named, is `learn`; `Out[7]` is a holder only of what nothing else needs. Cycles that wait
 for the collector hold nothing that anything else holds: whatever frees that collects them, too.
-Allocated blocks without a holder in Python are rows by their use, so that the holders re-add to what is allocated.
+Allocated blocks without a holder in Python are rows by their use, so that the holders add up to what is allocated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Holder:
 
 
 def holders(graph: Graph, device: str | None = None) -> tuple[Holder, ...]:
-    """Return every holder of bytes on `device` (None: all), largest first; their `retained` bytes re-add to the total.
+    """Return every holder of bytes on `device` (None: all), largest first; their `retained` bytes add up to the total.
 
     Names of one and the same object form one holder (`learn = best`). All are found in one pass, see `owners`.
     """
@@ -141,7 +141,7 @@ def _holder(graph: Graph, groups: list[tuple[int, ...]], who: tuple[int, ...], e
 
 
 def all_holders(graph: Graph, device: DeviceFacts, held: Iterable[Holding], freed: Set[int]) -> tuple[Holder, ...]:
-    """Return every holder of bytes on `device`, Python's and the rest, largest first: they re-add to the bytes allocated.
+    """Return every holder of bytes on `device`, Python's and the rest, largest first: they add up to the bytes allocated.
 
     `held` are the holders among Python's objects. `freed` are the storages that a cleanup would free: a displayed tensor that
     it would keep is not called stale.
@@ -192,7 +192,7 @@ def _unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Segment,
 def unattributed(device: DeviceFacts, rows: Iterable[Holder]) -> Iterator[Holder]:
     """Yield a holder for the difference between what the allocator counts and what `rows` hold, if there is one.
 
-    Another thread that allocates while the heap is walked makes one: it is shown, so that the column re-adds.
+    Another thread that allocates while the heap is walked makes one: it is shown, so that the column adds up.
     """
     if device.allocator is not None and (missing := device.allocator.allocated - sum(row.retained for row in rows)):
         yield _row(CHANGED, missing, "allocated or freed by another thread during the report: run it again", "changed")

@@ -35,7 +35,7 @@ class PoolKey:
 def by_pool(
     segments: Iterable[Segment], freed: Collection[int] = (), in_use: Collection[PoolId] = ()
 ) -> dict[PoolKey, Fragmentation]:
-    """Return `fragmentation` of each pool by itself, everybody's first; the pools re-add to all segments."""
+    """Return `fragmentation` of each pool by itself, everybody's first; the pools add up to all segments."""
     groups: dict[PoolKey, list[Segment]] = {}
     for segment in segments:
         groups.setdefault(PoolKey(segment.pool, segment.stream, segment.is_small), []).append(segment)

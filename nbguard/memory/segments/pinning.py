@@ -56,7 +56,7 @@ class Unit:
 def units(segments: Iterable[Segment], in_use: Collection[PoolId] = ()) -> Iterator[Unit]:
     """Yield every unit that has a live block, but no unit of the private pools `in_use`, which give nothing back.
 
-    Their `stranded` bytes re-add to `fragmentation`'s; the `gives_back` of each does not depend on the others.
+    Their `stranded` bytes add up to `fragmentation`'s; the `gives_back` of each does not depend on the others.
     """
     for segment in segments:
         if segment.pool not in in_use:

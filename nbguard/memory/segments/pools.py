@@ -12,7 +12,7 @@ from nbguard.memory.segments.fragmentation import Fragmentation, PoolKey, by_poo
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One pool of a device in the words of the user, with its bytes. The pools of a device re-add to the bytes reserved."""
+    """One pool of a device in the words of the user, with its bytes. The pools of a device add up to the bytes reserved."""
 
     name: str
     space: Fragmentation

@@ -44,12 +44,12 @@ def parts_bar(parts: Sequence[Part], whole: int | None = None, label: str = "") 
 
 
 def part_figures(parts: Sequence[Part]) -> list[str]:
-    """Return the bytes of parts in the unit of their sum, so that the figures re-add."""
+    """Return the bytes of parts in the unit of their sum, so that the figures add up."""
     return format_column([part.nbytes for part in parts], unit_of(sum(part.nbytes for part in parts)))
 
 
 def holder_rows(holders: Sequence[Holder], allocated: int, limit: int) -> list[TableRow]:
-    """Return at most `limit` rows, the rest in one, and the total: the figures shown re-add to the total shown."""
+    """Return at most `limit` rows, the rest in one, and the total: the figures shown add up to the total shown."""
     alone = [holder for holder in holders if holder.retained]
     crumbs = [holder for holder in alone if holder.retained < min(KiB, allocated // _CRUMBS)]
     if len(crumbs) > 1:
@@ -109,7 +109,7 @@ def command_of(names: Sequence[str], kind: str, stale: bool) -> str:
 def pool_table(pools: Sequence[Pool]) -> Table | None:
     """Return the allocator's pools as a table with its total; None where nothing is free in any.
 
-    The columns between `reserved` and `largest free` re-add to it along a row, every one to its total down the column.
+    The columns between `reserved` and `largest free` add up to it along a row, every one to its total down the column.
     """
     spaces = [pool.space for pool in pools]
     if all(space.reserved == space.allocated for space in spaces):

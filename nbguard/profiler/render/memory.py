@@ -1,4 +1,4 @@
-"""A device's memory during a fit, in words and figures. The categories re-add to the peak."""
+"""A device's memory during a fit, in words and figures. The categories add up to the peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of a fit, in words and figures: phases, steps, epochs. The figures shown re-add to the wall time."""
+"""The time of a fit, in words and figures: phases, steps, epochs. The figures shown add up to the wall time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EPOCHS_SHOWN = 12
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A phase as shown: its total and its share are rounded to what re-adds, in nanoseconds and in tenths of a percent."""
+    """A phase as shown: its total and its share are rounded to what adds up, in nanoseconds and in tenths of a percent."""
 
     row: TimeRow
     total: int

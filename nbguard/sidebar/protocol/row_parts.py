@@ -17,7 +17,7 @@ _KINDS = (("model", "model"), ("optimizer", "optimizer"), ("loader", "data"))
 def row_parts(
     graph: Graph, learners: Sequence[LearnerFact], rows: Sequence[Holder], storages: Sequence[Set[int]]
 ) -> tuple[tuple[RowPart, ...], ...]:
-    """Return the parts of each row, which re-add to its bytes; none where the row is one thing. One pass for all rows.
+    """Return the parts of each row, which add up to its bytes; none where the row is one thing. One pass for all rows.
 
     Args:
         graph: the references of the scan.

@@ -44,7 +44,7 @@ def _device(device: DeviceAnalysis, singles: int) -> DeviceSegments:
 def strips(segments: Iterable[Segment], in_use: Collection[PoolId], singles: int) -> tuple[Strip, ...]:
     """Return the segments to draw: the most stranded and largest `singles` of them alone, the rest added up by their kinds.
 
-    Their bytes re-add to what is reserved.
+    Their bytes add up to what is reserved.
     """
     drawn = [Strip(1, segment.total_size, tuple(_pieces(segment, in_use))) for segment in segments]
     drawn.sort(key=lambda strip: (-_sums(strip.pieces).get("stranded", 0), -strip.nbytes))

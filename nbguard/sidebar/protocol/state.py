@@ -57,7 +57,7 @@ class DeviceTick:
     device: str  # torch's name: `cuda:0`, `cpu`
     name: str  # the model, as the driver calls it
     total: int | None  # memory of the device; None: not known
-    parts: tuple[Part, ...]  # re-add to `total`, where that is known
+    parts: tuple[Part, ...]  # add up to `total`, where that is known
     peak: int | None = None  # the most that was allocated, as torch counts it
     line: LinePoint | None = None  # the newest reading for its line; None: this kernel has not used the device
     fits: FittingRequest | None = None  # by the blocks of the last look and what is free now; None: blocks have changed since
@@ -184,7 +184,7 @@ class HolderRow:
     at_least: bool = False  # `nbytes` and `reaches` are lower bounds: the row leads to something that was not looked into
     parent: int | None = None  # id of the row that it is listed under: bytes that the parent shares
     others: tuple[str, ...] = ()  # names that hold the same bytes besides the parent
-    parts: tuple[RowPart, ...] = ()  # re-add to `nbytes`; none: the row is one thing
+    parts: tuple[RowPart, ...] = ()  # add up to `nbytes`; none: the row is one thing
     is_running: bool = False  # held by nothing but functions that run now
     note: str = ""  # why it cannot be released from here, or what does it, in words
     can: tuple[Ability, ...] = ()  # requests that may be made about it

@@ -1,4 +1,4 @@
-"""The heap that a sidebar is sent: its figures re-add, its rows can be looked up by number, and it is never large."""
+"""The heap that a sidebar is sent: its figures add up, its rows can be looked up by number, and it is never large."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def read_batch(
 
 
 def with_batch(report: MemoryReport, batch: RecordedBatch) -> MemoryReport:
-    """Return the report with the more exact figures of the recorded batch. Its categories re-add again."""
+    """Return the report with the more exact figures of the recorded batch. Its categories add up again."""
     peaks = {phase_peak.phase: phase_peak.peak for phase_peak in report.phases}
     ordered = dict.fromkeys((*peaks, *batch.phases))
     exact = {
