@@ -40,7 +40,8 @@ def _judged(fault: str) -> tuple[EnvironmentFacts, Any]:
     return HEALTHY, LEARNER_FAULTS[fault][0]
 
 
-VARIABLES = [fault for fault, (facts, _, _) in FAULTS.items() if facts.variables]
+# Two runtimes of OpenMP are a matter of what is installed: the advice is no command.
+VARIABLES = [fault for fault, (facts, _, _) in FAULTS.items() if facts.variables and not facts.openmp]
 
 
 @contextmanager

@@ -303,7 +303,7 @@ def test_a_slow_look_is_not_repeated_after_cells(notebook: Kernel) -> None:
 
     assert "new: t 8.00 MiB" in first
     assert re.search(
-        r"In\[6\]  process memory \+1[67]\.\d\d MiB → .* · holders: %gpumem \(a look takes \d+\.\d s here\)", second
+        r"In\[6\]  process memory \+1[67]\.\d\d MiB → .* · holders: %gpumem \(a scan takes \d+\.\d s here\)", second
     )
 
 

@@ -118,7 +118,7 @@ def test_lines(request: pytest.FixtureRequest) -> None:
         cell=9,
         raised=False,
         devices=(DeviceChange(device=PROCESS, before=700 * MiB, after=900 * MiB),),
-        unseen="a look takes 1.3 s here",
+        unseen="a scan takes 1.3 s here",
     )
     two = CellRecord(
         cell=10,
