@@ -39,8 +39,8 @@ _TURN = 60.0
 _asked: set[_Stop] = set()  # until they have been called, and some time after that: C keeps no reference to them
 _paused_for: set[int] = set()  # threads for which the main thread waits already
 _turn = threading.Lock()
-"""Of the thread whose look it is. At most one call of ours is under way to the main thread: one that is added while another
-runs is never entered by Python 3.11 where a debugger or coverage traces each line, and all stands still."""
+"""Of the thread whose look it is. At most one call of ours is under way to the main thread: where a debugger or coverage traces
+each line, Python 3.11 never gets into a call that was added while another one ran, and the main thread hangs."""
 _raise_in = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_ulong, ctypes.py_object)(("PyThreadState_SetAsyncExc", ctypes.pythonapi))
 
 
@@ -79,7 +79,7 @@ class _Stop:
         """
         _asked.difference_update([stop for stop in _asked if stop._has_gone])
         for stop in _asked:
-            if stop._look.acquire(blocking=False):
+            if stop._pid == os.getpid() and stop._look.acquire(blocking=False):
                 stop._is_over = False
                 return stop
         stop = cls()
@@ -149,7 +149,7 @@ def pause_main_thread() -> Iterator[None]:
         return
     is_main, turn = me == threading.main_thread().ident, _turn
     if not is_main and not turn.acquire(timeout=_TURN):
-        raise NbguardError(f"another thread has been looking for {_TURN:.0f} s: look again once it has ended")
+        raise NbguardError(f"another thread has been looking at the memory for {_TURN:.0f} s: look again once it is done")
     try:
         stop = _Stop() if is_main else _Stop.asked()
         _paused_for.add(me)

@@ -265,7 +265,7 @@ def _look_often() -> None:
 
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_looks_of_several_threads_end_under_a_debugger_too(is_traced: bool) -> None:
-    """Python 3.11 went round for ever where a line is traced and a look asked while the main thread waited for another."""
+    """Python 3.11 looped for ever where lines were traced and a second look asked while the first one had the main thread."""
     tracer = sys.gettrace()
     if is_traced:
         sys.settrace(lambda *_: None)
@@ -283,6 +283,7 @@ def test_a_main_thread_that_comes_late_waits_for_the_look_that_goes_on_then() ->
     """The call that an earlier look has left behind is taken over, so that there is never more than one."""
 
     def looks() -> float:
+        time.sleep(0.3)
         with pause_main_thread():  # the main thread is in a long call, and does not come
             pass
         with pause_main_thread():
@@ -297,6 +298,36 @@ def test_a_main_thread_that_comes_late_waits_for_the_look_that_goes_on_then() ->
 
     assert found[0] <= returned
     assert added <= 1
+
+
+def test_a_look_that_waits_too_long_for_another_threads_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause, "_TURN", 0.1)
+
+    def look() -> None:
+        with pause_main_thread():
+            pass
+
+    with pause._turn:
+        thread, found = _beside(look)
+        thread.join()
+
+    assert "another thread has been looking at the memory" in str(found[0])
+    thread, found = _beside(look)
+    thread.join()
+    assert found == [None]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_takes_over_no_call_of_its_parents() -> None:
+    """Its main thread would pass it by: only a look of this process is waited for."""
+    left = pause._Stop()
+    left.end()
+    pause._asked.add(left)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(8 if pause._Stop.asked() is left else 7)
+    pause._asked.discard(left)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
 def test_a_look_that_never_ends_stops_nobody_for_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,6 @@ _OLD = {"cuda": "PYTORCH_CUDA_ALLOC_CONF", "hip": "PYTORCH_HIP_ALLOC_CONF"}
 _NEW_SINCE = (2, 9)
 """The version of PyTorch that reads `PYTORCH_ALLOC_CONF`."""
 
-_OFF = ("0", "", "false", "off")
-
 _RENAMED = {
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
@@ -117,7 +115,7 @@ def _renamed(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
 def _debugging(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
     for name, price in _DEBUGGING.items():
         value = facts.variable.get(name, "0")
-        if value.lower() not in _OFF:
+        if _is_on(value):
             yield CheckFinding(
                 severity="advice",
                 what=f"{name}={value} is a switch for finding errors",
@@ -133,10 +131,15 @@ def _debugging(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
         )
 
 
+def _is_on(value: str) -> bool:
+    """Say whether a variable with this value switches something on."""
+    return value.lower() not in ("0", "", "false", "off")
+
+
 def _openmp(facts: EnvironmentFacts) -> Iterator[CheckFinding]:
     """Yield that two runtimes compute side by side. Alone the variable says nothing: scikit-learn sets it on import."""
     name = "KMP_DUPLICATE_LIB_OK"
-    if len(facts.openmp) > 1 and facts.variable.get(name, "0").lower() not in _OFF:
+    if len(facts.openmp) > 1 and _is_on(facts.variable.get(name, "0")):
         yield CheckFinding(
             severity="advice",
             what=f"two OpenMP runtimes are loaded, and {name} lets them be",
