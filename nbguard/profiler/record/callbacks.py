@@ -20,6 +20,10 @@ _CALLBACKS = ("core", "fp16", "progress", "schedule", "training", "mixup", "rnn"
 """Modules of fastai's callbacks that are part of the training: to do less in them would change it."""
 _OF_FASTAI = ("fastai.learner", *(f"fastai.callback.{name}" for name in _CALLBACKS))
 
+_COUNTING = ("fastai.callback.core", "TrainEvalCallback", "after_batch")
+"""Module, class and method of a callback that adds up two numbers: a mark would take as long. It counts as fastai's own loop."""
+_AROUND_EPOCHS = frozenset(("before_fit", "before_epoch", "after_cancel_epoch", "after_epoch"))
+
 
 class CallbackTimes:
     """Marks the methods that callbacks have for events. Events that a callback does nothing at cost nothing.
@@ -30,7 +34,7 @@ class CallbackTimes:
     watches = "times of callbacks"
 
     def __init__(self, recorder: Recorder, patches: Patches, fails: Callable[[BaseException], None]) -> None:
-        """`fails` gets the exception of a callback before the fit: a profile that began there sees no more of the fit."""
+        """`fails` gets the exception of a callback around the epochs: a profile that began there sees no more of the fit."""
         self.of_fastai: set[str] = set()  # phases of callbacks without which it does not train
         self._recorder = recorder
         self._patches = patches
@@ -57,7 +61,7 @@ class CallbackTimes:
             self.of_fastai.add(phases.callback(name))
         around = self._timed(kind, self._recorder.code_of_callback(name))
         for method in event._fields:
-            if type(getattr(kind, method, None)) is FunctionType:
+            if type(getattr(kind, method, None)) is FunctionType and (kind.__module__, name, method) != _COUNTING:
                 self._patches.put(kind, method, around)
 
     def _timed(self, kind: type, code: int) -> Callable[[Function], Function]:
@@ -74,7 +78,7 @@ class CallbackTimes:
                 try:
                     return original(callback, *args, **kw)
                 except BaseException as error:
-                    if original.__name__ == "before_fit":
+                    if original.__name__ in _AROUND_EPOCHS:
                         self._fails(error)
                     raise
                 finally:

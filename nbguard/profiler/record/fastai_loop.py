@@ -28,9 +28,24 @@ _BEFORE = {
 }
 """The phases that fastai runs just before it announces an event. The rest is its own: between callbacks, and around batches."""
 
-_CALLBACKS = 3
+_CANCELLED = frozenset(("CancelEpochException", "CancelFitException"))
+"""Exceptions that fastai catches around an epoch."""
+_CALLBACKS = 2
 """Calls of callbacks in a batch of a fit that has only fastai's own."""
-_INNER = frozenset(("batch", "backward", "step"))
+_OF_A_BATCH = (
+    "before_batch",
+    "after_pred",
+    "after_loss",
+    "before_backward",
+    "after_backward",
+    "before_step",
+    "after_step",
+    "after_batch",
+)
+_LOOPS = "before_train", "before_validate"
+_AROUND_EPOCHS = "before_fit", "before_epoch", "after_cancel_epoch", "after_epoch", "after_cancel_fit", "after_fit"
+_SEEN = frozenset(("before_fit", "before_epoch"))
+"""Events of these at which callbacks that were added are marked, as before loops."""
 
 
 class FastaiLoop:
@@ -42,10 +57,13 @@ class FastaiLoop:
         self._recorder = recorder
         self._loop = loop
         self._patches = Patches()
-        self.callbacks = CallbackTimes(recorder, self._patches, self._fails)
+        self.callbacks = CallbackTimes(recorder, self._patches, self.fails)
         self._fits = 0
+        self._begins = False  # `fit` was called, and its first event is still to come
         self._is_fitting = False
         self._is_in = False
+        self._moving = Patches()
+        self._moves = False  # whether batches were copied to the model's device since the stretch began
 
     def start(self) -> None:
         """Put the marks in; if fastai is not imported yet, once a loader is asked after it has been."""
@@ -72,10 +90,41 @@ class FastaiLoop:
         put = self._patches.put
         put(learner.Learner, "_call_one", self._call_one)
         put(learner.Learner, "_do_one_batch", self._one_batch)
-        put(learner.Learner, "_with_events", self._with_events)
+        put(learner.Learner, "fit", self._fit)
+        put(learner.Learner, "_do_epoch", self._do_epoch)
         put(learner.Learner, "add_cb", self._add_cb)
         put(load, "to_device", self._loop.timed(phases.TO_DEVICE))
-        put(learner, "to_device", self._loop.timed(phases.TO_DEVICE, after=phases.TRANSFORMS))  # the loader's `after_batch`
+        self._turn(begins=True)
+        self._recorder.subscribe("stretch", self._turn)
+
+    def _turn(self, begins: bool) -> None:
+        """Mark how long a Learner takes to copy batches to its model's device; between stretches only if it had any to copy."""
+        from fastai import learner
+
+        if begins:
+            self._moves = False
+            self._moving.restore()
+            timed = self._loop.timed(phases.TO_DEVICE, after=phases.TRANSFORMS)  # those of the loader, which are over then
+            self._moving.put(learner, "to_device", lambda original: timed(self._copying(original)))
+        elif not self._moves:
+            self._moving.restore()
+
+    def _copying(self, original: Function) -> Function:
+        """Return a patch that notes whether a batch had to be copied: what is there already comes back as it is."""
+
+        def to_device(batch: Any, *args: Any, **kw: Any) -> Any:
+            __tracebackhide__ = True
+            result = original(batch, *args, **kw)
+            if not self._moves:
+                self._recorder.attempt(self, "to_device", self._compare, batch, result)
+            return result
+
+        return to_device
+
+    def _compare(self, batch: Any, result: Any) -> None:
+        is_row = type(batch) in (tuple, list) and type(result) in (tuple, list)
+        pairs = zip(batch, result, strict=True) if is_row else ((batch, result),)
+        self._moves = any(before is not after for before, after in pairs)
 
     def joins(self, learner: Any) -> None:
         """Say that a fit of this Learner goes on already."""
@@ -84,6 +133,7 @@ class FastaiLoop:
 
     def stop(self) -> None:
         """Take the marks out."""
+        self._moving.restore()
         self._patches.restore()
 
     def observe(self) -> tuple[str, ...]:
@@ -98,19 +148,13 @@ class FastaiLoop:
         learner = Rehearsed(training=True, yb=(loss,), xb=(loss,), loss_grad=loss, model=model, opt=Rehearsed())
         copy = self._loop.timed(phases.TO_DEVICE)
         copies = partial(copy(lambda _: copy(act)(loss)), loss)
-        event, inner = self._call_one(act), partial(self._with_events(act), learner, act, "batch", None)
+        event = self._call_one(act)
         callback = partial(self.callbacks.rehearsal(Rehearsed), Rehearsed())
         return (
             *self._loop.rehearsal()[:1],
             copies,
-            copies,
-            inner,
             partial(self._one_batch(act), learner),
-            *(partial(event, learner, name) for name in ("before_batch", "after_pred", "after_loss", "before_backward")),
-            inner,
-            *(partial(event, learner, name) for name in ("after_backward", "before_step")),
-            inner,
-            *(partial(event, learner, name) for name in ("after_step", "after_batch")),
+            *(partial(event, learner, name) for name in _OF_A_BATCH),
             *(callback,) * _CALLBACKS,
         )
 
@@ -142,35 +186,42 @@ class FastaiLoop:
 
     def _call_one(self, original: Function) -> Function:
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
-        other, ends, off = recorder.code(phases.OTHER), self._ends, recorder.off
-        acts: dict[str, tuple[Function, bool]] = {  # whether only what is emitted matters
-            "after_loss": (self._has_loss, False),
-            "after_backward": (self._has_gradients, True),
-            "before_step": (self._steps, True),
-            "after_step": (self._has_stepped, False),
-            "after_cancel_step": (self._has_stepped, False),
-            "after_cancel_fit": (ends, False),
-            "after_fit": (ends, False),
+        other, around, off = recorder.code(phases.OTHER), self._around_epochs, recorder.off
+        acts: dict[str, Function] = {
+            **dict.fromkeys(_AROUND_EPOCHS, around),
+            **dict.fromkeys(_LOOPS, self.callbacks.see),
+            "after_loss": self._has_loss,
         }
-        nothing: tuple[int, Function | None, bool] = other, None, False
-        known = {
-            event: (recorder.code(_BEFORE.get(event, phases.OTHER)), *acts.get(event, (None, False)))
-            for event in (*_BEFORE, *acts)
+        emitted: dict[str, Function] = {
+            "after_backward": self._has_gradients,
+            "before_step": self._steps,
+            "after_step": self._has_stepped,
+            "after_cancel_step": self._has_stepped,
         }
+        bounds = dict.fromkeys(("after_step", "after_cancel_step"), STEPPED)  # fastai steps only where it trains
+        nothing: tuple[int, tuple[int, ...], Function | None] = other, (), None
+        unheard, heard = (
+            {
+                event: (recorder.code(_BEFORE.get(event, phases.OTHER)), bounds.get(event, ()), known.get(event))
+                for event in (*_BEFORE, *acts, *emitted)
+            }
+            for known in (acts, acts | emitted)
+        )
 
         def _call_one(learner: Any, event: Any) -> None:
             __tracebackhide__ = True
             if get_ident() != recorder.thread:
                 original(learner, event)
                 return
-            code, act, is_for_hearers = known.get(event, nothing)
-            add((code, clock()))
-            if code != other and recorder.hears:
+            hears = recorder.hears
+            code, bound, act = (heard if hears else unheard).get(event, nothing)
+            add((code, clock()) + bound)
+            if hears and code != other:
                 recorder.emit("phase", code)
-            if act is None or (is_for_hearers and not recorder.hears):
+            if act is None:
                 original(learner, event)
-            elif act is ends:
-                ends(original, learner, event)
+            elif act is around:
+                around(original, learner, event)
             else:
                 try:
                     if not off or id(self) not in off:  # as `attempt` does, with a call less
@@ -182,16 +233,23 @@ class FastaiLoop:
 
         return _call_one
 
-    def _ends(self, original: Function, learner: Any, event: str) -> None:
-        """Pass on one of the last two events of a fit."""
+    def _around_epochs(self, original: Function, learner: Any, event: str) -> None:
+        """Pass on an event of the fit or of an epoch: one that fails ends the fit."""
         __tracebackhide__ = True
+        recorder = self._recorder
+        if event in _SEEN:
+            recorder.attempt(self.callbacks, event, self.callbacks.see, learner)
+        if event == "before_fit" and self._begins:  # fastai announces one where it only evaluates, too
+            self._begins = False
+            recorder.attempt(self, event, self._begin, learner)
+            self._loop.fits.depth += 1
         try:
             original(learner, event)
         except BaseException as error:
-            self._recorder.attempt(self, event, self._end, error)
+            self.fails(error)
             raise
         if event == "after_fit":
-            self._recorder.attempt(self, event, self._end, None)
+            recorder.attempt(self, event, self._end, None)
 
     def _calls_model(self, learner: Any) -> None:
         self._loop.calls(learner.model, learner.xb)
@@ -226,10 +284,7 @@ class FastaiLoop:
             self._recorder.emit("step", learner.opt)
 
     def _has_stepped(self, learner: Any) -> None:
-        if learner.training is not True:
-            return
-        self._recorder.add(STEPPED)
-        if self._recorder.hears:
+        if learner.training is True:
             self._recorder.emit("zero_grad", learner.opt, None)
 
     def _add_cb(self, original: Function) -> Function:
@@ -242,32 +297,38 @@ class FastaiLoop:
 
         return add_cb
 
-    def _with_events(self, original: Function) -> Function:
+    def _fit(self, original: Function) -> Function:
+        """Return a patch that knows how deep fits are inside one another, whatever ends them."""
         recorder, fits = self._recorder, self._loop.fits
 
-        def _with_events(learner: Any, act: Any, kind: Any, *args: Any, **kw: Any) -> Any:
+        def fit(learner: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True
-            if kind in _INNER or get_ident() != recorder.thread:
-                return original(learner, act, kind, *args, **kw)
-            recorder.attempt(self.callbacks, kind, self.callbacks.see, learner)
-            if kind == "fit":
-                recorder.attempt(self, kind, self._begin, learner)
-            fits.depth += kind == "fit"
+            if get_ident() != recorder.thread:
+                return original(learner, *args, **kw)
+            depth, self._begins = fits.depth, True
             try:
-                result = original(learner, act, kind, *args, **kw)
+                return original(learner, *args, **kw)
             except BaseException as error:
-                if (
-                    kind in ("fit", "epoch") and type(error).__name__ != "CancelFitException"
-                ):  # else `after_fit` is still to come
-                    recorder.attempt(self, kind, self._end, error)
+                recorder.attempt(self, "fit", self._end, error)
                 raise
             finally:
-                fits.depth -= kind == "fit"
-            if kind == "fit":
-                recorder.attempt(self, kind, self._end, None)
-            return result
+                fits.depth, self._begins = depth, False
 
-        return _with_events
+        return fit
+
+    def _do_epoch(self, original: Function) -> Function:
+        """Return a patch that emits the end of a fit that fails, while its callbacks are still those of the fit."""
+
+        def _do_epoch(learner: Any) -> Any:
+            __tracebackhide__ = True
+            try:
+                return original(learner)
+            except BaseException as error:
+                if get_ident() == self._recorder.thread:
+                    self.fails(error)
+                raise
+
+        return _do_epoch
 
     def _begin(self, learner: Any) -> None:
         self._recorder.aside(self._loop.fits, "fit", self._loop.fits.learner, learner)
@@ -277,10 +338,10 @@ class FastaiLoop:
         self._recorder.boundary("fit", self._fits)
         self._recorder.emit("learner", learner)
 
-    def _fails(self, error: BaseException) -> None:
-        """End the fit with an error that leaves it: after a cancellation `after_fit` is still to come."""
-        if type(error).__name__ != "CancelFitException":
-            self._recorder.attempt(self, "before_fit", self._end, error)
+    def fails(self, error: BaseException) -> None:
+        """End the fit with an error that leaves it: after a cancellation of the fit `after_fit` is still to come."""
+        if type(error).__name__ not in _CANCELLED:
+            self._recorder.attempt(self, "fit", self._end, error)
 
     def _end(self, error: BaseException | None) -> None:
         """Emit once that a fit has ended; a profile that began inside the fit learns it from the events inside."""

@@ -338,6 +338,8 @@ class Recorder:
         subscribers = self.subscribers[event]
         if not subscribers:
             return
+        if event == "stretch" and not facts[0]:
+            subscribers = subscribers[::-1]  # patches come out in the reverse of the order in which they were put in
         is_marked = self.looks or len(subscribers) > 1
         if is_marked:
             self.mark(self.current)

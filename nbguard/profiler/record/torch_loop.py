@@ -40,7 +40,9 @@ class TorchLoop:
         self._recorder = recorder
         self._patches = Patches()
         self._calls = Patches()
-        self._are_watched = False
+        self._copies = Patches()
+        self._are_copies_marked = False
+        self._are_watched = False  # calls of modules
         self._codes: dict[type, int] = {}  # the phases of modules that the loop itself has called, by their classes
         self._hooks: list[Any] = []
         self._step = recorder.code(phases.STEP)
@@ -62,8 +64,6 @@ class TorchLoop:
         put(dataloader._MultiProcessingDataLoaderIter, "__init__", self.timed(phases.WORKERS))
         put(torch.autograd, "backward", self._backward)
         put(torch.optim.Optimizer, "zero_grad", self._zero_grad)
-        for name in ("to", "cuda"):
-            put(torch.Tensor, name, self.timed(phases.TO_DEVICE))
         self.watch_modules()
         self._recorder.subscribe("stretch", self._turn)
         self._hooks = [
@@ -74,15 +74,29 @@ class TorchLoop:
     def stop(self) -> None:
         """Take the marks out."""
         self._patches.restore()
+        self._mark_copies(marked=False)
         self.leave_modules()
         self._codes.clear()
         while self._hooks:
             self._hooks.pop().remove()
         self._model = _nothing
 
+    def _mark_copies(self, *, marked: bool) -> None:
+        if marked == self._are_copies_marked:
+            return
+        import torch
+
+        self._are_copies_marked = marked
+        if marked:
+            for name in ("to", "cuda"):
+                self._copies.put(torch.Tensor, name, self.timed(phases.TO_DEVICE))
+        else:
+            self._copies.restore()
+
     def watch_modules(self) -> None:
         """Have calls of the outermost modules marked: calls of all modules pass here."""
         self._are_watched = True
+        self._mark_copies(marked=True)
         self._turn(begins=True)
 
     def leave_modules(self) -> None:
@@ -91,8 +105,12 @@ class TorchLoop:
         self._calls.restore()
 
     def _turn(self, begins: bool) -> None:
-        """Watch all modules while all batches are looked at, and else those of classes that were called by the loop."""
+        """Watch all modules while all batches are looked at, and else those of classes that were called by the loop.
+
+        In a Learner's fit, whose batches are copied by functions that are marked, other copies are marked only meanwhile.
+        """
         if not self._are_watched:
+            self._mark_copies(marked=begins)
             return
         import torch
 

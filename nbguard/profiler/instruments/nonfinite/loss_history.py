@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
@@ -19,20 +19,30 @@ JUMP = 1e4
 
 
 class LossHistory:
-    """Losses in host memory, in their order. Keeps numbers only."""
+    """Losses in host memory, in their order. Keeps numbers only.
+
+    `is_usual(loss)` notes a loss, and says so, if it is one finite number in host memory, not the first of the fit and no jump:
+    nothing is made of it. It raises where a loss has several values, or none in memory of its own.
+    """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._plain, self._item = torch.Tensor, torch._C.TensorBase.item  # torch.Tensor's own may be somebody's
         self._own, self._strided = torch._C.DisableTorchFunctionSubclass, torch.strided
-        self.count = 0  # losses that were noted as usual ones
+        self._latest: deque[float] = deque(maxlen=_KEPT)
+        self.is_usual, self._count = _usual_noter(self._latest, torch)
         self.reset()
 
     def reset(self) -> None:
         """Forget the losses."""
-        self._latest: deque[float] = deque(maxlen=_KEPT)
+        self._latest.clear()
         self.first: float | None = None  # loss of the fit
         self.usual_peak: float | None = None  # largest value of the first batch's inputs, by magnitude
+
+    @property
+    def count(self) -> int:
+        """Return how many losses were noted as usual ones."""
+        return self._count()
 
     @property
     def last(self) -> float | None:
@@ -49,24 +59,6 @@ class LossHistory:
         if self.first is None or len(self._latest) < _STABLE:
             return None
         return LossGrowth(self.first, median(self._latest), rate)
-
-    def is_usual(self, loss: Any) -> bool:
-        """Note a loss, and say so, if it is one finite number in host memory that is no jump: nothing is made of it.
-
-        Raises:
-            RuntimeError: it has several values, or none in memory of its own.
-        """
-        if type(loss) is not self._plain:
-            value: Any = self.value_of(loss)
-        elif loss.is_cpu:
-            value = self._item(loss)
-        else:
-            return False
-        if type(value) is float and -JUMP <= value <= JUMP and self.first is not None:
-            self._latest.append(value)
-            self.count += 1
-            return True
-        return False
 
     def value_of(self, tensor: Any) -> float | None:
         """Return a loss that is one finite number in host memory, else None."""
@@ -94,6 +86,31 @@ class LossHistory:
         jumps = abs(value) > JUMP and len(latest) >= _STABLE and abs(value) > JUMP * max(map(abs, latest))
         latest.append(value)
         return jumps
+
+
+def _usual_noter(latest: deque[float], torch: Any) -> tuple[Callable[[Any], bool], Callable[[], int]]:
+    """Return `LossHistory.is_usual` as a function that looks nothing up, as every batch calls it, and how often it was true."""
+    plain, item, own = torch.Tensor, torch._C.TensorBase.item, torch._C.DisableTorchFunctionSubclass
+    note, most, least, count = latest.append, JUMP, -JUMP, 0
+
+    def is_usual(loss: Any) -> bool:
+        nonlocal count
+        if type(loss) is plain:
+            if not loss.is_cpu:
+                return False
+            value = item(loss)
+        else:
+            with own():
+                if not loss.is_cpu:
+                    return False
+                value = item(loss)
+        if type(value) is float and least <= value <= most and latest:
+            note(value)
+            count += 1
+            return True
+        return False
+
+    return is_usual, lambda: count
 
 
 def peak_of(torch: Any, calls: Iterable[ForwardCall]) -> float | None:
