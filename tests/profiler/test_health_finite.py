@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.errors import StoppedAtNaN
 from nbguard.profiler.analysis.health.nonfinite import NotFinite, nan_findings
+from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
 from tests.profiler.recording import generators, recording, seed
 
@@ -449,3 +450,45 @@ def test_batches_are_counted_right_under_accelerate() -> None:
             optimizer.zero_grad()
 
     assert first_of(watch).place.batch == 24
+
+
+class OfALibrary(torch.Tensor):
+    """A tensor of a class whose every use is counted."""
+
+    uses = 0
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kw: Any) -> Any:
+        cls.uses += 1
+        return super().__torch_function__(*args, **kw)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, OfALibrary])
+@pytest.mark.parametrize(
+    ("value", "is_usual"), [(0.5, True), (-9e3, True), (2e4, False), (math.nan, False), (math.inf, False), (-math.inf, False)]
+)
+def test_a_usual_loss_is_noted_without_a_call_of_its_class(kind: type[Any], value: float, is_usual: bool) -> None:
+    history, loss = LossHistory(torch), torch.tensor(value, requires_grad=True).as_subclass(kind)
+    OfALibrary.uses = 0
+
+    assert not history.is_usual(loss)  # the first one of a fit is looked at closely
+    history.note(0.25, ())
+    assert history.is_usual(loss) is is_usual
+
+    assert OfALibrary.uses == 0
+    assert history.count == is_usual
+    assert history.last == (value if is_usual else 0.25)
+    history.reset()
+    assert history.last is None
+    assert not history.is_usual(loss)
+
+
+def test_several_values_are_no_usual_loss() -> None:
+    history = LossHistory(torch)
+    history.note(0.25, ())
+
+    with pytest.raises(RuntimeError):
+        history.is_usual(torch.ones(2))
+    with pytest.raises(AttributeError):
+        history.is_usual([torch.ones(())])
+    assert history.count == 0

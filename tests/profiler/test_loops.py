@@ -369,6 +369,31 @@ def test_a_part_that_fails_is_named_and_the_fit_goes_on() -> None:
     assert [note for note in profile.report.notes if "ZeroDivisionError" in note]
 
 
+def test_an_evaluation_is_no_fit_though_fastai_announces_one() -> None:
+    learn = learner()
+
+    def fits_and_evaluates() -> None:
+        quiet_fit(learn, 1)
+        with learn.no_logging():
+            learn.validate()
+            learn.get_preds()
+
+    with profile_fit(show=False) as profile:
+        fits_and_evaluates()
+
+    kinds = [boundary.kind for boundary in profile.observations.log.boundaries]
+    assert kinds.count("fit") == 1
+
+
+def test_a_fit_that_fails_leaves_no_depth_behind() -> None:
+    with profile_fit(show=False) as profile:
+        for event in ("before_fit", "after_pred", "after_epoch", "after_fit"):
+            with pytest.raises(ZeroDivisionError):
+                quiet_fit(learner(Fails(event, 1)))
+            assert profile._instruments is not None
+            assert profile._instruments.loop.fits.depth == 0
+
+
 def test_the_monitor_in_a_script() -> None:
     monitor = FitMonitor(show=False)
     learn = learner()

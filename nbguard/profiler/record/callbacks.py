@@ -21,7 +21,7 @@ _CALLBACKS = ("core", "fp16", "progress", "schedule", "training", "mixup", "rnn"
 _OF_FASTAI = ("fastai.learner", *(f"fastai.callback.{name}" for name in _CALLBACKS))
 
 _COUNTING = ("fastai.callback.core", "TrainEvalCallback", "after_batch")
-"""Module, class and method of a callback that adds up two numbers: a mark would take as long. It counts as fastai's own loop."""
+"""Module, class and method of a callback that adds up two numbers: a mark takes as long. It counts as fastai's own loop."""
 _AROUND_EPOCHS = frozenset(("before_fit", "before_epoch", "after_cancel_epoch", "after_epoch"))
 
 

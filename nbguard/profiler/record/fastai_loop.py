@@ -28,8 +28,8 @@ _BEFORE = {
 }
 """The phases that fastai runs just before it announces an event. The rest is its own: between callbacks, and around batches."""
 
-_CANCELLED = frozenset(("CancelEpochException", "CancelFitException"))
-"""Exceptions that fastai catches around an epoch."""
+_CANCELLED = frozenset(f"Cancel{what}Exception" for what in ("Fit", "Epoch", "Train", "Valid"))
+"""Exceptions that fastai catches in a fit, outside of batches."""
 _CALLBACKS = 2
 """Calls of callbacks in a batch of a fit that has only fastai's own."""
 _OF_A_BATCH = (
@@ -42,10 +42,10 @@ _OF_A_BATCH = (
     "after_step",
     "after_batch",
 )
-_LOOPS = "before_train", "before_validate"
-_AROUND_EPOCHS = "before_fit", "before_epoch", "after_cancel_epoch", "after_epoch", "after_cancel_fit", "after_fit"
-_SEEN = frozenset(("before_fit", "before_epoch"))
-"""Events of these at which callbacks that were added are marked, as before loops."""
+_BEFORE_LOOPS = frozenset(("before_fit", "before_epoch", "before_train", "before_validate"))
+"""Events at which callbacks that were added are marked."""
+_AROUND_LOOPS = (*_BEFORE_LOOPS, "after_cancel_epoch", "after_epoch", "after_cancel_fit", "after_fit")
+"""Events outside of loops: a callback that fails there ends the fit."""
 
 
 class FastaiLoop:
@@ -122,9 +122,8 @@ class FastaiLoop:
         return to_device
 
     def _compare(self, batch: Any, result: Any) -> None:
-        is_row = type(batch) in (tuple, list) and type(result) in (tuple, list)
-        pairs = zip(batch, result, strict=True) if is_row else ((batch, result),)
-        self._moves = any(before is not after for before, after in pairs)
+        rows = [tuple(value) if type(value) in (tuple, list) else (value,) for value in (batch, result)]
+        self._moves = [*map(id, rows[0])] != [*map(id, rows[1])]
 
     def joins(self, learner: Any) -> None:
         """Say that a fit of this Learner goes on already."""
@@ -186,12 +185,8 @@ class FastaiLoop:
 
     def _call_one(self, original: Function) -> Function:
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
-        other, around, off = recorder.code(phases.OTHER), self._around_epochs, recorder.off
-        acts: dict[str, Function] = {
-            **dict.fromkeys(_AROUND_EPOCHS, around),
-            **dict.fromkeys(_LOOPS, self.callbacks.see),
-            "after_loss": self._has_loss,
-        }
+        other, around, off = recorder.code(phases.OTHER), self._around_loops, recorder.off
+        acts: dict[str, Function] = {**dict.fromkeys(_AROUND_LOOPS, around), "after_loss": self._has_loss}
         emitted: dict[str, Function] = {
             "after_backward": self._has_gradients,
             "before_step": self._steps,
@@ -215,7 +210,7 @@ class FastaiLoop:
                 return
             hears = recorder.hears
             code, bound, act = (heard if hears else unheard).get(event, nothing)
-            add((code, clock()) + bound)
+            add((code, clock()) + bound)  # noqa: RUF005 - twice as fast as to unpack nothing
             if hears and code != other:
                 recorder.emit("phase", code)
             if act is None:
@@ -233,11 +228,11 @@ class FastaiLoop:
 
         return _call_one
 
-    def _around_epochs(self, original: Function, learner: Any, event: str) -> None:
-        """Pass on an event of the fit or of an epoch: one that fails ends the fit."""
+    def _around_loops(self, original: Function, learner: Any, event: str) -> None:
+        """Pass on an event outside of loops."""
         __tracebackhide__ = True
         recorder = self._recorder
-        if event in _SEEN:
+        if event in _BEFORE_LOOPS:
             recorder.attempt(self.callbacks, event, self.callbacks.see, learner)
         if event == "before_fit" and self._begins:  # fastai announces one where it only evaluates, too
             self._begins = False

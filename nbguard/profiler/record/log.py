@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain, islice
 from typing import get_args
 
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
@@ -51,29 +50,31 @@ class Log:
 
     def position(self, entries: int) -> LogPosition:
         """Return the place after so many of the first entries."""
-        boundaries = sum(code < 0 for code, _ in islice(self._entries(), entries))
+        boundaries = sum(1 for _ in self.boundaries(entries))
         return LogPosition(entries - boundaries, boundaries)
 
-    def _entries(self) -> Iterator[tuple[int, int]]:
-        for numbers in chain(map(_unpacked, self._packed), (self._loose,)):
-            yield from zip(numbers[::2], numbers[1::2], strict=True)
+    def _columns(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
+        """Yield entries by column: the codes of phases and boundaries, and the times or loops."""
+        yield from map(_unpacked, self._packed)
+        yield self._loose[::2], self._loose[1::2]
 
     def boundaries(self, most: int | None = None, first: int = 0) -> Iterator[Boundary]:
         """Yield the boundaries, or those among so many of the first entries, from entry `first` on."""
-        marks = 0
-        for code, loop in islice(self._entries(), first, most):
-            if code < 0:
-                yield Boundary(marks, _KINDS[~code], loop)
-            else:
-                marks += 1
+        before = number = 0
+        for codes, loops in self._columns():
+            for place in [place for place, code in enumerate(codes) if code < 0]:
+                entry = before + place
+                if entry >= first and (most is None or entry < most):
+                    yield Boundary(entry - first - number, _KINDS[~codes[place]], loops[place])
+                    number += 1
+            before += len(codes)
 
     def marks(self, start: int, labels: tuple[str, ...], callbacks: Mapping[str, str]) -> PhaseLog:
         """Return the whole log, which began at `start`; `labels` are the phases by their codes."""
         codes, times = array("H"), array("q")
-        for code, time in self._entries():
-            if code >= 0:
-                codes.append(code)
-                times.append(time)
+        for column, ends in self._columns():
+            codes.extend([code for code in column if code >= 0])
+            times.extend([end for code, end in zip(column, ends, strict=True) if code >= 0])
         boundaries = tuple(self.boundaries())
         return PhaseLog(start=start, codes=codes, times=times, labels=labels, boundaries=boundaries, callbacks=callbacks)
 
@@ -84,11 +85,11 @@ def _pack(numbers: Sequence[int]) -> bytes:
     return struct.pack(f"={count}h{count}q", *numbers[::2], *numbers[1::2])
 
 
-def _unpacked(packed: bytes) -> Sequence[int]:
-    """Return the pairs again, one number after the other."""
+def _unpacked(packed: bytes) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the two columns of pairs."""
     count = len(packed) // _PAIR
     numbers = struct.unpack(f"={count}h{count}q", packed)
-    return [number for pair in zip(numbers[:count], numbers[count:], strict=True) for number in pair]
+    return numbers[:count], numbers[count:]
 
 
 def _marker(add: Callable[[tuple[int, int]], None], clock: Callable[[], int]) -> Callable[[int], None]:

@@ -115,21 +115,13 @@ class _Divider:
         self._divide(marks)
 
     def _divide(self, marks: PhaseLog) -> None:
-        boundaries = iter(marks.boundaries)
-        boundary = next(boundaries, None)
-        before = marks.start
-        for at, (code, time) in enumerate(zip(marks.codes, marks.times, strict=True)):
-            while boundary is not None and boundary.at <= at:
-                self._boundary(boundary, before)
-                boundary = next(boundaries, None)
-            self._add(marks.labels[code], before, time - before)
-            while self._moment is not None and self._moment < time:
-                self._at.append((marks.labels[code], self._open[-1].batch if self._open else self._loose))
-                self._moment = next(self._moments, None)
-            before = time
-        for later in (boundary, *boundaries):
-            if later is not None:
-                self._boundary(later, before)
+        at, before = 0, marks.start
+        for boundary in marks.boundaries:
+            if boundary.at > at:
+                before = self._add_marks(marks, at, boundary.at, before)
+                at = boundary.at
+            self._boundary(boundary, before)
+        self._add_marks(marks, at, len(marks.codes), before)
         while self._open:
             loop = self._open.pop()
             self._close(loop, is_complete=loop.has_ended)
@@ -139,14 +131,23 @@ class _Divider:
             self.outside.update(self._loose.times)
         self.batches.sort(key=lambda batch: batch.start)
 
-    def _add(self, phase: str, start: int, nanoseconds: int) -> None:
-        if self._open:
-            self._open[-1].batch.add(phase, nanoseconds)
-        elif phase == phases.WORKERS or (self._loose is None and phase not in phases.STEP_PHASES):
-            self.outside[phase] += nanoseconds
-        else:
-            self._loose = self._loose or _Open(start=start)
-            self._loose.add(phase, nanoseconds)
+    def _add_marks(self, marks: PhaseLog, first: int, last: int, before: int) -> int:
+        """Add the marks between two boundaries, the first of which began at `before`; return when the last one was set."""
+        labels, moment = marks.labels, self._moment
+        for code, time in zip(marks.codes[first:last], marks.times[first:last], strict=True):
+            phase = labels[code]
+            if self._open:
+                self._open[-1].batch.add(phase, time - before)
+            elif phase == phases.WORKERS or (self._loose is None and phase not in phases.STEP_PHASES):
+                self.outside[phase] += time - before
+            else:
+                self._loose = self._loose or _Open(start=before)
+                self._loose.add(phase, time - before)
+            while moment is not None and moment < time:
+                self._at.append((phase, self._open[-1].batch if self._open else self._loose))
+                moment = self._moment = next(self._moments, None)
+            before = time
+        return before
 
     def _boundary(self, boundary: Boundary, time: int) -> None:
         if boundary.kind == "batch":
