@@ -421,6 +421,16 @@ def test_the_monitor_ends_with_its_fit(event: str) -> None:
     assert monitor.report is not None
 
 
+def test_the_monitor_ends_with_a_fit_that_is_cancelled_too_late() -> None:
+    monitor = FitMonitor(show=False)
+
+    with pytest.raises(CancelFitException):
+        quiet_fit(learner(Fails("after_fit", 1, CancelFitException)), cbs=monitor)
+
+    assert not FitProfile.is_any_running()
+    assert monitor.report is not None
+
+
 def test_the_monitor_ends_where_a_callback_after_it_fails_before_the_fit() -> None:
     class Late(Callback):
         order = FitMonitor.order + 1

@@ -22,7 +22,6 @@ _OF_FASTAI = ("fastai.learner", *(f"fastai.callback.{name}" for name in _CALLBAC
 
 _COUNTING = ("fastai.callback.core", "TrainEvalCallback", "after_batch")
 """Module, class and method of a callback that adds up two numbers: a mark takes as long. It counts as fastai's own loop."""
-_AROUND_EPOCHS = frozenset(("before_fit", "before_epoch", "after_cancel_epoch", "after_epoch"))
 
 
 class CallbackTimes:
@@ -34,7 +33,7 @@ class CallbackTimes:
     watches = "times of callbacks"
 
     def __init__(self, recorder: Recorder, patches: Patches, fails: Callable[[BaseException], None]) -> None:
-        """`fails` gets the exception of a callback around the epochs: a profile that began there sees no more of the fit."""
+        """`fails` gets the exception of a callback before the fit: a profile that began there sees no more of the fit."""
         self.of_fastai: set[str] = set()  # phases of callbacks without which it does not train
         self._recorder = recorder
         self._patches = patches
@@ -78,7 +77,7 @@ class CallbackTimes:
                 try:
                     return original(callback, *args, **kw)
                 except BaseException as error:
-                    if original.__name__ in _AROUND_EPOCHS:
+                    if original.__name__ == "before_fit":
                         self._fails(error)
                     raise
                 finally:

@@ -44,7 +44,9 @@ _OF_A_BATCH = (
 )
 _BEFORE_LOOPS = frozenset(("before_fit", "before_epoch", "before_train", "before_validate"))
 """Events at which callbacks that were added are marked."""
-_AROUND_LOOPS = (*_BEFORE_LOOPS, "after_cancel_epoch", "after_epoch", "after_cancel_fit", "after_fit")
+_LAST = frozenset(("after_cancel_fit", "after_fit"))
+"""Events at which fastai catches no exception any more."""
+_AROUND_LOOPS = (*_BEFORE_LOOPS, "after_cancel_epoch", "after_epoch", *_LAST)
 """Events outside of loops: a callback that fails there ends the fit."""
 
 
@@ -57,7 +59,7 @@ class FastaiLoop:
         self._recorder = recorder
         self._loop = loop
         self._patches = Patches()
-        self.callbacks = CallbackTimes(recorder, self._patches, self.fails)
+        self.callbacks = CallbackTimes(recorder, self._patches, self._fails)
         self._fits = 0
         self._begins = False  # `fit` was called, and its first event is still to come
         self._is_fitting = False
@@ -241,7 +243,10 @@ class FastaiLoop:
         try:
             original(learner, event)
         except BaseException as error:
-            self.fails(error)
+            if event in _LAST:
+                recorder.attempt(self, event, self._end, error)
+            else:
+                self._fails(error)
             raise
         if event == "after_fit":
             recorder.attempt(self, event, self._end, None)
@@ -320,7 +325,7 @@ class FastaiLoop:
                 return original(learner)
             except BaseException as error:
                 if get_ident() == self._recorder.thread:
-                    self.fails(error)
+                    self._fails(error)
                 raise
 
         return _do_epoch
@@ -333,7 +338,7 @@ class FastaiLoop:
         self._recorder.boundary("fit", self._fits)
         self._recorder.emit("learner", learner)
 
-    def fails(self, error: BaseException) -> None:
+    def _fails(self, error: BaseException) -> None:
         """End the fit with an error that leaves it: after a cancellation of the fit `after_fit` is still to come."""
         if type(error).__name__ not in _CANCELLED:
             self._recorder.attempt(self, "fit", self._end, error)
