@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import Counter
 from typing import Any
 
@@ -23,7 +24,7 @@ from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.report import FitReport
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.profile import FitProfile
-from tests.profiler.loops import Fails, learner, model, quiet_fit, torch_loader, train
+from tests.profiler.loops import BATCH, ITEMS, Fails, items, learner, model, quiet_fit, torch_loader, train
 
 PATCHED = [
     (dataloader._BaseDataLoaderIter, "__next__"),
@@ -161,6 +162,43 @@ def test_whatever_ends_a_fit(event: str, error: type[BaseException]) -> None:
         report.timing.batches
         == {"before_fit": 0, "before_batch": 5, "after_pred": 5, "before_step": 5, "after_epoch": 8}[event]
     )
+
+
+class Broken(torch.utils.data.Dataset[Any]):
+    """Has no item 20."""
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, at: int) -> Any:
+        if at == 20:
+            raise ZeroDivisionError("on purpose")
+        return items()[at]
+
+
+def reads_a_value_that_is_none() -> None:
+    train(1, each=lambda _: torch.ones(2).item())
+
+
+def has_a_broken_item() -> None:
+    train(1, loader=torch.utils.data.DataLoader(Broken(), batch_size=BATCH))
+
+
+def has_a_broken_item_in_fastai() -> None:
+    quiet_fit(
+        Learner(DataLoaders.from_dsets(Broken(), Broken(), bs=BATCH, num_workers=0), model(), loss_func=CrossEntropyLossFlat())
+    )
+
+
+@pytest.mark.parametrize("act", [reads_a_value_that_is_none, has_a_broken_item, has_a_broken_item_in_fastai])
+def test_all_frames_of_ours_are_hidden_where_the_users_code_fails(act: Any) -> None:
+    with pytest.raises((RuntimeError, ZeroDivisionError)) as raised, profile_fit(show=False):
+        act()
+
+    frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+    ours = [frame for frame in frames if "/nbguard/profiler/" in frame.f_code.co_filename]
+    assert ours
+    assert [frame.f_code.co_name for frame in ours if not frame.f_locals.get("__tracebackhide__")] == []
 
 
 def test_an_optimizer_that_fails_leaves_the_rest_in_order() -> None:

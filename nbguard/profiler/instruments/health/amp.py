@@ -103,6 +103,7 @@ class AmpWatch:
         recorder = self._recorder
 
         def update(scaler: Any, new_scale: Any = None) -> Any:
+            __tracebackhide__ = True
             result = original(scaler, new_scale)
             if get_ident() == recorder.thread:
                 recorder.emit("scale", scaler, new_scale is not None)

@@ -174,6 +174,7 @@ class OptimizerWatch:
 
     def _clear_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def zero_grad(module: Any, *args: Any, **kw: Any) -> Any:
+            __tracebackhide__ = True
             self._clears_model |= get_ident() == self._recorder.thread
             return original(module, *args, **kw)
 

@@ -119,6 +119,7 @@ class SyncWatch:
 
         def around(original: Callable[..., Any]) -> Callable[..., Any]:
             def counted(*args: Any, **kw: Any) -> Any:
+                __tracebackhide__ = True
                 body = bodies.body
                 if not recorder.looks or body is None or recorder.loading or self._is_inside or get_ident() != recorder.thread:
                     return original(*args, **kw)

@@ -65,6 +65,7 @@ class FetchTimer:
 
     def fetch(self, original: Fetch, fetcher: Any, index: Any, turn: Turn | None = None) -> tuple[Any, bool]:
         """Return the batch of a fetch, and whether it was profiled; `turn`: of the threads that run beside it."""
+        __tracebackhide__ = True
         if self.fetches >= self._next and self._begin_profile(turn):
             return self._profiled(original, fetcher, index), True
         begin = perf_counter_ns()
@@ -106,6 +107,7 @@ class FetchTimer:
         return True
 
     def _profiled(self, original: Fetch, fetcher: Any, index: Any) -> Any:
+        __tracebackhide__ = True
         begin = perf_counter_ns()
         try:
             batch = original(fetcher, index)

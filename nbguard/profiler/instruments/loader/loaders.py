@@ -138,6 +138,7 @@ class LoaderWatch:
         recorder = self._recorder
 
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807 - it stands in for it
+            __tracebackhide__ = True
             if get_ident() == recorder.thread and os.getpid() == self._pid:
                 recorder.attempt(self, "the start of an iterator", self._begins, iterator, loader)
             original(iterator, loader)
@@ -146,6 +147,7 @@ class LoaderWatch:
 
     def _init_with_workers(self, original: Function) -> Function:
         def __init__(iterator: Any, loader: Any) -> None:  # noqa: N807 - it calls the other one, and starts workers then
+            __tracebackhide__ = True
             try:
                 original(iterator, loader)
             finally:
@@ -236,6 +238,7 @@ class LoaderWatch:
         recorder = self._recorder
 
         def fetch(fetcher: Any, index: Any) -> Any:
+            __tracebackhide__ = True
             if get_ident() != recorder.thread:  # a worker's neither
                 return original(fetcher, index)
             known, timer = self._current

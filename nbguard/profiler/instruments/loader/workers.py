@@ -145,6 +145,7 @@ class _Clock:
         from torch.utils.data import get_worker_info
 
         def fetch(fetcher: Any, index: Any) -> Any:
+            __tracebackhide__ = True
             board, info = self._board, get_worker_info()
             if board.is_closed or info is None or not board.has(info.id):
                 self.patches.restore()
