@@ -42,6 +42,7 @@ _OF_A_BATCH = (
     "after_step",
     "after_batch",
 )
+"""Events of a batch to train on, in their order."""
 _BEFORE_LOOPS = frozenset(("before_fit", "before_epoch", "before_train", "before_validate"))
 """Events at which callbacks that were added are marked."""
 _LAST = frozenset(("after_cancel_fit", "after_fit"))
@@ -147,13 +148,11 @@ class FastaiLoop:
 
         act, loss, model = Rehearsed.act, torch.zeros((), device="cpu"), torch.nn.Identity()
         learner = Rehearsed(training=True, yb=(loss,), xb=(loss,), loss_grad=loss, model=model, opt=Rehearsed())
-        copy = self._loop.timed(phases.TO_DEVICE)
-        copies = partial(copy(lambda _: copy(act)(loss)), loss)
-        event = self._call_one(act)
+        copies, event = self._loop.timed(phases.TO_DEVICE)(act), self._call_one(act)
         callback = partial(self.callbacks.rehearsal(Rehearsed), Rehearsed())
         return (
             *self._loop.rehearsal()[:1],
-            copies,
+            partial(copies, loss),
             partial(self._one_batch(act), learner),
             *(partial(event, learner, name) for name in _OF_A_BATCH),
             *(callback,) * _CALLBACKS,
@@ -197,13 +196,9 @@ class FastaiLoop:
         }
         bounds = dict.fromkeys(("after_step", "after_cancel_step"), STEPPED)  # fastai steps only where it trains
         nothing: tuple[int, tuple[int, ...], Function | None] = other, (), None
-        unheard, heard = (
-            {
-                event: (recorder.code(_BEFORE.get(event, phases.OTHER)), bounds.get(event, ()), known.get(event))
-                for event in (*_BEFORE, *acts, *emitted)
-            }
-            for known in (acts, acts | emitted)
-        )
+        codes = {event: recorder.code(_BEFORE.get(event, phases.OTHER)) for event in (*_BEFORE, *acts, *emitted)}
+        unheard = {event: (code, bounds.get(event, ()), acts.get(event)) for event, code in codes.items()}
+        heard = {event: (*known[:2], emitted.get(event, known[2])) for event, known in unheard.items()}
 
         def _call_one(learner: Any, event: Any) -> None:
             __tracebackhide__ = True

@@ -27,6 +27,11 @@ class Patches:
     def __init__(self) -> None:
         self._puts: list[_Put] = []
 
+    @property
+    def are_in(self) -> bool:
+        """Say whether anything is replaced."""
+        return bool(self._puts)
+
     def put(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
         """Replace `owner.name` by `around(owner.name)`; return False where the owner has no such function."""
         original = getattr(owner, name, None)

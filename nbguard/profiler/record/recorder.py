@@ -42,7 +42,7 @@ Event = Literal[
 
 - `batch(number)`: batch `number` of the recording, from 1, is about to be asked for (training or validation, of any loader)
 - `stretch(begins)`: from this batch on all are looked at, or from this one on only some: who patches what is called often can
-  take it out for that time
+  take it out for that time; its end comes in the reverse order, as the patches of several lie on one another
 - `waited()`: it is there, or the loader has none left: then `end()` was emitted before
 - `phase(code)`: a phase of `phases.STEP_PHASES` has just ended
 - `model(module, args)`: an outermost module is about to be called that is not the one called before, or that is the first
@@ -339,7 +339,7 @@ class Recorder:
         if not subscribers:
             return
         if event == "stretch" and not facts[0]:
-            subscribers = subscribers[::-1]  # patches come out in the reverse of the order in which they were put in
+            subscribers = subscribers[::-1]
         is_marked = self.looks or len(subscribers) > 1
         if is_marked:
             self.mark(self.current)

@@ -41,7 +41,6 @@ class TorchLoop:
         self._patches = Patches()
         self._calls = Patches()
         self._copies = Patches()
-        self._are_copies_marked = False
         self._are_watched = False  # calls of modules
         self._codes: dict[type, int] = {}  # the phases of modules that the loop itself has called, by their classes
         self._hooks: list[Any] = []
@@ -74,29 +73,24 @@ class TorchLoop:
     def stop(self) -> None:
         """Take the marks out."""
         self._patches.restore()
-        self._mark_copies(marked=False)
+        self._copies.restore()
         self.leave_modules()
         self._codes.clear()
         while self._hooks:
             self._hooks.pop().remove()
         self._model = _nothing
 
-    def _mark_copies(self, *, marked: bool) -> None:
-        if marked == self._are_copies_marked:
-            return
+    def _mark_copies(self) -> None:
         import torch
 
-        self._are_copies_marked = marked
-        if marked:
+        if not self._copies.are_in:  # the marks stay below patches that others have put in since
             for name in ("to", "cuda"):
                 self._copies.put(torch.Tensor, name, self.timed(phases.TO_DEVICE))
-        else:
-            self._copies.restore()
 
     def watch_modules(self) -> None:
         """Have calls of the outermost modules marked: calls of all modules pass here."""
         self._are_watched = True
-        self._mark_copies(marked=True)
+        self._mark_copies()
         self._turn(begins=True)
 
     def leave_modules(self) -> None:
@@ -110,7 +104,10 @@ class TorchLoop:
         In a Learner's fit, whose batches are copied by functions that are marked, other copies are marked only meanwhile.
         """
         if not self._are_watched:
-            self._mark_copies(marked=begins)
+            if begins:
+                self._mark_copies()
+            else:
+                self._copies.restore()
             return
         import torch
 

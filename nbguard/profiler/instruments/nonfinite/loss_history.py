@@ -22,7 +22,7 @@ class LossHistory:
     """Losses in host memory, in their order. Keeps numbers only.
 
     `is_usual(loss)` notes a loss, and says so, if it is one finite number in host memory, not the first of the fit and no jump:
-    nothing is made of it. It raises where a loss has several values, or none in memory of its own.
+    then nobody need look at it more closely. It raises where a loss has several values, or none in memory of its own.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -89,7 +89,7 @@ class LossHistory:
 
 
 def _usual_noter(latest: deque[float], torch: Any) -> tuple[Callable[[Any], bool], Callable[[], int]]:
-    """Return `LossHistory.is_usual` as a function that looks nothing up, as every batch calls it, and how often it was true."""
+    """Return `LossHistory.is_usual`, which looks nothing up as every batch calls it, and a function that counts its losses."""
     plain, item, own = torch.Tensor, torch._C.TensorBase.item, torch._C.DisableTorchFunctionSubclass
     note, most, least, count = latest.append, JUMP, -JUMP, 0
 
