@@ -11,7 +11,6 @@ import re
 import types
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -20,6 +19,7 @@ from nbguard.cells.aliases import alias_of
 from nbguard.memory.facts import StorageFact
 from nbguard.reports.notices.notice import Departure
 from nbguard.scan.heap.kinds import name_of
+from nbguard.scan.objects.weak_references import weak_reference
 from nbguard.scan.scan import Notebook
 from nbguard.scan.weak_holdings import WeakHoldings, WeakLook
 
@@ -37,7 +37,7 @@ class _Bound:
     """The object that a name is bound to, by its id and weakly."""
 
     ref: int  # its id
-    weak: weakref.ref[Any] | None  # None: its class has no weak references (lists, dicts, tuples)
+    weak: weakref.ref[Any] | None  # None: its class has no weak references (lists, dicts, tuples, streams)
     type_name: str
     cell: int | None  # number of the cell that bound the name
 
@@ -79,7 +79,7 @@ class NameWatch:
         for name, value in list(namespace.items()):
             if type(value) in _PLAIN or name in known or _is_internal(name, value, hidden):
                 continue
-            known[name] = _Bound(id(value), _weak(value), name_of(type(value)), cell)
+            known[name] = _Bound(id(value), weak_reference(value), name_of(type(value)), cell)
 
     def departures(self, cell: int, least: int) -> Iterator[tuple[Departure, WeakHoldings]]:
         """Yield each name that is gone or bound anew since it was noted, and whose memory, at least `least` bytes, is alive.
@@ -127,12 +127,6 @@ def _departure(
 
 def _has_gone(bound: _Bound, value: Any) -> bool:
     return id(value) != bound.ref or bound.is_dead
-
-
-def _weak(value: Any) -> weakref.ref[Any] | None:
-    with suppress(TypeError):
-        return weakref.ref(value)
-    return None
 
 
 def _is_internal(name: Any, value: Any, hidden: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -50,13 +51,16 @@ class _StorageRef(weakref.ref[Any]):
 def is_autograds() -> bool:
     """Say whether autograd's engine itself has called an operation, to add up gradients: no Python code has, but its start.
 
-    Modes of nbguard's that are entered above this one stand between, and their calls of operators.
+    Modes of nbguard's that are entered above this one stand between, and their calls of operators. For tensors on a GPU the
+    engine calls from a thread of its own, in which no Python code stands before these.
     """
     if torch.is_grad_enabled() or torch._C._current_graph_task_id() < 0:
         return False
-    caller = sys._getframe(2)
-    while caller.f_back is not None and str(caller.f_globals.get("__name__")).startswith(("nbguard.", "torch._ops")):
+    caller: FrameType | None = sys._getframe(1)
+    while caller is not None and str(caller.f_globals.get("__name__")).startswith(("nbguard.", "torch._ops")):
         caller = caller.f_back
+    if caller is None:
+        return True
     return caller.f_code.co_name == "_engine_run_backward" and caller.f_globals.get("__name__") == "torch.autograd.graph"
 
 

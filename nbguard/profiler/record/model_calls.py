@@ -6,6 +6,8 @@ import weakref
 from collections import deque
 from typing import Any
 
+from nbguard.scan.objects.weak_references import weak_reference
+
 _KEPT = 16
 _GONE = object()
 _AS_THEY_ARE = frozenset((int, float, bool, str, bytes, type(None), weakref.ref))
@@ -68,10 +70,8 @@ def weak(value: Any) -> Any:
         return {key: weak(item) for key, item in value.items()}
     if cls in _AS_THEY_ARE:
         return value
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return _GONE
+    reference = weak_reference(value)
+    return _GONE if reference is None else reference
 
 
 def strong(value: Any) -> Any:
