@@ -95,10 +95,12 @@ def _determinism(
     from nbguard.doctor.determinism.batch import trial_batch
     from nbguard.doctor.determinism.seeds import loader_seeds, switch_states
     from nbguard.doctor.determinism.trial import tried
+    from nbguard.doctor.fit_device import on_fit_device
 
     seeds = seed_checks(loader_seeds(subject), switch_states(subject), None if cells is None else seeds_in(cells), name)
     try:
-        facts = tried(subject, trial_batch(subject))
+        with on_fit_device(subject):
+            facts = tried(subject, trial_batch(subject))
     except UndiagnosableError as error:
         return (*no_step(str(error)), *seeds), ()
     return (*step_checks(facts, name), *seeds), facts.notes
@@ -110,9 +112,11 @@ def _export(subject: TrialSubject | None, name: str, batch_name: str) -> tuple[t
         return no_export(_NOTHING), ()
     from nbguard.doctor.determinism.batch import trial_batch
     from nbguard.doctor.export.trial import exported
+    from nbguard.doctor.fit_device import on_fit_device
 
     try:
-        facts = exported(subject, trial_batch(subject))
+        with on_fit_device(subject):
+            facts = exported(subject, trial_batch(subject))
     except UndiagnosableError as error:
         return no_export(str(error)), ()
     given = batch_name or ("batch" if subject.batch is not None else "")

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from nbguard.doctor.analysis.learner_checks import LearnerFacts, LoaderSettings, PrecisionFacts
-from nbguard.doctor.subject import TrialSubject
+from nbguard.doctor.subject import TrialSubject, fit_device
 from nbguard.scan.heap.attributes import attribute_of
 
 _NAMES = ("the training loader", "the validation loader")
@@ -16,10 +16,12 @@ def learner_facts(subject: TrialSubject, batch_bytes: int | None = None) -> Lear
     """Return the settings of a subject. `batch_bytes`: of a batch, where one has been made."""
     torch: Any = sys.modules["torch"]
     parameters = list(subject.model.parameters())
+    device = fit_device(subject)
+    kinds = [parameter.device.type for parameter in parameters] if device is None else [device.type]
     return LearnerFacts(
         loaders=_loaders(subject, batch_bytes),
         precision=_precision(torch, subject, parameters),
-        is_on_device=any(parameter.device.type not in ("cpu", "meta") for parameter in parameters),
+        is_on_device=any(kind not in ("cpu", "meta") for kind in kinds),
     )
 
 

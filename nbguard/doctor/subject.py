@@ -62,6 +62,19 @@ def subject_of(obj: Any, batch: Any = None, loss: Any = None, optimizer: Any = N
     )
 
 
+def fit_device(subject: TrialSubject) -> Any:
+    """Return the torch device to which the fit of a Learner would move its model: that of its DataLoaders.
+
+    None where there is no Learner, or its DataLoaders name none: the model is tried where it is.
+    """
+    torch: Any = sys.modules["torch"]
+    loaders = attribute_of(subject.learn, "dls") if subject.learn is not None else None
+    found = attribute_of(loaders, "_device")
+    if found is None:  # a pair of loaders that were put together: fastai asks the training loader
+        found = attribute_of(subject.loader, "_device")
+    return None if found is None else torch.device(found)
+
+
 def _is_compiled(model: Any) -> bool:
     """Say whether `torch.compile` has wrapped a model, or `Module.compile` has compiled its calls."""
     return _original(model) is not model or attribute_of(model, "_compiled_call_impl") is not None

@@ -41,7 +41,7 @@ class LearnerFacts:
 
     loaders: tuple[LoaderSettings, ...] = ()
     precision: PrecisionFacts = PrecisionFacts()
-    is_on_device: bool = False  # the model is on a GPU
+    is_on_device: bool = False  # the model is on a GPU, or its fit moves it there
 
 
 def learner_checks(facts: LearnerFacts | None, environment: EnvironmentFacts) -> tuple[Check, ...]:

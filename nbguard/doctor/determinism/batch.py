@@ -12,7 +12,7 @@ import torch
 
 from nbguard.doctor.determinism.digest import tensors_in
 from nbguard.doctor.determinism.kept_state import KeptState
-from nbguard.doctor.subject import TrialSubject
+from nbguard.doctor.subject import TrialSubject, fit_device
 from nbguard.errors import UndiagnosableError
 from nbguard.scan.devices.generators import LibraryGenerators
 from nbguard.scan.heap.kinds import mro_of
@@ -77,11 +77,22 @@ def _mapped(value: Any, act: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def trial_batch(subject: TrialSubject) -> TrialBatch:
-    """Return the batch to try a subject with.
+    """Return the batch to try a subject with, on the device where its fit would run.
 
     Raises:
         UndiagnosableError: there is none, or none can be made; the message says why.
     """
+    batch, device = _whole_batch(subject), fit_device(subject)
+    if device is None:
+        return batch
+    try:
+        return batch.each(lambda tensor: tensor.to(device))
+    except (RuntimeError, AssertionError) as error:  # out of memory; a PyTorch without such a device
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+    raise UndiagnosableError(f"the batch cannot be moved to {device}, where the fit would run ({reason})")
+
+
+def _whole_batch(subject: TrialSubject) -> TrialBatch:
     batch = subject.batch if subject.batch is not None else _taken(subject)
     bases = mro_of(type(batch))
     if dict in bases:

@@ -17,6 +17,7 @@ from nbguard.doctor.export.model_copy import shared_copy
 from nbguard.doctor.export.outputs import unknown_output
 from nbguard.doctor.export.trial import difference, exported, plain
 from nbguard.doctor.export.write_watch import own_if_written
+from nbguard.doctor.fit_device import on_fit_device
 from nbguard.doctor.subject import TrialSubject, subject_of
 from nbguard.errors import UndiagnosableError
 from nbguard.scan.devices.generators import LibraryGenerators
@@ -50,18 +51,19 @@ def repaired(subject: TrialSubject) -> tuple[nn.Module, tuple[tuple[str, str, st
             apply_repair(model, path, repair)
             replaced.append((path, name.rpartition(".")[2], repair.replacement))
     own = copy.deepcopy(model)
-    batch = trial_batch(subject)
-    replaced += _without_caches(own, batch)
-    facts = exported(_of_copy(subject, own), batch)
-    first = facts.attempts[0]
-    if not first.passes:
-        failure = first.failures[0]
-        repair = failure.repair
-        raise UndiagnosableError(
-            f"{failure.module_class.rpartition('.')[2] or subject.name} cannot be replaced: "
-            f"{repair.reason if repair else failure.message}"
-        )
-    _compare(subject, own, batch.each(lambda tensor: plain(tensor)))
+    with on_fit_device(subject, own):
+        batch = trial_batch(subject)
+        replaced += _without_caches(own, batch)
+        facts = exported(_of_copy(subject, own), batch)
+        first = facts.attempts[0]
+        if not first.passes:
+            failure = first.failures[0]
+            repair = failure.repair
+            raise UndiagnosableError(
+                f"{failure.module_class.rpartition('.')[2] or subject.name} cannot be replaced: "
+                f"{repair.reason if repair else failure.message}"
+            )
+        _compare(subject, own, batch.each(lambda tensor: plain(tensor)))
     return own, tuple(replaced)
 
 

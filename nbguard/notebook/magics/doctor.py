@@ -123,11 +123,13 @@ def _times(learn: Any) -> StepTimes | None:
     """Return how long a step of a Learner takes, as it is and in deterministic mode; None if none can be run."""
     from nbguard.doctor.determinism.batch import trial_batch
     from nbguard.doctor.determinism.trial import step_times
+    from nbguard.doctor.fit_device import on_fit_device
     from nbguard.doctor.subject import subject_of
 
     subject = subject_of(learn)
     try:
-        return step_times(subject, trial_batch(subject))
+        with on_fit_device(subject):
+            return step_times(subject, trial_batch(subject))
     except UndiagnosableError:
         return None
 

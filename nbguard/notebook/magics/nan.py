@@ -45,10 +45,11 @@ def _on_batch(subject: Any, options: argparse.Namespace) -> NanRepair:
     """Return the repair of the layer that makes a NaN of a batch."""
     from nbguard.doctor.determinism.batch import trial_batch
     from nbguard.doctor.determinism.step import autocast_of
+    from nbguard.doctor.fit_device import on_fit_device
     from nbguard.profiler.nan_repair import origin_on, repair_of
 
-    batch = trial_batch(subject)
-    with autocast_of(subject)():
+    with on_fit_device(subject), autocast_of(subject)():
+        batch = trial_batch(subject)
         origin = origin_on(subject.model, batch.inputs, batch.named_inputs or {})
     return repair_of(origin, f"The model makes a value of `{options.batch}` that is not finite", options.name)
 
