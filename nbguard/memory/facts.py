@@ -139,10 +139,15 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class PinnedFacts:
-    """Page-locked host memory of torch's pinned allocator: in use by tensors or copies, and held in all."""
+    """Page-locked host memory of torch's pinned allocator (`torch.cuda.host_memory_stats`)."""
 
-    active: int
-    reserved: int
+    active: int | None  # bytes in use by tensors or copies; None: this torch does not tell
+    reserved: int  # bytes held in all, also those that are kept for later
+
+    @property
+    def unused(self) -> int | None:
+        """Return the bytes that are kept for later; None where torch does not tell."""
+        return None if self.active is None else self.reserved - self.active
 
 
 @dataclass(frozen=True, slots=True)

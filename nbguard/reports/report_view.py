@@ -8,7 +8,7 @@ from nbguard.memory.facts import PinnedFacts
 from nbguard.memory.views.device import holder_rows, holder_table, parts_bar, pool_table
 from nbguard.render.blocks import Block, Line, Listing, Section, Title
 from nbguard.reports.report import DeviceReport, Report
-from nbguard.units import counted, format_bytes
+from nbguard.units import MiB, counted, format_bytes
 
 
 def report_blocks(report: Report, limit: int = 12) -> Iterator[Block]:
@@ -17,7 +17,7 @@ def report_blocks(report: Report, limit: int = 12) -> Iterator[Block]:
         yield Title(report.headline, "dim")
     for device in report.devices:
         yield from _device(device, limit)
-    if report.pinned is not None:
+    if report.pinned is not None and report.pinned.reserved >= MiB:
         yield Line(_pinned(report.pinned), "dim")
     if report.findings:
         yield Listing(sentences=tuple(finding.sentence for finding in report.findings), mark="•")
@@ -42,7 +42,9 @@ def _device(device: DeviceReport, limit: int) -> Iterator[Block]:
 
 
 def _pinned(pinned: PinnedFacts) -> str:
-    return (
-        f"pinned host memory {format_bytes(pinned.reserved)}: {format_bytes(pinned.active)} in use, "
-        f"{format_bytes(pinned.reserved - pinned.active)} kept for later (not of the device)"
-    )
+    """Return the sentence on page-locked host memory."""
+    held = f"pinned host memory {format_bytes(pinned.reserved)}"
+    if pinned.active is None or pinned.unused is None:
+        return f"{held} (not of the device): this PyTorch does not tell how much of it is in use"
+    in_use, kept = format_bytes(pinned.active), format_bytes(pinned.unused)
+    return f"{held}: {in_use} in use, {kept} kept for later (not of the device)"

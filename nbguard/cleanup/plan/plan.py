@@ -59,7 +59,7 @@ class Action:
     detail: str = ""  # the consequence in words
     refs: tuple[int, ...] = ()  # ids of the objects concerned, by which the step finds them; no longer valid once it has run
     names: tuple[str, ...] = ()  # attributes, variables or labels concerned
-    host: int = 0  # bytes of host memory that come back besides, as counted before
+    host: int | None = 0  # bytes of host memory that come back besides, as counted before; None: not known
     processes: tuple[Process, ...] = ()  # worker processes to end
     cache: CacheKind = ""  # of a step that forgets a cache's object: which cache
 

@@ -58,7 +58,7 @@ def _plan_sentence(plan: Plan) -> str:
         return f"nothing is stale: there is nothing to free{cache}{later}"
     back = f" · {format_bytes(plan.reserved)} would go back to the device" if plan.reserved is not None else ""
     back += f", {format_bytes(plan.stranded)} stays with PyTorch: {PINNED}" if plan.stranded else ""
-    host = sum(action.host for action in plan.actions)
+    host = sum(action.host or 0 for action in plan.actions)
     besides = f" · {format_bytes(host)} of host memory" if host else ""
     return f"would free {format_bytes(plan.promised)}{back}{besides} · nothing has been touched{later}"
 

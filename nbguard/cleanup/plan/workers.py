@@ -16,7 +16,7 @@ from nbguard.memory.facts import Facts
 from nbguard.memory.finding import Finding
 from nbguard.memory.processes import WorkersFact, pids_text
 from nbguard.memory.references.graph import STALE_KINDS, Edge, path_text, reach, shortest_path
-from nbguard.units import counted, format_bytes
+from nbguard.units import MiB, counted, format_bytes
 
 Use = Literal["idle", "held", "stale", "in use"]
 """`idle`: a DataLoader keeps them for its next epoch. `held`: of an iterator in mid-epoch that a name of the user's leads to.
@@ -131,10 +131,13 @@ def actions_on_workers(facts: Facts, within: set[int] | None) -> Iterator[tuple[
 
 def pinned_action(facts: Facts) -> Action | None:
     """Return the step that gives unused page-locked host memory back, where there is a pinned allocator in use."""
-    if facts.pinned is None:
+    if facts.pinned is None or facts.pinned.reserved < MiB:  # each value that is read from a device pins some bytes
         return None
-    unused = facts.pinned.reserved - facts.pinned.active
-    detail = f"{format_bytes(unused)} of host memory now, and what this cleanup adds to it"
+    unused = facts.pinned.unused
+    if unused is None:
+        detail = f"how much of {format_bytes(facts.pinned.reserved)} that is, this PyTorch does not tell"
+    else:
+        detail = f"{format_bytes(unused)} of host memory now, and what this cleanup adds to it"
     return Action(
         kind="pinned",
         subject="pinned host memory that nothing uses",

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from nbguard.memory.facts import AllocatorStats, DeviceFacts, PinnedFacts, Segment, Unavailable
+from nbguard.memory.facts import AllocatorStats, DeviceFacts, Segment, Unavailable
 from nbguard.scan.devices.accelerators import accelerator_facts
 from nbguard.scan.devices.amd import AmdReader
 from nbguard.scan.devices.limits import group_limit, group_limits, service_limit, unmatched
@@ -102,16 +102,6 @@ def is_autocast_on(tracked: str) -> bool:
         return bool(torch.is_autocast_enabled(tracked))
     except RuntimeError:  # this kind of device has none
         return False
-
-
-def pinned_facts() -> PinnedFacts | None:
-    """Return the page-locked host memory of torch's pinned allocator; None if there is none, or torch does not count it."""
-    torch: Any = sys.modules["torch"]
-    if not torch.cuda.is_initialized() or not hasattr(torch.cuda, "host_memory_stats"):
-        return None
-    stats = torch.cuda.host_memory_stats()
-    reserved = int(stats.get("allocated_bytes.current", 0))
-    return PinnedFacts(int(stats.get("active_bytes.current", 0)), reserved) if reserved else None
 
 
 def _driver(torch: Any) -> NvmlReader | AmdReader:

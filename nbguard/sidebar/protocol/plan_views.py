@@ -242,7 +242,7 @@ def _refused(plan: Plan, action: ActionName) -> str:
         case "clean_stale" if not does_something(plan):
             kept = f" but what you keep ({_listed(plan.request.keep)})" if plan.request.keep else ""
             return f"Nothing is stale{kept}: names of yours or running code hold all that is listed."
-        case "stop_workers" if not any(each.kind == "workers" or each.host for each in plan.actions):
+        case "stop_workers" if not any(each.kind == "workers" or each.host != 0 for each in plan.actions):
             return "No worker process of a DataLoader is idle: there is nothing to stop."
         case "release" if all(each.kind not in ("del", "out") for each in plan.actions):
             return truncate_utf8(f"There is nothing to release: {'; '.join(plan.skipped)}.", _SENTENCE)
