@@ -132,7 +132,8 @@ class DeviceFacts:
     segments: tuple[Segment, ...] | None = None  # None where this torch does not tell them
     nvml: NvmlFacts | None = None  # the driver's view; None without NVML
     settings: str = ""  # of the allocator, as PYTORCH_ALLOC_CONF writes them
-    workspace: int | None = None  # size of a workspace that torch keeps for cuBLAS
+    workspace: int | None = None  # size of a workspace that torch keeps for cuBLAS, one for each handle and stream
+    lt_workspace: int | None = None  # size of those for cuBLASLt beside them; None: this torch keeps none
     has_context: bool = True  # False: this process has not opened the device
     limit: int | None = None  # what torch may reserve (its memory fraction); None where torch does not tell
 

@@ -17,7 +17,7 @@ from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import EXPERIMENT_KINDS, DeviceFacts, Facts, StorageFact, UnwalkedFact
 from nbguard.memory.references.graph import STALE_KINDS
 from nbguard.scan.devices.cuda import allocations, device_facts, is_autocast_on, tracked_device
-from nbguard.scan.devices.pinned import pinned_facts
+from nbguard.scan.devices.kept_memory.pinned import pinned_facts
 from nbguard.scan.heap.compact import compact
 from nbguard.scan.heap.kinds import Kinds, module_namespaces
 from nbguard.scan.heap.walk import MORE_TENSORS, Walk, WeakTracker, never_walked

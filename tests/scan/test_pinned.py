@@ -11,7 +11,7 @@ from nbguard.cleanup.plan.planner import plan_cleanup
 from nbguard.memory.analysis import Analysis
 from nbguard.memory.facts import Facts, PinnedFacts
 from nbguard.reports.report import build_report
-from nbguard.scan.devices.pinned import pinned_of
+from nbguard.scan.devices.kept_memory.pinned import pinned_of
 from nbguard.testing import make_facts, make_graph
 
 MIB = 2**20

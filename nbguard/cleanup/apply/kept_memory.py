@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbguard.errors import NbguardError
-from nbguard.scan.devices.pinned import pinned_facts
+from nbguard.scan.devices.kept_memory.pinned import pinned_facts
 
 
 @dataclass

@@ -9,7 +9,8 @@ Allocated blocks without a holder in Python are rows by their use, so that the h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 from nbguard.memory.facts import EXPERIMENT_KINDS, Block, DeviceFacts, Graph, HolderSource, Segment
@@ -160,9 +161,9 @@ def after_cleanup(graph: Graph, holding: Holding, freed: Set[int]) -> Holder:
 def unheld(graph: Graph, device: DeviceFacts) -> Iterator[Holder]:
     """Yield a holder for each kind of allocated block of `device` that `graph` holds no storage in.
 
-    cuBLAS workspaces are known by their size, which torch tells; other blocks by the line that allocated them, where the
-    allocator's history is recorded; the rest is C++'s own. Where blocks are not known, what the allocator counts and no
-    storage explains is one row.
+    Workspaces of cuBLAS and cuBLASLt are known by their sizes, which torch tells; other blocks by the line that allocated
+    them, where the allocator's history is recorded; the rest is C++'s own. Where blocks are not known, what the allocator
+    counts and no storage explains is one row.
     """
     if device.segments is None and device.allocator is not None:
         explained = sum(storage.nbytes for storage in graph.storages if storage.device == device.device)
@@ -175,8 +176,11 @@ def unheld(graph: Graph, device: DeviceFacts) -> Iterator[Holder]:
 def unheld_blocks(graph: Graph, device: DeviceFacts) -> Iterator[tuple[Holder, tuple[Block, ...]]]:
     """Yield a holder for each kind of allocated block that `graph` holds no storage in, with these blocks."""
     by_kind: dict[tuple[str, str, HolderSource], list[Block]] = {}
-    for segment, block in _unheld_blocks(graph, device):
-        by_kind.setdefault(_kind(device, segment, block), []).append(block)
+    blocks_of_device = tuple(_unheld_blocks(graph, device))
+    workspaces = _workspaces(device, blocks_of_device)
+    for segment, block in blocks_of_device:
+        kind = _WORKSPACES if block.address in workspaces else _kind(segment, block)
+        by_kind.setdefault(kind, []).append(block)
     for (label, what, source), blocks in by_kind.items():
         yield _row(label, sum(block.size for block in blocks), f"{counted(len(blocks), 'block')} {what}", source), tuple(blocks)
 
@@ -202,12 +206,26 @@ CHANGED = "changed meanwhile"
 
 
 def workspace_blocks(graph: Graph, device: DeviceFacts) -> tuple[Block, ...]:
-    """Return the blocks that are cuBLAS workspaces by their size, outside the pools of CUDA graphs."""
-    return tuple(
-        block
-        for segment, block in _unheld_blocks(graph, device)
-        if not segment.is_private and _kind(device, segment, block)[2] == "workspaces"
-    )
+    """Return the blocks that are workspaces of cuBLAS or cuBLASLt by their size, outside the pools of CUDA graphs."""
+    blocks = tuple(_unheld_blocks(graph, device))
+    workspaces = _workspaces(device, blocks)
+    return tuple(block for segment, block in blocks if not segment.is_private and block.address in workspaces)
+
+
+def _workspaces(device: DeviceFacts, unheld: Sequence[tuple[Segment, Block]]) -> frozenset[int]:
+    """Return the addresses of the blocks that are workspaces of cuBLAS or cuBLASLt, of those that nothing of Python's holds.
+
+    cuBLASLt has one at most for each of cuBLAS's, on the same stream: torch takes that one first. So a buffer of another
+    library that is as large is not taken for a workspace where there is none, nor more of them than there can be.
+    """
+    of_cublas = [(segment, block) for segment, block in unheld if device.workspace and block.requested == device.workspace]
+    room = Counter(segment.stream for segment, _ in of_cublas)
+    found = {block.address for _, block in of_cublas}
+    for segment, block in unheld:
+        if block.requested == device.lt_workspace and block.address not in found and room[segment.stream]:
+            room[segment.stream] -= 1
+            found.add(block.address)
+    return frozenset(found)
 
 
 def _row(label: str, nbytes: int, what: str, source: HolderSource) -> Holder:
@@ -224,14 +242,12 @@ def _row(label: str, nbytes: int, what: str, source: HolderSource) -> Holder:
     )
 
 
-_WORKSPACES = "cuBLAS workspaces"
+_WORKSPACES: tuple[str, str, HolderSource] = ("cuBLAS workspaces", "that PyTorch keeps for matrix products", "workspaces")
 _BY_LIBRARIES = "buffers and caches of libraries"
 
 
-def _kind(device: DeviceFacts, segment: Segment, block: Block) -> tuple[str, str, HolderSource]:
-    """Return the label of a block's holder, the words on such blocks, and their source."""
-    if device.workspace and block.requested == device.workspace:
-        return _WORKSPACES, "that PyTorch keeps for matrix products", "workspaces"
+def _kind(segment: Segment, block: Block) -> tuple[str, str, HolderSource]:
+    """Return the label of the holder of a block that is no workspace, the words on such blocks, and their source."""
     if segment.is_private:
         return "CUDA graphs", "of graph pools that no Python object holds", "graphs"
     if block.site:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from nbguard.memory.facts import AllocatorStats, DeviceFacts, Segment, Unavailable
 from nbguard.scan.devices.accelerators import accelerator_facts
 from nbguard.scan.devices.amd import AmdReader
+from nbguard.scan.devices.kept_memory.workspaces import cublas_workspace, cublaslt_workspace
 from nbguard.scan.devices.limits import group_limit, group_limits, service_limit, unmatched
 from nbguard.scan.devices.nvml import NvmlReader
 from nbguard.scan.devices.segments import read_segments
@@ -140,7 +140,8 @@ def _cuda_device(
         segments=segments.get(index, ()),
         nvml=driver,
         settings=allocator_settings(),
-        workspace=_workspace(torch, properties) if has_context else None,
+        workspace=cublas_workspace(torch, properties) if has_context else None,
+        lt_workspace=cublaslt_workspace(torch) if has_context else None,
         has_context=has_context,
         limit=_limit(index, properties, limits) if has_context else None,
     )
@@ -192,24 +193,6 @@ def is_opened(torch: Any, index: int, reserved: int) -> bool:
     """Say whether this process has opened the device: torch can be initialised without having used any."""
     ask = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     return bool(ask(index)) if ask is not None else reserved > 0
-
-
-def _workspace(torch: Any, properties: Any) -> int | None:
-    """Return the bytes of a workspace that torch keeps for cuBLAS: as it says, or by the rule it goes by.
-
-    CUBLAS_WORKSPACE_CONFIG lists `:KiB:count`; without it, 32 MiB on Hopper and 8.125 MiB elsewhere (torch's
-    `getChosenWorkspaceSize`).
-    """
-    ask = getattr(torch._C, "_cuda_getCublasWorkspaceSize", None)
-    if ask is not None:
-        try:
-            return int(ask())
-        except RuntimeError:  # after an error that lasts
-            return None
-    sizes = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-    if sizes:
-        return sum(int(kib) * int(count) for kib, count in sizes) * 1024
-    return 32 * 1024**2 if properties.major == 9 else (2 * 4096 + 8 * 16) * 1024
 
 
 def segments_by_device() -> dict[int, tuple[Segment, ...]]:

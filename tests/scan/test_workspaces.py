@@ -1,0 +1,39 @@
+"""The size of cuBLASLt's workspaces by the version of torch and its settings: as read from torch 2.11, 2.12 and 2.13."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbguard.scan.devices.kept_memory.workspaces import lt_workspace_of
+
+MIB = 2**20
+UNIFIED, SIZE = "TORCH_CUBLASLT_UNIFIED_WORKSPACE", "CUBLASLT_WORKSPACE_SIZE"
+TORCH_2_8, TORCH_2_11, TORCH_2_12 = (False, False), (True, False), (True, True)
+
+
+@pytest.mark.parametrize(
+    ("torch", "settings", "nbytes"),
+    [
+        (TORCH_2_8, {}, None),  # taken for each call, and freed after it
+        (TORCH_2_8, {UNIFIED: "0"}, None),
+        (TORCH_2_11, {}, MIB),
+        (TORCH_2_11, {UNIFIED: "0"}, MIB),
+        (TORCH_2_11, {UNIFIED: "1"}, None),
+        (TORCH_2_11, {UNIFIED: "yes"}, MIB),  # torch warns and leaves it
+        (TORCH_2_11, {SIZE: "4096"}, 4 * MIB),
+        (TORCH_2_11, {SIZE: " 64KiB"}, 65536),
+        (TORCH_2_11, {SIZE: "much"}, MIB),
+        (TORCH_2_11, {SIZE: "0"}, None),
+        (TORCH_2_12, {}, None),
+        (TORCH_2_12, {UNIFIED: "0"}, MIB),
+    ],
+)
+def test_the_size_is_the_versions_and_the_settings(
+    torch: tuple[bool, bool], settings: dict[str, str], nbytes: int | None
+) -> None:
+    assert lt_workspace_of(settings, None, keeps=torch[0], unifies=torch[1]) == nbytes
+
+
+def test_what_torch_says_itself_goes_before_the_environment() -> None:
+    assert lt_workspace_of({UNIFIED: "0", SIZE: "4096"}, 2 * MIB, keeps=True, unifies=True) == 2 * MIB
+    assert lt_workspace_of({}, MIB, keeps=True, unifies=True) is None
