@@ -2,6 +2,7 @@
 
     python tests/benchmarks/profile_overhead.py [--rounds 40] [--batches 800]
     python tests/benchmarks/profile_overhead.py --instructions
+    python tests/benchmarks/profile_overhead.py --cuda
 
 Epochs of a plain loop and fastai fits of a new Learner, on random data, with a step of about 1 ms and one of about 10 ms (on an
 idle core). In each round every way profiles the same epoch, in an order that rotates, and is compared with the round's epoch
@@ -12,6 +13,8 @@ and then in any batch). What nbguard's reports say of its own cost stands beside
 
 `--instructions` counts what nbguard adds to a batch that is not looked at, which no other work on the machine changes: in
 valgrind's callgrind (apt-get install valgrind; some minutes), with the accesses to memory that a cache of 1 MiB misses.
+
+`--cuda` runs the fits with the step of about 1 ms on the GPU, without a profiler and with nbguard.
 
 fastxtend and pyinstrument are looked for in build/peers (`make bench` puts them there). fastxtend comes last, with a fit of its
 own to be compared with: to import it changes fastai's loop. A way that cannot be measured says why. It never fails by time.
@@ -128,6 +131,21 @@ class Loop:
             self.optimizer.zero_grad()
 
 
+class LoopOnGpu(Loop):
+    """The same on the GPU."""
+
+    def __init__(self, data: Data, width: int) -> None:
+        super().__init__(data, width)
+        self.net.cuda()
+
+    def epoch(self) -> None:
+        for x, y in self.loader:
+            self.measure(self.net(x.cuda(non_blocking=True)), y.cuda(non_blocking=True)).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        torch.cuda.synchronize()
+
+
 class FastaiFit:
     """A fit of a new Learner."""
 
@@ -140,8 +158,21 @@ class FastaiFit:
             self.learner.fit(1, 1e-4)
 
 
+class FastaiFitOnGpu(FastaiFit):
+    """The same on the GPU."""
+
+    def __init__(self, data: Data, width: int) -> None:
+        super().__init__(data, width)
+        self.learner.dls.to(torch.device("cuda"))
+
+    def epoch(self) -> None:
+        super().epoch()
+        torch.cuda.synchronize()
+
+
 Fit = Loop | FastaiFit
 FITS: dict[str, type[Loop] | type[FastaiFit]] = {"a plain loop": Loop, "a fastai fit": FastaiFit}
+FITS_ON_GPU: dict[str, type[Loop] | type[FastaiFit]] = {"a plain loop": LoopOnGpu, "a fastai fit": FastaiFitOnGpu}
 
 
 def net(width: int) -> nn.Module:
@@ -310,6 +341,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=40)
     options.add_argument("--batches", type=int, default=800)
     options.add_argument("--instructions", action="store_true")
+    options.add_argument("--cuda", action="store_true")
     options.add_argument("--count", nargs=2, help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.instructions:
@@ -324,6 +356,11 @@ def main() -> None:
     nbguard.profiler.profile.Recorder = StampedRecorder  # type: ignore[misc]
     print(f"torch {torch.__version__}, {chosen.rounds} rounds of {chosen.batches} batches, one thread, processor time")
     data = [(torch.randn(64), torch.tensor(at % 2)) for at in range(BATCH * chosen.batches)]
+    if chosen.cuda:
+        for name, kind in FITS_ON_GPU.items():
+            print(f"\n{name} on {torch.cuda.get_device_name()}:")
+            say(measured({way: WAYS[way] for way in (BASE, "nbguard")}, partial(kind, data, WIDTHS[0]), chosen.rounds))
+        return
     for name, kind in FITS.items():
         for width in WIDTHS:
             print(f"\n{name}:")

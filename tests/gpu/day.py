@@ -12,12 +12,16 @@ fails is reported and the others still run. It looks at one GPU and changes none
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import importlib.util
+import itertools
 import json
+import os
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,8 @@ from tests.gpu.section import text
 from tests.gpu.steps import Step, steps
 
 _DEADLINE = 500.0
+_BESIDE = max(1, min(6, (os.cpu_count() or 1) // 2))
+"""Steps that run beside each other."""
 
 
 class Day:
@@ -52,6 +58,13 @@ class Day:
         print(line, flush=True)
         self._log.write(f"{line}\n{details}\n" if details else f"{line}\n")
         self._log.flush()
+
+    def do_all(self, steps: Iterable[Step]) -> None:
+        """Run the steps in their order, those beside each other that measure no time."""
+        for is_timed, alike in itertools.groupby(steps, key=lambda step: step.is_timed):
+            with concurrent.futures.ThreadPoolExecutor(1 if is_timed else _BESIDE) as pool:
+                for _ in pool.map(self.do, alike):
+                    pass
 
     def do(self, step: Step) -> None:
         """Run a step within what is left of the day, and note how it ended."""
@@ -97,8 +110,7 @@ def run(out: Path, *, dry: bool, deadline: float) -> int:
             major, minor = facts["capability"]
             day.say(f"{facts['name']}, compute capability {major}.{minor}, driver {facts['driver']}")
             day.say(", ".join(f"{name} {version or 'missing'}" for name, version in facts["versions"].items()))
-            for step in steps(work, dry=dry):
-                day.do(step)
+            day.do_all(steps(work, dry=dry))
         except (KeyboardInterrupt, SystemExit):
             day.failed.append("interrupted")
         try:

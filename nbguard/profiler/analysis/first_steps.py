@@ -12,6 +12,8 @@ _MOST = 3
 _WAITS = ("data", "transfer", "Python")
 _WORTH = 0.02
 """Of a batch, or of the fit: advice that would save less is not among the first things to do."""
+_LARGE = 0.10
+"""Share of the fit: a finding that would save so much comes before a verdict that only says that the GPU waits for Python."""
 _NAMED = 0.05
 """Share of the wall time from which a part of it is named where nothing stands out."""
 _IN_FEW = 0.25
@@ -53,6 +55,8 @@ def first_steps(timing: Timing, loader: LoaderVerdict | None, findings: Iterable
         lost = (loader.gain or 0) * timing.batches
         is_named = any(2 * _lost(finding, timing) >= lost for finding in known if finding.kind in _CODE)
         if not is_named and lost >= _NOTICED:
+            if loader.bound == "Python" and timing.busy is not None:  # of no use where something in that time has a name
+                lost = min([lost, *(step.lost - 1 for step in steps if step.lost >= _LARGE * timing.wall)])
             steps.append(_Step(loader.sentence, is_problem=False, lost=lost))
     steps.sort(key=lambda step: (not step.is_problem, -step.lost))
     if steps or loader is None:

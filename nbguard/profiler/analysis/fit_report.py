@@ -219,6 +219,7 @@ class FitAnalysis:
             step=timing.step,
             times=timing.medians,
             fp16=observed.fp16,
+            gainable=timing.gainable,
         )
 
     def _settings(self) -> Iterator[Setting]:

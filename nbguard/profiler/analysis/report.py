@@ -62,6 +62,11 @@ class Timing:
         """Return the nanoseconds of each phase in a training batch of the steady state; 0 where they are not known."""
         return {row.phase: row.median or 0 for row in self.rows if row.group == "batch"}
 
+    @property
+    def gainable(self) -> int:
+        """Return the nanoseconds of a batch that the program can save: while a GPU is behind it, what it does costs nothing."""
+        return round((1 - (self.busy or 0)) * (self.step or 0))
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerTrial:

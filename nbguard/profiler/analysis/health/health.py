@@ -23,11 +23,12 @@ def health(
     step: int | None = None,
     times: Mapping[str, int] | None = None,
     fp16: RangeFacts | None = None,
+    gainable: int | None = None,
 ) -> tuple[FitFinding, ...]:
     """Return the findings on health.
 
     `step`: the median of a batch in nanoseconds, to judge the cost of waiting. `times`: the same of its phases, by name.
-    `fp16`: the looks at float16's range.
+    `fp16`: the looks at float16's range. `gainable`: nanoseconds of a batch that the program can save.
     """
     times = times or {}
     work = sum(times.get(phase, 0) for phase in (phases.FORWARD, phases.LOSS, phases.BACKWARD))
@@ -36,7 +37,7 @@ def health(
         *amp_findings(amp),
         *range_findings(fp16 or RangeFacts()),
         *switch_findings(switches, work),
-        *sync_findings(syncs, step),
+        *sync_findings(syncs, step, gainable),
     ]
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 

@@ -34,12 +34,20 @@ class SyncFacts:
     batches: int = 0
 
 
-def sync_findings(facts: SyncFacts, step: int | None = None) -> tuple[FitFinding, ...]:
-    """Return the lines that wait in at least every other batch, the longest first. `step`: nanoseconds of a batch."""
+def sync_findings(facts: SyncFacts, step: int | None = None, gainable: int | None = None) -> tuple[FitFinding, ...]:
+    """Return the lines that wait in at least every other batch, the longest first.
+
+    Args:
+        facts: lines and their times.
+        step: nanoseconds of a batch.
+        gainable: nanoseconds of a batch that can be saved at all: to wait for a GPU that is at work costs nothing.
+    """
     often = [site for site in facts.sites if site.batches >= _ENOUGH and site.batches * 2 >= facts.batches]
     often.sort(key=lambda site: (-(site.waited or 0), -site.calls))
     return tuple(
-        _copied(site, facts.batches) if site.methods == (SAME_TENSOR,) else _finding(site, facts.batches, step)
+        _copied(site, facts.batches, step, gainable)
+        if site.methods == (SAME_TENSOR,)
+        else _finding(site, facts.batches, step, gainable)
         for site in often
     )
 
@@ -50,19 +58,25 @@ def copied_time(facts: SyncFacts) -> int:
     return sum(site.waited or 0 for site in sites) // max(facts.batches, 1)
 
 
-def _copied(site: SyncSite, batches: int) -> FitFinding:
+def _lost(time: int, gainable: int | None) -> int:
+    return time if gainable is None else min(time, gainable)
+
+
+def _copied(site: SyncSite, batches: int, step: int | None, gainable: int | None) -> FitFinding:
     time = (site.waited or 0) // batches
+    lost = _lost(time, gainable)
+    is_worth_it = not site.own and (step is None or lost >= _SHARE * step)
     return FitFinding(
         kind="copy",
-        severity="note" if site.own else "advice",
+        severity="advice" if is_worth_it else "note",
         what=f"{site.own or site.where} copies the same tensor to the GPU in every batch",
         evidence=f"{site.calls} times in {batches} training batches; {time / 1e6:.2f} ms per batch",
         change="copy it once, before the loop; what belongs to a model is moved with it after `register_buffer`",
-        time=time,
+        time=lost,
     )
 
 
-def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
+def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | None) -> FitFinding:
     time = None if site.waited is None else site.waited // batches
     is_emptying = set(site.methods) == {"empty_cache"}
     who = f"`{site.own}`" if site.own else site.where
@@ -80,10 +94,11 @@ def _finding(site: SyncSite, batches: int, step: int | None) -> FitFinding:
         )
     else:
         change = "leave it on the device and read it once per epoch, or in every 50th batch; of a loss keep `loss.detach()`"
-    is_worth_it = time is not None and step is not None and time >= _SHARE * step and not site.own
+    lost = None if time is None else _lost(time, gainable)
+    is_worth_it = lost is not None and step is not None and lost >= _SHARE * step and not site.own
     what = f"{who} waits for the GPU in {how_often}" if time is not None else f"{who} reads a value of a tensor in {how_often}"
     if is_emptying:
         what = f"{who} empties the allocator's cache in {how_often}"
     return FitFinding(
-        kind="sync", severity="advice" if is_worth_it else "note", what=what, evidence=evidence, change=change, time=time
+        kind="sync", severity="advice" if is_worth_it else "note", what=what, evidence=evidence, change=change, time=lost
     )

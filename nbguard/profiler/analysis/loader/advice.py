@@ -18,6 +18,9 @@ _WORTH = 1_000_000  # ns per batch: handing a batch from a worker to the fit tak
 _PAYS = 3 * _WORTH  # ns per batch that workers may save: handing batches over, and starting anew for each epoch, must pay
 _PAYS_EPOCH = 250_000_000  # ns, the same for an epoch
 _NOTICED = 10**9  # ns in all: less is not worth a thought
+_GIVING = 300_000  # ns per batch: handing copies to the device takes about as long, however they are made
+_IN_BATCHES = ("transform", "workers", "prefetch", "pin_memory")
+"""Kinds of findings on what every batch waits for: while the GPU is at work it costs nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,11 @@ def advice(context: LoaderContext) -> Iterator[FitFinding]:
         if any(2 * (finding.time or 0) >= context.wait for finding in slow):  # the cause; workers only share it
             workers = [replace(finding, severity="note") for finding in workers]
         findings += [*slow, *workers, *_copying(context, context.loader)]
-    batches = context.timing.batches
+    batches, gainable = context.timing.batches, context.timing.gainable
+    findings = [
+        replace(finding, time=min(finding.time or 0, gainable)) if finding.kind in _IN_BATCHES else finding
+        for finding in findings
+    ]
     yield from sorted(findings, key=lambda finding: -(finding.total or (finding.time or 0) * batches))
 
 
@@ -157,7 +164,7 @@ def _restarted(context: LoaderContext) -> Iterator[FitFinding]:
 def _copying(context: LoaderContext, loader: LoaderFacts) -> Iterator[FitFinding]:
     """Yield that batches are copied to the device in a way that the fit waits for."""
     transfer = context.medians.get(phases.TO_DEVICE, 0)
-    if not context.on_accelerator or transfer <= _SMALL * context.step:
+    if not context.on_accelerator or min(transfer, context.timing.gainable) <= max(_SMALL * context.step, _GIVING):
         return
     evidence = f"bringing a batch to the device takes {format_time(transfer)} of {format_time(context.step)}"
     if not loader.pin_memory:

@@ -13,6 +13,16 @@ from nbguard.units import format_time
 _BUSY = 0.90  # of the time: a GPU that works so much has nothing to wait for
 _STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited for, waits for Python
 _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
+_MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
+_MORE_AT_A_TIME = "larger batches or `torch.compile(model)` give it more work at a time"
+_MORE_WORK = {
+    phases.FORWARD: _MORE_AT_A_TIME,
+    phases.LOSS: _MORE_AT_A_TIME,
+    phases.BACKWARD: _MORE_AT_A_TIME,
+    phases.STEP: "an optimizer with `fused=True` steps in few calls",
+    phases.OTHER: "look at what the loop does between the calls of the model",
+}
+"""Ways to have a GPU wait less, by the phase in which the program spends most of a batch."""
 
 
 def verdict(
@@ -81,8 +91,7 @@ def _bound(
     own_code = (row for row in timing.rows if row.group == "batch" and (row.callback or row.phase == phases.OTHER))
     python = sum(row.median or 0 for row in own_code)
     if busy is not None and busy < _STARVED:
-        words = f"Python-bound: the GPU worked {busy:.0%} of the time though {_share(wait, step)} is waiting for data: it waits"
-        return "Python", idle, f"{words} for the code that gives it work; {_at_most(idle, step)}"
+        return "Python", idle, f"{_python_bound(busy, step, medians)}; {_at_most(idle, step)}"
     theirs = round(of_library * medians.get(phases.OTHER, 0))
     if not on_accelerator and python - theirs > _PYTHON * step:
         words = f"Python-bound: {_share(python, step)} is in callbacks and other code"
@@ -102,6 +111,17 @@ def _bound(
     parts = (python, f"callbacks and other code{loop}"), (medians.get(phases.TRANSFORMS, 0), "batch transforms")
     code = "".join(f"{_share(part, step)} is in {name}, " for part, name in parts if part > WAITING * step)
     return "compute", None, f"{words}; {code}the rest goes to the model, the loss and the optimizer"
+
+
+def _python_bound(busy: float, step: int, medians: dict[str, int]) -> str:
+    """Return that a GPU waits for the program, where this spends its time, and what may help."""
+    words = f"Python-bound: the GPU worked {busy:.0%} of the time and waited for the code that gives it work"
+    own = {phase: time for phase, time in medians.items() if phase != phases.WAIT}
+    phase = max(own, key=lambda name: own[name], default="")
+    if own.get(phase, 0) < _MOST * step:
+        return words
+    help_ = f": {_MORE_WORK[phase]}" if phase in _MORE_WORK else ""
+    return f"{words}, which is in {phase} for {_share(own[phase], step)}{help_}"
 
 
 def _share(part: int, step: int) -> str:

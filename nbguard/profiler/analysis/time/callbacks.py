@@ -35,6 +35,7 @@ def slow_callbacks(timing: Timing, of_fastai: Collection[str] = ()) -> Iterator[
         is_rare = timing.batches >= _ENOUGH and (row.p95 or 0) > mean > _RARE * usual  # at every n-th batch
         time = mean if is_rare else usual
         step = timing.step + time - usual
+        time = min(time, timing.gainable)
         share = time / step
         if share < _LITTLE or time < _NOTICED:
             continue

@@ -86,6 +86,11 @@ def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE, noticed: i
     return nanoseconds >= max(noticed, share * timing.wall)
 
 
+def _gainable(timing: Timing, in_batches: int) -> int:
+    """Return what a fit can save of the time that is spent on something in training batches."""
+    return min(in_batches, timing.gainable * timing.batches) if timing.busy is not None else in_batches
+
+
 def _is_of_validation(code: HotCode) -> bool:
     """Say whether half of a library's work, or more, is in validation."""
     return 2 * code.within("validation") >= code.total
@@ -113,10 +118,12 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     for code in hot:
         share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)
         share *= 1 - imports / max(timing.wall, 1)
-        if code.line is None or not _is_large(timing, code.total, share):
+        in_batches = code.within("batch")
+        total = code.total - in_batches + _gainable(timing, in_batches)
+        if code.line is None or not _is_large(timing, total, share):
             continue
         is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
-        if is_loaders or not _is_large(timing, code.total - _usual(timing, code), share):
+        if is_loaders or not _is_large(timing, total - _usual(timing, code), share):
             continue  # these have findings of their own
         name = _name(code, code.line)
         inner = f", nearly all of it in `{code.inner}`" if code.inner not in ("", code.line.called) else ""
@@ -124,7 +131,7 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
             f"{name} takes {format_time(code.total)}{inner}",
             _LESS.get(code.kind, "do less in it, or do it less often"),
         )
-        yield _finding("code", timing, code.total, what, change, _shares(code))
+        yield _finding("code", timing, total, what, change, _shares(code))
 
 
 def _name(code: HotCode, line: StackLine) -> str:
@@ -167,7 +174,8 @@ def _explained(hot: Sequence[HotCode], group: Group, phase: str = "") -> int:
 
 
 def _transforms(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
-    total = sum(row.total for row in timing.rows if row.phase == phases.TRANSFORMS)
+    rows = [row for row in timing.rows if row.phase == phases.TRANSFORMS]
+    total = sum(_gainable(timing, row.total) if row.group == "batch" else row.total for row in rows)
     named = sum(_explained(hot, row.group, row.phase) for row in timing.rows if row.phase == phases.TRANSFORMS)
     if _is_large(timing, total) and 2 * named < total:
         what = f"batch transforms (`after_batch` of the loaders) take {format_time(total)}"

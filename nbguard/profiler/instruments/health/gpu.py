@@ -10,11 +10,10 @@ from typing import Any
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.gpu import GpuMark, GpuObservations
 from nbguard.profiler.instruments.memory.categories import device_of
-from nbguard.profiler.record.recorder import Recorder
+from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.scan.devices.nvml import NvmlReader
 
-_ALL = 32  # batches at the beginning that are followed, and from there on
-_EVERY = 8  # each eighth
+_BEGINS: tuple[Event, ...] = ("forward", "loss", "step", "zero_grad")  # of phases: what went on before was other code
 _PENDING = 4096  # events that the GPU has not come to: then it is followed no further
 _KEPT = 200_000  # marks
 _LAST = 1.0  # seconds to wait at the end for events of the last batches
@@ -22,7 +21,7 @@ _LOOKS = 250_000_000  # ns between two questions to the driver
 
 
 class GpuWatch:
-    """Records events at the ends of phases, on the stream that the model's device uses."""
+    """Records events where phases begin and end, on the stream that the model's device uses, in batches that are looked at."""
 
     watches = "the GPU's own times"
 
@@ -33,7 +32,6 @@ class GpuWatch:
         self._last: Any = None  # the latest event that the GPU has come to, and when by its clock
         self._now = 0
         self._batch = 0
-        self._is_followed = False
         self._is_chained = False
         self._device: Any = None
         self._nvml: NvmlReader | None = None
@@ -63,42 +61,43 @@ class GpuWatch:
         return GpuObservations(tuple(self._marks), tuple(self._used), self._why_not)
 
     def _on_batch(self, number: int) -> None:
-        self._record(phases.OTHER)
-        self._read()
+        is_next, before = number == self._batch + 1, self._batch
         self._batch = number
-        was, self._is_followed = self._is_followed, number <= _ALL or number % _EVERY == 0
-        self._is_followed &= len(self._pending) < _PENDING and len(self._marks) < _KEPT
-        if self._is_followed and not was:
+        if is_next:
+            self._record(phases.OTHER, before)
+        else:  # batches between have not been followed
             self._is_chained = False
             self._record("")
+        self._read()
         self._ask_driver()
 
     def _on_phase(self, code: int) -> None:
-        if self._is_followed:
-            self._record(self._recorder.phase(code))
+        self._record(self._recorder.phase(code))
+
+    def _on_begin(self, *_: Any) -> None:
+        self._record(phases.OTHER)
 
     def _on_model(self, module: Any, args: Any) -> None:
         self._device = _gpu_of(module, args)
         if self._device is not None:
             self._why_not = ""
             self._recorder.unsubscribe("model", self._on_model)
-            self._recorder.subscribe("forward", self._on_forward, every_batch=True)
-            self._recorder.subscribe("batch", self._on_batch, every_batch=True)
-            self._recorder.subscribe("phase", self._on_phase, every_batch=True)
+            self._recorder.subscribe("batch", self._on_batch)
+            self._recorder.subscribe("phase", self._on_phase)
+            for event in _BEGINS:
+                self._recorder.subscribe(event, self._on_begin)
             self._nvml = NvmlReader().__enter__()
 
-    def _on_forward(self, _module: Any, _args: Any) -> None:
-        self._record(phases.OTHER)
-
-    def _record(self, phase: str) -> None:
+    def _record(self, phase: str, batch: int | None = None) -> None:
         """Put an event into the stream, with the phase that has ended; none while a CUDA graph is recorded."""
         cuda = sys.modules["torch"].cuda
-        if not self._is_followed or cuda.is_current_stream_capturing():
+        is_full = len(self._pending) >= _PENDING or len(self._marks) >= _KEPT
+        if self._recorder.batches != self._batch or is_full or cuda.is_current_stream_capturing():
             self._is_chained = False
             return
         event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
         event.record(cuda.current_stream(self._device))
-        self._pending.append((event, self._batch, phase if self._is_chained else "", self._recorder.clock()))
+        self._pending.append((event, batch or self._batch, phase if self._is_chained else "", self._recorder.clock()))
         self._is_chained = True
 
     def _read(self) -> bool:

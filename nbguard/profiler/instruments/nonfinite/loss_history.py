@@ -22,15 +22,16 @@ class LossHistory:
     """Losses in host memory, in their order. Keeps numbers only.
 
     `is_usual(loss)` notes a loss, and says so, if it is one finite number in host memory, not the first of the fit and no jump:
-    then nobody need look at it more closely. It raises where a loss has several values, or none in memory of its own.
+    then nobody need look at it more closely. A loss of a device it leaves to `send`. It raises where a loss has several values,
+    or none in memory of its own.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, send: Callable[[Any], bool] | None = None) -> None:
         self._torch = torch
         self._plain, self._item = torch.Tensor, torch._C.TensorBase.item  # torch.Tensor's own may be somebody's
         self._own, self._strided = torch._C.DisableTorchFunctionSubclass, torch.strided
         self._latest: deque[float] = deque(maxlen=_KEPT)
-        self.is_usual, self._count = _usual_noter(self._latest, torch)
+        self.is_usual, self._count = _usual_noter(self._latest, torch, send or _is_unusual)
         self.reset()
 
     def reset(self) -> None:
@@ -88,7 +89,13 @@ class LossHistory:
         return jumps
 
 
-def _usual_noter(latest: deque[float], torch: Any) -> tuple[Callable[[Any], bool], Callable[[], int]]:
+def _is_unusual(_: Any) -> bool:
+    return False
+
+
+def _usual_noter(
+    latest: deque[float], torch: Any, send: Callable[[Any], bool]
+) -> tuple[Callable[[Any], bool], Callable[[], int]]:
     """Return `LossHistory.is_usual`, which looks nothing up as every batch calls it, and a function that counts its losses."""
     plain, item, own = torch.Tensor, torch._C.TensorBase.item, torch._C.DisableTorchFunctionSubclass
     note, most, least, count = latest.append, JUMP, -JUMP, 0
@@ -97,12 +104,12 @@ def _usual_noter(latest: deque[float], torch: Any) -> tuple[Callable[[Any], bool
         nonlocal count
         if type(loss) is plain:
             if not loss.is_cpu:
-                return False
+                return send(loss)
             value = item(loss)
         else:
             with own():
                 if not loss.is_cpu:
-                    return False
+                    return send(loss)
                 value = item(loss)
         if type(value) is float and least <= value <= most and latest:
             note(value)

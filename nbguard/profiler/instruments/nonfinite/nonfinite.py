@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 import weakref
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from nbguard.profiler.analysis.health.nonfinite import (
 )
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
+from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory, largest_of, peak_of
 from nbguard.profiler.instruments.nonfinite.module_counters import ModuleCounters
 from nbguard.profiler.instruments.nonfinite.origin import origin_of_gradient, origin_of_loss
@@ -32,12 +34,14 @@ from nbguard.scan.heap.kinds import name_of
 
 _SHARE = 0.001
 """Share of the time between two looks at all gradients that one look may take."""
+_LAST = 0.5
+"""Seconds to wait at the end for values that a device has not come to."""
 
 
 class FiniteWatch:
     """Looks at the loss of each training batch and, now and then, at the gradients.
 
-    In host memory it looks at once. Values of a device are read a batch or two late, without waiting for it, and the layer is
+    In host memory it looks at once. Values of a device are read some batches late, without waiting for it, and the layer is
     then not looked for any more; with `stop_on_nan` it waits for the loss and the gradients of every batch, keeps the model's
     input until the loss is there, and stops the fit before anything reaches the parameters: fastai's by CancelFitException, any
     other by StoppedAtNaN.
@@ -68,7 +72,8 @@ class FiniteWatch:
         self._torch: Any = torch
         self._recorder = recorder
         self._arriving = AsyncScalars(torch, waits=self._stops)
-        self._history = LossHistory(torch)
+        self._late = DeviceLosses(torch, recorder.__len__, self._late_loss_is)
+        self._history = LossHistory(torch, self._late.send)
         recorder.usual_loss = None if self._stops else self._history.is_usual
         recorder.subscribe("learner", self._begin)
         recorder.subscribe("fit ends", self._end)
@@ -78,13 +83,24 @@ class FiniteWatch:
         recorder.subscribe("step", self._step, every_batch=self._stops)
 
     def stop(self) -> None:
-        """Hold nothing of the user's any more. Values that have not arrived by now stay unknown."""
-        self._arriving.poll()
+        """Hold nothing of the user's any more. Values that do not arrive in half a second stay unknown."""
+        self._late.turn_page()
+        end = time.monotonic() + _LAST
+        while not self._have_arrived() and time.monotonic() < end:
+            time.sleep(0.001)
+        self._late.forget()
         self._growth = self._history.growth(self._rate)
         self._recorder.usual_loss = None
         self._recorder.calls.clear()
         self._counters = ModuleCounters()
         self._learner = None
+
+    def _have_arrived(self) -> bool:
+        """Look at the values that have arrived, in the order in which they were sent; say whether all have."""
+        if self._late.poll():
+            self._arriving.poll()
+            return not self._arriving.is_waiting
+        return False
 
     def observe(self) -> FiniteFacts:
         """Return how much was looked at, and the first value that was not finite."""
@@ -100,6 +116,7 @@ class FiniteWatch:
         if self._is_search:  # its NaN says nothing of the fits that follow
             self._searched, self._first, self._jump = self._first or self._searched, None, None
             self._history.reset()
+            self._late.forget()
             self._arriving = AsyncScalars(self._torch, waits=self._stops)
             self._recorder.subscribe("forward", self._forward, every_batch=self._stops)
         self._learner, self._is_search = None, False
@@ -138,10 +155,10 @@ class FiniteWatch:
         if value is not None:  # nearly always: nothing else is made of it
             self._losses += 1
             if self._history.note(value, self._calls) and self._jump is None:
-                self._note_jump(value)
+                self._note_jump(value, len(self._recorder), self._calls)
         else:
-            if self._arriving.is_waiting:
-                self._arriving.poll()
+            self._late.turn_page()
+            self._have_arrived()
             for tensor in tensors if type(tensors) in (tuple, list) else (tensors,):
                 if self._first is None and issubclass(type(tensor), self._torch.Tensor):
                     self._look_at_loss(tensor)
@@ -157,18 +174,25 @@ class FiniteWatch:
             is_late = self._arriving.is_late(number)
         self._arriving.read(number, partial(self._loss_is, len(self._recorder), is_late))
 
-    def _note_jump(self, value: float) -> None:
+    def _note_jump(self, value: float, turned: int, calls: list[ForwardCall]) -> None:
         self._jump = LossJump(
-            place=position_of(self._recorder.boundaries(len(self._recorder)), self._recorder.ahead),
+            place=position_of(self._recorder.boundaries(turned), self._recorder.ahead),
             loss=value,
             usual=self._history.usual,
-            peak=peak_of(self._torch, self._calls),
+            peak=peak_of(self._torch, calls),
             usual_peak=self._history.usual_peak,
         )
 
+    def _late_loss_is(self, turned: int, value: float) -> None:
+        self._loss_is(turned, True, (value,))
+
     def _loss_is(self, turned: int, is_late: bool, values: tuple[float, ...]) -> None:
         self._losses += 1
-        if self._first is not None or all(map(math.isfinite, values)):
+        if self._first is not None:
+            return
+        if all(map(math.isfinite, values)):
+            if is_late and len(values) == 1 and self._history.note(values[0], ()) and self._jump is None:
+                self._note_jump(values[0], turned, [])
             return
         if is_late:
             origin = Origin(
@@ -187,7 +211,7 @@ class FiniteWatch:
     def _step(self, optimizer: Any) -> None:
         if self._first is not None:
             return
-        self._arriving.poll()
+        self._have_arrived()
         start = self._recorder.clock()
         if (start < self._next_look and not self._stops) or self._is_scaled(optimizer):
             return
