@@ -163,8 +163,9 @@ class FitProfile:
             observed = replace(observed, tuning=tuning)
         if analysis.may_keep_graphs:
             least = least_kept(analysis.timing.batches)
+            tracked = "" if analysis.memory is None else "cuda" if analysis.has_gpu else "cpu"
             none: tuple[KeptGraphs, ...] = ()
-            kept = self._attempt("names that keep graphs", lambda: kept_graphs(self._operations, least), none)
+            kept = self._attempt("names that keep graphs", lambda: kept_graphs(self._operations, least, tracked), none)
             observed = replace(observed, kept_graphs=kept)
         if options.compare:
             observed = replace(observed, is_compared=True, before=run_history.last(key))

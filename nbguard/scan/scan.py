@@ -135,15 +135,16 @@ class TimedScan(Scan):
     is_beside: bool  # made while code of the user's ran in another thread
 
 
-def scan(notebook: Notebook, *, tensors: bool = False) -> Scan:
+def scan(notebook: Notebook, *, tensors: bool = False, tracked: str = "") -> Scan:
     """Look at the process once. Raises NoTorchError if PyTorch is not imported; changes nothing.
 
-    With `tensors`, the tracker knows each tensor too, weakly, so that a parking finds them again.
+    With `tensors`, the tracker knows each tensor too, weakly, so that a parking finds them again. `tracked` is the kind of
+    device whose tensors are looked for; empty: the one that nbguard reports on here, a GPU where there is one.
     """
     if "torch" not in sys.modules:
         raise NoTorchError
     with pause_main_thread():
-        return _scan_without_collecting(notebook, tensors)
+        return _scan_without_collecting(notebook, tensors, tracked)
 
 
 def timed_scan(notebook: Notebook) -> TimedScan:
@@ -159,20 +160,19 @@ def timed_scan(notebook: Notebook) -> TimedScan:
     )
 
 
-def _scan_without_collecting(notebook: Notebook, tensors: bool) -> Scan:
+def _scan_without_collecting(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     torch: Any = sys.modules["torch"]
     collects = gc.isenabled()
     gc.disable()  # what the walk allocates must not start a collection: that would change what is being looked at
     try:
         with torch._C.DisableTorchFunctionSubclass():  # reading a tensor subclass's attributes must not run its code
-            return _scan_once(notebook, tensors)
+            return _scan_once(notebook, tensors, tracked or tracked_device())
     finally:
         if collects:
             gc.enable()
 
 
-def _scan_once(notebook: Notebook, tensors: bool) -> Scan:
-    tracked = tracked_device()
+def _scan_once(notebook: Notebook, tensors: bool, tracked: str) -> Scan:
     before = allocations(tracked)
     devices, missing = device_facts(tracked)
     kinds = Kinds()

@@ -181,6 +181,18 @@ print(counters(train) == counters(lambda: watch(train)))
     assert fake_cuda_run(_PRELUDE + code).splitlines()[-2:] == ["heap of the process False False", "True"]
 
 
+def test_what_a_fit_on_the_cpu_keeps_is_named_where_there_is_a_gpu(fake_cuda_run: Run) -> None:
+    code = """
+import nbguard
+kept = []
+with nbguard.profile_fit(show=False) as profile:
+    train(100, lambda x: kept.append(x * torch.ones(1, requires_grad=True)), device='cpu', make=torch.optim.SGD)
+print(profile.report.first[0])
+"""
+
+    assert "`kept` keeps" in fake_cuda_run(_PRELUDE + code)
+
+
 def test_running_out_of_memory_still_makes_a_report(report: Callable[..., dict[str, Any]]) -> None:
     found = report(
         """

@@ -32,8 +32,10 @@ class GrowthWatch:
 
     watches = "holders of growing memory"
 
-    def __init__(self, recorder: Recorder, read: Callable[[], int]) -> None:
+    def __init__(self, recorder: Recorder, read: Callable[[], int], tracked: str) -> None:
+        """`read` returns the bytes allocated on the device of the fit, which is of the kind `tracked`."""
         self.looks = 0
+        self._tracked = tracked
         self._recorder = recorder
         self._read = read
         self._samples: list[Sample] = []
@@ -78,7 +80,7 @@ class GrowthWatch:
         self.looks += 1
         self._recorder.boundary("disturbed")
         start, before = time.thread_time(), self._read()
-        sizes = holder_sizes(scan(Notebook.current()).facts.graph, _variables())
+        sizes = holder_sizes(scan(Notebook.current(), tracked=self._tracked).facts.graph, _variables())
         self._seconds = time.thread_time() - start
         self._left_by_us += self._read() - before
         return sizes
@@ -103,16 +105,17 @@ def operations_so_far() -> int:
     return 0 if count is None else int(count())
 
 
-def kept_graphs(since: int = 0, least: int = ENOUGH) -> tuple[KeptGraphs, ...]:
+def kept_graphs(since: int = 0, least: int = ENOUGH, tracked: str = "") -> tuple[KeptGraphs, ...]:
     """Return the names that hold many tensors with graphs of their own, the most first, however few their bytes.
 
+    `tracked`: the kind of device on which they are; empty: the one that nbguard reports on.
     `since`: `operations_so_far()` when the fit began. Tensors that were computed before it are left out. Where fewer than
     `least` are left, nobody holds that many, and the process is not looked at.
     """
     older, since_then = _with_graphs(since)
     if since_then < least:
         return ()
-    graph = scan(Notebook.current()).facts.graph
+    graph = scan(Notebook.current(), tracked=tracked).facts.graph
     roots = tuple(root for root in graph.roots if root.kind == "name")
     sizes = holder_sizes(replace(graph, roots=roots), {}, older)
     return tuple(KeptGraphs(name, count) for name, count in keepers(sizes, least))

@@ -35,7 +35,7 @@ class MemoryTimeline:
         self._start = start
         self._pace = Pace(recorder.clock)
         self._levels = LevelHistory(start)
-        self._growth = GrowthWatch(recorder, lambda: counter.read().allocated)
+        self._growth = GrowthWatch(recorder, lambda: counter.read().allocated, counter.tensors_on.partition(":")[0])
         self._stocktaker = Stocktaker(counter.tensors_on, counter.rounding)
         self._recorded = DeepWatch(recorder, counter, start.allocated) if deep else None
         self._stock: Stock | None = None
