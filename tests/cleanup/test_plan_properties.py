@@ -218,6 +218,26 @@ def test_a_holder_retains_what_is_lost_without_it(graph: Graph) -> None:
 
 
 @given(graphs(), st.data())
+def test_everything_is_all_that_only_names_hold_and_no_name_goes_in_vain(graph: Graph, data: st.DataObject) -> None:
+    labels = sorted({root.label for root in graph.roots if root.kind == "name"})
+    keep = tuple(data.draw(st.lists(st.sampled_from(labels), max_size=2, unique=True))) if labels else ()
+
+    plan = plan_cleanup(make_facts(graph), Request(everything=True, keep=keep))
+
+    names = {
+        number: root
+        for number, root in enumerate(graph.roots)
+        if root.kind == "name" and root.label not in keep and any(graph.nodes[node].kind != "code" for node in root.nodes)
+    }
+    assert _alive(graph) - _alive(graph, without=tuple(names)) <= plan.storages
+    gone = [action.subject for action in plan.actions if action.kind == "del"]
+    for root in names.values():
+        nodes = [graph.nodes[node] for node in _walk(graph, list(root.nodes))]
+        frees = any(not plan.storages.isdisjoint(node.storages) or node.kind in ("pool", "iterator") for node in nodes)
+        assert frees or root.label not in gone
+
+
+@given(graphs(), st.data())
 def test_the_shortest_path_is_a_way_and_none_has_fewer_steps(graph: Graph, data: st.DataObject) -> None:
     root = data.draw(st.sampled_from(graph.roots))
     goals = set(data.draw(st.lists(st.integers(0, len(graph.nodes) - 1), min_size=1, max_size=2)))

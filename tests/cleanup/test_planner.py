@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nbguard.cleanup.plan.plan import Plan, Request
@@ -167,6 +169,33 @@ def test_everything_goes_but_functions_and_what_is_kept() -> None:
     graph = make_graph({"a": ["x"], "keep": ["y"], "f": ["z"]}, storages={"x": 1, "y": 2, "z": 4}, kinds={"z": "code"})
 
     assert _plan(make_facts(graph), everything=True, keep=("keep",)).promised == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "nbytes", "goes"), [("model", 0, False), ("model", 2, True), ("pool", 0, True), ("iterator", 0, True)]
+)
+def test_of_everything_a_name_stays_that_frees_nothing(kind: str, nbytes: int, goes: bool) -> None:
+    storages = {"x": 1} | ({"l": nbytes} if nbytes else {})
+    graph = make_graph({"a": ["x"], "brought": ["t"]}, {"t": {".loss_func": "l"}}, storages, {"l": kind})
+
+    plan = _plan(make_facts(graph), everything=True)
+
+    assert [action.subject for action in plan.actions if action.kind == "del"] == ["a", "brought"][: 1 + goes]
+
+
+def test_of_everything_a_name_stays_whose_memory_something_else_keeps() -> None:
+    """As an object that a library's module has, too, and another name of what is kept."""
+    graph = make_graph(
+        {"a": ["x"], "b": ["x", "y"], "brought": ["t"], "library": ["t"], "keep": ["k"], "alias": ["k"]},
+        storages={"x": 1, "y": 2, "t": 4, "k": 8},
+    )
+    roots = tuple(replace(root, kind="library") if root.label == "library" else root for root in graph.roots)
+    facts = make_facts(replace(graph, roots=roots))
+
+    plan = _plan(facts, everything=True, keep=("keep",))
+
+    assert [action.subject for action in plan.actions if action.kind == "del"] == ["a", "b"]
+    assert plan.promised == 3
 
 
 def test_a_displayed_result_can_be_kept() -> None:

@@ -38,14 +38,22 @@ _PARTS = 100
 
 def plan_cleanup(facts: Facts, request: Request) -> Plan:
     """Return the plan that meets `request` in the process that `facts` describe, with the bytes it promises."""
+    if not request.everything or request.only_workers:
+        return _plan_and_rest(facts, request)[0]
+    names = _everything(facts.graph, request.keep)
+    plan, alive = _plan_and_rest(facts, replace(request, targets=names))
+    needed = tuple(name for name in names if _gives_back(facts.graph, name.root, alive))
+    return plan if needed == names else _plan_and_rest(facts, replace(request, targets=needed))[0]
+
+
+def _plan_and_rest(facts: Facts, request: Request) -> tuple[Plan, frozenset[int]]:
+    """Return the plan that meets `request`, whose targets are all named, and the nodes that stay reached after it."""
     builder = PlanBuilder(facts=facts)
     if request.only_workers:
         end_workers(builder, None)
         give_pinned_memory_back(builder)
         return _settled(builder, request)
     given_up: set[int] | None = None
-    if request.everything:
-        request = replace(request, targets=_everything(facts.graph, request.keep))
     if request.targets:
         given_up = _give_up(builder, request.targets)
     scope = None if request.everything else given_up  # what the steps below are limited to; None: the default cleanup's
@@ -75,13 +83,13 @@ def plan_cleanup(facts: Facts, request: Request) -> Plan:
     return _settled(builder, request, workspaces)
 
 
-def _settled(builder: PlanBuilder, request: Request, workspaces: Workspaces | None = None) -> Plan:
-    """Return the plan that the steps so far make, with its bytes."""
+def _settled(builder: PlanBuilder, request: Request, workspaces: Workspaces | None = None) -> tuple[Plan, frozenset[int]]:
+    """Return the plan that the steps so far make, with its bytes, and the nodes that stay reached."""
     facts, settled = builder.facts, builder.settle()
     workspaces = workspaces or Workspaces()
     in_use = pools_in_use(facts, settled.alive)
     back = given_back(facts, settled.storages, in_use, workspaces.addresses)
-    return Plan(
+    plan = Plan(
         request=request,
         actions=settled.actions,
         storages=settled.storages,
@@ -91,6 +99,7 @@ def _settled(builder: PlanBuilder, request: Request, workspaces: Workspaces | No
         skipped=tuple(builder.skipped),
         pools=in_use,
     )
+    return plan, settled.alive
 
 
 def _reached_by(graph: Graph, *kinds: str) -> set[int]:
@@ -110,13 +119,26 @@ def _note_what_is_hidden(builder: PlanBuilder) -> None:
 
 
 def _everything(graph: Graph, keep: Iterable[str]) -> tuple[Target, ...]:
-    """Return every name of the namespace that leads to memory, except code (functions, classes) and the names in `keep`."""
+    """Return every name of the namespace in the graph, except code (functions, classes) and the names in `keep`."""
     kept = set(keep)
     return tuple(
         Target(text=root.label, root=root.label)
         for root in graph.roots
         if root.kind == "name" and root.label not in kept and not all(graph.nodes[node].kind == "code" for node in root.nodes)
     )
+
+
+def _gives_back(graph: Graph, name: str, alive: Set[int]) -> bool:
+    """Say whether a name has a part in what a plan frees, after which the nodes `alive` stay reached.
+
+    One that a library brought has none: its module keeps the object. Nor has one that leads to an object without memory, such
+    as the transforms of fastai that have a loss function, which `from fastai.vision.all import *` binds.
+    """
+    reached = reach(graph, (node for root in graph.roots if root.kind == "name" and root.label == name for node in root.nodes))
+    gone = reached - alive
+    if graph.rest in reached or storages_of(graph, gone) - storages_of(graph, alive):
+        return True
+    return any(graph.nodes[node].kind in ("pool", "iterator") for node in gone)
 
 
 def _give_up(builder: PlanBuilder, targets: Iterable[Target]) -> set[int]:
