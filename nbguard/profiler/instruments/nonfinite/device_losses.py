@@ -13,7 +13,7 @@ _ON_A_PAGE = 32
 """Losses for which one event is put into the device's stream: an event takes longer than a copy."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Page:
     """Page-locked host memory that losses are copied into, each into a place of its own."""
 
@@ -84,7 +84,7 @@ class DeviceLosses:
         page = next(fitting, None)
         if page is None:
             numbers = self._torch.empty(_ON_A_PAGE, dtype=loss.dtype, pin_memory=True, device="cpu")
-            page = _Page(loss.device, loss.dtype, numbers, list(numbers.unbind()))
+            page = _Page(device=loss.device, dtype=loss.dtype, numbers=numbers, places=list(numbers.unbind()))
         else:
             self._free.remove(page)
         self._page = page
