@@ -3,7 +3,8 @@
 An event that the GPU comes to at once has found it with nothing left to do. The delay of any other event is how far the GPU is
 behind the program. The two clocks are set against each other by the events that took least.
 
-Not measured on a GPU yet: tried on timelines that are made up.
+On an H100 the share of time in which kernels run, by CUPTI, lay between what is called busy here, and that with `paced` added:
+tests/data/profile/gpu_marks.json.gz has the events.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from nbguard.profiler.analysis.time import phases
 from nbguard.units import counted
 
 _WARM_UP = 3  # batches
-_DRIFT = 20e-6  # of the time: by so much at most two clocks part
+_DRIFT = 100e-6  # of the time: by so much at most two clocks part; those of a virtual machine and its H100 by 20e-6
 _AT_ONCE = 50_000  # ns: the length of a kernel or two, in which the GPU is not behind yet
 _AT_ONCE_OF_STEP = 0.02
 _FEWEST = 3  # batches that tell something
@@ -30,7 +32,7 @@ class GpuMark:
 
     batch: int  # number of the batch in the recording
     phase: str  # that ended with the event; "": it was not followed
-    host: int  # nanoseconds when it was put into the stream, by the host's clock
+    host: int  # nanoseconds just before it was put into the stream, by the host's clock
     gpu: int  # nanoseconds when the GPU came to it, by its own clock
 
 
@@ -59,15 +61,37 @@ class GpuFacts:
 
 
 def lags(marks: Sequence[GpuMark]) -> list[int]:
-    """Return by how many nanoseconds the GPU came to each event after it could have: how far it was behind."""
-    apart = [mark.gpu - mark.host for mark in marks]
-    least = [float(delay) for delay in apart]
-    for order in (range(1, len(marks)), range(len(marks) - 2, -1, -1)):
-        step = 1 if order.step > 0 else -1
-        for at in order:
-            drift = _DRIFT * abs(marks[at].host - marks[at - step].host)
-            least[at] = min(least[at], least[at - step] + drift)
-    return [max(0, round(delay - low)) for delay, low in zip(apart, least, strict=True)]
+    """Return by how many nanoseconds the GPU came to each event after it could have: how far it was behind.
+
+    No event comes before it was put into the stream. So the two clocks part along the line below all delays that is nearest to
+    them: the edge of their lower hull over the middle of the time.
+    """
+    if not marks:
+        return []
+    delays = [(mark.host, mark.gpu - mark.host) for mark in marks]
+    drift = max(-_DRIFT, min(_DRIFT, _slope_below(delays)))
+    apart = [delay - drift * (host - marks[0].host) for host, delay in delays]
+    least = min(apart)
+    return [round(each - least) for each in apart]
+
+
+def _slope_below(points: Sequence[tuple[int, int]]) -> float:
+    """Return the slope of the lower hull of points at the middle of them; 0 where there is none."""
+    hull: list[tuple[int, int]] = []
+    for x, y in points:
+        while len(hull) > 1 and _is_above(hull[-2], hull[-1], (x, y)):
+            hull.pop()
+        hull.append((x, y))
+    middle = sum(x for x, _ in points) / len(points)
+    for (x0, y0), (x1, y1) in pairwise(hull):
+        if x0 < x1 and x0 <= middle <= x1:
+            return (y1 - y0) / (x1 - x0)
+    return 0.0
+
+
+def _is_above(first: tuple[int, int], point: tuple[int, int], last: tuple[int, int]) -> bool:
+    """Say whether a point is on the line from the first to the last, or above it."""
+    return (point[0] - first[0]) * (last[1] - first[1]) <= (last[0] - first[0]) * (point[1] - first[1])
 
 
 def gpu_facts(marks: Sequence[GpuMark], used: Sequence[float] = (), why_not: str = "") -> GpuFacts:

@@ -96,8 +96,10 @@ class GpuWatch:
             self._is_chained = False
             return
         event = self._free.pop() if self._free else cuda.Event(enable_timing=True)
-        event.record(cuda.current_stream(self._device))
-        self._pending.append((event, batch or self._batch, phase if self._is_chained else "", self._recorder.clock()))
+        stream = cuda.current_stream(self._device)
+        now = self._recorder.clock()  # not after: another thread may come between, and the GPU not come before its time
+        event.record(stream)
+        self._pending.append((event, batch or self._batch, phase if self._is_chained else "", now))
         self._is_chained = True
 
     def _read(self) -> bool:
