@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nbguard.errors import NbguardError
 from nbguard.units import format_bytes, parse_bytes
@@ -10,6 +11,13 @@ from nbguard.units import format_bytes, parse_bytes
 GiB = 2**30
 _CONTEXT = 600 * 2**20
 """Bytes of a CUDA context where nothing has measured it: contexts take 300 to 600 MiB."""
+
+
+class Workspaces(NamedTuple):
+    """Numbers of workspaces that torch keeps for cuBLAS, two at most: the forward pass's, then autograd's thread's."""
+
+    cublas: int = 0
+    cublaslt: int = 0  # those beside them, in the torch that keeps them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.replay.rollback import InitialState, Intervals, LiveBlock
 from nbguard.allocator.replay.start import StartCorrections, set_up
 from nbguard.memory.facts import DeviceFacts
-from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.hardware import Gpu, Workspaces
 from nbguard.scan.devices.cuda import device_facts, tracked_device
 
 _ALIVE = "active_allocated"
@@ -25,7 +26,7 @@ class LiveDevice:
     gpu: Gpu  # its context is all that is not PyTorch's allocator's: CUDA's own, and what other processes hold
     state: InitialState  # segments and blocks
     own: frozenset[int]  # addresses of blocks that the fit uses again, or makes anew in their place
-    workspaces: int  # number of cuBLAS workspaces that are there already, two at most
+    workspaces: Workspaces  # that are there already
 
     def set_up(self, model: CachingAllocator) -> None:
         """Put an empty model into the state of the device, without what is the fit's own."""
@@ -87,8 +88,9 @@ def _state(facts: DeviceFacts) -> InitialState:
     return state
 
 
-def _workspaces(facts: DeviceFacts, own: frozenset[int]) -> int:
-    """Return the number of blocks that are as large as a cuBLAS workspace and no tensor of the fit's."""
-    blocks = (block for segment in facts.segments or () for block in segment.blocks)
-    found = [block for block in blocks if block.requested == facts.workspace and block.address not in own]
-    return min(2, len(found))
+def _workspaces(facts: DeviceFacts, own: frozenset[int]) -> Workspaces:
+    """Return the numbers of blocks that are as large as a workspace of cuBLAS or cuBLASLt and no tensor of the fit's."""
+    others = (block for segment in facts.segments or () for block in segment.blocks if block.address not in own)
+    sizes = Counter(block.requested for block in others if block.requested)
+    cublas, cublaslt = (min(2, sizes[nbytes or 0]) for nbytes in (facts.workspace, facts.lt_workspace))
+    return Workspaces(cublas, min(cublas, cublaslt))

@@ -33,7 +33,7 @@ import torch
 from nbguard.prediction.predict import predict
 from tests.prediction.fits import fit, make
 case = sys.argv[1]
-torch.cuda.init()
+kept = torch.ones(1, device="cuda")  # the prediction is for the device that is in use
 foreseen = predict(make(case, "cpu"))
 fit(make(case, "cuda"))
 real = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()

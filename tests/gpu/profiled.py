@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -82,6 +83,7 @@ def names() -> list[str]:
 
 def _run(training: Callable[[], Any], profile: AbstractContextManager[Any]) -> list[torch.Tensor]:
     torch.manual_seed(7)
+    random.seed(7)  # fastai's loaders shuffle by it
     with contextlib.redirect_stdout(io.StringIO()), profile:
         weights: list[torch.Tensor] = training()
     torch.cuda.synchronize()

@@ -34,7 +34,8 @@ def text(device: Json, figures: Json | None, recordings: Sequence[Json], outputs
     for title, output in outputs.items():
         is_table = "|---|" in output
         shown = [output.strip("\n")] if is_table else ["```", output.strip("\n"), "```"]
-        lines += [f"### {title}" if is_table else f"### {title}, on this machine's CPU", "", *shown, ""]
+        where = "" if "GPU" in title or is_table else ", on this machine's CPU"
+        lines += [f"### {title}{where}", "", *shown, ""]
     return "\n".join([*lines, END, ""])
 
 

@@ -24,7 +24,7 @@ from nbguard.prediction.emulation.operators import OperatorMode
 from nbguard.prediction.emulation.recorder import RecordingDevice
 from nbguard.prediction.emulation.writes import WRITES
 from nbguard.prediction.fits.batches import moved
-from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.hardware import Gpu, Workspaces
 from nbguard.prediction.prediction import FitPhase
 from nbguard.scan.storage_events import StorageMode
 
@@ -78,6 +78,8 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
             return kind in self._kinds
         return "cpu" in self._kinds and not str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")
 
+_NO_WORKSPACES = Workspaces()
+
 
 class Emulation(AbstractContextManager["Emulation"]):
     """Meta tensors of this thread live on a modelled GPU while it is entered. Other threads go on as ever.
@@ -87,7 +89,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         settings: of the allocator.
         reserve: bytes of the device that must stay free.
         start: puts the empty model of the allocator into another state; None: the device is empty.
-        workspaces: number of cuBLAS workspaces that are there already, the forward pass's first.
+        workspaces: those of cuBLAS that are there already.
         device: kind of device on which the fit's models are; on a machine without a GPU that is the host.
     """
 
@@ -97,7 +99,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         settings: AllocatorSettings,
         reserve: int = 0,
         start: Callable[[CachingAllocator], None] | None = None,
-        workspaces: int = 0,
+        workspaces: Workspaces = _NO_WORKSPACES,
         device: str = "cuda",
     ) -> None:
         self.device = RecordingDevice(

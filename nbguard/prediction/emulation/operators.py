@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.emulation.recorder import RecordingDevice
-from nbguard.prediction.hardware import Gpu
+from nbguard.prediction.hardware import Gpu, Workspaces
 from nbguard.prediction.prediction import MemoryCategory
 from nbguard.prediction.rules import REPLACED, TEMPORARIES, UNKNOWN
 from nbguard.prediction.rules.composed import COMPOSED, compose
+from nbguard.scan.devices.kept_memory.workspaces import cublaslt_workspace
 from nbguard.scan.storage_events import is_autograds
 
 _aten = torch.ops.aten
@@ -37,6 +38,8 @@ _GEMMS = frozenset(
     if hasattr(_aten, name)
 )
 """Operators that call cuBLAS, and make its workspace where their thread has none yet."""
+_WITH_BIAS = frozenset({_aten.addmm.default, _aten._addmm_activation.default})
+"""Those of them that may call cuBLASLt instead."""
 _CONVOLUTIONS = frozenset({_aten.convolution.default, _aten.convolution_backward.default})
 _IN_PLACE = {
     _aten.index_add.default: _aten.index_add_.default,
@@ -60,12 +63,12 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
     Args:
         device: the modelled allocator.
         gpu: decides about sizes of buffers.
-        workspaces: number of cuBLAS workspaces that are there already, the forward pass's first.
+        workspaces: those of cuBLAS that are there already.
     """
 
     supports_higher_order_operators = True  # else torch refuses them while a mode is entered
 
-    def __init__(self, device: RecordingDevice, gpu: Gpu, workspaces: int = 0) -> None:
+    def __init__(self, device: RecordingDevice, gpu: Gpu, workspaces: Workspaces) -> None:
         super().__init__()
         self.gpu = gpu
         self.reads: Counter[str] = Counter()
@@ -78,7 +81,8 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         """Kinds of operators that were called and take memory by no known rule."""
         self._device = device
         self._workspaces: list[int] = []
-        self._with_workspace = set((False, True)[:workspaces])
+        self._of_backward = [set((False, True)[:number]) for number in workspaces]  # threads that have one, by kind
+        self._lt_workspace = cublaslt_workspace(torch)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -120,7 +124,9 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         if out is NotImplemented:
             out = self._called(func, args, kwargs)
         if func in _GEMMS:
-            self._make_workspace()
+            self._make_workspace(0, self.gpu.cublas_workspace)
+            if self._lt_workspace and func in _WITH_BIAS and _is_lts(*args[:3], **kwargs):
+                self._make_workspace(1, self._lt_workspace)
         if func in _CONVOLUTIONS:
             self.convolutions += 1
         if func is _FLASH and self.gpu.architecture >= _HOPPER:
@@ -144,14 +150,14 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
         raise UnpredictableError(f"{func} has no form without data: the memory of what follows cannot be predicted ({reason})")
 
-    def _make_workspace(self) -> None:
-        """Make the workspace of this thread: autograd's backward pass runs in one of its own on CUDA."""
+    def _make_workspace(self, kind: int, nbytes: int) -> None:
+        """Make a workspace of this thread, if it has none: autograd's backward pass runs in one of its own on CUDA."""
         is_backward = torch._C._current_graph_task_id() >= 0
-        if is_backward not in self._with_workspace:
-            self._with_workspace.add(is_backward)
-            self._workspaces.append(self.gpu.cublas_workspace)
+        if is_backward not in self._of_backward[kind]:
+            self._of_backward[kind].add(is_backward)
+            self._workspaces.append(nbytes)
             with self._device.making(MemoryCategory.WORKSPACES):
-                self._device.born(self.gpu.cublas_workspace, None, is_older=False)
+                self._device.born(nbytes, None, is_older=False)
 
     def note_read(self) -> None:
         """Note the line of the user's code that reads a value."""
@@ -165,6 +171,11 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             frame = frame.f_back  # type: ignore[assignment]
         if frame is not None:
             self.reads[f"{frame.f_code.co_name}() in {name}, line {frame.f_lineno}"] += 1
+
+
+def _is_lts(bias: Any, _: Any, weight: Any, *, beta: float = 1, **others: Any) -> bool:
+    """Say whether cuBLASLt multiplies with a bias: `isInputCompliesAddmmCudaLt` in aten/src/ATen/native/cuda/Blas.cpp."""
+    return beta == 1 and bias.dim() == 1 and bias.is_contiguous() and bias.shape[0] == weight.shape[1] and min(weight.shape) > 1
 
 
 def _is_filling(func: Any, args: Any) -> bool:
