@@ -13,7 +13,7 @@ _CONTEXT = 600 * 2**20
 """Bytes of a CUDA context where nothing has measured it: contexts take 300 to 600 MiB."""
 
 
-class Workspaces(NamedTuple):
+class WorkspaceCounts(NamedTuple):
     """Numbers of workspaces that torch keeps for cuBLAS, two at most: the forward pass's, then autograd's thread's."""
 
     cublas: int = 0

@@ -12,7 +12,7 @@ from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.replay.rollback import InitialState, Intervals, LiveBlock
 from nbguard.allocator.replay.start import StartCorrections, set_up
 from nbguard.memory.facts import DeviceFacts
-from nbguard.prediction.hardware import Gpu, Workspaces
+from nbguard.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.scan.devices.cuda import device_facts, tracked_device
 
 _ALIVE = "active_allocated"
@@ -26,7 +26,7 @@ class LiveDevice:
     gpu: Gpu  # its context is all that is not PyTorch's allocator's: CUDA's own, and what other processes hold
     state: InitialState  # segments and blocks
     own: frozenset[int]  # addresses of blocks that the fit uses again, or makes anew in their place
-    workspaces: Workspaces  # that are there already
+    workspaces: WorkspaceCounts  # that are there already
 
     def set_up(self, model: CachingAllocator) -> None:
         """Put an empty model into the state of the device, without what is the fit's own."""
@@ -88,9 +88,9 @@ def _state(facts: DeviceFacts) -> InitialState:
     return state
 
 
-def _workspaces(facts: DeviceFacts, own: frozenset[int]) -> Workspaces:
+def _workspaces(facts: DeviceFacts, own: frozenset[int]) -> WorkspaceCounts:
     """Return the numbers of blocks that are as large as a workspace of cuBLAS or cuBLASLt and no tensor of the fit's."""
     others = (block for segment in facts.segments or () for block in segment.blocks if block.address not in own)
     sizes = Counter(block.requested for block in others if block.requested)
     cublas, cublaslt = (min(2, sizes[nbytes or 0]) for nbytes in (facts.workspace, facts.lt_workspace))
-    return Workspaces(cublas, min(cublas, cublaslt))
+    return WorkspaceCounts(cublas, min(cublas, cublaslt))

@@ -14,7 +14,7 @@ from nbguard.prediction.emulation.emulation import Emulation, PredictedOutOfMemo
 from nbguard.prediction.emulation.recorder import RecordingDevice, line_of, names_of
 from nbguard.prediction.fits.batches import MOST, made, made_on_host
 from nbguard.prediction.fits.fit import Fit, FitSource
-from nbguard.prediction.hardware import Gpu, Workspaces
+from nbguard.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.prediction.live import LiveDevice
 from nbguard.prediction.prediction import CategoryBytes, FitPhase, FitPhasePeak, MemoryCategory, PeakPlace
 from nbguard.scan.devices.generators import kept_generators
@@ -125,8 +125,8 @@ class FitTracer:
                 raise
         return self._traced(self.source.fit(batch_size, full_only=True), gpu, reserve)
 
-    def _start(self) -> tuple[Callable[[CachingAllocator], None] | None, Workspaces]:
-        return (None, Workspaces()) if self.start is None else (self.start.set_up, self.start.workspaces)
+    def _start(self) -> tuple[Callable[[CachingAllocator], None] | None, WorkspaceCounts]:
+        return (None, WorkspaceCounts()) if self.start is None else (self.start.set_up, self.start.workspaces)
 
     def _traced(self, fit: Fit, gpu: Gpu, reserve: int) -> FitTrace:
         if self.code:

@@ -37,10 +37,8 @@ def _loop(dtype: torch.dtype | None = None, spoil: int = 0, waiting: str = "defa
     net = _net()
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
-    number = 0
     torch.cuda.set_sync_debug_mode(waiting)
-    for x, y in torch.utils.data.DataLoader(_batches(), batch_size=None):
-        number += 1
+    for number, (x, y) in enumerate(torch.utils.data.DataLoader(_batches(), batch_size=None), 1):
         x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
         with torch.autocast("cuda", dtype=dtype, enabled=dtype is not None):
             loss = nn.functional.cross_entropy(net(x), y)

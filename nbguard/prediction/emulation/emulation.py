@@ -24,7 +24,7 @@ from nbguard.prediction.emulation.operators import OperatorMode
 from nbguard.prediction.emulation.recorder import RecordingDevice
 from nbguard.prediction.emulation.writes import WRITES
 from nbguard.prediction.fits.batches import moved
-from nbguard.prediction.hardware import Gpu, Workspaces
+from nbguard.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.prediction.prediction import FitPhase
 from nbguard.scan.storage_events import StorageMode
 
@@ -78,7 +78,8 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
             return kind in self._kinds
         return "cpu" in self._kinds and not str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")
 
-_NO_WORKSPACES = Workspaces()
+
+_NO_WORKSPACES = WorkspaceCounts()
 
 
 class Emulation(AbstractContextManager["Emulation"]):
@@ -99,7 +100,7 @@ class Emulation(AbstractContextManager["Emulation"]):
         settings: AllocatorSettings,
         reserve: int = 0,
         start: Callable[[CachingAllocator], None] | None = None,
-        workspaces: Workspaces = _NO_WORKSPACES,
+        workspaces: WorkspaceCounts = _NO_WORKSPACES,
         device: str = "cuda",
     ) -> None:
         self.device = RecordingDevice(

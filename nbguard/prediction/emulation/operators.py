@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nbguard.errors import UnpredictableError
 from nbguard.prediction.emulation.recorder import RecordingDevice
-from nbguard.prediction.hardware import Gpu, Workspaces
+from nbguard.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.prediction.prediction import MemoryCategory
 from nbguard.prediction.rules import REPLACED, TEMPORARIES, UNKNOWN
 from nbguard.prediction.rules.composed import COMPOSED, compose
@@ -68,7 +68,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
 
     supports_higher_order_operators = True  # else torch refuses them while a mode is entered
 
-    def __init__(self, device: RecordingDevice, gpu: Gpu, workspaces: Workspaces) -> None:
+    def __init__(self, device: RecordingDevice, gpu: Gpu, workspaces: WorkspaceCounts) -> None:
         super().__init__()
         self.gpu = gpu
         self.reads: Counter[str] = Counter()
@@ -173,7 +173,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             self.reads[f"{frame.f_code.co_name}() in {name}, line {frame.f_lineno}"] += 1
 
 
-def _is_lts(bias: Any, _: Any, weight: Any, *, beta: float = 1, **others: Any) -> bool:
+def _is_lts(bias: Any, _: Any, weight: Any, *, beta: float = 1, **_others: Any) -> bool:
     """Say whether cuBLASLt multiplies with a bias: `isInputCompliesAddmmCudaLt` in aten/src/ATen/native/cuda/Blas.cpp."""
     return beta == 1 and bias.dim() == 1 and bias.is_contiguous() and bias.shape[0] == weight.shape[1] and min(weight.shape) > 1
 

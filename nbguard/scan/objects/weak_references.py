@@ -12,7 +12,7 @@ from nbguard.scan.heap.kinds import mro_of
 def weak_reference(obj: Any) -> weakref.ref[Any] | None:
     """Return a weak reference to an object; None if its class has none, or none that can be trusted.
 
-    PyTorch 2.11 frees streams and events of CUDA's without a word to their weak references: to follow one later ends the process.
+    PyTorch 2.11 frees streams and events of CUDA's without a word to their weak references: to follow one ends the process.
     """
     torch = sys.modules.get("torch")
     if torch is not None and not {torch.cuda.Stream, torch.cuda.Event}.isdisjoint(mro_of(type(obj))):

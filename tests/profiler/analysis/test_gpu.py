@@ -138,9 +138,10 @@ def test_clocks_may_part(ppm: int) -> None:
 
 
 RECORDED = json.loads(gzip.decompress((Path(__file__).parents[2] / "data/profile/gpu_marks.json.gz").read_bytes()))
-"""Fits on an H100: events as they were recorded, and the share of time in which kernels ran by CUPTI, in another run of the fit.
+"""Fits on an H100: events as they were recorded, and the share of time in which kernels ran by CUPTI, in another run.
 
-The host's times were taken just after each event was put into the stream: the few that were late, by up to 1.1 ms, are left out.
+The host's times were taken just after each event was put into the stream: the few that were late, by up to 1.1 ms, are left
+out.
 """
 
 

@@ -46,7 +46,7 @@ class DeviceLosses:
             page = self._turn_page(loss)
         if page is None or loss.dim() or self._torch.cuda.is_current_stream_capturing():
             return False
-        page.places[len(page.noted)].copy_(loss.detach(), True)  # noqa: FBT003 - `non_blocking`, without a dictionary for it
+        page.places[len(page.noted)].copy_(loss.detach(), True)  # `non_blocking`: by its place it needs no dictionary
         page.noted.append(self._noted())
         return True
 
