@@ -23,7 +23,8 @@ def on_fit_device(subject: TrialSubject, *models: nn.Module) -> Iterator[None]:
     """Put the subject's model and loss, and further models, on the device where its fit would run, and back afterwards.
 
     Only the memory behind each parameter and buffer is another one meanwhile: the objects stay the same, and so do those that
-    hooks, optimizers and names lead to. Gradients stay where they are, as a trial runs on copies.
+    hooks, optimizers and names lead to. Gradients stay where they are, as a trial runs on copies. The memory there is freed at
+    once, though `torch.export` leaves reference cycles behind that lead to it.
 
     Raises:
         UndiagnosableError: they cannot be moved; the message says why.
@@ -38,7 +39,8 @@ def on_fit_device(subject: TrialSubject, *models: nn.Module) -> Iterator[None]:
         with torch._C.DisableTorchFunctionSubclass():
             while moved:
                 tensor, before = moved.pop()
-                tensor.data = before
+                there, tensor.data = tensor.data, before
+                there.untyped_storage().resize_(0)
 
 
 def _move(objects: Iterable[Any], device: torch.device, moved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
