@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from nbguard.errors import NbguardError
@@ -26,7 +27,8 @@ class Gpu:
 
     name: str  # as in the table below, or the size that was asked for
     capacity: int | None = None  # bytes of the device; None: not said, so that nothing can run out
-    context: int = _CONTEXT  # bytes of the device that a CUDA context takes
+    context: int = _CONTEXT  # bytes of the device that a CUDA context takes, with what other processes hold where that is known
+    others: int | None = None  # bytes that other processes hold, of a GPU that this one has not opened; None: of any other GPU
     multiprocessors: int = 108  # number of SMs, by which split reductions are sized
     threads: int = 2048  # resident threads of one SM
     architecture: tuple[int, int] = (8, 0)  # compute capability
@@ -75,6 +77,13 @@ def gpu_of(text: str | None) -> Gpu:
             f"a GPU of {format_bytes(capacity)} has no room beside a CUDA context of {format_bytes(gpu.context)}"
         )
     return gpu
+
+
+def gpu_named(product: str) -> Gpu:
+    """Return the GPU that the driver calls so, such as "NVIDIA H100 80GB HBM3"; one like an A100 if it is not known."""
+    words = product.upper().replace("-", " ").split()
+    names = (*words, *map("".join, pairwise(words)))
+    return next((_KNOWN[name] for name in names if name in _KNOWN), Gpu(name=product))
 
 
 def with_context(gpu: Gpu, context: int) -> Gpu:

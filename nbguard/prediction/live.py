@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nbguard.allocator.model.allocator import CachingAllocator
 from nbguard.allocator.replay.rollback import InitialState, Intervals, LiveBlock
 from nbguard.allocator.replay.start import StartCorrections, set_up
 from nbguard.memory.facts import DeviceFacts
-from nbguard.prediction.hardware import Gpu, WorkspaceCounts
+from nbguard.prediction.hardware import Gpu, WorkspaceCounts, gpu_named
 from nbguard.scan.devices.cuda import device_facts, tracked_device
+from nbguard.scan.devices.nvml import NvmlReader
 
 _ALIVE = "active_allocated"
 _FREE = "inactive"
@@ -54,6 +55,27 @@ def live_device(tensors: Iterable[Any], freed: frozenset[int] = frozenset()) -> 
         return None
     own = frozenset(tensor.untyped_storage().data_ptr() for tensor in on_device if tensor.device.index == index)
     return LiveDevice(gpu=_gpu(torch, index, facts), state=_state(facts), own=own | freed, workspaces=_workspaces(facts, own))
+
+
+def unopened_gpu() -> Gpu | None:
+    """Return the GPU that a fit would open, with what others hold of it now; None if there is none, or it is open already.
+
+    Asks the driver: to ask CUDA would open it.
+    """
+    facts = next(iter(device_facts("cuda")[0]), None) if tracked_device() == "cuda" else None
+    if facts is None or facts.has_context or facts.total is None or facts.free is None:
+        return None
+    gpu, others = gpu_named(facts.name), facts.total - facts.free
+    with NvmlReader() as driver:
+        architectures = dict(told[2] if (told := driver.driver()) else ())
+    return replace(
+        gpu,
+        name=f"{facts.device} ({facts.name})",
+        capacity=facts.total,
+        context=gpu.context + others,
+        others=others,
+        architecture=architectures.get(facts.name, gpu.architecture),
+    )
 
 
 def _gpu(torch: Any, index: int, facts: DeviceFacts) -> Gpu:

@@ -14,15 +14,16 @@ from nbguard.prediction import calibration
 from nbguard.prediction.code.cell import fits_of_cell
 from nbguard.prediction.fits.fit import FitSource
 from nbguard.prediction.fits.sources import source_of
-from nbguard.prediction.hardware import gpu_of
+from nbguard.prediction.hardware import Gpu, gpu_of
 from nbguard.prediction.imports import import_time
 from nbguard.prediction.largest_batch import largest_batch
-from nbguard.prediction.live import live_device
+from nbguard.prediction.live import live_device, unopened_gpu
 from nbguard.prediction.prediction import CellPrediction, ForeseenFit, Prediction
 from nbguard.prediction.refusals import refuse, refuse_optimizers
 from nbguard.prediction.savings.savings import savings as tried_savings
 from nbguard.prediction.trace import FitTracer
 from nbguard.scan.devices.cuda import allocator_settings
+from nbguard.units import format_bytes
 
 _EMPTY = "the device is empty before it: what other notebooks, processes and earlier cells hold is not counted"
 _ASSUMPTIONS = (
@@ -54,7 +55,8 @@ def predict(
             Trainer's training set; the others need it.
         batch_size: items of a batch; without, the loader's or the given batch's.
         gpu: a name ("T4", "A100", …) or a size ("16GiB"), which is empty before the fit. Without, the device that this process
-            uses, with all that is there now; where it uses none, nothing is said about whether it fits.
+            uses, with all that is there now, or the one that it would open; where there is none, nothing is said about whether
+            it fits.
         settings: of the allocator, as `PYTORCH_ALLOC_CONF` writes them.
         precision: "bf16" or "fp16": mixed precision besides what is set already, for a Learner or a Lightning module.
         largest: whether to search for the largest batch that fits on `gpu`: some ten traces more.
@@ -138,8 +140,16 @@ def foresee(
         seconds=time.perf_counter() - started - imports.seconds,
         import_seconds=imports.seconds,
         unknown=endless.unknown,
-        assumptions=_ASSUMPTIONS if tracer.start else (_EMPTY, *_ASSUMPTIONS),
+        assumptions=_ASSUMPTIONS if tracer.start else (_before(device), *_ASSUMPTIONS),
     )
+
+
+def _before(gpu: Gpu) -> str:
+    """Return what is assumed of a GPU that this process does not use."""
+    if gpu.others is None:
+        return _EMPTY
+    context, others = format_bytes(gpu.context - gpu.others), format_bytes(gpu.others)
+    return f"this process has not opened the device: CUDA's context takes {context}, and other processes hold {others}, as now"
 
 
 def predict_cell(source: str, namespace: dict[str, Any], gpu: str | None = None, settings: str | None = None) -> CellPrediction:
@@ -173,7 +183,7 @@ def tracer_of(
 
     Args:
         source: the user's objects that the fit consists of.
-        gpu: a name or a size; None: the device of this process, and where it uses none a GPU without end.
+        gpu: a name or a size; None: the device that this process uses or would open, and without one a GPU without end.
         settings: of the allocator; None: of this process, or PyTorch's defaults.
         code: lines that change the copy of a Learner, `learn`, before it is fitted.
         freed: addresses of blocks of the device of this process to take for free.
@@ -184,7 +194,8 @@ def tracer_of(
     if settings is None and start is not None:
         settings = allocator_settings()
     parsed = AllocatorSettings.parse(settings or "", _version())
-    return FitTracer(source=source, gpu=gpu_of(gpu) if start is None else start.gpu, settings=parsed, start=start, code=code)
+    device = start.gpu if start is not None else (unopened_gpu() if gpu is None else None) or gpu_of(gpu)
+    return FitTracer(source=source, gpu=device, settings=parsed, start=start, code=code)
 
 
 def _version() -> tuple[int, int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from nbguard.prediction.hardware import gpu_named
 from tests.kernels import Kernel
 
 MIB = 2**20
@@ -95,3 +96,37 @@ def test_a_profile_of_a_tight_fit_has_predicted_bytes_and_the_fit_its_line(fake_
     assert re.search(r"smaller batch, gradient accumulation: predicted: [\d.]+ [MG]iB less, a peak of", text), text
     assert re.search(r"checkpointing: predicted: [\d.]+ [MG]iB less, a peak of", text), text
     assert re.search(r"peak of the fit in tensors: predicted [\d.]+, was [\d.]+ [MG]iB; reserved: predicted", text), text
+
+
+_UNOPENED = """
+import json, torch, warnings; warnings.filterwarnings("ignore")
+from nbguard.prediction.predict import predict
+from tests.prediction.fits import make
+found = predict(make("mlp", "cpu"))
+opened = torch._C._cuda_hasPrimaryContext(0)
+print(json.dumps([found.gpu, found.capacity, found.fits, found.is_live, found.assumptions[0], opened]))
+"""
+
+
+def test_before_cuda_is_used_it_is_the_gpu_that_a_fit_would_open(fake_cuda_run: Callable[..., str]) -> None:
+    """A new kernel is when one asks."""
+    found = json.loads(fake_cuda_run(_UNOPENED, fastai=True, bytes=8 << 30).splitlines()[-1])
+
+    assert found[:4] == ["cuda:0 (Fake CUDA GPU)", 8 << 30, True, False]
+    assert "has not opened the device: CUDA's context takes 600.00 MiB, and other processes hold 0 B, as now" in found[4]
+    assert not found[5]
+
+
+@pytest.mark.parametrize(
+    ("product", "name", "architecture"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100", (9, 0)),
+        ("NVIDIA A100-SXM4-80GB", "A100", (8, 0)),
+        ("Tesla T4", "T4", (7, 5)),
+        ("NVIDIA GeForce RTX 3090", "RTX3090", (8, 6)),
+        ("NVIDIA L40S", "NVIDIA L40S", (8, 0)),
+    ],
+)
+def test_products_as_the_driver_names_them(product: str, name: str, architecture: tuple[int, int]) -> None:
+    gpu = gpu_named(product)
+    assert (gpu.name, gpu.architecture) == (name, architecture)
