@@ -80,6 +80,8 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[misc]
 
 
 _NO_WORKSPACES = WorkspaceCounts()
+_UNOPENED = {"current_device": 0, "is_bf16_supported": True}
+"""What a Learner asks when its fit begins, with the answers while CUDA has not been initialised: to ask it would do that."""
 
 
 class Emulation(AbstractContextManager["Emulation"]):
@@ -163,6 +165,8 @@ class Emulation(AbstractContextManager["Emulation"]):
         yield autocast, "__exit__", self._here(self._leave_autocast, autocast.__exit__)
         yield scaler, "__init__", self._here(_init_scaler, scaler.__init__)
         yield scaler, "_maybe_opt_step", self._here(_step, scaler._maybe_opt_step)
+        for name, unopened in _UNOPENED.items():
+            yield torch.cuda, name, self._here(_without_opening(unopened), getattr(torch.cuda, name))
         yield torch.utils.checkpoint, "_infer_device_type", self._kind_of_device(torch.utils.checkpoint._infer_device_type)
         yield torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__)
         for owner, name, value in WRITES:
@@ -267,6 +271,15 @@ def _init_autocast(
     """Make a context for CUDA without asking whether there is any."""
     former(context, device_type, dtype, enabled and device_type != "cuda", cache_enabled)
     context._enabled = enabled if device_type == "cuda" else context._enabled
+
+
+def _without_opening(answer: Any) -> Callable[..., Any]:
+    """Return what gives CUDA's answer where it has been initialised, and else this one."""
+
+    def ask(former: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return former(*args, **kwargs) if torch.cuda.is_initialized() else answer
+
+    return ask
 
 
 def _init_scaler(former: Callable[..., Any], scaler: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
