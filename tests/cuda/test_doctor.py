@@ -129,3 +129,18 @@ assert check.state != "not checked", check
 assert state(learn) == before
 """,
     )
+
+
+def test_what_is_converted_to_onnx_is_in_host_memory(fake_cuda_run: Callable[..., str]) -> None:
+    """The converter's process sees no GPU: a program on one could not be loaded there."""
+    fake_cuda_run(
+        _PRELUDE
+        + """
+from nbguard.doctor.export.onnx import _on_the_host
+program = torch.export.export(nn.Linear(4, 2).cuda(), (torch.ones(3, 4, device="cuda"),))
+moved = _on_the_host(program)
+tensors = (*moved.state_dict.values(), *moved.example_inputs[0])
+assert {tensor.device.type for tensor in tensors} == {"cpu"}, tensors
+assert moved.module()(torch.ones(3, 4)).shape == (3, 2)
+"""
+    )

@@ -40,7 +40,7 @@ FAULTS: dict[str, tuple[EnvironmentFacts, str, str]] = {
     "no TF32": (environment(torch_matmul_precision="highest"), "note", "do not use the tensor cores"),
     "initialised": (environment(torch_has_context=True, cuda_line="In[4], line 2"), "note", "initialised by In[4], line 2"),
     "bad fork": (environment(torch_is_bad_fork=True), "problem", "CUDA cannot be used in this process"),
-    "others initialised": (environment(has_driver_open=True), "note", "a library other than PyTorch has initialised CUDA"),
+    "others initialised": (environment(has_driver_open=True), "note", "CUDA's driver has been initialised"),
     "Accelerator": (environment(has_accelerator_state=True), "note", "an Accelerator was made in this notebook"),
     "Docker's /dev/shm": (
         environment(host=HostFacts(shm_total=64 * MiB, shm_free=64 * MiB)),

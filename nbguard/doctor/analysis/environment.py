@@ -71,7 +71,7 @@ class EnvironmentFacts:
     libraries: tuple[tuple[str, str], ...] = ()  # (libcudnn, path) of CUDA's libraries that are mapped into the process
     openmp: tuple[str, ...] = ()  # paths of Intel's and LLVM's OpenMP runtimes that are
     has_infiniband: bool = False  # /sys/class/infiniband has a device
-    has_driver_open: bool = False  # /dev/nvidia-uvm is open: some library in this process has initialised CUDA
+    has_driver_open: bool = False  # /dev/nvidia-uvm is open: CUDA's driver has been initialised in this process
     has_accelerator_state: bool = False  # accelerate's shared state exists: an Accelerator was made
     cuda_line: str = ""  # the line of the user's that initialised CUDA, where nbguard saw it
 

@@ -187,8 +187,8 @@ def _initialised(facts: EnvironmentFacts) -> Check:
             "/dev/nvidia-uvm is open, and PyTorch has no context",
             CheckFinding(
                 severity="note",
-                what="a library other than PyTorch has initialised CUDA: `notebook_launcher` cannot fork this kernel safely",
-                evidence="/dev/nvidia-uvm is open in this process",
+                what="CUDA's driver has been initialised: `notebook_launcher` cannot fork this kernel safely",
+                evidence="/dev/nvidia-uvm is open in this process: `torch.cuda.is_available()`, or another library, opens it",
                 command=fresh,
             ),
         )

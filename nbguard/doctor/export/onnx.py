@@ -16,6 +16,7 @@ import torch
 
 from nbguard.doctor.analysis.export import ExportAttempt, ExportFailure, ValueDifference
 from nbguard.doctor.determinism.batch import TrialBatch
+from nbguard.doctor.determinism.digest import tensors_in
 from nbguard.units import GiB
 
 _SECONDS = 180
@@ -47,9 +48,9 @@ json.dump(result, open(sys.argv[2], "w"))
 
 
 def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure, ...]) -> ExportAttempt:
-    """Return an attempt to convert an exported program; it is not tried without the packages.
+    """Return an attempt to convert an exported program, which is in host memory afterwards.
 
-    Without a program it fails where the export did: `failures`.
+    It is not tried without the packages. Without a program it fails where the export did: `failures`.
     """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
@@ -57,6 +58,11 @@ def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure,
         return ExportAttempt(name="ONNX", passes=False, reason=reason)
     if program is None:
         return ExportAttempt(name="ONNX", passes=False, failures=failures)
+    try:
+        program = _on_the_host(program)
+    except ImportError:
+        reason = "this PyTorch cannot bring an exported program to the CPU, where it is converted"
+        return ExportAttempt(name="ONNX", passes=False, reason=reason)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="nbguard-onnx-") as folder:
         saved, answer = Path(folder, "program.pt2"), Path(folder, "answer.json")
@@ -84,6 +90,18 @@ def onnx_attempt(program: Any, batch: TrialBatch, failures: tuple[ExportFailure,
     if "largest" in result:
         differences = (ValueDifference(items=batch.items or 0, largest=result["largest"], relative=result["relative"]),)
     return ExportAttempt(name="ONNX", passes=True, seconds=time.perf_counter() - started, differences=differences)
+
+
+def _on_the_host(program: Any) -> Any:
+    """Return a program with its tensors in host memory: the converter's process sees no GPU.
+
+    Raises ImportError where PyTorch is too old to move one.
+    """
+    if all(tensor.is_cpu for tensor in (*program.state_dict.values(), *tensors_in(program.example_inputs))):
+        return program
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(program, "cpu")
 
 
 def _failed(started: float, kind: str, message: str) -> ExportAttempt:
