@@ -42,6 +42,12 @@ def test_a_callback_that_works_in_few_batches_costs_each_its_share() -> None:
     assert list(slow_callbacks(replace(every_tenth, rows=(every_tenth.rows[0], held_up)))) == []
 
 
+def test_a_callback_beside_a_gpu_at_work_costs_what_this_does_not_fill() -> None:
+    usual = timing(forward=890 * MS, callback_Slow=90 * MS)
+    assert [each.time for each in slow_callbacks(replace(usual, busy=0.95))] == [round(0.05 * (usual.step or 0))]
+    assert list(slow_callbacks(replace(usual, busy=1.0))) == []
+
+
 def test_a_callback_in_validation_or_of_a_fit_without_a_step_is_no_finding() -> None:
     slow = TimeRow(phase=phases.callback("Slow"), group="validation", total=900 * MS, callback="Slow")
     whole = timing(forward=10 * MS)

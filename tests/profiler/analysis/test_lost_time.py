@@ -10,7 +10,7 @@ from nbguard.profiler.analysis.time.batches import Batch, Batches
 from nbguard.profiler.analysis.time.hot_code import HotCode
 from nbguard.profiler.analysis.time.libraries import LIBRARY_WORK
 from nbguard.profiler.analysis.time.lost_time import lost_time
-from nbguard.profiler.analysis.time.stacks import StackSamples
+from nbguard.profiler.analysis.time.stacks import StackLine, StackSamples
 from tests.profiler.analysis.timings import MS
 
 Row = tuple[Group, str, int]
@@ -176,3 +176,31 @@ def test_a_librarys_work_is_named_in_a_short_fit_too() -> None:
 def test_a_librarys_work_beside_validation_is_told_once_and_in_no_passes() -> None:
     assert [finding.what for finding in of_library(400, "around")] == ["Lightning's `ModelCheckpoint` takes 400 ms"]
     assert [finding.kind for finding in of_library(400, "batch", validation=50)] == ["library"]
+
+
+@pytest.mark.parametrize(("busy", "lost"), [(None, 720), (0.0, 720), (0.5, 429), (0.97, None), (1.0, None)])
+def test_code_that_waits_for_a_gpu_at_work_costs_nothing(busy: float | None, lost: int | None) -> None:
+    """As `.item()` on an H100: 37 ms of a batch's 30 to 60, in which the GPU computed all the time."""
+    line = StackLine(name="note", file="In[3]", line=2, is_users=True)
+    code = HotCode(kind="function", line=line, times={("batch", phases.OTHER): 720 * MS}, batches=20)
+    rows = (
+        TimeRow(phase=phases.OTHER, group="batch", total=758 * MS, median=28 * MS),
+        TimeRow(phase=phases.BACKWARD, group="batch", total=100 * MS, median=2 * MS),
+    )
+    timing = Timing(wall=858 * MS, rows=rows, batches=20, warm_up=3, step=30 * MS, busy=busy)
+    found = list(lost_time(timing, Batches(batches=(), outside={}, start=0, wall=timing.wall), hot=[code]))
+
+    assert [each.total for each in found] == ([] if lost is None else [lost * MS])
+
+
+def test_code_in_few_batches_costs_what_it_takes_also_beside_a_gpu_at_work() -> None:
+    line = StackLine(name="save", file="In[3]", line=2, is_users=True)
+    code = HotCode(kind="function", line=line, times={("batch", phases.OTHER): 500 * MS}, batches=10)
+    rows = (
+        TimeRow(phase=phases.OTHER, group="batch", total=534 * MS, median=138_000),
+        TimeRow(phase=phases.BACKWARD, group="batch", total=200 * MS, median=2 * MS),
+    )
+    timing = Timing(wall=750 * MS, rows=rows, batches=100, warm_up=3, step=2 * MS, busy=1.0)
+    (found,) = lost_time(timing, Batches(batches=(), outside={}, start=0, wall=timing.wall), hot=[code])
+
+    assert found.total == 500 * MS

@@ -35,7 +35,8 @@ def slow_callbacks(timing: Timing, of_fastai: Collection[str] = ()) -> Iterator[
         is_rare = timing.batches >= _ENOUGH and (row.p95 or 0) > mean > _RARE * usual  # at every n-th batch
         time = mean if is_rare else usual
         step = timing.step + time - usual
-        time = min(time, timing.gainable)
+        if timing.busy is not None and not is_rare:  # what most batches do not have, no GPU is at work beside
+            time = min(time, timing.gainable)
         share = time / step
         if share < _LITTLE or time < _NOTICED:
             continue

@@ -51,6 +51,8 @@ _COMPUTING = (phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP, phases.
 _BUSY, _IDLE = 0.75, 0.25
 """Shares of a long batch in which its thread was on a processor: from the one on it computed, up to the other it waited."""
 _NO_STACKS = StackSamples()
+_IN_FEW = 0.25
+"""Share of a phase's time that its usual batches take at most, where it is few batches that take it."""
 _FEW = 0.25
 """Share of batches that may stall: more of them are no exceptions."""
 
@@ -86,9 +88,16 @@ def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE, noticed: i
     return nanoseconds >= max(noticed, share * timing.wall)
 
 
-def _gainable(timing: Timing, in_batches: int) -> int:
-    """Return what a fit can save of the time that is spent on something in training batches."""
-    return min(in_batches, timing.gainable * timing.batches) if timing.busy is not None else in_batches
+def _gainable(timing: Timing, phase: str, in_batches: int) -> int:
+    """Return what a fit can save of the time that is spent on something in a phase of training batches.
+
+    While a GPU is at work the program loses nothing. What few batches take, they take longer than the GPU has work for.
+    """
+    rows = {row.phase: row for row in timing.rows if row.group == "batch"}
+    row = rows.get(phase)
+    if timing.busy is None or row is None or (row.median or 0) * timing.batches <= _IN_FEW * row.total:
+        return in_batches
+    return min(in_batches, round((1 - timing.busy) * sum(row.total for row in rows.values())))
 
 
 def _is_of_validation(code: HotCode) -> bool:
@@ -118,8 +127,11 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     for code in hot:
         share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)
         share *= 1 - imports / max(timing.wall, 1)
-        in_batches = code.within("batch")
-        total = code.total - in_batches + _gainable(timing, in_batches)
+        total = (
+            code.total
+            - code.within("batch")
+            + sum(_gainable(timing, phase, time) for (group, phase), time in code.times.items() if group == "batch")
+        )
         if code.line is None or not _is_large(timing, total, share):
             continue
         is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
@@ -175,7 +187,7 @@ def _explained(hot: Sequence[HotCode], group: Group, phase: str = "") -> int:
 
 def _transforms(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     rows = [row for row in timing.rows if row.phase == phases.TRANSFORMS]
-    total = sum(_gainable(timing, row.total) if row.group == "batch" else row.total for row in rows)
+    total = sum(_gainable(timing, row.phase, row.total) if row.group == "batch" else row.total for row in rows)
     named = sum(_explained(hot, row.group, row.phase) for row in timing.rows if row.phase == phases.TRANSFORMS)
     if _is_large(timing, total) and 2 * named < total:
         what = f"batch transforms (`after_batch` of the loaders) take {format_time(total)}"
