@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,19 @@ _FRAMEWORKS = (
 def library_paths() -> tuple[str, ...]:
     """Return how the paths of libraries' files begin: a file from elsewhere is the user's own."""
     own = f"{Path(__file__).parent.parent}/"
-    return (*_installed(), *(path for path in sys.path if "-packages" in path), *_frameworks(), own)
+    return (*_installed(), *(path for path in sys.path if "-packages" in path), *framework_folders(), own)
+
+
+def below_packages(file: str, frameworks: Sequence[str]) -> str:
+    """Return the path of a library's file below the folder that its package is in: "fastai/learner.py".
+
+    `frameworks`: `framework_folders()`, which may lie anywhere.
+    """
+    _, is_installed, place = file.rpartition("-packages/")
+    if is_installed:
+        return place
+    folder = next((folder for folder in frameworks if file.startswith(folder)), "")
+    return file[folder.rstrip("/").rfind("/") + 1 :] if folder else file
 
 
 @cache
@@ -30,7 +43,7 @@ def _installed() -> frozenset[str]:
     return frozenset(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
-def _frameworks() -> list[str]:
+def framework_folders() -> list[str]:
     """Return the folders of the frameworks that are imported, wherever they were found."""
     files = [(module_namespace(sys.modules.get(name)) or {}).get("__file__") for name in _FRAMEWORKS]
     return [file.removesuffix("__init__.py") for file in files if type(file) is str and file.endswith("__init__.py")]

@@ -26,14 +26,14 @@ CASES = [case for framework in FRAMEWORKS for case in spread(cases_of(framework)
 
 
 @functools.cache
-def said_of(framework: str, names: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Run cases in one process; return the verdict and the first sentence of each."""
+def said_of(framework: str, names: tuple[str, ...], path: str = "") -> dict[str, tuple[str, str]]:
+    """Run cases in one process; return the verdict and the first sentence of each. `path`: a folder to import from first."""
     arguments = [f"{framework}:={name}" for name in names]
     command = [sys.executable, "-m", "tests.profiler.corpus.run", "--json", *arguments]
     with tempfile.TemporaryDirectory() as folder:
         environment = {
             **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONPATH": os.pathsep.join(filter(None, (path, str(REPOSITORY)))),
             "OMP_NUM_THREADS": "1",
             "TMPDIR": folder,
             "IPYTHONDIR": folder,
@@ -42,6 +42,15 @@ def said_of(framework: str, names: tuple[str, ...]) -> dict[str, tuple[str, str]
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"framework"')]
     assert len(lines) == len(names), ran.stdout + ran.stderr
     return {line["name"]: (line["verdict"], line["first"][0]) for line in lines}
+
+
+def test_a_fastai_from_a_checkout_is_a_library_there_too(tmp_path: Path) -> None:
+    """As its developers have it: `pip install -e`, or a folder of PYTHONPATH."""
+    fastai = Path(str(importlib.util.find_spec("fastai").origin)).parent  # type: ignore[union-attr]
+    (tmp_path / "fastai").symlink_to(fastai)
+    name = "a slow hook by fastai's HookCallback"
+
+    assert said_of("fastai", (name,), str(tmp_path))[name][0] == "named"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.framework}: {case.name}")

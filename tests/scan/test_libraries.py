@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import nbguard
-from nbguard.scan.libraries import library_paths
+from nbguard.scan.libraries import below_packages, framework_folders, library_paths
 
 
 def test_what_is_installed_is_a_librarys() -> None:
@@ -32,5 +32,8 @@ def test_a_framework_from_a_checkout_is_a_library_and_what_lies_beside_it_is_not
     for name in ("trl", "mine", "trl_of_mine"):
         files[name] = str(importlib.import_module(f"{name}.train").__file__)
     assert [name for name, file in files.items() if file.startswith(library_paths())] == ["trl"]
+    assert below_packages(files["trl"], framework_folders()) == "trl/train.py"
+    assert below_packages(files["mine"], framework_folders()) == files["mine"]
+    assert below_packages(str(torch.nn.functional.__file__), framework_folders()) == "torch/nn/functional.py"
     for name in files:
         del sys.modules[name], sys.modules[f"{name}.train"]

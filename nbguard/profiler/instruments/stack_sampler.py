@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -21,7 +21,7 @@ from nbguard.profiler.analysis.time.stacks import HookFacts, StackLine, StackSam
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.devices.allocation_sites import Sites
 from nbguard.scan.heap.kinds import name_of
-from nbguard.scan.libraries import library_paths
+from nbguard.scan.libraries import below_packages, framework_folders, library_paths
 from nbguard.scan.objects.module_hooks import hooks_of
 
 _SHORTEST, _LONGEST = 0.008, 0.1
@@ -166,7 +166,7 @@ class StackSampler:
         return number
 
     def _written(self) -> StackSamples:
-        sites, libraries = Sites(), (*library_paths(), "<frozen")
+        sites, libraries, frameworks = Sites(), (*library_paths(), "<frozen"), framework_folders()
         numbers: dict[StackLine, int] = {}
         known: dict[tuple[CodeType, int], int] = {}
         stacks = []
@@ -174,7 +174,7 @@ class StackSampler:
             frames = list(zip(stack[::2], stack[1::2], strict=True))[::-1]
             for frame in frames:
                 if frame not in known:
-                    line = _line(*frame, sites, libraries)
+                    line = _line(*frame, sites, libraries, frameworks)
                     known[frame] = numbers.setdefault(line, len(numbers))
             stacks.append(tuple(known[frame] for frame in frames))
         hooks = tuple(hook for model in self._models for hook in _hooks_of(model))
@@ -225,10 +225,10 @@ def _opened_schedstat() -> int | None:
         return None
 
 
-def _line(code: CodeType, instruction: int, sites: Sites, libraries: tuple[str, ...]) -> StackLine:
+def _line(code: CodeType, instruction: int, sites: Sites, libraries: tuple[str, ...], frameworks: Sequence[str]) -> StackLine:
     file = code.co_filename
     is_users = not file.startswith(libraries)
-    place = sites.place(file) if is_users else file.rpartition("-packages/")[2]
+    place = sites.place(file) if is_users else below_packages(file, frameworks)
     return StackLine(
         name=getattr(code, "co_qualname", code.co_name),  # Python 3.10 does not know it
         file=place,
