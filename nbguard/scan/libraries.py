@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -22,7 +23,12 @@ _FRAMEWORKS = (
 def library_paths() -> tuple[str, ...]:
     """Return how the paths of libraries' files begin: a file from elsewhere is the user's own."""
     own = f"{Path(__file__).parent.parent}/"
-    return (*_installed(), *(path for path in sys.path if "-packages" in path), *framework_folders(), own)
+    return (
+        *_installed(),
+        *(f"{folder}/" for folder in sys.path if folder and _holds_packages(folder)),
+        *framework_folders(),
+        own,
+    )
 
 
 def below_packages(file: str, frameworks: Sequence[str]) -> str:
@@ -41,6 +47,17 @@ def below_packages(file: str, frameworks: Sequence[str]) -> str:
 def _installed() -> frozenset[str]:
     """Return the folders of this Python: they stay where they are, and asking for them takes a millisecond."""
     return frozenset(map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+
+
+@cache
+def _holds_packages(folder: str) -> bool:
+    """Say whether packages have been installed in a folder: installers leave what they know of each beside it."""
+    if "-packages" in folder:
+        return True
+    try:
+        return any(entry.name.endswith(".dist-info") for entry in os.scandir(folder))
+    except OSError:  # a zip archive, or no folder
+        return False
 
 
 def framework_folders() -> list[str]:

@@ -37,3 +37,16 @@ def test_a_framework_from_a_checkout_is_a_library_and_what_lies_beside_it_is_not
     assert below_packages(str(torch.nn.functional.__file__), framework_folders()) == "torch/nn/functional.py"
     for name in files:
         del sys.modules[name], sys.modules[f"{name}.train"]
+
+
+def test_a_folder_that_packages_were_installed_in_is_a_librarys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pip install --target`, and then PYTHONPATH: as where nothing can be installed beside Python."""
+    installed, mine = tmp_path / "site", tmp_path / "site_of_mine"
+    for folder in (installed, mine):
+        folder.mkdir()
+        monkeypatch.syspath_prepend(folder)
+    (installed / "streams-1.0.dist-info").mkdir()
+
+    paths = library_paths()
+    assert str(installed / "streams.py").startswith(paths)
+    assert not str(mine / "streams.py").startswith(paths)
