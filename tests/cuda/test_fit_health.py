@@ -170,3 +170,37 @@ first = fit(torch.zeros(160, 64), lambda x: eval(fresh, globals(), {"x": x}))
 assert not any("copies the same tensor" in said for said in first), first  # batches are new tensors each time
 """
     )
+
+
+def test_losses_come_many_at_a_time_and_none_while_a_graph_is_recorded(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + """
+from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
+noted, arrived = iter(range(10**6)), []
+sent = DeviceLosses(torch, noted.__next__, lambda at, value: arrived.append((at, value)))
+assert not sent.send(torch.tensor(1.0)), "it is in host memory"
+assert not sent.send(torch.ones(1, device="cuda")), "it has a dimension"
+assert sent.send(losses[1.0]) and sent.send(losses[math.nan])
+record = torch.cuda.Event.record
+events = []
+def recorded(event, *args):
+    events.append(torch.cuda.is_current_stream_capturing())
+    return record(event, *args)
+torch.cuda.Event.record = recorded
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    assert not sent.send(losses[2.0])
+    sent.turn_page()
+    sent.poll()
+assert (events, arrived) == ([], [])
+for _ in range(31):
+    assert sent.send(losses[3.0])
+assert events == [False], "the page is full once"
+sent.turn_page()
+while not sent.poll():
+    pass
+assert [at for at, _ in arrived] == list(range(33))
+assert arrived[0][1] == 1.0 and math.isnan(arrived[1][1]) and {value for _, value in arrived[2:]} == {3.0}
+"""
+    )

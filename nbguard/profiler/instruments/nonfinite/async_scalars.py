@@ -19,6 +19,7 @@ class AsyncScalars:
         self._torch = torch
         self._waits = waits
         self._coming: deque[tuple[Any, Any, Then]] = deque()
+        self._is_cuda = False  # what comes is a CUDA device's
 
     @property
     def is_waiting(self) -> bool:
@@ -41,7 +42,8 @@ class AsyncScalars:
     def _send(self, tensor: Any, then: Then) -> None:
         torch, device = self._torch, tensor.device
         module = torch.get_device_module(device)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        self._is_cuda = device.type == "cuda"
+        if self._is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a copy and an event of ours would become part of the user's graph
         there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         there.copy_(tensor, non_blocking=True)
@@ -50,7 +52,9 @@ class AsyncScalars:
         self._coming.append((event, there, then))
 
     def poll(self) -> None:
-        """Call `then` for each copy that has arrived since."""
+        """Call `then` for each copy that has arrived since; while the user records a CUDA graph, for none."""
+        if self._coming and self._is_cuda and self._torch.cuda.is_current_stream_capturing():
+            return
         while self._coming and self._coming[0][0].query():
             _, there, then = self._coming.popleft()
             then(_values(there))

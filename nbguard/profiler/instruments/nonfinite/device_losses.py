@@ -44,7 +44,7 @@ class DeviceLosses:
         page = self._page
         if page is None or len(page.noted) == _ON_A_PAGE or loss.dtype is not page.dtype or loss.device != page.device:
             page = self._turn_page(loss)
-        if page is None or loss.dim() or self._torch.cuda.is_current_stream_capturing():
+        if page is None or loss.dim() or self._is_recorded():
             return False
         page.places[len(page.noted)].copy_(loss.detach(), True)  # `non_blocking`: by its place it needs no dictionary
         page.noted.append(self._noted())
@@ -52,7 +52,7 @@ class DeviceLosses:
 
     def poll(self) -> bool:
         """Tell of the losses that have arrived; say whether all have whose page was turned."""
-        while self._coming and self._coming[0].event.query():
+        while self._coming and not self._is_recorded() and self._coming[0].event.query():
             page = self._coming.popleft()
             noted, page.noted = page.noted, []
             self._free.append(page)
@@ -62,13 +62,17 @@ class DeviceLosses:
 
     def turn_page(self) -> None:
         """Have an event recorded after what was sent last, for `poll` to find it."""
-        page, self._page = self._page, None
-        if page is None or not page.noted:
+        page, cuda = self._page, self._torch.cuda
+        if page is None or not page.noted or self._is_recorded():
             return
-        cuda = self._torch.cuda
+        self._page = None
         page.event = page.event or cuda.Event()
         page.event.record(cuda.current_stream(page.device))
         self._coming.append(page)
+
+    def _is_recorded(self) -> bool:
+        """Say whether the user records a CUDA graph: what is put into the stream would become a part of it."""
+        return bool(self._torch.cuda.is_current_stream_capturing())
 
     def forget(self) -> None:
         """Tell of nothing that was sent so far."""
@@ -76,14 +80,14 @@ class DeviceLosses:
         self._coming.clear()
 
     def _turn_page(self, loss: Any) -> _Page | None:
-        if not loss.is_cuda or not loss.is_floating_point() or self._torch.cuda.is_current_stream_capturing():
+        if not loss.is_cuda or not loss.is_floating_point() or self._is_recorded():
             return None
         self.turn_page()
         self.poll()
         fitting = (page for page in self._free if (page.dtype, page.device) == (loss.dtype, loss.device))
         page = next(fitting, None)
         if page is None:
-            numbers = self._torch.empty(_ON_A_PAGE, dtype=loss.dtype, pin_memory=True, device="cpu")
+            numbers = self._torch.zeros(_ON_A_PAGE, dtype=loss.dtype, pin_memory=True, device="cpu")  # no NaN, whatever comes
             page = _Page(device=loss.device, dtype=loss.dtype, numbers=numbers, places=list(numbers.unbind()))
         else:
             self._free.remove(page)
