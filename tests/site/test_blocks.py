@@ -15,6 +15,7 @@ _MADE = ("{magic}", "{command}", "{toctree}", "{image}", "{include}", "{eval-rst
 
 _SHOWN = "what a session of its own has printed, shown for its form"
 NOT_RUN = {
+    "benchmarks.md": "what `make gpu-day` has printed on a GPU",
     "guide/cells.md": _SHOWN,
     "guide/hosts.md": "installs from an index, and there is no release yet",
     "guide/notices.md": _SHOWN,
