@@ -149,7 +149,8 @@ def _before(gpu: Gpu) -> str:
     if gpu.others is None:
         return _EMPTY
     context, others = format_bytes(gpu.context - gpu.others), format_bytes(gpu.others)
-    return f"this process has not opened the device: CUDA's context takes {context}, and other processes hold {others}, as now"
+    here = f"this process has not opened the device: CUDA's context takes {context}"
+    return f"{here}, and other processes hold {others}, as they do now"
 
 
 def predict_cell(source: str, namespace: dict[str, Any], gpu: str | None = None, settings: str | None = None) -> CellPrediction:

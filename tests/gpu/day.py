@@ -60,9 +60,9 @@ class Day:
         self._log.flush()
 
     def do_all(self, steps: Iterable[Step]) -> None:
-        """Run the steps in their order, those beside each other that measure no time."""
-        for is_timed, alike in itertools.groupby(steps, key=lambda step: step.is_timed):
-            with concurrent.futures.ThreadPoolExecutor(1 if is_timed else _BESIDE) as pool:
+        """Run the steps in their order, those beside each other that may."""
+        for is_alone, alike in itertools.groupby(steps, key=lambda step: step.is_alone):
+            with concurrent.futures.ThreadPoolExecutor(1 if is_alone else _BESIDE) as pool:
                 for _ in pool.map(self.do, alike):
                     pass
 

@@ -18,7 +18,7 @@ _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 _DRY = {"NBGUARD_DRY_GPU": "1", "FAKE_CUDA_EVENTS": "manual"}
 """The fake runtime's kernels end at once; its events can be made to wait until somebody waits for them."""
 
-_TESTS = ("test_truth", "test_holders", "test_fits")
+_TESTS = sorted(file.stem for file in Path(__file__).parent.glob("test_*.py") if "pytest.mark.gpu" in file.read_text())
 _PYTEST = ["-m", "pytest", "-m", "gpu", "-rfEs", "--confcutdir=tests/gpu", "-o", "addopts="]
 """The fixtures of the whole suite need Jupyter, and its options plugins: neither need be here."""
 
@@ -33,7 +33,7 @@ class Step:
     environment: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     title: str = ""
-    is_timed: bool = False  # it measures time: nothing else runs beside it
+    is_alone: bool = False  # nothing runs beside it: it measures time, or reads what the steps before it have made
 
 
 def steps(work: Path, *, dry: bool) -> Iterator[Step]:
@@ -49,15 +49,15 @@ def steps(work: Path, *, dry: bool) -> Iterator[Step]:
         yield Step(f"record {name}", arguments, 60, with_settings(workload.settings) | (_DRY if dry else {}))
     predicted = ["-W", "ignore", "-m", "tests.gpu.predicted", *(SHORT if short else ())]
     yield Step("predicted", predicted, 180, needs=("fastai", "torchvision"), title="Predicted peaks of fits beside real ones")
-    yield Step("recordings add up", ["-m", "tests.gpu.replay", str(work / "recordings")], 60, is_timed=True)
-    yield Step("figures", ["-W", "ignore", "-m", "tests.gpu.bench", str(work / "bench.json")], 120, is_timed=True)
+    yield Step("recordings add up", ["-m", "tests.gpu.replay", str(work / "recordings")], 60, is_alone=True)
+    yield Step("figures", ["-W", "ignore", "-m", "tests.gpu.bench", str(work / "bench.json")], 120, is_alone=True)
     profiles = ["-W", "ignore", "-m", "tests.profiler.corpus.run", *(["cuda:[g03]", "cuda:bfloat16"] if short else ["cuda"])]
-    yield Step("profiles", profiles, 120, needs=("IPython",), is_timed=True)
+    yield Step("profiles", profiles, 120, needs=("IPython",), is_alone=True)
     overhead = ["-W", "ignore", "tests/benchmarks/profile_overhead.py", "--cuda", "--rounds", "2" if short else "6"]
     title = "What a profile costs a fit on the GPU (`profile_overhead.py --cuda`)"
-    yield Step("overhead", overhead, 120, needs=("fastai",), title=title, is_timed=True)
+    yield Step("overhead", overhead, 120, needs=("fastai",), title=title, is_alone=True)
     startup = ["tests/benchmarks/startup.py", "--rounds", "1" if short else "7"]
-    yield Step("start-up", startup, 60, needs=("IPython", "numpy"), title="Start-up (`startup.py`)", is_timed=True)
+    yield Step("start-up", startup, 60, needs=("IPython", "numpy"), title="Start-up (`startup.py`)", is_alone=True)
     census = ["-W", "ignore", "tests/benchmarks/census.py", "--rounds", *(["1", "--scene", "tensors"] if short else ["3"])]
     needs = ("fastai", "pandas", "matplotlib")
-    yield Step("census", census, 120, _NO_GPU, needs, "Naming every holder of a large heap (`census.py`)", is_timed=True)
+    yield Step("census", census, 120, _NO_GPU, needs, "Naming every holder of a large heap (`census.py`)", is_alone=True)

@@ -81,7 +81,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         """Kinds of operators that were called and take memory by no known rule."""
         self._device = device
         self._workspaces: list[int] = []
-        self._of_backward = [set((False, True)[:number]) for number in workspaces]  # threads that have one, by kind
+        self._with_cublas, self._with_cublaslt = (set((False, True)[:number]) for number in workspaces)  # is it autograd's?
         self._lt_workspace = cublaslt_workspace(torch)
 
     @classmethod
@@ -124,9 +124,9 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         if out is NotImplemented:
             out = self._called(func, args, kwargs)
         if func in _GEMMS:
-            self._make_workspace(0, self.gpu.cublas_workspace)
+            self._make_workspace(self._with_cublas, self.gpu.cublas_workspace)
             if self._lt_workspace and func in _WITH_BIAS and _is_lts(*args[:3], **kwargs):
-                self._make_workspace(1, self._lt_workspace)
+                self._make_workspace(self._with_cublaslt, self._lt_workspace)
         if func in _CONVOLUTIONS:
             self.convolutions += 1
         if func is _FLASH and self.gpu.architecture >= _HOPPER:
@@ -150,11 +150,11 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
         raise UnpredictableError(f"{func} has no form without data: the memory of what follows cannot be predicted ({reason})")
 
-    def _make_workspace(self, kind: int, nbytes: int) -> None:
+    def _make_workspace(self, threads: set[bool], nbytes: int) -> None:
         """Make a workspace of this thread, if it has none: autograd's backward pass runs in one of its own on CUDA."""
         is_backward = torch._C._current_graph_task_id() >= 0
-        if is_backward not in self._of_backward[kind]:
-            self._of_backward[kind].add(is_backward)
+        if is_backward not in threads:
+            threads.add(is_backward)
             self._workspaces.append(nbytes)
             with self._device.making(MemoryCategory.WORKSPACES):
                 self._device.born(nbytes, None, is_older=False)

@@ -16,8 +16,6 @@ _LARGE = 0.10
 """Share of the fit: a finding that would save so much comes before a verdict that only says that the GPU waits for Python."""
 _NAMED = 0.05
 """Share of the wall time from which a part of it is named where nothing stands out."""
-_IN_FEW = 0.25
-"""Share of a part's time that its usual batches take at most, where it is said that few batches take it."""
 _NOTICED = 50_000_000
 """Nanoseconds of the fit: waiting that takes less is not worth a word, however short the fit."""
 _GROWS = ("graph", "growth")
@@ -113,6 +111,6 @@ def _largest_parts(timing: Timing) -> str:
 
 def _in_few_batches(total: int, median: int | None, timing: Timing) -> str:
     """Return a word on a part that takes its time in few batches: the first of all, as a rule."""
-    if median is None or median * timing.batches > _IN_FEW * total:
+    if median is None or not timing.is_in_few(total, median):
         return ""
     return f" ({format_time(median)} in most batches, the rest in a few)"

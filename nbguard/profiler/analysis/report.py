@@ -41,6 +41,10 @@ class EpochRow:
     start: int | None = None  # nanoseconds from the start of the recording
 
 
+_IN_FEW = 0.25
+"""Share of a part's time that its usual batches take at most, where it is said that few batches take it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """The time of a fit by phase. The totals of `rows` add up to `wall`. Times in nanoseconds."""
@@ -66,6 +70,10 @@ class Timing:
     def gainable(self) -> int:
         """Return the nanoseconds of a batch that the program can save: while a GPU is behind it, what it does costs nothing."""
         return round((1 - (self.busy or 0)) * (self.step or 0))
+
+    def is_in_few(self, total: int, median: int) -> bool:
+        """Say whether few batches take most of what a part of them takes in all, by what it takes in the median batch."""
+        return median * self.batches <= _IN_FEW * total
 
 
 @dataclass(frozen=True, slots=True)

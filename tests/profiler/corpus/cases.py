@@ -21,11 +21,9 @@ NEEDS = {
     "accelerate": "accelerate",
     "fastai": "fastai",
     "plain": "torch",
-    "cuda": "torch",
+    "cuda": "torch",  # and a GPU: plain loops whose causes show on one only, run where they are asked for (`make gpu-day`)
 }
 """The package that each framework's cases import."""
-ON_A_GPU = ("cuda",)
-"""Plain loops whose causes show on a CUDA device only: run where they are asked for (`make gpu-day` does)."""
 
 Verdict = Literal["named", "phase only", "nothing stands out", "wrong", "healthy", "false alarm"]
 _NOTHING: Literal["nothing stands out"] = "nothing stands out"

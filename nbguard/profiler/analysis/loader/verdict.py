@@ -19,10 +19,10 @@ _MORE_WORK = {
     phases.FORWARD: _MORE_AT_A_TIME,
     phases.LOSS: _MORE_AT_A_TIME,
     phases.BACKWARD: _MORE_AT_A_TIME,
-    phases.STEP: "an optimizer with `fused=True` steps in few calls",
+    phases.STEP: "an optimizer with `fused=True` takes fewer calls for a step",
     phases.OTHER: "look at what the loop does between the calls of the model",
 }
-"""Ways to have a GPU wait less, by the phase in which the program spends most of a batch."""
+"""Ways to make a GPU wait less, by the phase in which the program spends most of a batch."""
 
 
 def verdict(
@@ -77,7 +77,7 @@ def _bound(
 ) -> tuple[Bound, int | None, str]:
     wait, transfer = medians.get(phases.WAIT, 0), medians.get(phases.TO_DEVICE, 0)
     busy = timing.busy if on_accelerator else None
-    idle = step if busy is None else max(0, round((1 - busy) * step))
+    idle = step if busy is None else timing.gainable
     is_idle = busy is None or busy < _BUSY
     gpu = "" if busy is None else f", and the GPU worked {busy:.0%} of the time"
     largest = max((time for phase, time in medians.items() if phase != phases.WAIT), default=0)
@@ -115,13 +115,13 @@ def _bound(
 
 def _python_bound(busy: float, step: int, medians: dict[str, int]) -> str:
     """Return that a GPU waits for the program, where this spends its time, and what may help."""
-    words = f"Python-bound: the GPU worked {busy:.0%} of the time and waited for the code that gives it work"
+    words = f"Python-bound: the GPU worked {busy:.0%} of the time and waited for the program"
     own = {phase: time for phase, time in medians.items() if phase != phases.WAIT}
     phase = max(own, key=lambda name: own[name], default="")
     if own.get(phase, 0) < _MOST * step:
         return words
     help_ = f": {_MORE_WORK[phase]}" if phase in _MORE_WORK else ""
-    return f"{words}, which is in {phase} for {_share(own[phase], step)}{help_}"
+    return f"{words}, which spends {_share(own[phase], step)} in {phase}{help_}"
 
 
 def _share(part: int, step: int) -> str:

@@ -51,8 +51,6 @@ _COMPUTING = (phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP, phases.
 _BUSY, _IDLE = 0.75, 0.25
 """Shares of a long batch in which its thread was on a processor: from the one on it computed, up to the other it waited."""
 _NO_STACKS = StackSamples()
-_IN_FEW = 0.25
-"""Share of a phase's time that its usual batches take at most, where it is few batches that take it."""
 _FEW = 0.25
 """Share of batches that may stall: more of them are no exceptions."""
 
@@ -95,7 +93,7 @@ def _gainable(timing: Timing, phase: str, in_batches: int) -> int:
     """
     rows = {row.phase: row for row in timing.rows if row.group == "batch"}
     row = rows.get(phase)
-    if timing.busy is None or row is None or (row.median or 0) * timing.batches <= _IN_FEW * row.total:
+    if timing.busy is None or row is None or timing.is_in_few(row.total, row.median or 0):
         return in_batches
     return min(in_batches, round((1 - timing.busy) * sum(row.total for row in rows.values())))
 
