@@ -57,6 +57,7 @@ def _fastai(*, half: bool = False) -> list[torch.Tensor]:
     from fastai.callback.fp16 import MixedPrecision
     from fastai.callback.progress import ProgressCallback  # noqa: F401 - gives Learner its no_bar
 
+    random.seed(7)  # loaders shuffle by it, and the imports have taken from it
     rows = [(x, y) for xs, ys in _batches() for x, y in zip(xs, ys, strict=True)]
     loaders = DataLoaders.from_dsets(rows, rows[:320], bs=32, num_workers=0, device=torch.device("cuda"))
     learn = Learner(loaders, _net(), loss_func=CrossEntropyLossFlat(), cbs=[MixedPrecision()] if half else [])
@@ -81,7 +82,6 @@ def names() -> list[str]:
 
 def _run(training: Callable[[], Any], profile: AbstractContextManager[Any]) -> list[torch.Tensor]:
     torch.manual_seed(7)
-    random.seed(7)  # fastai's loaders shuffle by it
     with contextlib.redirect_stdout(io.StringIO()), profile:
         weights: list[torch.Tensor] = training()
     torch.cuda.synchronize()

@@ -150,8 +150,8 @@ def rich() -> FitReport:
     )
     loader = LoaderVerdict(
         bound="data",
-        sentence="data-bound: 48.2 ms of each batch's 79.4 ms (61%) is waiting for data, and the GPU worked 34% of the time; "
-        "at most 46.1 ms per batch to gain",
+        sentence="data-bound: 48.2 ms of each batch's 79.4 ms (61%) is waiting for data, and the GPU had work waiting 34% of "
+        "the time; at most 46.1 ms per batch to gain",
         gain=46_100 * US,
         advice=(
             FitFinding(

@@ -26,6 +26,8 @@ _SOME_MEMORY = 8 * MiB
 """growth that is worth a word;"""
 _AS_TIME = 0.25
 """and share of the fit's time that less growth counts as."""
+_COSTS_LATER = ("cache",)
+"""Kinds of findings whose time is the least part of what they cost, in other phases: they count as such growth does."""
 _CODE = ("code", "callback", "library")
 """Kinds of findings that name code: where one explains half of what the fit waits for, the verdict says nothing more."""
 _GROUPS: dict[Group, str] = {"batch": "", "validation": "validation", "around": "around the batches"}
@@ -81,9 +83,12 @@ def _step(finding: FitFinding, timing: Timing) -> _Step:
     lost, gain = _lost(finding, timing), ""
     if finding.severity == "advice" and finding.time:  # more than a batch: a cost per epoch, spread over its batches
         per = "of each" if finding.time <= (timing.step or 0) else "per"
-        gain = f" (up to {format_time(finding.time)} {per} batch, {format_time(lost)} of the fit)"
+        most = "at least" if finding.kind in _COSTS_LATER else "up to"
+        gain = f" ({most} {format_time(finding.time)} {per} batch, {format_time(lost)} of the fit)"
     elif finding.severity == "advice" and lost:
         gain = f" ({lost / (timing.wall or 1):.0%} of the fit)"
+    if finding.kind in _COSTS_LATER:
+        lost = max(lost, round(_AS_TIME * timing.wall))
     is_problem = finding.severity == "problem"
     if finding.kind in _GROWS:
         is_problem &= (finding.nbytes or 0) * timing.batches >= _MUCH_MEMORY

@@ -58,7 +58,7 @@ class Timing:
     step_p95: int | None = None  # its 95th percentile
     epochs: tuple[EpochRow, ...] = ()  # in the order in which they began
     fits: int = 0  # of Learners
-    busy: float | None = None  # share of the steady state in which the GPU worked, 0…1; None: not known
+    busy: float | None = None  # share of the steady state in which the GPU was behind the program, 0…1; None: not known
     busy_note: str = ""  # how it is known, or why it is not; empty where there was no GPU to be busy
 
     @property
@@ -116,7 +116,7 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "note")
 class FitFinding:
     """One thing that stands out: what, the evidence with its figure, and the line to change. Code stands between backticks."""
 
-    kind: str  # e.g. "graph", "nan", "eps", "sync", "workers", "transform", "validation", "stall"
+    kind: str  # e.g. "graph", "nan", "eps", "sync", "cache", "workers", "transform", "validation", "stall"
     severity: Severity  # the gravest come first in a report
     what: str  # the finding in a sentence
     evidence: str  # the figures behind it

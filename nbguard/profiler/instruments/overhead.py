@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from time import thread_time_ns
 from typing import Any
 
-from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
+from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
+from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory
 from nbguard.profiler.record.fastai_loop import FastaiLoop
 from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
-_EVENTS: tuple[Event, ...] = ("waited", "loss", "backward", "step", "zero_grad")
-"""At each of these one call of ours is rehearsed, in batches that are looked at."""
+_EVENTS: tuple[Event, ...] = ("waited", "backward", "step", "zero_grad")
+"""At each of these one call of ours is rehearsed, in batches that are looked at; what takes a loss is given that of the fit."""
 _ENOUGH = 9
 """Times that each of them is timed; of a long fit's calls none is any more."""
 _COLD = 2
@@ -27,7 +29,7 @@ _BEFORE = 40
 class OverheadWatch:
     """Calls now and then one of the functions that are ours in every batch, around nothing, and times it.
 
-    They belong to a recorder of their own, whose batch is done once all have been called in their order.
+    They belong to a recorder of their own, with losses of its own.
     """
 
     watches = "the cost of the profile itself"
@@ -37,6 +39,8 @@ class OverheadWatch:
         self._recorder = Recorder()
         self._calls: tuple[Callable[[], Any], ...] = ()
         self._taken: list[list[int]] = []  # nanoseconds of processor time of each call
+        self._loss: Callable[[Any], Any] = _nothing
+        self._taken_by_loss: list[int] = []
         self._turn = 0
         self._marks = 0.0  # in a batch
 
@@ -46,6 +50,7 @@ class OverheadWatch:
 
         self._torch: Any = torch
         self._of = recorder
+        self._late = DeviceLosses(torch, self._recorder.__len__, _nothing)
         recorder.subscribe("learner", self._learner)
         recorder.subscribe("model", self._model)
 
@@ -53,13 +58,15 @@ class OverheadWatch:
         """Rehearse no more. The log of the rehearsal says how many marks are in a batch."""
         batches = [boundary.at for boundary in self._recorder.stop().boundaries if boundary.kind == "batch"]
         self._marks = median([after - before for before, after in pairwise(batches)]) if len(batches) > 1 else 0
-        self._calls = ()
+        self._calls, self._loss = (), _nothing
+        self._late.forget()
 
     def observe(self) -> int:
         """Return the nanoseconds that one mark costs the fit, with its share of everything else that is done in a batch."""
-        if not self._marks or not all(self._taken):
+        if not self._marks or not all(self._taken) or not self._taken_by_loss:
             return 0
         *calls, nothing = (median(taken) for taken in self._taken)
+        calls.append(median(self._taken_by_loss))
         return max(0, round(_COLD * sum(taken - nothing for taken in calls) / self._marks))
 
     def _learner(self, _: Any) -> None:
@@ -70,31 +77,37 @@ class OverheadWatch:
         loop = TorchLoop(self._recorder)
         front = FastaiLoop(self._recorder, loop) if self._is_fastai else loop
         with self._torch._C.DisableTorchFunction():
-            finite = FiniteWatch()
-            finite.start(self._recorder)
-            calls = front.rehearsal()
+            history = LossHistory(self._torch, self._late.send)
+            self._recorder.usual_loss, loss = history.is_usual, self._torch.zeros((), device="cpu")
+            history.note(0.0, ())
+            batch = front.rehearsal()
+            calls: list[Callable[[], Any]] = [*batch.before, partial(batch.loss, loss), *batch.after]
             for call in calls * _BEFORE:
                 call()
-        self._calls = (*calls, _nothing)
+        self._calls, self._loss = (*batch.before, *batch.after, _nothing), batch.loss
         self._taken = [[] for _ in self._calls]
         for event in _EVENTS:
             self._of.subscribe(event, self._rehearse)
+        self._of.subscribe("loss", self._rehearse_loss)
 
     def _rehearse(self, *_: Any) -> None:
         turn, self._turn = self._turn, (self._turn + 1) % len(self._calls)
-        call = self._calls[turn]
+        self._time(self._taken[turn], self._calls[turn])
+        if len(self._taken[-1]) >= _ENOUGH:  # the last one's turn comes last
+            for event in _EVENTS:
+                self._of.unsubscribe(event, self._rehearse)
+
+    def _rehearse_loss(self, loss: Any) -> None:
+        self._time(self._taken_by_loss, self._loss, loss)
+        if len(self._taken_by_loss) >= _ENOUGH:
+            self._of.unsubscribe("loss", self._rehearse_loss)
+
+    def _time(self, taken: list[int], call: Callable[..., Any], *facts: Any) -> None:
         with self._torch._C.DisableTorchFunction():
             start = thread_time_ns()
-            call()
-            self._taken[turn].append(thread_time_ns() - start)
-        if len(self._taken[-1]) >= _ENOUGH:  # the last one's turn comes last
-            self._rest()
-
-    def _rest(self) -> None:
-        """Rehearse no more: each call has been timed often enough."""
-        for event in _EVENTS:
-            self._of.unsubscribe(event, self._rehearse)
+            call(*facts)
+            taken.append(thread_time_ns() - start)
 
 
-def _nothing() -> None:
+def _nothing(*_: Any) -> None:
     pass

@@ -12,7 +12,7 @@ from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.record.callbacks import CallbackTimes
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import STEPPED, Recorder
-from nbguard.profiler.record.torch_loop import Rehearsed, TorchLoop
+from nbguard.profiler.record.torch_loop import Rehearsal, Rehearsed, TorchLoop
 from nbguard.scan.roots.frames import frame_locals, frame_of
 
 Function = Callable[..., Any]
@@ -142,24 +142,35 @@ class FastaiLoop:
         """Return the phases of callbacks without which fastai does not train."""
         return tuple(sorted(self.callbacks.of_fastai))
 
-    def rehearsal(self) -> tuple[Callable[[], Any], ...]:
+    def rehearsal(self) -> Rehearsal:
         """Return the calls of a batch as `TorchLoop.rehearsal` does."""
         import torch
 
-        act, loss, model = Rehearsed.act, torch.zeros((), device="cpu"), torch.nn.Identity()
-        learner = Rehearsed(training=True, yb=(loss,), xb=(loss,), loss_grad=loss, model=model, opt=Rehearsed())
+        act, batch, model = Rehearsed.act, torch.zeros((), device="cpu"), torch.nn.Identity()
+        learner: Any = Rehearsed(training=True, yb=(batch,), xb=(batch,), loss_grad=None, model=model, opt=Rehearsed())
         copies, event = self._loop.timed(phases.TO_DEVICE)(act), self._call_one(act)
         callback = partial(self.callbacks.rehearsal(Rehearsed), Rehearsed())
-        return (
-            *self._loop.rehearsal()[:1],
-            partial(copies, loss),
-            partial(self._one_batch(act), learner),
-            *(partial(event, learner, name) for name in _OF_A_BATCH),
-            *(callback,) * _CALLBACKS,
+        events = [partial(event, learner, name) for name in _OF_A_BATCH]
+        at = _OF_A_BATCH.index("after_loss")
+
+        def after_loss(loss: Any) -> None:
+            learner.loss_grad = loss
+            event(learner, "after_loss")
+            learner.loss_grad = None
+
+        return Rehearsal(
+            before=(
+                *self._loop.rehearsal().before[:1],
+                partial(copies, batch),
+                partial(self._one_batch(act), learner),
+                *events[:at],
+            ),
+            loss=after_loss,
+            after=(*events[at + 1 :], *(callback,) * _CALLBACKS),
         )
 
     def _one_batch(self, original: Function) -> Function:
-        recorder, loop = self._recorder, self._loop
+        recorder = self._recorder
         add, clock, zero = recorder.add, recorder.clock, recorder.code(phases.ZERO_GRAD)
 
         def _do_one_batch(learner: Any) -> Any:
@@ -168,14 +179,14 @@ class FastaiLoop:
                 return original(learner)
             if recorder.hears:
                 recorder.attempt(self, "a batch", self._calls_model, learner)
-            loop.inside += 1
-            loop.in_learner += 1
+            recorder.inside += 1
+            recorder.in_learner += 1
             losses = recorder.losses
             try:
                 result = original(learner)
             finally:
-                loop.inside -= 1
-                loop.in_learner -= 1
+                recorder.inside -= 1
+                recorder.in_learner -= 1
             if recorder.losses != losses:  # a batch to train on: its last act is to clear the gradients
                 add((zero, clock()))
                 if recorder.hears:
@@ -263,7 +274,7 @@ class FastaiLoop:
         if type(targets) in (tuple, list) and not targets:  # the loss belongs to an earlier batch
             return
         recorder = self._recorder
-        if self._loop.fits.is_open:
+        if recorder.has_new_loop:
             self._loop.begins_to_train()
         if recorder.log_loss(loss):
             if not recorder.hears:

@@ -27,7 +27,6 @@ class FitBounds:
     watches = "bounds between fits"
 
     def __init__(self, recorder: Recorder, begins: Begins) -> None:
-        self.is_open = False  # the purpose of the latest iterator is not known yet
         self.depth = 0  # Learners' fits that go on, one inside the other
         self._recorder = recorder
         self._begins = begins
@@ -42,7 +41,7 @@ class FitBounds:
 
     def loader(self, iterator: Any) -> None:
         """Note an iterator that is asked for the first time."""
-        self.is_open = True
+        self._recorder.has_new_loop = True
         self._iterator, self._began = weakref.ref(iterator), len(self._recorder)
         self._called.clear()
 
@@ -70,7 +69,7 @@ class FitBounds:
 
     def trains(self) -> None:
         """Note that there is a loss to train on, the first one since an iterator was asked first."""
-        self.is_open = False
+        self._recorder.has_new_loop = False
         others = all(model() is None or key not in self._called for key, model in self._models.items())
         iterator = None if self._iterator is None else self._iterator()
         if self._has_trained and not self.depth and self._called and others and not self._goes_on():

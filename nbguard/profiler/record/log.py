@@ -9,8 +9,10 @@ from typing import get_args
 
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
 
+_RESERVED = 16384
+"""Numbers for which the list has room beside as many zeros at its beginning, without being copied to a larger place."""
 _LOOSE = 8192
-"""Numbers that may be in the list before they are packed."""
+"""Numbers that may be in the list before they are packed: looks for that come with batches that are looked at."""
 _PAIR = struct.calcsize("=hq")
 _KINDS: tuple[BoundaryKind, ...] = get_args(BoundaryKind)
 BOUNDARY_CODES = {kind: ~number for number, kind in enumerate(_KINDS)}
@@ -22,11 +24,13 @@ class Log:
 
     What every batch passes adds its entries by itself, several at once, without a call: `add((code, clock()))` is a mark,
     `add((BOUNDARY_CODES[kind], loop))` a boundary. All numbers of one `add` come or none, wherever an interrupt falls.
-    An array takes several times as long to take a number as a list, which is packed from time to time.
+    An array takes several times as long to take a number as a list, which is packed from time to time. CPython keeps the memory
+    of a list that it shortens to no less than half; so its first half is never used, and nothing is copied as it grows.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        self._loose: list[int] = []  # of a mark its code and time; of a boundary its kind, below 0, and loop
+        self._loose = [0] * (2 * _RESERVED)  # of a mark its code and time; of a boundary its kind, below 0, and loop
+        del self._loose[_RESERVED:]
         self._packed: list[bytes] = []  # entries before those, packed
         self._before = 0  # entries that are packed
         self.add = self._loose.extend
@@ -38,15 +42,16 @@ class Log:
 
     def pack(self) -> None:
         """Pack the entries, if there are many."""
-        if len(self._loose) > _LOOSE:
-            packed, count = _pack(self._loose), len(self._loose) // 2
-            self._loose.clear()  # first: an interrupt here costs some of the log, and leaves the rest in order
+        if len(self._loose) > _RESERVED + _LOOSE:
+            numbers = self._loose[_RESERVED:]
+            packed, count = _pack(numbers), len(numbers) // 2
+            del self._loose[_RESERVED:]  # first: an interrupt here costs some of the log, and leaves the rest in order
             self._packed.append(packed)
             self._before += count
 
     def __len__(self) -> int:
         """Return the number of entries: marks and boundaries."""
-        return self._before + len(self._loose) // 2
+        return self._before + (len(self._loose) - _RESERVED) // 2
 
     def position(self, entries: int) -> LogPosition:
         """Return the place after so many of the first entries."""
@@ -56,7 +61,7 @@ class Log:
     def _columns(self) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
         """Yield entries by column: the codes of phases and boundaries, and the times or loops."""
         yield from map(_unpacked, self._packed)
-        yield self._loose[::2], self._loose[1::2]
+        yield self._loose[_RESERVED::2], self._loose[_RESERVED + 1 :: 2]
 
     def boundaries(self, most: int | None = None, first: int = 0) -> Iterator[Boundary]:
         """Yield the boundaries, or those among so many of the first entries, from entry `first` on."""

@@ -136,7 +136,10 @@ class Recorder:
         "current",
         "elsewhere",
         "failed",
+        "has_new_loop",
         "hears",
+        "in_learner",
+        "inside",
         "loading",
         "looks",
         "loop",
@@ -160,6 +163,9 @@ class Recorder:
         self.usual_loss: Callable[[Any], bool] | None = None  # notes a loss of which nobody need hear, and says so
         self.calls = ModelCalls()
         self.turn = Turn(clock)
+        self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
+        self.in_learner = 0  # a batch of fastai's: its own events tell its phases apart
+        self.has_new_loop = False  # the purpose of the latest iterator is not known yet
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
@@ -227,22 +233,24 @@ class Recorder:
         if self._trained_at != self.batches:
             self._trained_at = self.batches
             self.trained += 1
-        self.add(_LOSS)
+        add, is_usual = self.add, self.usual_loss
+        add(_LOSS)
         self.losses += 1
-        if self.hears or self.usual_loss is None:
+        if self.hears or is_usual is None:
             return bool(self.subscribers["loss"])
         try:
-            return not self.usual_loss(loss)
+            return not is_usual(loss)
         except Exception:  # noqa: BLE001 - whoever hears of it looks at it otherwise
             self.usual_loss = None
             return True
 
     def begin_batch(self, loop: int) -> None:
         """Note that an iterator is about to be asked for a batch."""
+        add, clock = self.add, self.clock
         number = self.batches = self.batches + 1
         self.loop = loop
-        self.add((self.current, self.clock(), _BATCH, loop))
-        if self.looks or number >= self._next_look:
+        add((self.current, clock(), _BATCH, loop))
+        if number >= self._next_look:
             self._choose(number)
         elif self.hears:
             self.emit("batch", number)
@@ -261,11 +269,12 @@ class Recorder:
         self.emit("batch", number)
         if not is_sampled:
             self._listen(looks=False)
-        self._next_look = number + 1 if number < self._all else number - number % every + every
+        self._next_look = number + 1 if is_sampled else number - number % every + every
 
     def _listen(self, *, looks: bool) -> None:
-        """Have all subscribers receive what follows, or those that receive the events of every batch."""
+        """Have all subscribers receive what follows, or those that receive the events of every batch; then choose anew."""
         self.looks = looks
+        self._next_look = 0
         self.subscribers = self._sampled if looks else self._always
         self._note_hearers()
 

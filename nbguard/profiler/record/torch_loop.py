@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -24,10 +25,13 @@ _FIRST = 3  # batches of an iterator that are looked at: its purpose shows in th
 
 
 class TorchLoop:
-    """Marks the phases of any loop over torch. While `in_learner` is true fastai's own events tell them apart.
+    """Marks the phases of any loop over torch. While the recorder is `in_learner` fastai's own events tell them apart.
 
-    Most calls of a fit are only passed on: that takes one look at `inside`. Calls of modules inside of modules are not even
-    that where only some batches are looked at: there the marks are around the classes that were seen outermost.
+    Most calls of a fit are only passed on: that takes one look at whether they are `inside`. Calls of modules inside of modules
+    are not even that where only some batches are looked at: there the marks are around the classes that were seen outermost.
+
+    What every batch passes reads an attribute that it calls into a variable first: CPython 3.11 looks for it on the class, too,
+    where it is read and called at once.
     """
 
     watches = "phases of the loop"
@@ -35,8 +39,6 @@ class TorchLoop:
     def __init__(self, recorder: Recorder, begins: Begins | None = None) -> None:
         """`begins` is called where another fit begins."""
         self.fits = FitBounds(recorder, begins or _ignore)
-        self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
-        self.in_learner = 0
         self._recorder = recorder
         self._patches = Patches()
         self._calls = Patches()
@@ -65,9 +67,10 @@ class TorchLoop:
         put(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         self.watch_modules()
         self._recorder.subscribe("stretch", self._turn)
+        before_step, after_step = self._around_step()
         self._hooks = [
-            optimizer.register_optimizer_step_pre_hook(self._before_step),
-            optimizer.register_optimizer_step_post_hook(self._after_step),
+            optimizer.register_optimizer_step_pre_hook(before_step),
+            optimizer.register_optimizer_step_post_hook(after_step),
         ]
 
     def stop(self) -> None:
@@ -119,15 +122,16 @@ class TorchLoop:
 
     def _mark_calls_of(self, classes: tuple[type, ...], torch: Any) -> None:
         self._calls.restore()
+        module = self._module(torch)  # one for all: what it refers to is read by each
         for cls in classes:
-            self._calls.put(cls, "__call__", self._module(torch))
+            self._calls.put(cls, "__call__", module)
 
     def calls(self, module: Any, args: Any) -> None:
         """Emit that the outermost module is about to be called."""
-        recorder = self._recorder
-        if self._model() is not module:
-            self._model = _reference(module)
-            if self._model is not _nothing:
+        recorder, model = self._recorder, self._model
+        if model() is not module:
+            model = self._model = _reference(module)
+            if model is not _nothing:
                 self.fits.model(module)
             recorder.emit("model", module, args)
         try:
@@ -135,7 +139,8 @@ class TorchLoop:
         except TypeError:  # one is no tensor
             held = weak_arguments(args)
         names = args.names if type(args) is CallArguments else ()
-        recorder.calls.note((recorder.batches, recorder.losses, self._model, held, names))
+        note = recorder.calls.note
+        note((recorder.batches, recorder.losses, model, held, names))
         if recorder.hears:
             recorder.emit("forward", module, args)
 
@@ -147,21 +152,22 @@ class TorchLoop:
         """Emit the next module that is called, whatever was called before: another fit has begun."""
         self._model = _nothing
 
-    def rehearsal(self) -> tuple[Callable[[], Any], ...]:
+    def rehearsal(self) -> Rehearsal:
         """Return the calls of a batch around functions that do nothing: what they take is ours."""
         import torch
 
-        iterator, optimizer, loss = Rehearsed(), Rehearsed(), torch.zeros((), device="cpu")
+        iterator, optimizer, batch = Rehearsed(), Rehearsed(), torch.zeros((), device="cpu")
         model, measure = torch.nn.Identity(), torch.nn.MSELoss()
         call = self._module(torch)(Rehearsed.act)
-        return (
-            partial(self._next(Rehearsed.act), iterator),
-            partial(call, model, loss),
-            partial(call, measure, loss),
-            partial(self._backward(Rehearsed.act), loss),
-            partial(self._before_step, optimizer),
-            partial(self._after_step, optimizer),
-            partial(self._zero_grad(Rehearsed.act), optimizer),
+        before_step, after_step = self._around_step()
+        return Rehearsal(
+            before=(partial(self._next(Rehearsed.act), iterator), partial(call, model, batch), partial(call, measure, batch)),
+            loss=self._backward(Rehearsed.act),
+            after=(
+                partial(before_step, optimizer),
+                partial(after_step, optimizer),
+                partial(self._zero_grad(Rehearsed.act), optimizer),
+            ),
         )
 
     def timed(self, phase: str, after: str = "") -> Callable[[Function], Function]:
@@ -175,16 +181,16 @@ class TorchLoop:
         def around(original: Function) -> Function:
             def timed(*args: Any, **kw: Any) -> Any:
                 __tracebackhide__ = True
-                if self.inside or get_ident() != recorder.thread:
+                if recorder.inside or get_ident() != recorder.thread:
                     return original(*args, **kw)
                 before = recorder.current
                 add((before if ended is None else ended, clock()))
                 recorder.current = code
-                self.inside += 1
+                recorder.inside = 1
                 try:
                     return original(*args, **kw)
                 finally:
-                    self.inside -= 1
+                    recorder.inside = 0
                     recorder.current = before
                     add((code, clock()))
 
@@ -201,20 +207,21 @@ class TorchLoop:
             if recorder.loading or get_ident() != recorder.thread:
                 recorder.elsewhere = recorder.elsewhere or not recorder.loading
                 return original(iterator)
-            if self._iterator() is iterator:
+            latest = self._iterator
+            if latest() is iterator:
                 number = self._number
-                if self.fits.is_open:
+                if recorder.has_new_loop:
                     self.fits.asked_again(number)
             elif (asked := recorder.attempt(self, "a batch", self._number_of, iterator)) is not None:
                 number = asked
             else:
                 return original(iterator)
-            if self._steps and not self.inside:
+            if self._steps and not recorder.inside:
                 recorder.current = self._steps[0]
                 self._steps.clear()
             recorder.begin_batch(number)  # has marked what went on up to here
             before, recorder.current = recorder.current, wait
-            self.inside += 1
+            recorder.inside += 1
             recorder.loading += 1
             try:
                 return original(iterator)
@@ -223,7 +230,7 @@ class TorchLoop:
                 self.fits.ended(number)
                 raise
             finally:
-                self.inside -= 1
+                recorder.inside -= 1
                 recorder.loading -= 1
                 recorder.current = before
                 add((wait, clock()))
@@ -250,28 +257,29 @@ class TorchLoop:
         forward, loss = recorder.code(phases.FORWARD), recorder.code(phases.LOSS)
         losses = torch.nn.modules.loss._Loss
         is_compiling = getattr(torch.compiler, "is_dynamo_compiling", torch.compiler.is_compiling)
-        codes = self._codes
+        known = self._codes.get  # no code of these is 0
+
+        def code_of(cls: type) -> int:
+            code = self._codes[cls] = loss if issubclass(cls, losses) else forward
+            return code
 
         def around(original: Function) -> Function:
             def __call__(module: Any, *args: Any, **kw: Any) -> Any:  # noqa: N807 - it stands in for it
                 __tracebackhide__ = True
                 # Asked first: it is a constant while torch.compile traces, which then does not look at the rest.
-                if is_compiling() or self.inside or get_ident() != recorder.thread:
+                if is_compiling() or recorder.inside or get_ident() != recorder.thread:
                     return original(module, *args, **kw)
-                cls = type(module)
-                code = codes.get(cls)
-                if code is None:
-                    code = codes[cls] = loss if issubclass(cls, losses) else forward
+                code = known(type(module)) or code_of(type(module))
                 if code == forward:
                     self.calls(module, CallArguments.of(args, kw) if kw else args)
                 before = recorder.current
                 add((before, clock()))
                 recorder.current = code
-                self.inside += 1
+                recorder.inside = 1
                 try:
                     return original(module, *args, **kw)
                 finally:
-                    self.inside -= 1
+                    recorder.inside = 0
                     recorder.current = before
                     add((code, clock()))
                     if recorder.hears:
@@ -287,9 +295,9 @@ class TorchLoop:
 
         def backward(tensors: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True
-            if get_ident() != recorder.thread or self.in_learner:
+            if get_ident() != recorder.thread or recorder.in_learner:
                 return original(tensors, *args, **kw)
-            if self.fits.is_open:
+            if recorder.has_new_loop:
                 self.begins_to_train()
             if recorder.log_loss(tensors):
                 recorder.emit("loss", tensors)
@@ -313,7 +321,7 @@ class TorchLoop:
 
         def zero_grad(optimizer: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True
-            if get_ident() != recorder.thread or self.in_learner:
+            if get_ident() != recorder.thread or recorder.in_learner:
                 return original(optimizer, *args, **kw)
             if recorder.hears:
                 recorder.emit("zero_grad", optimizer, next(iter((*args, *kw.values())), None))
@@ -330,22 +338,37 @@ class TorchLoop:
 
         return zero_grad
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
-        recorder = self._recorder
-        if get_ident() == recorder.thread and not self.in_learner:
-            if recorder.hears:
-                recorder.emit("step", optimizer)
-            self._steps.append(recorder.current)
-            recorder.add((recorder.current, recorder.clock()))
-            recorder.current = self._step
+    def _around_step(self) -> tuple[Function, Function]:
+        """Return the functions that are called before and after each step of an optimizer."""
+        recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
+        step, steps = self._step, self._steps
 
-    def _after_step(self, *_: Any) -> None:
-        recorder = self._recorder
-        if get_ident() == recorder.thread and self._steps and not self.in_learner:
-            recorder.current = self._steps.pop()
-            recorder.add((self._step, recorder.clock(), *STEPPED))
-            if recorder.hears:
-                recorder.emit("phase", self._step)
+        def before_step(optimizer: Any, *_: Any) -> None:
+            if get_ident() == recorder.thread and not recorder.in_learner:
+                if recorder.hears:
+                    recorder.emit("step", optimizer)
+                before = recorder.current
+                steps.append(before)
+                add((before, clock()))
+                recorder.current = step
+
+        def after_step(*_: Any) -> None:
+            if steps and get_ident() == recorder.thread and not recorder.in_learner:
+                recorder.current = steps.pop()
+                add((step, clock()) + STEPPED)  # noqa: RUF005 - to unpack makes a list first
+                if recorder.hears:
+                    recorder.emit("phase", step)
+
+        return before_step, after_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What is ours in a batch: the calls in their order, the one that is given the loss apart."""
+
+    before: tuple[Callable[[], Any], ...]
+    loss: Callable[[Any], Any]
+    after: tuple[Callable[[], Any], ...]
 
 
 class Rehearsed:

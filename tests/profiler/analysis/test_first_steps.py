@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from nbguard.profiler.analysis.first_steps import first_steps
+from nbguard.profiler.analysis.health.syncs import SyncFacts, SyncSite, sync_findings
 from nbguard.profiler.analysis.report import FitFinding, LoaderVerdict, Timing
 from tests.profiler.analysis.timings import MS, timing
 
@@ -61,3 +62,17 @@ def test_waiting_for_data_is_ranked_with_the_rest() -> None:
 
     assert first_steps(whole, waits, (metric,)) == ("the metrics: less (70% of the fit)", "data-bound")
     assert first_steps(whole, waits, ()) == ("data-bound",)
+
+
+def test_a_cache_that_is_emptied_costs_more_than_the_call() -> None:
+    """The driver is asked for the memory again in other phases. An H200 said "Python-bound" first, and this after it."""
+    whole = replace(timing(forward=60 * MS, backward=32 * MS, other_code=8 * MS), busy=0.06)
+    waits = LoaderVerdict(bound="Python", sentence="Python-bound", gain=94 * MS)
+    site = SyncSite(where="In[3], line 2", own="", methods=("empty_cache",), calls=10, batches=10, waited=80 * MS)
+    (emptied,) = sync_findings(SyncFacts((site,), 10), whole.step, whole.gainable)
+
+    first, second = first_steps(whole, waits, (emptied,))
+
+    assert first.startswith("In[3], line 2 empties the allocator's cache in every batch: take the call out")
+    assert first.endswith(" (at least 8.00 ms of each batch, 80.0 ms of the fit)")
+    assert second == "Python-bound"

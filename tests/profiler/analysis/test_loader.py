@@ -126,7 +126,7 @@ def test_batch_transforms_are_not_the_models_own_work() -> None:
 def test_a_wait_that_a_busy_gpu_covers_is_no_bound() -> None:
     found = verdict(timing(40, busy=0.97, wait=12), (loader(),), 4, on_accelerator=True)
     assert (found.bound, found.gain, found.advice) == ("compute", None, ())
-    assert "the GPU worked 97% of the time" in found.sentence
+    assert "the GPU had work waiting 97% of the time" in found.sentence
 
 
 def test_the_gain_is_no_more_than_the_gpu_was_idle() -> None:

@@ -100,5 +100,10 @@ def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | Non
     if is_emptying:
         what = f"{who} empties the allocator's cache in {how_often}"
     return FitFinding(
-        kind="sync", severity="advice" if is_worth_it else "note", what=what, evidence=evidence, change=change, time=lost
+        kind="cache" if is_emptying else "sync",
+        severity="advice" if is_worth_it else "note",
+        what=what,
+        evidence=evidence,
+        change=change,
+        time=lost,
     )

@@ -79,7 +79,7 @@ def _bound(
     busy = timing.busy if on_accelerator else None
     idle = step if busy is None else timing.gainable
     is_idle = busy is None or busy < _BUSY
-    gpu = "" if busy is None else f", and the GPU worked {busy:.0%} of the time"
+    gpu = "" if busy is None else f", and the GPU had work waiting {busy:.0%} of the time"
     largest = max((time for phase, time in medians.items() if phase != phases.WAIT), default=0)
     waits = is_idle and wait > WAITING * step and wait >= transfer
     if waits and (wait >= largest or busy is not None):
@@ -115,13 +115,13 @@ def _bound(
 
 def _python_bound(busy: float, step: int, medians: dict[str, int]) -> str:
     """Return that a GPU waits for the program, where this spends its time, and what may help."""
-    words = f"Python-bound: the GPU worked {busy:.0%} of the time and waited for the program"
+    words = f"Python-bound: for {1 - busy:.0%} of the time the GPU had no work waiting"
     own = {phase: time for phase, time in medians.items() if phase != phases.WAIT}
     phase = max(own, key=lambda name: own[name], default="")
     if own.get(phase, 0) < _MOST * step:
         return words
     help_ = f": {_MORE_WORK[phase]}" if phase in _MORE_WORK else ""
-    return f"{words}, which spends {_share(own[phase], step)} in {phase}{help_}"
+    return f"{words}; the program spends {_share(own[phase], step)} in {phase}{help_}"
 
 
 def _share(part: int, step: int) -> str:
