@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from nbguard.calls import as_calls, has_magics
 
+_MOST = 160
+"""Characters of a message of somebody else's."""
+
 
 class NbguardError(Exception):
     """Base of every error nbguard raises on purpose. Where there are no magics its message names calls of Python."""
@@ -91,3 +94,8 @@ def line_of(error: Exception) -> str:
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     return "?" if traceback is None else f"{traceback.tb_frame.f_globals.get('__name__')}:{traceback.tb_lineno}"
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message, for a sentence that names what another one said."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:_MOST]}"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nbguard.doctor.subject import TrialSubject, fit_device
-from nbguard.errors import UndiagnosableError
+from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.scan.heap.kinds import mro_of
 
 
@@ -54,7 +54,7 @@ def _move(objects: Iterable[Any], device: torch.device, moved: list[tuple[torch.
                     moved.append((tensor, before))
                     tensor.data = there
     except (RuntimeError, TypeError, AssertionError) as error:  # the last: a PyTorch without such a device
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        reason = in_one_line(error)
     else:
         return
     raise UndiagnosableError(f"the model cannot be moved to {device}, where its fit would run ({reason})")

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbguard.doctor.analysis.variable_checks import variable_checks
 from nbguard.doctor.environment import environment_facts
-from nbguard.errors import UndiagnosableError
+from nbguard.errors import UndiagnosableError, in_one_line
 
 
 def import_torch() -> None:
@@ -41,6 +41,6 @@ def made_by(target: str) -> tuple[Any, Any]:
         if isinstance(made, types.FunctionType):
             made = made()
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        reason = in_one_line(error)
         raise UndiagnosableError(f"{target} cannot be made: {reason}") from error
     return made if type(made) is tuple and len(made) == 2 else (made, None)

@@ -6,7 +6,7 @@ import copy
 import weakref
 from typing import Any
 
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, in_one_line
 from nbguard.profiler.analysis.health.nan_repair import NanRepair, line_for
 from nbguard.profiler.analysis.health.nonfinite import NotFinite, Origin
 from nbguard.profiler.record.call_arguments import CallArguments
@@ -99,7 +99,7 @@ def finite_copy(model: Any, layers: tuple[str, ...]) -> Any:
     try:
         copied = copy.deepcopy(model, memo)
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        reason = in_one_line(error)
         raise NbguardError(
             f"the model cannot be copied ({reason}): run the command without -o for the line to paste"
         ) from error

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nbguard.cleanup.plan.parking import Unparked
-from nbguard.errors import NbguardError, ParkedError, TargetError
+from nbguard.errors import NbguardError, ParkedError, TargetError, in_one_line
 from nbguard.memory import advice
 from nbguard.scan.devices.host import host_facts
 from nbguard.scan.heap.attributes import attributes_of
@@ -156,7 +156,7 @@ def _exchange(tensors: Sequence[Any], make: Callable[[int], Any]) -> str:
             _point(tensors, new)
         except Exception as error:  # noqa: BLE001 - no room on the device, on the disk, in host memory: the reason is the answer
             _point(tensors, old)
-            return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+            return in_one_line(error)
         del old
         if weak.expired():
             return ""

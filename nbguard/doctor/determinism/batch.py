@@ -13,7 +13,7 @@ import torch
 from nbguard.doctor.determinism.digest import tensors_in
 from nbguard.doctor.determinism.kept_state import KeptState
 from nbguard.doctor.subject import TrialSubject, fit_device
-from nbguard.errors import UndiagnosableError
+from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.scan.devices.generators import LibraryGenerators
 from nbguard.scan.heap.kinds import mro_of
 
@@ -88,7 +88,7 @@ def trial_batch(subject: TrialSubject) -> TrialBatch:
     try:
         return batch.each(lambda tensor: tensor.to(device))
     except (RuntimeError, AssertionError) as error:  # out of memory; a PyTorch without such a device
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        reason = in_one_line(error)
     raise UndiagnosableError(f"the batch cannot be moved to {device}, where the fit would run ({reason})")
 
 
@@ -133,7 +133,7 @@ def _taken(subject: TrialSubject) -> Any:
         with _kept(loader):
             return loader.one_batch() if hasattr(type(loader), "one_batch") else _of_torch(loader)
     except Exception as error:  # noqa: BLE001 - whatever the user's dataset raises is the reason
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        reason = in_one_line(error)
     raise UndiagnosableError(f"the training loader gives no batch ({reason}): give one, as in nbguard.diagnose(learn, batch)")
 
 

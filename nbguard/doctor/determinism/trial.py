@@ -25,7 +25,7 @@ from nbguard.doctor.determinism.operations import (
 )
 from nbguard.doctor.determinism.step import StepRunner
 from nbguard.doctor.subject import TrialSubject
-from nbguard.errors import UndiagnosableError
+from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.scan.devices.generators import LibraryGenerators
 
 _RUNS = 3
@@ -268,5 +268,5 @@ def _plain_errors(name: str) -> Iterator[None]:
     except UndiagnosableError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        reason = in_one_line(error)
         raise UndiagnosableError(f"one step of {name} cannot be run: {reason}") from error

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nbguard.errors import UndiagnosableError
+from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.scan.heap.kinds import mro_of
 from nbguard.scan.objects.module_hooks import hooks_of
 
@@ -36,7 +36,7 @@ def shared_copy(model: nn.Module) -> tuple[nn.Module, int]:
     except UndiagnosableError:
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        reason = in_one_line(error)
         raise UndiagnosableError(f"the model cannot be copied to be tried: {reason}") from error
     return copied.eval(), sum(_is_function(hook) for _, hooks in left_out for hook in hooks.values())
 

@@ -30,7 +30,7 @@ from nbguard.doctor.export.outputs import unknown_output
 from nbguard.doctor.export.surroundings import pickled_by_name, preprocessing
 from nbguard.doctor.export.write_watch import own_if_written
 from nbguard.doctor.subject import TrialSubject
-from nbguard.errors import UndiagnosableError
+from nbguard.errors import UndiagnosableError, in_one_line
 from nbguard.scan.devices.generators import LibraryGenerators
 
 _CALLS = 5
@@ -66,7 +66,7 @@ def _exported(given: TrialSubject, batch: TrialBatch) -> ExportFacts:
     try:
         eager = _latency(lambda: model(*batch.inputs, **(batch.named_inputs or {})))
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        reason = in_one_line(error)
         raise UndiagnosableError(f"{subject.name} cannot be called: {reason}") from error
     static, program = _program("torch.export", subject, batch, {})
     dynamic, dynamic_program = _of_any_batch(subject, batch)

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbguard.cells.hooks import CellFact
 from nbguard.cells.ledger import Ledger
-from nbguard.errors import NbguardError
+from nbguard.errors import NbguardError, in_one_line
 from nbguard.profiler.analysis.figures import Figure
 from nbguard.profiler.analysis.memory_figures import cell_figures, reading_figures
 from nbguard.profiler.analysis.memory_log import MemoryLogState
@@ -90,7 +90,7 @@ def _reason(sink: Sink, error: Exception) -> str:
     """Return in one sentence why a log could not be written."""
     if isinstance(error, NbguardError):
         return str(error)
-    return f"{sink.place} cannot be written ({type(error).__name__}: {str(error).partition(chr(10))[0][:160]})"
+    return f"{sink.place} cannot be written ({in_one_line(error)})"
 
 
 def _segments() -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nbguard.errors import NbguardError, UnpredictableError
+from nbguard.errors import NbguardError, UnpredictableError, in_one_line
 from nbguard.prediction.code.cell import CellFit
 from nbguard.prediction.code.functions import as_function
 from nbguard.prediction.code.loops import FEW, GOES_ON, REACHED, Loops, MarkedLoop
@@ -127,7 +127,7 @@ class _Script:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever the script raises is the reason
                 if not self._fits:
-                    reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+                    reason = in_one_line(error)
                     raise UnpredictableError(f"{self._path} fails before its fit ({reason})") from None
             except SystemExit as error:
                 if not self._fits:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nbguard.errors import UnpredictableError
+from nbguard.errors import UnpredictableError, in_one_line
 from nbguard.prediction.emulation.recorder import RecordingDevice
 from nbguard.prediction.hardware import Gpu, WorkspaceCounts
 from nbguard.prediction.prediction import MemoryCategory
@@ -147,7 +147,7 @@ class OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         except RuntimeError as error:
             if func.namespace == "aten" and not isinstance(error, NotImplementedError):
                 raise
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+            reason = in_one_line(error)
         raise UnpredictableError(f"{func} has no form without data: the memory of what follows cannot be predicted ({reason})")
 
     def _make_workspace(self, threads: set[bool], nbytes: int) -> None:

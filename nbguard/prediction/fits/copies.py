@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from nbguard.errors import UnpredictableError
+from nbguard.errors import UnpredictableError, in_one_line
 
 
 class _WithoutData(TorchFunctionMode):  # type: ignore[misc]
@@ -83,7 +83,7 @@ def copied(obj: Any, memo: dict[int, Any]) -> Any:
     except UnpredictableError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the copy of a user's object raises is the reason
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+        reason = in_one_line(error)
     raise UnpredictableError(f"{type(obj).__name__} cannot be copied to be tried without data ({reason})")
 
 

@@ -6,7 +6,7 @@ import copy
 import random
 from typing import Any
 
-from nbguard.errors import UnpredictableError
+from nbguard.errors import UnpredictableError, in_one_line
 from nbguard.scan.devices.generators import kept_generators
 
 
@@ -34,7 +34,7 @@ def first_batch(loader: Any) -> Any:
                 _of_fastais(loader, size) if is_fastais else loader.collate_fn([data[at] for at in range(min(size, len(data)))])
             )
         except Exception as error:  # noqa: BLE001 - whatever the user's data set raises is the reason
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+            reason = in_one_line(error)
     raise UnpredictableError(
         f"no batch could be made of the training set's first items ({reason}): give one, as in predict(learn, batch)"
     )

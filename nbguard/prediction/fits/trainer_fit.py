@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nbguard.errors import UnpredictableError
+from nbguard.errors import UnpredictableError, in_one_line
 from nbguard.prediction.fits.batches import FULL, BatchShapes, sizes
 from nbguard.prediction.fits.copied_code import state_of
 from nbguard.prediction.fits.copies import device_of, in_order_of_moving, tensors_of_models
@@ -182,7 +182,7 @@ def _first_batch(trainer: Any, size: int) -> Any:
                 items = [{name: value for name, value in item.items() if name in wanted} for item in items]
             return copy.deepcopy(trainer.data_collator)(items)
         except Exception as error:  # noqa: BLE001 - whatever the user's data set raises is the reason
-            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+            reason = in_one_line(error)
     raise UnpredictableError(
         f"no batch could be made of the data set's first items ({reason}): give one, as in predict(trainer, batch)"
     )

@@ -63,10 +63,11 @@ class OverheadWatch:
 
     def observe(self) -> int:
         """Return the nanoseconds that one mark costs the fit, with its share of everything else that is done in a batch."""
-        if not self._marks or not all(self._taken) or not self._taken_by_loss:
+        if not self._marks or not all(self._taken):
             return 0
         *calls, nothing = (median(taken) for taken in self._taken)
-        calls.append(median(self._taken_by_loss))
+        if self._taken_by_loss:  # there are none where a model is only evaluated
+            calls.append(median(self._taken_by_loss))
         return max(0, round(_COLD * sum(taken - nothing for taken in calls) / self._marks))
 
     def _learner(self, _: Any) -> None:

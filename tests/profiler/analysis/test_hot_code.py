@@ -104,7 +104,22 @@ def test_few_looks_at_code_that_lets_no_other_thread_run_count_for_the_time_befo
     looks: int, gap: int, named: bool
 ) -> None:
     """A checkpoint that is written in one call is seen once each time; other looks are 2 ms apart."""
-    lines = (CELL, LOOP, users("saves"), library("torch/nn/functional.py", "relu"))
+    found = rarely(users("saves"), looks, gap)
+
+    assert [code.line.called for code in found if code.line is not None] == (["saves"] if named else [])
+
+
+@pytest.mark.parametrize("looks", [2, 3])
+def test_a_library_s_work_is_known_in_three_looks(looks: int) -> None:
+    """Of the 13 looks at a fit of half a second of the `Trainer` that saved every 5 steps 4 were enough, or one too few."""
+    found = rarely(library("transformers/trainer.py", "Trainer._save_checkpoint"), looks, 2)
+
+    assert [code.kind for code in found] == (["library"] if looks == 3 else [])
+
+
+def rarely(line: StackLine, looks: int, gap: int) -> tuple[HotCode, ...]:
+    """Return the code of so many looks at a line, each so many milliseconds after the look before; others are 2 ms apart."""
+    lines = (CELL, LOOP, line, library("torch/nn/functional.py", "relu"))
     gaps = [2] * 20 + [gap] * looks
     times = tuple(sum(gaps[: at + 1]) * MS for at in range(len(gaps)))
     stacks, seen = ((0, 1, 3), (0, 1, 2)), (0,) * 20 + (1,) * looks
@@ -113,9 +128,7 @@ def test_few_looks_at_code_that_lets_no_other_thread_run_count_for_the_time_befo
     batches = Batches(batches=(trained,), outside={}, start=0, wall=times[-1], moments=moments)
     rows = [TimeRow(phase=phases.OTHER, group="batch", total=gap * looks * MS)]
 
-    found = hot_code(StackSamples(lines=lines, stacks=stacks, moments=times, seen=seen, callers=((1, 0),)), batches, rows)
-
-    assert [code.line.called for code in found if code.line is not None] == (["saves"] if named else [])
+    return hot_code(StackSamples(lines=lines, stacks=stacks, moments=times, seen=seen, callers=((1, 0),)), batches, rows)
 
 
 def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:

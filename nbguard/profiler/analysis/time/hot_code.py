@@ -28,9 +28,11 @@ _MODULE = "torch/nn/modules/module.py"
 _ENGINE = "torch/autograd/graph.py"
 _FASTAIS_HOOKS = "fastai/callback/hook"
 _IMPORTS = "<frozen importlib"
+_FEW_AT_WORK = 3
+"""Looks that it takes to name a library's work which is known,"""
 _FEW = 5
-"""Looks at a function that it takes to name it. Code that lets no other thread run is seen only when it ends: there a look
-counts for as many as would have been usual in the time before it, if it is not the only one,"""
+"""and any function. Code that lets no other thread run is seen only when it ends: there a look counts for as many as would
+have been usual in the time before it, if it is not the only one,"""
 _LONG = 200_000_000
 """or if so many nanoseconds were before it."""
 _LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
@@ -143,7 +145,7 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
     for key, seen in everything.items():
         weight = seen.weights.total()
         count = max(seen.looks, weight // usual) if seen.looks > 1 else seen.looks
-        if count < _FEW and weight < _LONG:
+        if count < (_FEW_AT_WORK if key[0] == "library" else _FEW) and weight < _LONG:
             continue
         times = {place: totals.get(place, 0) * part // of_phase[place] for place, part in seen.weights.items()}
         hot.append(
