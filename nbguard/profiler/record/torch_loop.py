@@ -222,7 +222,7 @@ class TorchLoop:
             recorder.begin_batch(number)  # has marked what went on up to here
             before, recorder.current = recorder.current, wait
             recorder.inside += 1
-            recorder.loading += 1
+            recorder.loading = 1
             try:
                 return original(iterator)
             except StopIteration:
@@ -231,7 +231,7 @@ class TorchLoop:
                 raise
             finally:
                 recorder.inside -= 1
-                recorder.loading -= 1
+                recorder.loading = 0
                 recorder.current = before
                 add((wait, clock()))
                 if recorder.hears:
