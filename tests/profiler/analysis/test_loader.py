@@ -150,6 +150,11 @@ def test_python_binds_by_its_own_time_on_a_cpu_and_by_the_idle_gpu_on_a_gpu() ->
     assert of_library.bound == "compute"
     found = verdict(timing(10, busy=0.3, wait=0.1), (), 2, on_accelerator=True)
     assert (found.bound, found.gain) == ("Python", 7 * MS)
+    assert "for 70% of the time the GPU had no work waiting" in found.sentence
+    assert found.sentence.endswith("at most 7.00 ms per batch (70%) to gain")
+    keeps_up = verdict(timing(10, busy=0.01, wait=0.1), (), 2, on_accelerator=True).sentence
+    assert "for 99% of the time the GPU had no work waiting" in keeps_up
+    assert "to gain" not in keeps_up  # how long it works on what it is given is not known
     found = verdict(timing(10, callback=9), (), 2, on_accelerator=True)  # it may wait for the GPU there
     assert (found.bound, found.gain) == ("unknown", None)
     assert "is not known" in found.sentence

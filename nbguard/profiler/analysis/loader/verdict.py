@@ -12,6 +12,7 @@ from nbguard.units import format_time
 
 _BUSY = 0.90  # of the time: a GPU that works so much has nothing to wait for
 _STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited for, waits for Python
+_KEEPS_UP = 0.05  # of the time: up to this it does all work as it comes, for how long is not known, nor what is to gain
 _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
 _MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
 _MORE_AT_A_TIME = "larger batches or `torch.compile(model)` give it more work at a time"
@@ -91,7 +92,8 @@ def _bound(
     own_code = (row for row in timing.rows if row.group == "batch" and (row.callback or row.phase == phases.OTHER))
     python = sum(row.median or 0 for row in own_code)
     if busy is not None and busy < _STARVED:
-        return "Python", idle, f"{_python_bound(busy, step, medians)}; {_at_most(idle, step)}"
+        words = _python_bound(busy, step, medians)
+        return "Python", idle, words if busy <= _KEEPS_UP else f"{words}; {_at_most(idle, step)}"
     theirs = round(of_library * medians.get(phases.OTHER, 0))
     if not on_accelerator and python - theirs > _PYTHON * step:
         words = f"Python-bound: {_share(python, step)} is in callbacks and other code"
