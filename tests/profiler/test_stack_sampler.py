@@ -13,7 +13,7 @@ import torch
 
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.instruments.loader.fetching import FetchTimer
-from nbguard.profiler.instruments.stack_sampler import StackSampler
+from nbguard.profiler.instruments.stack_sampler import StackSampler, _pause_after
 from tests.profiler.loops import model, torch_loader
 from tests.profiler.recording import recording
 
@@ -36,6 +36,17 @@ def test_a_function_is_seen_with_its_line_and_the_thread_ends() -> None:
     assert line.first < line.line <= line.first + 2
     assert list(samples.moments) == sorted(samples.moments)
     assert "nbguard stacks" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_looks_become_rarer_by_their_number_and_not_by_the_time_that_something_has_held_them_up() -> None:
+    """Hugging Face's Trainer collects garbage for 0.2 s where a fit begins: of half a second 13 looks were left."""
+    pauses = [_pause_after(looks) for looks in range(1, 200)]
+    at = [sum(pauses[:looks]) for looks in range(len(pauses))]
+
+    assert pauses[:16] == [0.008] * 16
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 0.1
+    assert all(pause <= max(0.008, time / 15) for pause, time in zip(pauses, at, strict=True))
 
 
 def test_nothing_is_collected_while_a_stack_is_walked_and_the_settings_are_as_before() -> None:

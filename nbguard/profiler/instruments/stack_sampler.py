@@ -25,9 +25,10 @@ from nbguard.scan.libraries import below_packages, framework_folders, library_pa
 from nbguard.scan.objects.module_hooks import hooks_of
 
 _SHORTEST, _LONGEST = 0.008, 0.1
-"""Seconds between two looks,"""
-_PART = 1 / 16
-"""and this part of the time since the beginning between these."""
+"""Seconds between two looks, at first and at most."""
+_OFTEN = 16
+"""Looks after which the time between two grows, by one part in so many with each. So it stays that part of the time since the
+first; but what holds the interpreter's lock at the beginning, an import or a collection, leaves no fewer looks for the rest."""
 _MOST = 4096
 """Stacks that are told apart."""
 _CALLERS = 256
@@ -126,7 +127,7 @@ class StackSampler:
         that has the turn.
         """
         clock, turn = self._clock, self._turn
-        begin, pause, fetched = clock(), [_SHORTEST], 0
+        looks, pause, fetched = 0, [_SHORTEST], 0
         has_ended = map(self._ended.acquire, itertools.repeat(True), map(pause.__getitem__, itertools.repeat(0)))
         for is_over, _ in zip(has_ended, map(turn.lock.acquire, itertools.repeat(True)), strict=True):
             try:
@@ -135,10 +136,10 @@ class StackSampler:
                 if turn.ended > fetched:  # what went by since the last look was that fetch, and no other code
                     fetched = turn.ended
                     self._note(fetched, ())
-                moment = clock()
-                self._note(moment, _stack_of_thread(self._of))
+                self._note(clock(), _stack_of_thread(self._of))
                 self._took = round(_CHANGE * time.thread_time_ns())
-                pause[0] = min(max(_SHORTEST, (moment - begin) / 1e9 * _PART), _LONGEST)
+                looks += 1
+                pause[0] = _pause_after(looks)
             except Exception:  # noqa: BLE001 - out of memory: what was seen is worth something
                 return
             finally:
@@ -189,6 +190,11 @@ class StackSampler:
             waits=tuple(self._waits),
             ran=tuple(self._ran),
         )
+
+
+def _pause_after(looks: int) -> float:
+    """Return the seconds between a look, of so many, and the next."""
+    return float(min(_SHORTEST * (1 + 1 / _OFTEN) ** max(0, looks - _OFTEN), _LONGEST))
 
 
 def _stack_of_thread(thread: int) -> _Stack:
