@@ -16,7 +16,8 @@ from nbguard.profiler.record.recorder import Event, Recorder
 from nbguard.profiler.record.torch_loop import TorchLoop
 
 _EVENTS: tuple[Event, ...] = ("waited", "backward", "step", "zero_grad")
-"""At each of these one call of ours is rehearsed, in batches that are looked at; what takes a loss is given that of the fit."""
+"""At each of these one call of ours is rehearsed, in batches that are looked at. The call that takes a loss has an event of its
+own, and gets the loss of the fit."""
 _ENOUGH = 9
 """Times that each of them is timed; of a long fit's calls none is any more."""
 _COLD = 2
@@ -29,7 +30,7 @@ _BEFORE = 40
 class OverheadWatch:
     """Calls now and then one of the functions that are ours in every batch, around nothing, and times it.
 
-    They belong to a recorder of their own, with losses of its own.
+    They belong to a recorder of their own, which has a history of the losses of its own.
     """
 
     watches = "the cost of the profile itself"

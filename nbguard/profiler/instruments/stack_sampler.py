@@ -27,8 +27,8 @@ from nbguard.scan.objects.module_hooks import hooks_of
 _SHORTEST, _LONGEST = 0.008, 0.1
 """Seconds between two looks, at first and at most."""
 _OFTEN = 16
-"""Looks after which the time between two grows, by one part in so many with each. So it stays that part of the time since the
-first; but what holds the interpreter's lock at the beginning, an import or a collection, leaves no fewer looks for the rest."""
+"""Looks after which the time between two grows with each, by one part in so many: so it stays that part of the time since the
+first look. What holds the interpreter's lock at the beginning, an import or a collection, leaves as many looks for the rest."""
 _MOST = 4096
 """Stacks that are told apart."""
 _CALLERS = 256

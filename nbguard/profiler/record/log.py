@@ -10,9 +10,9 @@ from typing import get_args
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
 
 _RESERVED = 16384
-"""Numbers for which the list has room beside as many zeros at its beginning, without being copied to a larger place."""
+"""Numbers that the list has room for, after as many zeros, before it has to be copied to a larger place."""
 _LOOSE = 8192
-"""Numbers that may be in the list before they are packed: looks for that come with batches that are looked at."""
+"""Numbers that may be in the list before they are packed, which is done only at batches that are looked at."""
 _PAIR = struct.calcsize("=hq")
 _KINDS: tuple[BoundaryKind, ...] = get_args(BoundaryKind)
 BOUNDARY_CODES = {kind: ~number for number, kind in enumerate(_KINDS)}

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 from nbguard.profiler.analysis.time import phases
 from nbguard.profiler.analysis.time.phase_log import Boundary, BoundaryKind, LogPosition, PhaseLog
 from nbguard.profiler.record.log import BOUNDARY_CODES, Log
+from nbguard.profiler.record.look_schedule import LookSchedule
 from nbguard.profiler.record.model_calls import ModelCalls
 from nbguard.profiler.record.turn import Turn
 from nbguard.scan.objects.compiled import has_compiled
@@ -60,16 +61,6 @@ _RARE = frozenset(("stretch", "end", "model", "scale", "learner", "loader", "fit
 """Events that all subscribers receive, in every batch."""
 _INSIDE = frozenset(get_args(Event)) - _RARE - {"loss"}
 """Events of each batch, the loss apart, which has a subscriber in every one."""
-_ALL = 32
-_OFTEN = 13
-_SOON = 128
-_SELDOM = 37
-_LATE = 512
-_RARELY = 101
-"""Of the first batches all are looked at, then each 13th, of a long fit each 37th, and late in it each 101st: no usual interval
-of a loop is a multiple of these."""
-_AGAIN = 4
-"""Batches in a row that are looked at where a long fit has become twice as long, from batch `2 * _SOON` on."""
 _STRETCHES = 64
 """Stretches that are told of: the patches that come and go with them make Python forget what it knew of a class."""
 _BATCH = BOUNDARY_CODES["batch"]
@@ -112,8 +103,6 @@ class Recorder:
 
     __slots__ = (
         "__weakref__",
-        "_again",
-        "_all",
         "_always",
         "_callbacks",
         "_first",
@@ -124,6 +113,7 @@ class Recorder:
         "_next_look",
         "_own",
         "_sampled",
+        "_schedule",
         "_start",
         "_stopping",
         "_stretches",
@@ -180,9 +170,8 @@ class Recorder:
         self.subscribers = self._sampled
         self.looks = True  # whether all subscribers receive the events of this batch
         self.hears = True  # whether anybody does, a loss that `usual_loss` notes and rare events apart
-        self._all = _ALL  # up to here every batch is looked at
+        self._schedule = LookSchedule()
         self._next_look = 1  # batch that is looked at, or may be
-        self._again = 2 * _SOON  # batch with which a stretch begins in a long fit
         self._is_stretch = True
         self._stretches = 0
         self._trained_at = 0
@@ -258,18 +247,14 @@ class Recorder:
     def _choose(self, number: int) -> None:
         """Choose who receives the events of a batch that begins. Subscribers of the one before hear of it: theirs ends."""
         self._log.pack()
-        if number >= self._again:
-            self._again *= 2
-            self._all = max(self._all, number + _AGAIN - 1)
-        self._tell_stretch(begins=number <= self._all)
-        every = _OFTEN if number <= _SOON else _SELDOM if number <= _LATE else _RARELY
-        is_sampled = number <= self._all or number % every == 0
-        if is_sampled:
+        choice = self._schedule.choose(number)
+        self._tell_stretch(begins=choice.is_in_stretch)
+        if choice.is_looked_at:
             self._listen(looks=True)
         self.emit("batch", number)
-        if not is_sampled:
+        if not choice.is_looked_at:
             self._listen(looks=False)
-        self._next_look = number + 1 if is_sampled else number - number % every + every
+        self._next_look = choice.next
 
     def _listen(self, *, looks: bool) -> None:
         """Have all subscribers receive what follows, or those that receive the events of every batch; then choose anew."""
@@ -299,7 +284,7 @@ class Recorder:
 
     def look_at(self, batches: int) -> None:
         """Have the next batches looked at, all of them."""
-        self._all = max(self._all, self.batches + batches)
+        self._schedule.look_up_to(self.batches + batches)
         self._next_look = self.batches + 1
 
     def position(self, entries: int) -> LogPosition:
@@ -314,8 +299,8 @@ class Recorder:
         self._first = at.marks + at.boundaries
         kinds = [boundary.kind for boundary in self._log.boundaries(first=self._first)]
         self.batches = kinds.count("batch") - kinds.count("end")
-        self.trained, self._trained_at, self._all = 0, -1, self.batches + _ALL
-        self._again, self._stretches = 2 * _SOON, 0
+        self.trained, self._trained_at, self._stretches = 0, -1, 0
+        self._schedule.begin(self.batches)
         for subscribers in (self._sampled, self._always):
             for event, acts in subscribers.items():
                 subscribers[event] = tuple(filter(keeps, acts))

@@ -30,8 +30,8 @@ class TorchLoop:
     Most calls of a fit are only passed on: that takes one look at whether they are `inside`. Calls of modules inside of modules
     are not even that where only some batches are looked at: there the marks are around the classes that were seen outermost.
 
-    What every batch passes reads an attribute that it calls into a variable first: CPython 3.11 looks for it on the class, too,
-    where it is read and called at once.
+    Code that every batch runs puts an attribute into a variable before it calls it: where one is read and called at once,
+    CPython 3.11 looks for it on the class, too.
     """
 
     watches = "phases of the loop"

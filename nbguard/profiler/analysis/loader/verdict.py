@@ -12,7 +12,7 @@ from nbguard.units import format_time
 
 _BUSY = 0.90  # of the time: a GPU that works so much has nothing to wait for
 _STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited for, waits for Python
-_KEEPS_UP = 0.05  # of the time: up to this it does all work as it comes, for how long is not known, nor what is to gain
+_KEEPS_UP = 0.05  # of the time: a GPU that is behind no longer does all work as it comes, and what is to gain is not known
 _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
 _MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
 _MORE_AT_A_TIME = "larger batches or `torch.compile(model)` give it more work at a time"
