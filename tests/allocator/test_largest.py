@@ -14,7 +14,7 @@ from nbguard.allocator.model.state import copy
 from nbguard.errors import SimulatedOutOfMemoryError
 from nbguard.memory.facts import Block, DeviceFacts, Segment
 from nbguard.memory.segments.requests import Room
-from tests.allocator.test_properties import Program
+from tests.allocator.test_properties import STREAMS, Program
 from tests.thorough import examples
 
 MIB = 2**20
@@ -69,13 +69,13 @@ def served(model: CachingAllocator, size: int) -> str:
 
 
 @st.composite
-def states(draw: st.DrawFn, confs: tuple[str, ...]) -> CachingAllocator:
+def states(draw: st.DrawFn, confs: tuple[str, ...], streams: tuple[int, ...] = STREAMS) -> CachingAllocator:
     capacity, conf = draw(st.integers(40, 500)) * MIB, draw(st.sampled_from(confs))
     fraction = draw(st.sampled_from((1.0, 0.7)))
     model = CachingAllocator(AllocatorSettings.parse(conf), capacity, fraction, "2.13", SimulatedDriver(capacity))
     model.events_are_instant = False
     pools = draw(st.sampled_from((((0, 0),), ((0, 0), (0, 0), (1, 0)))))
-    program = Program(draw(st.integers(0, 10**6)), model, pools)
+    program = Program(draw(st.integers(0, 10**6)), model, pools, streams)
     for _ in range(draw(st.integers(0, 60))):
         program.step()
     return model

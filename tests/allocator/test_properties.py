@@ -32,11 +32,16 @@ DEFAULT_ONLY: tuple[PoolId, ...] = (DEFAULT_POOL,)
 POOLS = ((0, 0),) * 6 + ((1, 0), (0, 2))
 
 
-class Program:
-    """Calls drawn from a seed, so that two models can be given the same ones."""
+STREAMS = (0, 0, 8, 16)
 
-    def __init__(self, seed: int, model: CachingAllocator, pools: tuple[PoolId, ...] = POOLS) -> None:
-        self.pools = pools
+
+class Program:
+    """Calls drawn from a seed, so that two models can be given the same ones; `streams` are those of everybody's pool."""
+
+    def __init__(
+        self, seed: int, model: CachingAllocator, pools: tuple[PoolId, ...] = POOLS, streams: tuple[int, ...] = STREAMS
+    ) -> None:
+        self.pools, self.streams = pools, streams
         self.rng = random.Random(seed)
         self.model = model
         self.live: list[int] = []
@@ -47,7 +52,7 @@ class Program:
         if what < 0.52 or not self.live:
             size, pool = int(rng.choice(SIZES) * rng.choice((1, 1, 0.7)) + 1), rng.choice(self.pools)
             try:
-                self.live.append(model.malloc(size, rng.choice((0, 0, 8, 16)), pool))
+                self.live.append(model.malloc(size, rng.choice(self.streams if pool == (0, 0) else STREAMS), pool))
             except SimulatedOutOfMemoryError:
                 self.free(len(self.live) // 2)
         elif what < 0.95:

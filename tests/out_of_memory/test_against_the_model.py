@@ -24,6 +24,7 @@ from nbguard.sidebar.protocol.memory_state import build_memory_state
 from nbguard.testing import make_cuda_device, make_facts
 from nbguard.units import MiB, format_bytes
 from tests.allocator.test_largest import facts_of, others, served, states
+from tests.allocator.test_properties import STREAMS
 from tests.thorough import examples
 
 SIZES = st.one_of(
@@ -61,8 +62,10 @@ def facts_on(model: CachingAllocator, stale: frozenset[int], requested: int) -> 
 
 
 @st.composite
-def failures(draw: st.DrawFn, confs: tuple[str, ...] = ("",)) -> tuple[CachingAllocator, Facts]:
-    model = draw(states(confs))
+def failures(
+    draw: st.DrawFn, confs: tuple[str, ...] = ("",), streams: tuple[int, ...] = STREAMS
+) -> tuple[CachingAllocator, Facts]:
+    model = draw(states(confs, streams))
     stale = frozenset(block.address for block in blocks_of(model) if draw(st.booleans()))
     return model, facts_on(model, stale, draw(SIZES))
 
@@ -107,7 +110,7 @@ def test_whether_the_request_would_succeed_now(failure: tuple[CachingAllocator, 
         assert on_default == somewhere
 
 
-@given(failures())
+@given(failures(streams=(0,)))
 @settings(max_examples=examples(100), deadline=None)
 def test_what_the_card_says_of_the_time_after_a_cleanup(failure: tuple[CachingAllocator, Facts]) -> None:
     model, facts = failure
