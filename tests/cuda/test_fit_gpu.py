@@ -103,6 +103,15 @@ def test_later_on_the_batches_that_are_looked_at_are_followed(fake_cuda_run: Run
 
 
 @pytest.mark.fakecuda
+def test_batches_that_no_loader_gives_are_followed(fake_cuda_run: Run) -> None:
+    code = FIT.replace("for x, in loader:", "for _ in range(BATCHES):\n    x = torch.zeros(1, 8)")
+    found = fit(fake_cuda_run, batches=70, code=code)
+    assert found["failed"] == []
+    assert found["batches"] == [0, *range(2, 33), 39, 52, 65]
+    assert found["busy"] is not None
+
+
+@pytest.mark.fakecuda
 def test_a_recording_of_a_graph_is_not_disturbed(fake_cuda_run: Run) -> None:
     code = FIT.replace(
         "for x, in loader:",

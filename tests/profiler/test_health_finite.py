@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from nbguard.errors import StoppedAtNaN
+from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.health.nonfinite import NotFinite, nan_findings
 from nbguard.profiler.instruments.nonfinite.loss_history import LossHistory
 from nbguard.profiler.instruments.nonfinite.nonfinite import FiniteWatch
@@ -262,6 +263,30 @@ def test_an_infinite_gradient_is_named_by_the_last_layer_that_has_it() -> None:
 
     assert (first_of(watch).of, first_of(watch).value) == ("gradient", "NaN")
     assert (first_of(watch).place.batch, first_of(watch).origin.name) == (1, "0.bias")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_scaler", "is_found"), [("float16", False, True), ("bfloat16", False, False), ("float16", True, False)]
+)
+def test_a_gradient_beyond_float16_is_known_as_that(dtype: str, has_scaler: bool, is_found: bool) -> None:
+    """Each of the two remedies is tried, too."""
+    seed()
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.0), torch.amp.GradScaler("cpu", enabled=has_scaler)
+    with profile_fit(show=False) as profile:
+        for _ in range(20):
+            with torch.autocast("cpu", getattr(torch, dtype)):
+                out = model(torch.randn(16, 8))
+            loss = (out.float() * 1e5).square().mean()  # finite, as float32 is; its gradient becomes the output's type
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    first = profile.report.first[0]
+    assert ("the gradient is NaN in backward pass 1, in float16" in first) == is_found
+    assert ("`dtype=torch.bfloat16`, which has the range of float32; or a `torch.amp.GradScaler()`" in first) == is_found
+    assert any(finding.kind == "nan" for finding in profile.report.findings) == is_found
 
 
 def test_a_step_that_broke_the_parameters_is_named() -> None:

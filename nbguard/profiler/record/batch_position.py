@@ -9,10 +9,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.nonfinite import BatchPosition
 from nbguard.profiler.analysis.time.phase_log import Boundary
-from nbguard.profiler.record.recorder import Recorder
-
-_BY_HAND = 0
-"""The loop of batches that no loader gives: there, each backward pass begins one."""
+from nbguard.profiler.record.recorder import BY_HAND, Recorder
 
 
 def position_of(boundaries: Iterable[Boundary], ahead: Container[int] = ()) -> BatchPosition:
@@ -34,12 +31,12 @@ def position_of(boundaries: Iterable[Boundary], ahead: Container[int] = ()) -> B
         elif boundary.kind == "fit":
             epochs.clear()
         elif boundary.kind == "loss":
-            loop = open_[-1] if open_ else _BY_HAND
+            loop = open_[-1] if open_ else BY_HAND
             losses[loop] += 1
             epochs.setdefault(loop, len(epochs) + 1)
-            batches[_BY_HAND] += loop == _BY_HAND
-    loop = open_[-1] if open_ else _BY_HAND
-    return BatchPosition(losses[loop] if loop in ahead else batches[loop], epochs.get(loop, 0) if loop != _BY_HAND else 0)
+            batches[BY_HAND] += loop == BY_HAND
+    loop = open_[-1] if open_ else BY_HAND
+    return BatchPosition(losses[loop] if loop in ahead else batches[loop], epochs.get(loop, 0) if loop != BY_HAND else 0)
 
 
 class Body:
@@ -108,8 +105,8 @@ class Bodies:
 
     def _loss(self, _: Any) -> None:
         body = self.body
-        if body is None or (body.loop == _BY_HAND and body.is_trained):
+        if body is None or (body.loop == BY_HAND and body.is_trained):
             if body is not None:
                 self._close()
-            body = self._begin(_BY_HAND)
+            body = self._begin(BY_HAND)
         body.is_trained = True

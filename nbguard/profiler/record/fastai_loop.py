@@ -177,7 +177,7 @@ class FastaiLoop:
             __tracebackhide__ = True
             if get_ident() != recorder.thread:
                 return original(learner)
-            if recorder.hears:
+            if recorder.hears or recorder.losses >= recorder.begins_by_hand:
                 recorder.attempt(self, "a batch", self._calls_model, learner)
             recorder.inside += 1
             recorder.in_learner += 1

@@ -41,7 +41,8 @@ Event = Literal[
 ]
 """Events that instruments may subscribe to. They are emitted on the thread of the fit:
 
-- `batch(number)`: batch `number` of the recording, from 1, is about to be asked for (training or validation, of any loader)
+- `batch(number)`: batch `number` of the recording, from 1, is about to be asked for (training or validation, of any loader), or
+  has begun in a loop that asks no loader: there one begins with the first call of a model after a loss, the second of all on
 - `stretch(begins)`: from this batch on all are looked at, or from this one on only some: who patches what is called often can
   take it out for that time; its end comes in the reverse order, as the patches of several lie on one another
 - `waited()`: it is there, or the loader has none left: then `end()` was emitted before
@@ -63,6 +64,10 @@ _INSIDE = frozenset(get_args(Event)) - _RARE - {"loss"}
 """Events of each batch, the loss apart, which has a subscriber in every one."""
 _STRETCHES = 64
 """Stretches that are told of: the patches that come and go with them make Python forget what it knew of a class."""
+_ALONE = 32
+"""Losses since a loader was asked, after which the loop is taken to go on without one: each loss is of a batch of its own."""
+BY_HAND = 0
+"""The loop of batches that no loader gives."""
 _BATCH = BOUNDARY_CODES["batch"]
 _LOSS = BOUNDARY_CODES["loss"], 0
 STEPPED = BOUNDARY_CODES["step"], 0
@@ -121,6 +126,7 @@ class Recorder:
         "add",
         "ahead",
         "batches",
+        "begins_by_hand",
         "calls",
         "clock",
         "current",
@@ -148,7 +154,7 @@ class Recorder:
         self.clock = clock
         self.thread = self.thread_of_fit = threading.get_ident()  # the first: none while nbguard itself looks
         self.batches = 0
-        self.trained = 0  # batches of loaders in which there was a loss to train on
+        self.trained = 0  # batches in which there was a loss to train on
         self.losses = 0  # to train on
         self.usual_loss: Callable[[Any], bool] | None = None  # notes a loss of which nobody need hear, and says so
         self.calls = ModelCalls()
@@ -158,7 +164,8 @@ class Recorder:
         self.has_new_loop = False  # the purpose of the latest iterator is not known yet
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
-        self.loop = 0  # number of the iterator that was asked for a batch last, as in boundaries
+        self.loop = BY_HAND  # number of the iterator that was asked for a batch last, as in boundaries
+        self.begins_by_hand = 1  # number of losses from which on the next call of a model begins a batch that no loader gives
         self.ahead: set[int] = set()  # iterators that were asked for a second batch before anything was done with the first
         self.failed: list[str] = []  # instruments that made a mistake and are off, in words
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
@@ -174,7 +181,7 @@ class Recorder:
         self._next_look = 1  # batch that is looked at, or may be
         self._is_stretch = True
         self._stretches = 0
-        self._trained_at = 0
+        self._trained_at = -1
         self._first = 0  # entry of the log with which the fit began that goes on
         self._own = self._labels[phases.OWN]
         self._has_ended = False
@@ -219,6 +226,8 @@ class Recorder:
 
     def log_loss(self, loss: Any) -> bool:
         """Log that there is a loss to train on. Return whether a subscriber has to hear of it: then it is to be emitted."""
+        if self.losses >= self.begins_by_hand:  # no model was called for it
+            self.begin_batch_by_hand()
         if self._trained_at != self.batches:
             self._trained_at = self.batches
             self.trained += 1
@@ -238,7 +247,18 @@ class Recorder:
         add, clock = self.add, self.clock
         number = self.batches = self.batches + 1
         self.loop = loop
+        self.begins_by_hand = self.losses + _ALONE
         add((self.current, clock(), _BATCH, loop))
+        if number >= self._next_look:
+            self._choose(number)
+        elif self.hears:
+            self.emit("batch", number)
+
+    def begin_batch_by_hand(self) -> None:
+        """Note that a batch begins that no loader gives. The log needs no boundary: there losses and steps divide batches."""
+        self.begins_by_hand = self.losses + 1
+        self.loop = BY_HAND
+        number = self.batches = max(self.batches, 1) + 1  # the first of them was not known to be one
         if number >= self._next_look:
             self._choose(number)
         elif self.hears:

@@ -46,7 +46,7 @@ class TorchLoop:
         self._are_watched = False  # calls of modules
         self._codes: dict[type, int] = {}  # the phases of modules that the loop itself has called, by their classes
         self._hooks: list[Any] = []
-        self._step = recorder.code(phases.STEP)
+        self._step, self._backward_code = recorder.code(phases.STEP), recorder.code(phases.BACKWARD)
         self._steps: list[int] = []  # codes of the phases around optimizers' steps; of a step that failed it stays
         self._model: Callable[[], Any] = _nothing
         self._iterator: Callable[[], Any] = _nothing  # the one that was asked last, and its number
@@ -129,6 +129,8 @@ class TorchLoop:
     def calls(self, module: Any, args: Any) -> None:
         """Emit that the outermost module is about to be called."""
         recorder, model = self._recorder, self._model
+        if recorder.losses >= recorder.begins_by_hand and recorder.current != self._backward_code:  # else it is called again
+            recorder.begin_batch_by_hand()
         if model() is not module:
             model = self._model = _reference(module)
             if model is not _nothing:
@@ -291,7 +293,7 @@ class TorchLoop:
 
     def _backward(self, original: Function) -> Function:
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
-        code = recorder.code(phases.BACKWARD)
+        code = self._backward_code
 
         def backward(tensors: Any, *args: Any, **kw: Any) -> Any:
             __tracebackhide__ = True

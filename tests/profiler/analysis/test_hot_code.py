@@ -137,6 +137,13 @@ def test_a_line_of_the_loop_itself_is_named_by_its_line() -> None:
     assert (code.kind, code.line) == ("line", LOOP)
 
 
+def test_a_comprehension_is_a_part_of_its_line() -> None:
+    """One line makes a batch: in some looks the comprehension in it runs, in others what it hands the rows to."""
+    rows, stack = (LOOP, users("<listcomp>", LOOP.line)), (LOOP, library("torch/functional.py", "stack"))
+    (code,) = hot(*[("batch", phases.OTHER, rows)] * 5, *[("batch", phases.OTHER, stack)] * 5)
+    assert (code.kind, code.line) == ("line", LOOP)
+
+
 def test_the_models_own_work_has_no_name_and_a_hook_has_that_of_its_module() -> None:
     forward, hook = users("Net.forward"), users("watch")
     facts = HookFacts(function="watch", first=3, module="body.0", type="Linear")

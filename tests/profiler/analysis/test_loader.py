@@ -111,6 +111,15 @@ def test_callbacks_and_other_code_are_not_the_models_own_work() -> None:
     assert words in sentence
 
 
+def test_a_loop_without_a_loader_is_not_said_to_wait_for_no_data() -> None:
+    on_cpu = verdict(timing(100, other=40), (), 2, on_accelerator=False)
+    assert on_cpu.sentence.startswith(
+        "compute-bound: no DataLoader is used, and what it takes to make a batch is other code; 40.0 ms of each batch's 100 ms"
+    )
+    on_gpu = verdict(timing(100, other=40), (), 2, on_accelerator=True)
+    assert on_gpu.sentence.startswith("no DataLoader is used, and what it takes to make a batch is other code; whether the GPU")
+
+
 @pytest.mark.parametrize(("share", "has_loop"), [(0.9, True), (0.2, False)])
 def test_a_librarys_own_loop_is_said_to_be_that(share: float, has_loop: bool) -> None:
     sentence = verdict(timing(100, other=40), (), 2, on_accelerator=False, of_library=share).sentence

@@ -46,7 +46,8 @@ def _broken(
     finite: FiniteFacts, amp: AmpFacts, optimizers: OptimizersFacts, times: Mapping[str, int]
 ) -> tuple[FitFinding, ...]:
     """Return NaN and the mistakes with optimizers. An eps of 0 that breaks a parameter comes before the NaN that it makes."""
-    nan = nan_findings(finite, scale=max((scaler.initial for scaler in amp.scalers), default=None))
+    scale = max((scaler.initial for scaler in amp.scalers), default=None)
+    nan = nan_findings(finite, scale, in_float16=bool(amp.in_dtype("float16")))
     mistakes = optimizer_findings(optimizers, is_scaled=bool(amp.scalers), times=times)
     is_by_step = finite.first is not None and finite.first.origin.kind == "step"
     causes = tuple(finding for finding in mistakes if finding.kind == "eps" and is_by_step)

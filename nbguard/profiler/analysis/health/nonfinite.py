@@ -123,8 +123,14 @@ class FiniteFacts:
     course: LossCourse = LossCourse()  # of the losses
 
 
-def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFinding, ...]:
-    """Return the first NaN or infinity, if there was any. `scale`: the first one of a GradScaler; None without one."""
+def nan_findings(facts: FiniteFacts, scale: float | None = None, *, in_float16: bool = False) -> tuple[FitFinding, ...]:
+    """Return the first NaN or infinity, if there was any.
+
+    Args:
+        facts: what was seen.
+        scale: the first one of a GradScaler; None without one.
+        in_float16: whether autocast had batches computed in it.
+    """
     first = facts.first
     data = tuple(_bad_data(facts))
     if first is None or data:
@@ -147,6 +153,9 @@ def nan_findings(facts: FiniteFacts, scale: float | None = None) -> tuple[FitFin
         )
     if _has_exploded(first):
         return (_too_long_steps(first, what),)
+    if first.of == "gradient" and in_float16 and scale is None:
+        evidence, change = f"{evidence_of(first.origin)}; float16 ends at 65504", _SAFE_IN_FLOAT16
+        return (FitFinding(kind="nan", severity="problem", what=f"{what}, in float16", evidence=evidence, change=change),)
     return (FitFinding(kind="nan", severity="problem", what=what, evidence=evidence_of(first.origin), change=_change(first)),)
 
 
@@ -238,6 +247,10 @@ def evidence_of(origin: Origin) -> str:
     return f"{where}; {trial}" if trial else where
 
 
+_SAFE_IN_FLOAT16 = (
+    "`dtype=torch.bfloat16`, which has the range of float32; or a `torch.amp.GradScaler()`, which leaves out the steps of such "
+    "gradients and lowers its scale"
+)
 _CLIP = "`torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)` before the step (fastai: `cbs=GradientClip`)"
 
 

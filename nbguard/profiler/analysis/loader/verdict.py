@@ -15,6 +15,7 @@ _STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited 
 _KEEPS_UP = 0.05  # of the time: a GPU that is behind no longer does all work as it comes, and what is to gain is not known
 _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
 _MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
+_NO_LOADER = "no DataLoader is used, and what it takes to make a batch is other code"
 _MORE_AT_A_TIME = "larger batches or `torch.compile(model)` give it more work at a time"
 _MORE_WORK = {
     phases.FORWARD: _MORE_AT_A_TIME,
@@ -77,6 +78,7 @@ def _bound(
     timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool, of_library: float
 ) -> tuple[Bound, int | None, str]:
     wait, transfer = medians.get(phases.WAIT, 0), medians.get(phases.TO_DEVICE, 0)
+    waited = f"{_share(wait, step)} is waiting for data" if phases.WAIT in medians else _NO_LOADER
     busy = timing.busy if on_accelerator else None
     idle = step if busy is None else timing.gainable
     is_idle = busy is None or busy < _BUSY
@@ -105,9 +107,8 @@ def _bound(
         return (
             "unknown",
             None,
-            f"{_share(wait, step)} is waiting for data; whether the GPU waits for Python is not known: {why}",
+            f"{waited}; whether the GPU waits for Python is not known: {why}",
         )
-    waited = f"{_share(wait, step)} is waiting for data" if wait else "no time is spent waiting for data"
     words = f"compute-bound: {waited}{gpu}"
     loop = " (most of it the library's own loop)" if 2 * theirs > python else ""
     parts = (python, f"callbacks and other code{loop}"), (medians.get(phases.TRANSFORMS, 0), "batch transforms")

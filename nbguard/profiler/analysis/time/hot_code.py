@@ -266,7 +266,7 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
         return _Cause("loop")
     if phase != phases.OTHER or any("/optim/" in line.file or line.file.startswith("IPython/") for line in below):
         return None
-    return _Cause("line", stack[users_at[-1]])
+    return _Cause("line", next((stack[at] for at in reversed(users_at) if not stack[at].is_comprehension), stack[users_at[-1]]))
 
 
 def _library(stack: Sequence[StackLine]) -> _Cause | None:

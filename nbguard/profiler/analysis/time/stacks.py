@@ -29,7 +29,12 @@ class StackLine:
     @property
     def is_inner(self) -> bool:
         """Say whether it is code without a name of its own: a cell's, or that of a comprehension."""
-        return self.short == CELL or self.short in COMPREHENSIONS
+        return self.short == CELL or self.is_comprehension
+
+    @property
+    def is_comprehension(self) -> bool:
+        """Say whether it is a comprehension's code, which is a part of the line around it."""
+        return self.short in COMPREHENSIONS
 
     @property
     def called(self) -> str:
