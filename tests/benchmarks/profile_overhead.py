@@ -4,12 +4,13 @@
     python tests/benchmarks/profile_overhead.py --instructions
     python tests/benchmarks/profile_overhead.py --cuda
 
-Epochs of a plain loop and fastai fits of a new Learner, on random data, with a step of about 1 ms and one of about 10 ms (on an
-idle core). In each round every way profiles the same epoch, in an order that rotates, and is compared with the round's epoch
-without a profiler: medians with their quartiles, of a batch of the steady state, of the whole epoch, and of what is done once
-before and after it. Processor time, so that others on the machine disturb little. Where they do, the quickest of all rounds
-says more: of each batch by its number the least time, and the mean of these over the batches (without what a profiler does now
-and then in any batch). What nbguard's reports say of its own cost stands beside what this clock says.
+Epochs of plain loops, with a loader and without, and fastai fits of a new Learner, on random data, with a step of about 1 ms
+and one of about 10 ms (on an idle core). In each round every way profiles the same epoch, in an order that rotates, and is
+compared with the round's epoch without a profiler: medians with their quartiles, of a batch of the steady state, of the whole
+epoch, and of what is done once before and after it. Processor time, so that others on the machine disturb little. Where they
+do, the quickest of all rounds says more: of each batch by its number the least time, and the mean of these over the batches
+(without what a profiler does now and then in any batch). What nbguard's reports say of its own cost stands beside what this
+clock says.
 
 `--instructions` counts what nbguard adds to a batch that is not looked at, which no other work on the machine changes: in
 valgrind's callgrind (apt-get install valgrind; some minutes), with the accesses to memory that a cache of 1 MiB misses.
@@ -150,6 +151,36 @@ class LoopOnGpu(Loop):
         torch.cuda.synchronize()
 
 
+class BareLoop(Loop):
+    """A loop that asks no loader: it takes its batches from tensors in memory."""
+
+    def __init__(self, data: Data, width: int) -> None:
+        super().__init__(data, width)
+        xs, ys = zip(*data, strict=True)
+        self.x, self.y = torch.stack(xs), torch.stack(ys)
+
+    def epoch(self) -> None:
+        for first in range(0, len(self.x), BATCH):
+            prediction = self.net(self.x[first : first + BATCH])
+            self.at.append(time.thread_time())
+            self.measure(prediction, self.y[first : first + BATCH]).backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+class BareLoopOnGpu(BareLoop):
+    """The same on the GPU."""
+
+    def __init__(self, data: Data, width: int) -> None:
+        super().__init__(data, width)
+        self.net.cuda()
+        self.x, self.y = self.x.cuda(), self.y.cuda()
+
+    def epoch(self) -> None:
+        super().epoch()
+        torch.cuda.synchronize()
+
+
 class FastaiFit:
     """A fit of a new Learner."""
 
@@ -175,8 +206,16 @@ class FastaiFitOnGpu(FastaiFit):
 
 
 Fit = Loop | FastaiFit
-FITS: dict[str, type[Loop] | type[FastaiFit]] = {"a plain loop": Loop, "a fastai fit": FastaiFit}
-FITS_ON_GPU: dict[str, type[Loop] | type[FastaiFit]] = {"a plain loop": LoopOnGpu, "a fastai fit": FastaiFitOnGpu}
+FITS: dict[str, type[Loop] | type[FastaiFit]] = {
+    "a plain loop": Loop,
+    "a loop without a loader": BareLoop,
+    "a fastai fit": FastaiFit,
+}
+FITS_ON_GPU: dict[str, type[Loop] | type[FastaiFit]] = {
+    "a plain loop": LoopOnGpu,
+    "a loop without a loader": BareLoopOnGpu,
+    "a fastai fit": FastaiFitOnGpu,
+}
 
 
 def net(width: int) -> nn.Module:

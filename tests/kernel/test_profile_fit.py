@@ -115,6 +115,8 @@ def test_an_interrupt(notebook: Kernel) -> None:
         "get_ipython().run_cell('1 + 1')\nwith learn.no_logging(): learn.fit(1)",
         "exec('with learn.no_logging(): learn.fit(1)')",
         "learn.fit(1);",
+        " learn.fit(1)\n 1",
+        "\n  learn.fit(1)",
     ],
 )
 def test_whatever_a_cell_may_hold(notebook: Kernel, body: str) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
-from IPython.core.inputtransformer2 import cell_magic
+from IPython.core.inputtransformer2 import cell_magic, leading_indent
 from IPython.core.magic import Magics, magics_class
 from IPython.core.magic import line_cell_magic as line_and_cell_magic
 
@@ -81,6 +81,8 @@ def as_line(lines: list[str]) -> list[str]:
         return lines  # a cell magic: the cell stays text
     if not "".join(body).strip():
         return lines
+    first = next(number for number, line in enumerate(body) if line.strip())
+    body[first:] = leading_indent(body[first:])  # type: ignore[no-untyped-call]
     return [lines[0][1:], *cell_magic(body)]  # type: ignore[no-untyped-call]
 
 

@@ -32,6 +32,7 @@ def lost(
     steps: tuple[int, ...] = (10,) * 40,
     stacks: StackSamples = NO_STACKS,
     rest: str = phases.OTHER,
+    hot: tuple[HotCode, ...] = (),
     **callbacks: Row,
 ) -> list[FitFinding]:
     """Return the findings on a fit whose batches take so many milliseconds, what is more than 10 in the phase `rest`."""
@@ -48,7 +49,9 @@ def lost(
     wall = sum(row.total for row in made)
     passes = (EpochRow(number=1, is_training=False, batches=3, total=MS, wait=0),) * 2
     timing = Timing(wall=wall, rows=made, batches=len(batches), warm_up=3, step=10 * MS, epochs=passes)
-    return list(lost_time(timing, Batches(batches=batches, outside={}, start=0, wall=wall), ("callback Recorder",), (), stacks))
+    return list(
+        lost_time(timing, Batches(batches=batches, outside={}, start=0, wall=wall), ("callback Recorder",), hot, stacks)
+    )
 
 
 WORK: Row = ("batch", phases.FORWARD, 1000)
@@ -113,6 +116,18 @@ def test_few_long_batches_stall_and_many_are_usual() -> None:
     assert lost(WORK, steps=(*(10,) * 39, 60)) == []
 
 
+@pytest.mark.parametrize(("usually", "kind"), [(0, "stall"), (5, "code")])
+def test_code_that_is_at_work_in_usual_batches_too_does_not_stall(usually: int, kind: str) -> None:
+    """As what plays an episode of a game, whose length differs: torch's example of actor and critic."""
+    line = StackLine(name="play", file="In[3]", line=2, is_users=True)
+    steps = (*(10,) * 20, 510, *(10,) * 9, 610, *(10,) * 9)
+    starts = [sum(steps[:number]) * MS for number in range(len(steps))]
+    seen = {start: (ms if ms > 10 else usually) * MS for start, ms in zip(starts, steps, strict=True)}
+    play = HotCode(kind="function", line=line, times={("batch", phases.OTHER): sum(seen.values())}, seen=seen)
+    found = lost(("batch", phases.OTHER, 1500), steps=steps, hot=(play,))
+    assert found[0].kind == kind
+
+
 @pytest.mark.parametrize("phase", [phases.FORWARD, phases.BACKWARD, phases.STEP])
 @pytest.mark.parametrize(
     ("processor", "words"),
@@ -156,9 +171,14 @@ def test_the_time_that_a_fit_waited_for_a_processor_is_taken_from_the_looks_arou
     assert StackSamples(moments=(100,)).held_up(0, 200) == 0
 
 
+def seen_in(batches: int) -> dict[int, int]:
+    """Return looks at code in so many batches."""
+    return {number * MS: MS for number in range(1, batches + 1)}
+
+
 def of_library(milliseconds: int, group: Group, *, fit: int = 600, validation: int = 0) -> list[FitFinding]:
     """Return the findings on a library that saves checkpoints, in a fit of so many milliseconds."""
-    saving = HotCode(kind="library", work=LIBRARY_WORK[1], times={(group, phases.OTHER): milliseconds * MS}, batches=8)
+    saving = HotCode(kind="library", work=LIBRARY_WORK[1], times={(group, phases.OTHER): milliseconds * MS}, seen=seen_in(8))
     made = rows(("batch", phases.OTHER, fit), *((("validation", phases.FORWARD, validation),) if validation else ()))
     wall = sum(row.total for row in made)
     timing = Timing(wall=wall, rows=made, batches=40, warm_up=3, step=10 * MS, epochs=())
@@ -182,7 +202,7 @@ def test_a_librarys_work_beside_validation_is_told_once_and_in_no_passes() -> No
 def test_code_that_waits_for_a_gpu_at_work_costs_nothing(busy: float | None, lost: int | None) -> None:
     """As `.item()` on an H100: 37 ms of a batch's 30 to 60, in which the GPU computed all the time."""
     line = StackLine(name="note", file="In[3]", line=2, is_users=True)
-    code = HotCode(kind="function", line=line, times={("batch", phases.OTHER): 720 * MS}, batches=20)
+    code = HotCode(kind="function", line=line, times={("batch", phases.OTHER): 720 * MS}, seen=seen_in(20))
     rows = (
         TimeRow(phase=phases.OTHER, group="batch", total=758 * MS, median=28 * MS),
         TimeRow(phase=phases.BACKWARD, group="batch", total=100 * MS, median=2 * MS),
@@ -195,7 +215,7 @@ def test_code_that_waits_for_a_gpu_at_work_costs_nothing(busy: float | None, los
 
 def test_code_in_few_batches_costs_what_it_takes_also_beside_a_gpu_at_work() -> None:
     line = StackLine(name="save", file="In[3]", line=2, is_users=True)
-    code = HotCode(kind="function", line=line, times={("batch", phases.OTHER): 500 * MS}, batches=10)
+    code = HotCode(kind="function", line=line, times={("batch", phases.OTHER): 500 * MS}, seen=seen_in(10))
     rows = (
         TimeRow(phase=phases.OTHER, group="batch", total=534 * MS, median=138_000),
         TimeRow(phase=phases.BACKWARD, group="batch", total=200 * MS, median=2 * MS),

@@ -15,7 +15,7 @@ _STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited 
 _KEEPS_UP = 0.05  # of the time: a GPU that is behind no longer does all work as it comes, and what is to gain is not known
 _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
 _MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
-_NO_LOADER = "no DataLoader is used, and what it takes to make a batch is other code"
+_NO_LOADER = "no DataLoader was seen, and what it takes to make a batch is other code"
 _MORE_AT_A_TIME = "larger batches or `torch.compile(model)` give it more work at a time"
 _MORE_WORK = {
     phases.FORWARD: _MORE_AT_A_TIME,

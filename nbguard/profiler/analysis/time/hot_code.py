@@ -48,7 +48,7 @@ class HotCode:
     line: StackLine | None = None  # the function, at the line where most of its time goes; None: a library's work
     work: LibraryWork | None = None  # of a library
     times: Mapping[tuple[Group, str], int]  # nanoseconds by group and phase
-    batches: int  # batches in which it was seen
+    seen: Mapping[int, int]  # nanoseconds before the looks that saw it, by the start of the batch; 0: around the batches
     setup: int = 0  # of its nanoseconds, those before the first batch and after the last one
     inner: str = ""  # the function of the user's below it where nearly all its time goes
     hook: HookFacts | None = None  # of a hook, where it is registered
@@ -57,6 +57,11 @@ class HotCode:
     def total(self) -> int:
         """Return its nanoseconds in all."""
         return sum(self.times.values())
+
+    @property
+    def batches(self) -> int:
+        """Return in how many batches it was seen."""
+        return len(self.seen.keys() - {0})
 
     def within(self, group: Group) -> int:
         """Return its nanoseconds in a group."""
@@ -73,7 +78,7 @@ class _Seen:
     weights: Counter[tuple[Group, str]] = field(default_factory=Counter)  # nanoseconds before each look, by group and phase
     lines: Counter[StackLine] = field(default_factory=Counter)
     inner: Counter[str] = field(default_factory=Counter)
-    batches: set[int] = field(default_factory=set)
+    batches: Counter[int] = field(default_factory=Counter)  # nanoseconds before each look, by the start of the batch
     setup: int = 0  # of the weights
 
 
@@ -131,7 +136,7 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
         seen = everything.setdefault(key, _Seen())
         seen.looks += 1
         seen.weights[look.group, look.moment.phase] += look.weight
-        seen.batches.add(look.moment.batch)
+        seen.batches[look.moment.batch] += look.weight
         seen.setup += 0 if first <= look.at <= last else look.weight
         if cause.line is not None:
             seen.lines[cause.line] += 1
@@ -154,7 +159,7 @@ def hot_code(samples: StackSamples, batches: Batches, rows: Sequence[TimeRow]) -
                 line=max(seen.lines, key=seen.lines.__getitem__, default=None),
                 work=works.get(key),
                 times=times,
-                batches=len(seen.batches - {0}),
+                seen=seen.batches,
                 setup=sum(times.values()) * seen.setup // max(weight, 1),
                 inner=_inner(seen),
                 hook=_hook(seen, samples.hooks),
@@ -227,7 +232,8 @@ def _cause(look: _Look, drivers: Collection[_Function], validating: Collection[_
         if phase == phases.LOSS and users:
             return _Cause("loss", users[0], None, _below(users[1:]))
         if look.group != "validation":
-            return _library([line for line in stack[model:] if line.file.startswith("fastai/")])
+            work = _library([line for line in stack[model:] if line.file.startswith("fastai/")])
+            return work or (_validates(stack[:model], drivers) if phase == phases.FORWARD else None)
         return _library(stack[:model]) or _validates(stack[:model], drivers)
     if phase == phases.BACKWARD:
         engine = next((at for at, line in enumerate(stack) if line.file.endswith(_ENGINE)), len(stack))

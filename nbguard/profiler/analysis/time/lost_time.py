@@ -292,6 +292,10 @@ def _stalls(
                 sums[phase] = sums.get(phase, 0) + nanoseconds
     phase = max(sums, key=lambda name: sums[name])
     code = next((code for code in hot if 2 * code.within_phase("batch", phase) >= total), None)
+    if code is not None and _is_at_work_in(code, complete[timing.warm_up :], stalled):
+        if code.kind != "validation":
+            return None, None  # it takes long in any batch, and has a finding of its own
+        code = None  # it calls the model in any batch: a part of the loop
     if code is not None and code.line is None:
         return None, None  # a library's work, which has a finding of its own
     longest = max(batch.step for _, batch in stalled)
@@ -306,6 +310,13 @@ def _stalls(
         place, where = _name(code, code.line), "do less in it, or do it outside of the loop"
     what = f"{counted(len(stalled), 'batch stalls', 'batches stall')} in {place}: {format_time(total)} together"
     return _finding("stall", timing, total, what, where, evidence), code
+
+
+def _is_at_work_in(code: HotCode, batches: Sequence[Batch], stalled: Sequence[tuple[int, Batch]]) -> bool:
+    """Say whether code takes much of the usual batches, too: then those that stall are larger, as an episode that goes on."""
+    long = {batch.start for _, batch in stalled}
+    usual = {batch.start: batch.step for batch in batches if batch.start not in long}
+    return sum(time for start, time in code.seen.items() if start in usual) >= LARGE * sum(usual.values())
 
 
 def _why_long(stalled: Sequence[Batch], stacks: StackSamples) -> str:

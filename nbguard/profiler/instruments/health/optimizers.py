@@ -31,6 +31,8 @@ class _Optimizer:
         self.half_eps: dict[float, int] = {}
         self.without: dict[int, weakref.ref[Any]] = {}
         self.sample: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None  # a parameter and its gradient at the last look
+        self.version = 0  # of that gradient after the step
+        self.losses = 0  # before that look
 
     def facts(self, names: dict[int, str]) -> OptimizerFacts:
         without = tuple(names[key] for key, ref in self.without.items() if key in names and ref() is not None)
@@ -77,6 +79,7 @@ class OptimizerWatch:
         recorder.subscribe("model", self._model)
         recorder.subscribe("loss", self._loss)
         recorder.subscribe("step", self._step)
+        recorder.subscribe("phase", self._ended)
         recorder.subscribe("zero_grad", self._zero_grad)
 
     def stop(self) -> None:
@@ -138,7 +141,7 @@ class OptimizerWatch:
         known.gradient_bytes = sum(p.grad.nbytes for p in have)
         smallest = min(have, key=lambda p: p.grad.numel(), default=None)
         if smallest is not None:
-            known.sample = weakref.ref(smallest), weakref.ref(smallest.grad)
+            known.sample, known.losses = (weakref.ref(smallest), weakref.ref(smallest.grad)), self._recorder.losses
             self._looked_at.append(known)
 
     def _loss(self, _: Any) -> None:
@@ -148,12 +151,22 @@ class OptimizerWatch:
         self._arriving.poll()
         while self._looked_at:
             known = self._looked_at.pop()
-            if known.sample is not None:
+            if known.sample is not None and self._recorder.losses == known.losses + 1:  # no batch went unseen between
                 self._compare(known, *(ref() for ref in known.sample))
 
+    def _ended(self, code: int) -> None:
+        """After a step, which may itself write to gradients (SGD with Nesterov's momentum), note what is left of them."""
+        if code == self._stepping:
+            for known in self._looked_at:
+                gradient = None if known.sample is None else known.sample[1]()
+                known.version = 0 if gradient is None else gradient._version
+
     def _compare(self, known: _Optimizer, parameter: Any, gradient: Any) -> None:
-        """See whether the gradient that a step has used is still there, and not 0, when a loss is about to add to it."""
-        if parameter is None or gradient is None or parameter.grad is not gradient:
+        """See whether the gradient that a step has used is still there, and not 0, when a loss is about to add to it.
+
+        One that was written to since is no mistake, as where a loop keeps a part of it for its momentum (`p.grad *= 0.9`).
+        """
+        if parameter is None or gradient is None or parameter.grad is not gradient or gradient._version != known.version:
             known.replaced += 1
         else:
             with self._torch._C.DisableTorchFunction():
