@@ -136,3 +136,23 @@ def test_a_driver_that_does_not_say_is_no_trouble(fake_cuda_run: Run) -> None:
     found = fit(fake_cuda_run, mig=1)  # of a slice of a GPU it knows no utilisation
     assert (found["failed"], found["used"]) == ([], None)
     assert found["busy"] is not None
+
+
+AUTOCAST = """
+import json, torch
+from torch import nn
+from nbguard.notebook.profile import profile_fit
+with profile_fit(show=False) as profile:  # before anything has used the GPU
+    net = nn.Linear(8, 1).cuda()
+    opt = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(6):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = net(torch.zeros(4, 8, device="cuda")).float().mean()
+        loss.backward(); opt.step(); opt.zero_grad()
+print(json.dumps([profile.observations.amp.in_dtype("bfloat16"), [each.name for each in profile.report.remedies]]))
+"""
+
+
+@pytest.mark.fakecuda
+def test_autocast_is_seen_where_the_fit_is_the_first_to_use_the_gpu(fake_cuda_run: Run) -> None:
+    assert json.loads(fake_cuda_run(AUTOCAST)) == [6, []]

@@ -97,6 +97,39 @@ def test_a_loop_without_a_model_is_looked_at_as_rarely() -> None:
     assert heard.at["backward"] == looked_at(LookSchedule(), 1, MANY)
 
 
+def test_losses_that_are_added_up_for_a_step_are_of_one_batch() -> None:
+    heard = Heard("forward", "step")
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with recording(heard) as recorder:
+        for _ in range(60):
+            for x, y in drawn(4):
+                (nn.functional.cross_entropy(net(x), y) / 4).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        log = recorder.stop()
+
+    assert len(divide(log).batches) == 60
+    first = 3  # those of the first step are batches of their own: no step was seen yet
+    steps = [4 * number for number in (*range(1, 33 - first), 39 - first, 52 - first)]
+    assert heard.at["step"] == steps
+    assert heard.at["forward"] == [at - left for at in steps for left in (4, 3, 2, 1)]
+
+
+def test_an_optimizer_that_is_used_no_more_is_not_waited_for() -> None:
+    heard = Heard("loss")
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with recording(heard):
+        for number, (x, y) in enumerate(drawn(700)):
+            nn.functional.cross_entropy(net(x), y).backward()
+            if number < 40:
+                optimizer.step()
+
+    assert any(at > 400 for at in heard.at["loss"])
+    assert len(heard.at["loss"]) < 400
+
+
 def test_many_losses_of_one_batch_of_a_loader_are_looked_at_more_rarely() -> None:
     """As of a long sequence that is trained on in pieces."""
     heard = Heard("loss")

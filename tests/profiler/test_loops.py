@@ -332,6 +332,20 @@ def test_compiled_code_is_not_split() -> None:
     assert timing.batches == 8
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_compiled_model_goes_by_its_own_name(is_compiled: bool) -> None:
+    def cell() -> None:
+        net = model()
+        (torch.compile(net, backend="eager") if is_compiled else net)(torch.ones(2, 6)).sum().backward()
+
+    with profile_fit(show=False) as profile:
+        cell()
+    torch._dynamo.reset()
+
+    assert profile.observations.subject.title == "PyTorch loop · Sequential"
+    assert profile.observations.subject.is_compiled == is_compiled
+
+
 def test_another_thread_is_left_alone() -> None:
     def cell() -> None:
         other = threading.Thread(target=train)

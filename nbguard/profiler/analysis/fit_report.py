@@ -97,6 +97,7 @@ class FitAnalysis:
             self.has_gpu,
             library_share(self.hot_code, self.timing),
             copied_time(observed.syncs),
+            is_compiled=observed.subject.is_compiled,
         )
         tuning = observed.tuning
         if tuning is None:

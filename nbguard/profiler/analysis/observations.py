@@ -38,6 +38,7 @@ class SubjectFacts:
     kind: str = "PyTorch loop"  # or "fastai fit", once a Learner was fitted
     names: tuple[str, ...] = ()  # of model classes and of fastai's architectures, in the order of their first call
     missed: int = 0  # batches that the loop got before the profile began
+    is_compiled: bool = False  # one of them at least, by torch.compile
 
     @property
     def title(self) -> str:

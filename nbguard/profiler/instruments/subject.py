@@ -23,6 +23,7 @@ class Subject:
         self._begun = None if begun is None else weakref.ref(begun)
         self._names: dict[str, None] = {}
         self._kind = "PyTorch loop"
+        self._is_compiled = False  # one of the models at least
         self._missed = 0  # batches that loops had given before the profile began
 
     def start(self, recorder: Recorder) -> None:
@@ -47,9 +48,11 @@ class Subject:
         self._missed += count if type(count) is int else 0
 
     def _model(self, module: Any, _: Any) -> None:
+        compiled = (attribute_of(module, "_modules") or {}).get("_orig_mod")  # by torch.compile, which puts a module around it
+        self._is_compiled |= compiled is not None or attribute_of(module, "_compiled_call_impl") is not None
         if len(self._names) < _MOST:
-            self._names[type(module).__name__] = None
+            self._names[type(module if compiled is None else compiled).__name__] = None
 
     def observe(self) -> SubjectFacts:
         """Return the names of the models, and how many batches were missed."""
-        return SubjectFacts(self._kind, tuple(self._names)[:_MOST], self._missed)
+        return SubjectFacts(self._kind, tuple(self._names)[:_MOST], self._missed, self._is_compiled)

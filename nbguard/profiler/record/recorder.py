@@ -42,7 +42,8 @@ Event = Literal[
 """Events that instruments may subscribe to. They are emitted on the thread of the fit:
 
 - `batch(number)`: batch `number` of the recording, from 1, is about to be asked for (training or validation, of any loader), or
-  has begun in a loop that asks no loader: there one begins with the first call of a model after a loss, the second of all on
+  has begun in a loop that asks no loader: there one begins with the first call of a model after a step or, where no optimizer
+  steps, after a loss; the second of all is the first one that is known
 - `stretch(begins)`: from this batch on all are looked at, or from this one on only some: who patches what is called often can
   take it out for that time; its end comes in the reverse order, as the patches of several lie on one another
 - `waited()`: it is there, or the loader has none left: then `end()` was emitted before
@@ -66,6 +67,8 @@ _STRETCHES = 64
 """Stretches that are told of: the patches that come and go with them make Python forget what it knew of a class."""
 _ALONE = 32
 """Losses since a loader was asked, after which the loop is taken to go on without one: each loss is of a batch of its own."""
+_ADDED_UP = 256
+"""Losses after which no optimizer is waited for: the loop has ceased to use one."""
 BY_HAND = 0
 """The loop of batches that no loader gives."""
 _BATCH = BOUNDARY_CODES["batch"]
@@ -109,6 +112,7 @@ class Recorder:
     __slots__ = (
         "__weakref__",
         "_always",
+        "_began_by_hand",
         "_callbacks",
         "_first",
         "_has_ended",
@@ -120,6 +124,7 @@ class Recorder:
         "_sampled",
         "_schedule",
         "_start",
+        "_steps_by_hand",
         "_stopping",
         "_stretches",
         "_trained_at",
@@ -133,6 +138,7 @@ class Recorder:
         "elsewhere",
         "failed",
         "has_new_loop",
+        "has_stepped",
         "hears",
         "in_learner",
         "inside",
@@ -166,6 +172,9 @@ class Recorder:
         self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = BY_HAND  # number of the iterator that was asked for a batch last, as in boundaries
         self.begins_by_hand = 1  # number of losses from which on the next call of a model begins a batch that no loader gives
+        self.has_stepped = False  # an optimizer, since the latest such batch began
+        self._steps_by_hand = False  # there was a step in the one before
+        self._began_by_hand = 0  # losses before the latest one
         self.ahead: set[int] = set()  # iterators that were asked for a second batch before anything was done with the first
         self.failed: list[str] = []  # instruments that made a mistake and are off, in words
         self._labels: dict[str, int] = {label: code for code, label in enumerate(phases.ALL)}
@@ -255,8 +264,14 @@ class Recorder:
             self.emit("batch", number)
 
     def begin_batch_by_hand(self) -> None:
-        """Note that a batch begins that no loader gives. The log needs no boundary: there losses and steps divide batches."""
+        """Note that a batch begins that no loader gives, unless the one before goes on: there are steps, and it had none yet.
+
+        The log needs no boundary: there losses and steps divide batches.
+        """
         self.begins_by_hand = self.losses + 1
+        if self._steps_by_hand and not self.has_stepped and self.losses < self._began_by_hand + _ADDED_UP:
+            return
+        self._steps_by_hand, self.has_stepped, self._began_by_hand = self.has_stepped, False, self.losses
         self.loop = BY_HAND
         number = self.batches = max(self.batches, 1) + 1  # the first of them was not known to be one
         if number >= self._next_look:

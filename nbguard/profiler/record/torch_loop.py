@@ -357,6 +357,7 @@ class TorchLoop:
         def after_step(*_: Any) -> None:
             if steps and get_ident() == recorder.thread and not recorder.in_learner:
                 recorder.current = steps.pop()
+                recorder.has_stepped = True
                 add((step, clock()) + STEPPED)  # noqa: RUF005 - to unpack makes a list first
                 if recorder.hears:
                     recorder.emit("phase", step)

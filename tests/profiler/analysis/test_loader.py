@@ -152,6 +152,17 @@ def test_copies_to_the_device_bind_only_where_there_is_one() -> None:
     assert verdict(slow, (), 4, on_accelerator=False).bound == "compute"
 
 
+def test_a_model_that_is_compiled_is_not_to_be_compiled() -> None:
+    """As nanoGPT's."""
+    plain, compiled = (
+        verdict(timing(10, busy=0.3, wait=0.1), (), 2, on_accelerator=True, is_compiled=is_compiled).sentence
+        for is_compiled in (False, True)
+    )
+    assert "larger batches or `torch.compile(model)` give it more work at a time" in plain
+    assert "larger batches give it more work at a time" in compiled
+    assert "torch.compile" not in compiled
+
+
 def test_python_binds_by_its_own_time_on_a_cpu_and_by_the_idle_gpu_on_a_gpu() -> None:
     found = verdict(timing(10, callback=5, other=0.5, wait=0.1), (), 2, on_accelerator=False)
     assert (found.bound, found.gain) == ("Python", round(5.5 * MS))

@@ -17,6 +17,7 @@ _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest p
 _MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
 _NO_LOADER = "no DataLoader was seen, and what it takes to make a batch is other code"
 _MORE_AT_A_TIME = "larger batches or `torch.compile(model)` give it more work at a time"
+_MORE_AT_A_TIME_OF_COMPILED = "larger batches give it more work at a time"
 _MORE_WORK = {
     phases.FORWARD: _MORE_AT_A_TIME,
     phases.LOSS: _MORE_AT_A_TIME,
@@ -34,6 +35,8 @@ def verdict(
     on_accelerator: bool,
     of_library: float = 0.0,
     copied: int = 0,
+    *,
+    is_compiled: bool = False,
 ) -> LoaderVerdict:
     """Return the verdict on the steady state of a fit, and the advice on its loaders.
 
@@ -44,6 +47,7 @@ def verdict(
         on_accelerator: whether the model is on one.
         of_library: share of the other code in training batches that is a library's own loop.
         copied: nanoseconds per batch in which something else than the batch is brought to the device.
+        is_compiled: whether a model is compiled already.
     """
     if not timing.step:
         return LoaderVerdict(
@@ -52,6 +56,8 @@ def verdict(
     medians = dict(timing.medians)
     medians[phases.TO_DEVICE] = max(0, medians.get(phases.TO_DEVICE, 0) - copied)
     bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator, of_library)
+    if is_compiled:
+        sentence = sentence.replace(_MORE_AT_A_TIME, _MORE_AT_A_TIME_OF_COMPILED)
     context = LoaderContext(
         timing=timing,
         step=timing.step,

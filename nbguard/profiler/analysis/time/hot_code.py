@@ -35,6 +35,8 @@ _FEW = 5
 have been usual in the time before it, if it is not the only one,"""
 _LONG = 200_000_000
 """or if so many nanoseconds were before it."""
+_NOT_THE_LINES = ("IPython/", "torch/amp/grad_scaler")
+"""Work that a line of the loop only asks for: of the notebook, and of a GradScaler, which waits for the GPU by its nature."""
 _LOOPS = ("transformers/", "lightning/", "pytorch_lightning/", "accelerate/", "fastai/")
 _MAIN_PART = 0.8
 """Share of a function's time in one function below it from which that is named, too."""
@@ -270,7 +272,7 @@ def _of_users(look: _Look, drivers: Collection[_Function], validating: Collectio
         return work
     if any(line.file.startswith(_LOOPS) for line in below):
         return _Cause("loop")
-    if phase != phases.OTHER or any("/optim/" in line.file or line.file.startswith("IPython/") for line in below):
+    if phase != phases.OTHER or any(line.file.startswith(_NOT_THE_LINES) or "/optim/" in line.file for line in below):
         return None
     return _Cause("line", next((stack[at] for at in reversed(users_at) if not stack[at].is_comprehension), stack[users_at[-1]]))
 

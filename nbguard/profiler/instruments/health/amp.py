@@ -15,6 +15,8 @@ from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
 
+_KINDS = ("cuda", "cpu")
+"""Devices whose autocast is asked for: also where the fit is the first to use a GPU, as these are flags of the thread."""
 _KEPT = 1000
 """Changes of a scale that are kept."""
 
@@ -74,7 +76,6 @@ class AmpWatch:
         self._torch: Any = torch
         self._recorder = recorder
         self._arriving = AsyncScalars(torch)
-        self._kinds = ["cpu", *([] if (accelerator := _accelerator(torch)) is None else [accelerator])]
         self._names = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
         self._patches.put(torch.amp.GradScaler, "update", self._update)
         recorder.subscribe("forward", self._forward)
@@ -92,7 +93,7 @@ class AmpWatch:
 
     def _forward(self, _module: Any, _args: Any) -> None:
         torch = self._torch
-        on = next((kind for kind in self._kinds if torch.is_autocast_enabled(kind)), None)
+        on = next((kind for kind in _KINDS if torch.is_autocast_enabled(kind)), None)
         self._dtype = "float32" if on is None else self._names.get(torch.get_autocast_dtype(on), "float32")
 
     def _loss(self, _: Any) -> None:
@@ -122,8 +123,3 @@ class AmpWatch:
         known.updates += 1
         known.is_static |= is_given
         self._arriving.read(tensor, partial(known.is_now, known.updates, is_given))
-
-
-def _accelerator(torch: Any) -> str | None:
-    """Return the kind of the accelerator that is in use, without opening one."""
-    return "cuda" if torch.cuda.is_initialized() else None
