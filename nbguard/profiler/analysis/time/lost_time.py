@@ -76,6 +76,7 @@ def lost_time(
     stall, code = _stalls(timing, batches, hot, stacks)
     if stall is not None:
         yield stall
+    hot = [other for other in hot if other.kind != "validation" or other.within("validation")]  # else: a part of training
     yield from _code(timing, [other for other in hot if other is not code])
     yield from _transforms(timing, hot)
     yield from _validation(timing, of_fastai, hot)
