@@ -132,7 +132,9 @@ class FitAnalysis:
         findings = tuple(self._findings())
         ranks = None if observed.ranks is None else rank_report(observed.ranks)
         advice = (*findings, *self.loader.advice, *(ranks.findings if ranks else ()))
-        context = remedy_context(observed.optimizers, observed.amp, observed.switches, self.memory)
+        context = remedy_context(
+            observed.optimizers, observed.amp, observed.switches, self.memory, is_learners=observed.subject.is_learners
+        )
         return FitReport(
             title=self._title,
             ending=self.ending,

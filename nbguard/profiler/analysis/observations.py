@@ -31,14 +31,23 @@ VERSION = 1
 """Of the format in which observations are saved: another number whenever a field changes its meaning or goes."""
 
 
+LEARNERS = "fastai fit"
+"""The kind of a fit of a Learner."""
+
+
 @dataclass(frozen=True, slots=True)
 class SubjectFacts:
     """The models that were trained, by name."""
 
-    kind: str = "PyTorch loop"  # or "fastai fit", once a Learner was fitted
+    kind: str = "PyTorch loop"  # or LEARNERS, once one was fitted
     names: tuple[str, ...] = ()  # of model classes and of fastai's architectures, in the order of their first call
     missed: int = 0  # batches that the loop got before the profile began
     is_compiled: bool = False  # one of them at least, by torch.compile
+
+    @property
+    def is_learners(self) -> bool:
+        """Say whether a Learner was fitted."""
+        return self.kind == LEARNERS
 
     @property
     def title(self) -> str:

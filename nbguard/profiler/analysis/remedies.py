@@ -27,6 +27,7 @@ class RemedyContext:
     activations: int | None = None  # bytes at the peak
     clears_in_place: bool = False  # gradients are filled with zeros and stay
     is_fastai: bool = False  # by fastai's own optimizer
+    is_learners: bool = False  # a fit of a Learner
     dtype: str = "float32"  # of the training batches' forward passes
     batch_size: int | None = None  # of the first input of the first training batch
     convolves: bool = False  # the model has two-dimensional convolutions
@@ -39,7 +40,12 @@ class RemedyContext:
 
 
 def remedy_context(
-    optimizers: OptimizersFacts, amp: AmpFacts, switches: SwitchFacts, memory: MemoryReport | None = None
+    optimizers: OptimizersFacts,
+    amp: AmpFacts,
+    switches: SwitchFacts,
+    memory: MemoryReport | None = None,
+    *,
+    is_learners: bool = False,
 ) -> RemedyContext:
     """Return the observations of several instruments together."""
     in_place = [optimizer for optimizer in optimizers.optimizers if optimizer.is_fastai or optimizer.cleared_in_place]
@@ -53,6 +59,7 @@ def remedy_context(
         activations=categories.get("activations"),
         clears_in_place=bool(in_place),
         is_fastai=any(optimizer.is_fastai for optimizer in in_place),
+        is_learners=is_learners,
         dtype=dtypes[0] if dtypes else "float32",
         batch_size=switches.batch_size,
         convolves=switches.convolves,
@@ -86,12 +93,12 @@ def _set_to_none(facts: RemedyContext) -> Iterator[Remedy]:
 def _precision(facts: RemedyContext) -> Iterator[Remedy]:
     if facts.has_device and facts.dtype == "float32":
         half = "" if facts.activations is None else f", up to half of the {format_bytes(facts.activations)} of activations"
-        change = "`learn.to_fp16()`, or `torch.autocast('cuda', dtype=torch.bfloat16)` around model and loss"
+        of_loop = "`torch.autocast('cuda', dtype=torch.bfloat16)` around model and loss"
         yield Remedy(
             name="mixed precision",
             effect=f"less memory{half}, and less time on tensor cores: {_NOT_MEASURED}",
             measured=False,
-            change=change,
+            change="`learn.to_fp16()`" if facts.is_learners else of_loop,
         )
 
 

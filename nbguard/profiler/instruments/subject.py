@@ -6,7 +6,7 @@ import types
 import weakref
 from typing import Any
 
-from nbguard.profiler.analysis.observations import SubjectFacts
+from nbguard.profiler.analysis.observations import LEARNERS, SubjectFacts
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of
 
@@ -36,7 +36,7 @@ class Subject:
         """Leave everything: nothing was patched."""
 
     def _learner(self, learner: Any) -> None:
-        self._kind = "fastai fit"
+        self._kind = LEARNERS
         arch = attribute_of(learner, "arch")
         if type(arch) is types.FunctionType:
             self._names[arch.__name__] = None

@@ -123,6 +123,9 @@ def test_remedies_fit_what_was_seen_and_say_what_is_not_measured() -> None:
     assert list(found) == ["set_to_none", "mixed precision", "smaller batch, gradient accumulation", "checkpointing"]
     assert (found["set_to_none"].measured, found["set_to_none"].nbytes) == (True, 90 * MiB)
     assert all("not measured" in remedy.effect for remedy in found.values() if not remedy.measured)
+    assert found["mixed precision"].change == "`torch.autocast('cuda', dtype=torch.bfloat16)` around model and loss"
+    of_learner = {remedy.name: remedy for remedy in remedies(replace(tight, is_learners=True))}
+    assert of_learner["mixed precision"].change == "`learn.to_fp16()`"
     assert "bs=32" in found["smaller batch, gradient accumulation"].change
     assert "channels_last" in [remedy.name for remedy in remedies(replace(tight, dtype="float16"))]
     roomy = replace(tight, peak=2 * GiB, clears_in_place=False, dtype="bfloat16", is_channels_last=True)
@@ -142,7 +145,7 @@ def test_what_speaks_for_a_remedy_comes_from_all_parts() -> None:
     )
     amp = AmpFacts((("float32", 1), ("bfloat16", 8)))
 
-    found = remedy_context(optimizers, amp, SwitchFacts(has_device=True, batch_size=8), memory)
+    found = remedy_context(optimizers, amp, SwitchFacts(has_device=True, batch_size=8), memory, is_learners=True)
     assert found == RemedyContext(
         has_device=True,
         peak=15 * GiB,
@@ -151,6 +154,7 @@ def test_what_speaks_for_a_remedy_comes_from_all_parts() -> None:
         activations=GiB,
         clears_in_place=True,
         is_fastai=True,
+        is_learners=True,
         dtype="bfloat16",
         batch_size=8,
     )
