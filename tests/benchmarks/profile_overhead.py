@@ -33,7 +33,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -112,6 +112,7 @@ def quickest(times: list[Took]) -> float:
 
 
 Data = list[tuple[torch.Tensor, torch.Tensor]]
+Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Loop:
@@ -125,8 +126,11 @@ class Loop:
         self.optimizer = torch.optim.Adam(self.net.parameters(), 1e-4)
         self.learner = None
 
+    def batches(self) -> Batches:
+        return self.loader
+
     def epoch(self) -> None:
-        for x, y in self.loader:
+        for x, y in self.batches():
             prediction = self.net(x)
             self.at.append(time.thread_time())
             self.measure(prediction, y).backward()
@@ -141,14 +145,8 @@ class LoopOnGpu(Loop):
         super().__init__(data, width)
         self.net.cuda()
 
-    def epoch(self) -> None:
-        for x, y in self.loader:
-            prediction = self.net(x.cuda(non_blocking=True))
-            self.at.append(time.thread_time())
-            self.measure(prediction, y.cuda(non_blocking=True)).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-        torch.cuda.synchronize()
+    def batches(self) -> Batches:
+        return ((x.cuda(non_blocking=True), y.cuda(non_blocking=True)) for x, y in self.loader)
 
 
 class BareLoop(Loop):
@@ -159,13 +157,8 @@ class BareLoop(Loop):
         xs, ys = zip(*data, strict=True)
         self.x, self.y = torch.stack(xs), torch.stack(ys)
 
-    def epoch(self) -> None:
-        for first in range(0, len(self.x), BATCH):
-            prediction = self.net(self.x[first : first + BATCH])
-            self.at.append(time.thread_time())
-            self.measure(prediction, self.y[first : first + BATCH]).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+    def batches(self) -> Batches:
+        return zip(self.x.split(BATCH), self.y.split(BATCH), strict=True)
 
 
 class BareLoopOnGpu(BareLoop):
@@ -175,10 +168,6 @@ class BareLoopOnGpu(BareLoop):
         super().__init__(data, width)
         self.net.cuda()
         self.x, self.y = self.x.cuda(), self.y.cuda()
-
-    def epoch(self) -> None:
-        super().epoch()
-        torch.cuda.synchronize()
 
 
 class FastaiFit:
@@ -199,10 +188,6 @@ class FastaiFitOnGpu(FastaiFit):
     def __init__(self, data: Data, width: int) -> None:
         super().__init__(data, width)
         self.learner.dls.to(torch.device("cuda"))
-
-    def epoch(self) -> None:
-        super().epoch()
-        torch.cuda.synchronize()
 
 
 Fit = Loop | FastaiFit
@@ -276,6 +261,8 @@ def took(fit: Fit, way: Way) -> Took:
         with way(fit.learner) as profiler:
             start = clock()
             fit.epoch()
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
             end = clock()
         ended = clock()
     at = fit.at[WARM_UP : -VALIDATION if fit.learner else None]

@@ -79,9 +79,9 @@ def as_line(lines: list[str]) -> list[str]:
     body = lines[1:]
     if "--predict" in lines[0].split():
         return lines  # a cell magic: the cell stays text
-    if not "".join(body).strip():
+    first = next((number for number, line in enumerate(body) if line.strip()), None)
+    if first is None:
         return lines
-    first = next(number for number, line in enumerate(body) if line.strip())
     body[first:] = leading_indent(body[first:])  # type: ignore[no-untyped-call]
     return [lines[0][1:], *cell_magic(body)]  # type: ignore[no-untyped-call]
 

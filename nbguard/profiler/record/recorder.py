@@ -66,7 +66,7 @@ _INSIDE = frozenset(get_args(Event)) - _RARE - {"loss"}
 _STRETCHES = 64
 """Stretches that are told of: the patches that come and go with them make Python forget what it knew of a class."""
 _ALONE = 32
-"""Losses since a loader was asked, after which the loop is taken to go on without one: each loss is of a batch of its own."""
+"""Losses since a loader was asked, after which the loop is taken to go on without one."""
 _ADDED_UP = 256
 """Losses after which no optimizer is waited for: the loop has ceased to use one."""
 BY_HAND = 0

@@ -114,11 +114,12 @@ def test_callbacks_and_other_code_are_not_the_models_own_work() -> None:
 def test_a_loop_without_a_loader_is_not_said_to_wait_for_no_data() -> None:
     on_cpu = verdict(timing(100, other=40), (), 2, on_accelerator=False)
     assert on_cpu.sentence.startswith(
-        "compute-bound: no DataLoader was seen, and what it takes to make a batch is other code; 40.0 ms of each batch's 100 ms"
+        "compute-bound: no DataLoader was seen, so the time to make a batch counts as other code; 40.0 ms of each batch's "
+        "100 ms"
     )
     on_gpu = verdict(timing(100, other=40), (), 2, on_accelerator=True)
     assert on_gpu.sentence.startswith(
-        "no DataLoader was seen, and what it takes to make a batch is other code; whether the GPU"
+        "no DataLoader was seen, so the time to make a batch counts as other code; whether the GPU"
     )
 
 

@@ -15,17 +15,13 @@ _STARVED = 0.70  # of the time: a GPU that works less, though nothing is waited 
 _KEEPS_UP = 0.05  # of the time: a GPU that is behind no longer does all work as it comes, and what is to gain is not known
 _PYTHON = 0.50  # of a step in callbacks and other code, on a CPU: the largest part
 _MOST = 0.25  # of a step in one phase: less is not said to be where the time goes
-_NO_LOADER = "no DataLoader was seen, and what it takes to make a batch is other code"
-_MORE_AT_A_TIME = "larger batches or `torch.compile(model)` give it more work at a time"
-_MORE_AT_A_TIME_OF_COMPILED = "larger batches give it more work at a time"
+_NO_LOADER = "no DataLoader was seen, so the time to make a batch counts as other code"
+_OF_MODEL = (phases.FORWARD, phases.LOSS, phases.BACKWARD)
 _MORE_WORK = {
-    phases.FORWARD: _MORE_AT_A_TIME,
-    phases.LOSS: _MORE_AT_A_TIME,
-    phases.BACKWARD: _MORE_AT_A_TIME,
     phases.STEP: "an optimizer with `fused=True` takes fewer calls for a step",
     phases.OTHER: "look at what the loop does between the calls of the model",
 }
-"""Ways to make a GPU wait less, by the phase in which the program spends most of a batch."""
+"""Ways to make a GPU wait less where the program spends most of a batch in a phase that is not the model's own."""
 
 
 def verdict(
@@ -55,9 +51,7 @@ def verdict(
         )
     medians = dict(timing.medians)
     medians[phases.TO_DEVICE] = max(0, medians.get(phases.TO_DEVICE, 0) - copied)
-    bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator, of_library)
-    if is_compiled:
-        sentence = sentence.replace(_MORE_AT_A_TIME, _MORE_AT_A_TIME_OF_COMPILED)
+    bound, gain, sentence = _bound(timing, timing.step, medians, on_accelerator, of_library, is_compiled)
     context = LoaderContext(
         timing=timing,
         step=timing.step,
@@ -81,7 +75,7 @@ def verdict(
 
 
 def _bound(
-    timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool, of_library: float
+    timing: Timing, step: int, medians: dict[str, int], on_accelerator: bool, of_library: float, is_compiled: bool
 ) -> tuple[Bound, int | None, str]:
     wait, transfer = medians.get(phases.WAIT, 0), medians.get(phases.TO_DEVICE, 0)
     waited = f"{_share(wait, step)} is waiting for data" if phases.WAIT in medians else _NO_LOADER
@@ -100,7 +94,7 @@ def _bound(
     own_code = (row for row in timing.rows if row.group == "batch" and (row.callback or row.phase == phases.OTHER))
     python = sum(row.median or 0 for row in own_code)
     if busy is not None and busy < _STARVED:
-        words = _python_bound(busy, step, medians)
+        words = _python_bound(busy, step, medians, is_compiled)
         return "Python", idle, words if busy <= _KEEPS_UP else f"{words}; {_at_most(idle, step)}"
     theirs = round(of_library * medians.get(phases.OTHER, 0))
     if not on_accelerator and python - theirs > _PYTHON * step:
@@ -122,15 +116,23 @@ def _bound(
     return "compute", None, f"{words}; {code}the rest goes to the model, the loss and the optimizer"
 
 
-def _python_bound(busy: float, step: int, medians: dict[str, int]) -> str:
+def _python_bound(busy: float, step: int, medians: dict[str, int], is_compiled: bool) -> str:
     """Return that a GPU waits for the program, where this spends its time, and what may help."""
     words = f"Python-bound: for {1 - busy:.0%} of the time the GPU had no work waiting"
     own = {phase: time for phase, time in medians.items() if phase != phases.WAIT}
     phase = max(own, key=lambda name: own[name], default="")
     if own.get(phase, 0) < _MOST * step:
         return words
-    help_ = f": {_MORE_WORK[phase]}" if phase in _MORE_WORK else ""
-    return f"{words}; the program spends {_share(own[phase], step)} in {phase}{help_}"
+    more = _more_work(phase, is_compiled)
+    return f"{words}; the program spends {_share(own[phase], step)} in {phase}{more and f': {more}'}"
+
+
+def _more_work(phase: str, is_compiled: bool) -> str:
+    """Return a way to make the GPU wait less, by the phase in which the program spends most of a batch; "" for other phases."""
+    if phase in _OF_MODEL:
+        change = "larger batches" if is_compiled else "larger batches or `torch.compile(model)`"
+        return f"{change} give it more work at a time"
+    return _MORE_WORK.get(phase, "")
 
 
 def _share(part: int, step: int) -> str:

@@ -10,13 +10,12 @@ from threading import get_ident
 from typing import Any
 
 from nbguard.profiler.analysis.health.amp import AmpFacts, ScalerFacts
+from nbguard.profiler.instruments.health.autocast import autocast_dtypes
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.attributes import attribute_of, attributes_of
 
-_KINDS = ("cuda", "cpu")
-"""Devices whose autocast is asked for: also where the fit is the first to use a GPU, as these are flags of the thread."""
 _KEPT = 1000
 """Changes of a scale that are kept."""
 
@@ -92,9 +91,8 @@ class AmpWatch:
         return AmpFacts(tuple(self._batches.items()), tuple(scaler.facts() for scaler in self._scalers))
 
     def _forward(self, _module: Any, _args: Any) -> None:
-        torch = self._torch
-        on = next((kind for kind in _KINDS if torch.is_autocast_enabled(kind)), None)
-        self._dtype = "float32" if on is None else self._names.get(torch.get_autocast_dtype(on), "float32")
+        on = next(iter(autocast_dtypes(self._torch).values()), None)
+        self._dtype = self._names.get(on, "float32")
 
     def _loss(self, _: Any) -> None:
         self._batches[self._dtype] += 1

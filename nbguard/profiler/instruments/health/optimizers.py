@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -15,6 +16,16 @@ from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.record.patches import Patches
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.kinds import name_of
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sample:
+    """A parameter and its gradient, as they were at a step."""
+
+    parameter: weakref.ref[Any]
+    gradient: weakref.ref[Any]
+    losses: int  # before the step
+    version: int = 0  # of the gradient after the step
 
 
 class _Optimizer:
@@ -30,9 +41,7 @@ class _Optimizer:
         self.parameters: frozenset[int] = frozenset()  # ids of all
         self.half_eps: dict[float, int] = {}
         self.without: dict[int, weakref.ref[Any]] = {}
-        self.sample: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None  # a parameter and its gradient at the last look
-        self.version = 0  # of that gradient after the step
-        self.losses = 0  # before that look
+        self.sample: _Sample | None = None  # of the last look
 
     def facts(self, names: dict[int, str]) -> OptimizerFacts:
         without = tuple(names[key] for key, ref in self.without.items() if key in names and ref() is not None)
@@ -141,7 +150,8 @@ class OptimizerWatch:
         known.gradient_bytes = sum(p.grad.nbytes for p in have)
         smallest = min(have, key=lambda p: p.grad.numel(), default=None)
         if smallest is not None:
-            known.sample, known.losses = (weakref.ref(smallest), weakref.ref(smallest.grad)), self._recorder.losses
+            held, gradient = weakref.ref(smallest), weakref.ref(smallest.grad)
+            known.sample = _Sample(parameter=held, gradient=gradient, losses=self._recorder.losses)
             self._looked_at.append(known)
 
     def _loss(self, _: Any) -> None:
@@ -151,22 +161,25 @@ class OptimizerWatch:
         self._arriving.poll()
         while self._looked_at:
             known = self._looked_at.pop()
-            if known.sample is not None and self._recorder.losses == known.losses + 1:  # no batch went unseen between
-                self._compare(known, *(ref() for ref in known.sample))
+            sample = known.sample
+            if sample is not None and self._recorder.losses == sample.losses + 1:  # no batch went unseen between
+                self._compare(known, sample)
 
     def _ended(self, code: int) -> None:
         """After a step, which may itself write to gradients (SGD with Nesterov's momentum), note what is left of them."""
         if code == self._stepping:
             for known in self._looked_at:
-                gradient = None if known.sample is None else known.sample[1]()
-                known.version = 0 if gradient is None else gradient._version
+                gradient = None if known.sample is None else known.sample.gradient()
+                if known.sample is not None and gradient is not None:
+                    known.sample.version = gradient._version
 
-    def _compare(self, known: _Optimizer, parameter: Any, gradient: Any) -> None:
+    def _compare(self, known: _Optimizer, sample: _Sample) -> None:
         """See whether the gradient that a step has used is still there, and not 0, when a loss is about to add to it.
 
         One that was written to since is no mistake, as where a loop keeps a part of it for its momentum (`p.grad *= 0.9`).
         """
-        if parameter is None or gradient is None or parameter.grad is not gradient or gradient._version != known.version:
+        parameter, gradient = sample.parameter(), sample.gradient()
+        if parameter is None or gradient is None or parameter.grad is not gradient or gradient._version != sample.version:
             known.replaced += 1
         else:
             with self._torch._C.DisableTorchFunction():

@@ -9,6 +9,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.switches import SwitchFacts
 from nbguard.profiler.analysis.report import Setting
+from nbguard.profiler.instruments.health.autocast import autocast_dtypes
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.profiler.unwarned import unwarned
 from nbguard.scan.heap.attributes import attribute_of
@@ -48,8 +49,7 @@ def _deterministic(torch: Any) -> str:
 
 
 def _autocast(torch: Any) -> str:
-    kinds = [kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)]
-    return ", ".join(f"{kind}: {torch.get_autocast_dtype(kind)}".replace("torch.", "") for kind in kinds) or "off"
+    return ", ".join(f"{kind}: {dtype}".replace("torch.", "") for kind, dtype in autocast_dtypes(torch).items()) or "off"
 
 
 def _on(read: Callable[[], object]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbguard.profiler.analysis.health.float32 import LARGEST
 from nbguard.profiler.analysis.health.fp16_range import SMALLEST_NORMAL, LargestActivation, LostGradients, RangeFacts
+from nbguard.profiler.instruments.health.autocast import autocast_dtypes
 from nbguard.profiler.instruments.health.parameter_groups import groups_of
 from nbguard.profiler.instruments.nonfinite.async_scalars import AsyncScalars
 from nbguard.profiler.instruments.nonfinite.float32_layers import name_in_model
@@ -85,9 +86,7 @@ class RangeWatch:
         if not torch.is_grad_enabled():
             return
         half = torch.float16
-        self._is_half = any(
-            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is half for kind in ("cuda", "cpu")
-        )
+        self._is_half = half in autocast_dtypes(torch).values()
         if not self._is_half:
             first = next(iter(module.parameters()), None)
             self._is_half = first is not None and first.dtype is half
