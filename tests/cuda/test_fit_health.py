@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 _PRELUDE = """
 import math, torch
 from torch import nn
@@ -172,22 +174,34 @@ assert not any("copies the same tensor" in said for said in first), first  # bat
     )
 
 
-def test_losses_come_many_at_a_time_and_none_while_a_graph_is_recorded(fake_cuda_run: Callable[..., str]) -> None:
-    fake_cuda_run(
-        _PRELUDE
-        + """
+_SENT = """
 from nbguard.profiler.instruments.nonfinite.device_losses import DeviceLosses
-noted, arrived = iter(range(10**6)), []
+noted, arrived, events = iter(range(10**6)), [], []
 sent = DeviceLosses(torch, noted.__next__, lambda at, value: arrived.append((at, value)))
-assert not sent.send(torch.tensor(1.0)), "it is in host memory"
-assert not sent.send(torch.ones(1, device="cuda")), "it has a dimension"
-assert sent.send(losses[1.0]) and sent.send(losses[math.nan])
 record = torch.cuda.Event.record
-events = []
 def recorded(event, *args):
     events.append(torch.cuda.is_current_stream_capturing())
     return record(event, *args)
 torch.cuda.Event.record = recorded
+def loss(value):
+    return torch.tensor(value).to("cuda")
+def wait():
+    sent.turn_page()
+    while not sent.poll():
+        pass
+    told, arrived[:] = list(arrived), []
+    return told
+"""
+
+
+def test_losses_come_many_at_a_time_and_none_while_a_graph_is_recorded(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + _SENT
+        + """
+assert not sent.send(torch.tensor(1.0)), "it is in host memory"
+assert not sent.send(torch.ones(1, device="cuda")), "it has a dimension"
+assert sent.send(losses[1.0]) and sent.send(losses[math.nan])
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     assert not sent.send(losses[2.0])
@@ -195,12 +209,114 @@ with torch.cuda.graph(graph):
     sent.poll()
 assert (events, arrived) == ([], [])
 for _ in range(31):
-    assert sent.send(losses[3.0])
+    assert sent.send(loss(3.0))
 assert events == [False], "the page is full once"
+told = wait()
+assert [at for at, _ in told] == list(range(33))
+assert told[0][1] == 1.0 and math.isnan(told[1][1]) and {value for _, value in told[2:]} == {3.0}
+"""
+    )
+
+
+def test_losses_are_held_without_their_graphs_and_no_longer_than_some_batches(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + _SENT
+        + """
+before = torch.cuda.memory_allocated()
+most = 0
+for _ in range(100):
+    weight = torch.ones(2**20, device="cuda", requires_grad=True)
+    assert sent.send((weight * 2).sum())
+    del weight
+    most = max(most, torch.cuda.memory_allocated() - before)
+assert most == 32 * 512, most
 sent.turn_page()
-while not sent.poll():
-    pass
-assert [at for at, _ in arrived] == list(range(33))
-assert arrived[0][1] == 1.0 and math.isnan(arrived[1][1]) and {value for _, value in arrived[2:]} == {3.0}
+assert torch.cuda.memory_allocated() == before
+assert len(wait()) == 100
+"""
+    )
+
+
+@pytest.mark.parametrize("change", ["first.add_(1)", "sent.send(first)", "sent.send(first.detach())"])
+def test_losses_that_change_while_they_are_held_are_copied_at_once_from_then_on(
+    fake_cuda_run: Callable[..., str], change: str
+) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + _SENT
+        + f"""
+first = loss(1.0)
+assert sent.send(first)
+{change}
+assert wait() == [], "what it was is not known any more"
+before = torch.cuda.memory_allocated()
+for value in (2.0, 3.0):
+    later = loss(value)
+    assert sent.send(later)
+    {change.replace("first", "later")}
+    del later
+assert torch.cuda.memory_allocated() == before, "none is held"
+told = [value for _, value in wait()]
+assert told[0] == 2.0 and 3.0 in told, told
+"""
+    )
+
+
+def test_losses_of_another_stream_are_copied_in_that_one(fake_cuda_run: Callable[..., str]) -> None:
+    fake_cuda_run(
+        _PRELUDE
+        + _SENT
+        + """
+streams = []
+copy = torch.Tensor.copy_
+def copied(place, *args, **named):
+    streams.append(torch.cuda.current_stream().cuda_stream)
+    return copy(place, *args, **named)
+torch.Tensor.copy_ = copied
+other = torch.cuda.Stream()
+values = [loss(float(value)) for value in range(4)]
+assert sent.send(values[0])
+with torch.cuda.stream(other):
+    assert sent.send(values[1]) and sent.send(values[2])
+assert sent.send(values[3])
+assert [value for _, value in wait()] == [0.0, 1.0, 2.0, 3.0]
+assert streams == [0, other.cuda_stream, other.cuda_stream, 0], streams
+"""
+    )
+
+
+def test_what_is_in_use_is_the_users_where_it_is_read(fake_cuda_run: Callable[..., str]) -> None:
+    """The levels of batches that are looked at, and what a loop that has ended leaves, hold no loss of the profile's."""
+    fake_cuda_run(
+        _PRELUDE
+        + """
+from nbguard.profiler.instruments.memory.memory import MemoryWatch
+model = nn.Linear(4, 1).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+loader = torch.utils.data.DataLoader(torch.zeros(4 * 150, 4), batch_size=4)
+def fit():
+    begun, levels = [], []
+    for x in loader:
+        begun.append(torch.cuda.memory_allocated())
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        levels.append(torch.cuda.memory_allocated())
+    del x
+    return begun, levels, torch.cuda.memory_allocated()
+fit()
+plain_begun, plain, left = fit()
+memory, finite = MemoryWatch(), FiniteWatch()
+with recording(memory, finite):
+    begun, profiled, left_profiled = fit()
+assert finite.observe().losses == 150
+assert left_profiled == left, (left_profiled, left)
+held = [now - before for now, before in zip(profiled, plain)]
+assert held[:32] == [0] * 32 and 0 < max(held) <= 32 * 512 and min(held) == 0, held
+samples = [(sample.batch, sample.allocated) for sample in memory.observe().samples]
+assert samples[-1][0] > 100, samples
+assert all(begun[batch - 1] == plain_begun[batch - 1] for batch, _ in samples), (samples, begun)
+assert samples == [(batch, plain[batch - 1]) for batch, _ in samples], (samples, plain)
 """
     )

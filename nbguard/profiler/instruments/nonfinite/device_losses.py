@@ -1,4 +1,4 @@
-"""The losses of a device in batches that are not looked at: copied to the host one by one, read many at a time."""
+"""The losses of a device in batches that are not looked at: held for some batches, then copied to the host, many in a row."""
 
 from __future__ import annotations
 
@@ -7,46 +7,73 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbguard.scan.objects.compiled import has_compiled
+
 Arrived = Callable[[int, float], None]
 """Called with where a loss was noted and its value, once it has come to the host."""
 _ON_A_PAGE = 32
-"""Losses for which one event is put into the device's stream: an event takes longer than a copy."""
+"""Losses that are held at most, 512 bytes of the device each. A copy takes several times as long after a batch as after another
+copy."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Page:
-    """Page-locked host memory that losses are copied into, each into a place of its own."""
+    """Losses that are held, or on their way to page-locked host memory, each into a place of its own."""
 
     device: Any
+    index: int  # of the device
     dtype: Any
     numbers: Any  # all of them, a tensor of one dimension
     places: list[Any]  # views of one number each
-    noted: list[int] = field(default_factory=list)  # where the losses were noted that are on their way
+    stream: Any = None  # in which the losses are computed
+    handle: int = 0  # of that stream
+    holds: bool = True  # losses, until the page is turned; else each is copied at once
+    held: list[Any] = field(default_factory=list)  # detached: they keep no graph
+    versions: int = 0  # all of theirs together when they were noted
+    noted: list[int] = field(default_factory=list)  # where they were noted
     event: Any = None  # that the device comes to after the last copy
 
 
 class DeviceLosses:
-    """Sends losses to the host without waiting for the device, and tells of them once they are there."""
+    """Sends losses to the host without waiting for the device, and tells of them once they are there.
+
+    A loss that is held may be changed: by code that computes in place, or by a CUDA graph, which has one place for all that it
+    gives. What shows that, or a loss of another stream, has each loss copied at once from then on.
+    """
 
     def __init__(self, torch: Any, noted: Callable[[], int], arrived: Arrived) -> None:
         """`noted` says where a loss is noted that is sent now."""
         self._torch = torch
         self._noted, self._arrived = noted, arrived
+        self._is_recorded = torch.cuda.is_current_stream_capturing  # what is put into the stream would become part of a graph
+        self._stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream)
+        self._holds = True
         self._page: _Page | None = None
         self._coming: deque[_Page] = deque()
         self._free: list[_Page] = []
 
     def send(self, loss: Any) -> bool:
-        """Copy a loss, and say so; False if it is no single number of a CUDA device, or a graph is recorded.
+        """Take a loss, and say so; False if it is no single number of a CUDA device, or a graph is recorded.
 
         To be called with the user's own functions of tensors left out.
         """
         page = self._page
-        if page is None or len(page.noted) == _ON_A_PAGE or loss.dtype is not page.dtype or loss.device != page.device:
+        if (
+            page is None
+            or len(page.noted) == _ON_A_PAGE
+            or loss.dtype is not page.dtype
+            or loss.get_device() != page.index
+            or self._stream(page.index) != page.handle
+        ):
             page = self._turn_page(loss)
         if page is None or loss.dim() or self._is_recorded():
             return False
-        page.places[len(page.noted)].copy_(loss.detach(), True)  # `non_blocking`: by its place it needs no dictionary
+        detached = loss.detach()
+        if page.holds:
+            page.held.append(detached)
+            page.versions += detached._version
+        else:
+            page.places[len(page.noted)].copy_(detached, True)  # `non_blocking`: by its place it needs no dictionary
         page.noted.append(self._noted())
         return True
 
@@ -61,18 +88,31 @@ class DeviceLosses:
         return not self._coming
 
     def turn_page(self) -> None:
-        """Have an event recorded after what was sent last, for `poll` to find it."""
+        """Have what is held copied and let go, and an event recorded after it, for `poll` to find it."""
         page, cuda = self._page, self._torch.cuda
         if page is None or not page.noted or self._is_recorded():
             return
         self._page = None
-        page.event = page.event or cuda.Event()
-        page.event.record(cuda.current_stream(page.device))
+        held, page.held = page.held, []
+        if self._have_changed(held, page.versions):
+            self._holds = False
+            page.noted = []
+            self._free.append(page)
+            return
+        with cuda.stream(page.stream), self._torch._C.DisableTorchFunction():
+            for place, loss in zip(page.places, held, strict=False):
+                place.copy_(loss, non_blocking=True)
+            page.event = page.event or cuda.Event()
+            page.event.record(page.stream)
         self._coming.append(page)
 
-    def _is_recorded(self) -> bool:
-        """Say whether the user records a CUDA graph: what is put into the stream would become a part of it."""
-        return bool(self._torch.cuda.is_current_stream_capturing())
+    def _have_changed(self, held: list[Any], versions: int) -> bool:
+        """Say whether losses have been written to since they were noted, or lie in one place."""
+        try:
+            places = {loss.data_ptr() for loss in held}
+            return len(places) < len(held) or sum(loss._version for loss in held) != versions
+        except RuntimeError:  # torch.compile has taken back what a CUDA graph gave
+            return True
 
     def forget(self) -> None:
         """Tell of nothing that was sent so far."""
@@ -82,14 +122,30 @@ class DeviceLosses:
     def _turn_page(self, loss: Any) -> _Page | None:
         if not loss.is_cuda or not loss.is_floating_point() or self._is_recorded():
             return None
+        before = self._page
         self.turn_page()
         self.poll()
-        fitting = (page for page in self._free if (page.dtype, page.device) == (loss.dtype, loss.device))
-        page = next(fitting, None)
+        cuda, kind = self._torch.cuda, (loss.dtype, loss.device)
+        page = next((page for page in self._free if (page.dtype, page.device) == kind), None)
         if page is None:
             numbers = self._torch.zeros(_ON_A_PAGE, dtype=loss.dtype, pin_memory=True, device="cpu")  # no NaN, whatever comes
-            page = _Page(device=loss.device, dtype=loss.dtype, numbers=numbers, places=list(numbers.unbind()))
+            page = _Page(
+                device=loss.device,
+                index=loss.get_device(),
+                dtype=loss.dtype,
+                numbers=numbers,
+                places=list(numbers.unbind()),
+            )
         else:
             self._free.remove(page)
+        page.stream = cuda.current_stream(page.device)
+        page.handle, page.versions = page.stream.cuda_stream, 0
+        if before is not None and before.device == page.device and before.handle != page.handle:
+            self._holds = False
+        page.holds = self._holds and not has_compiled()
         self._page = page
         return page
+
+
+def _no_stream(_: int) -> int:
+    return -1

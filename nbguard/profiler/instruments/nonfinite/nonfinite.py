@@ -75,6 +75,8 @@ class FiniteWatch:
         self._late = DeviceLosses(torch, recorder.__len__, self._late_loss_is)
         self._history = LossHistory(torch, self._late.send)
         recorder.usual_loss = None if self._stops else self._history.is_usual
+        recorder.subscribe("batch", self._let_go)  # before anybody reads how much memory is in use
+        recorder.subscribe("end", self._let_go)
         recorder.subscribe("learner", self._begin)
         recorder.subscribe("fit ends", self._end)
         recorder.subscribe("model", self._model)
@@ -106,6 +108,10 @@ class FiniteWatch:
         """Return how much was looked at, and the first value that was not finite."""
         losses = self._losses + self._history.count
         return FiniteFacts(losses, self._gradients, self._first or self._searched, LossCourse(self._jump, self._growth))
+
+    def _let_go(self, *_: Any) -> None:
+        """Hold no loss of a device in a batch that is looked at, nor after a loop: what is in use then is the user's."""
+        self._late.turn_page()
 
     def _begin(self, learner: Any) -> None:
         self._learner = weakref.ref(learner)
