@@ -156,7 +156,10 @@ def test_what_each_run_of_something_leaves(notebook: Kernel) -> None:
         "UsageError",
         "%gpumem leak: step + is not valid Python: invalid syntax",
     )
-    assert notebook.run("%gpumem leak 2 1/0").error == ("ZeroDivisionError", "division by zero")
+    failed = notebook.run("%gpumem leak 2 1/0")
+    assert failed.error == ("ZeroDivisionError", "division by zero")
+    assert "----> 1 1/0" in failed.traceback, failed.traceback
+    assert "gpumem.py" not in failed.traceback, failed.traceback
     notebook.run("import nbguard").ok()
     notebook.run("for _ in range(3):\n    with nbguard.watch('step') as rounds: step(True)").ok()
     assert notebook.value("rounds.report.leaks and [nbytes >> 20 for nbytes in rounds.report.rounds[1:]] == [4, 4]")

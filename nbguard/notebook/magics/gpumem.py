@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import linecache
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -222,6 +223,7 @@ class GpuMemMagics(Magics):
                     raise UsageError("%gpumem oom: the last error did not run out of memory (%gpumem shows who holds what)")
                 return show(self.shell, options, card)
             case "leak":
+                __tracebackhide__ = True  # what the code raises is the user's
                 return show(self.shell, options, _leak(self.shell, " ".join(options.code), options.rounds))
             case "predict":
                 names = getattr(self.shell, "user_ns", {})
@@ -241,6 +243,8 @@ def _leak(shell: Any, code: str, rounds: int) -> RoundsReport | None:
     """Run code in the notebook so many times and return what each run leaves. What it raises is the user's."""
     from nbguard.cells.rounds import Watch
 
+    __tracebackhide__ = True
+    linecache.cache["<leak>"] = len(code), None, [code], "<leak>"  # a traceback shows the line
     try:
         compiled = compile(code, "<leak>", "exec")
     except SyntaxError as error:
