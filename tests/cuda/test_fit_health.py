@@ -263,6 +263,22 @@ assert told[0] == 2.0 and 3.0 in told, told
     )
 
 
+def test_losses_are_copied_at_once_where_something_is_compiled(fake_cuda_run: Callable[..., str]) -> None:
+    """What a CUDA graph of torch.compile gives is overwritten by its next run."""
+    fake_cuda_run(
+        _PRELUDE
+        + _SENT
+        + """
+torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+before = torch.cuda.memory_allocated()
+for value in (1.0, 2.0):
+    assert sent.send(loss(value))
+    assert torch.cuda.memory_allocated() == before, "it is not held"
+assert [value for _, value in wait()] == [1.0, 2.0]
+"""
+    )
+
+
 def test_losses_of_another_stream_are_copied_in_that_one(fake_cuda_run: Callable[..., str]) -> None:
     fake_cuda_run(
         _PRELUDE
