@@ -83,7 +83,10 @@ def _finding(site: SyncSite, batches: int, step: int | None, gainable: int | Non
     how_often = "every batch" if site.batches == batches else f"{site.batches} of {batches} batches"
     reads = ", ".join(_READS.get(method, f"`.{method}()`") for method in site.methods)
     evidence = f"{reads}: {site.calls} times in {batches} training batches ({site.calls / batches:.3g} per batch)"
-    evidence += "; where the tensor is on a GPU, each waits for it" if time is None else f"; {time / 1e6:.2f} ms per batch are waited there"
+    if time is None:
+        evidence += "; where the tensor is on a GPU, each waits for it"
+    else:
+        evidence += f"; {time / 1e6:.2f} ms per batch are waited there"
     if site.own:
         change = f"nothing: `{site.own}` works that way"
     elif set(site.methods) == {"synchronize"}:
