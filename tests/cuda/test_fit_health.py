@@ -263,6 +263,28 @@ assert told[0] == 2.0 and 3.0 in told, told
     )
 
 
+def test_what_is_forgotten_is_let_go_and_its_page_used_again(fake_cuda_run: Callable[..., str]) -> None:
+    """What the profile costs is timed so: page-locked memory asked for anew in each call would be most of the figure."""
+    fake_cuda_run(
+        _PRELUDE
+        + _SENT
+        + """
+assert sent.send(loss(1.0))
+sent.forget()
+before = torch.cuda.memory_allocated()
+pages, zeros = [], torch.zeros
+torch.zeros = lambda *args, **named: pages.append(args) or zeros(*args, **named)
+for value in (2.0, 3.0):
+    assert sent.send(loss(value))
+    sent.forget()
+    assert torch.cuda.memory_allocated() == before, "nothing is held"
+assert sent.send(loss(4.0))
+assert pages == []
+assert [value for _, value in wait()] == [4.0]
+"""
+    )
+
+
 def test_losses_are_copied_at_once_where_something_is_compiled(fake_cuda_run: Callable[..., str]) -> None:
     """What a CUDA graph of torch.compile gives is overwritten by its next run."""
     fake_cuda_run(

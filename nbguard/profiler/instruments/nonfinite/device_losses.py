@@ -20,8 +20,7 @@ copy."""
 class _Page:
     """Losses that are held, or on their way to page-locked host memory, each into a place of its own."""
 
-    device: Any
-    index: int  # of the device
+    device: int  # its index
     dtype: Any
     numbers: Any  # all of them, a tensor of one dimension
     places: list[Any]  # views of one number each
@@ -33,12 +32,16 @@ class _Page:
     noted: list[int] = field(default_factory=list)  # where they were noted
     event: Any = None  # that the device comes to after the last copy
 
+    def clear(self) -> None:
+        """Hold no loss, and know of none."""
+        self.held, self.noted, self.versions = [], [], 0
+
 
 class DeviceLosses:
     """Sends losses to the host without waiting for the device, and tells of them once they are there.
 
     A loss that is held may be changed: by code that computes in place, or by a CUDA graph, which has one place for all that it
-    gives. What shows that, or a loss of another stream, has each loss copied at once from then on.
+    gives. Once that is seen, or a loss of another stream, each loss is copied at once.
     """
 
     def __init__(self, torch: Any, noted: Callable[[], int], arrived: Arrived) -> None:
@@ -62,8 +65,8 @@ class DeviceLosses:
             page is None
             or len(page.noted) == _ON_A_PAGE
             or loss.dtype is not page.dtype
-            or loss.get_device() != page.index
-            or self._stream(page.index) != page.handle
+            or loss.get_device() != page.device
+            or self._stream(page.device) != page.handle
         ):
             page = self._turn_page(loss)
         if page is None or loss.dim() or self._is_recorded():
@@ -81,7 +84,8 @@ class DeviceLosses:
         """Tell of the losses that have arrived; say whether all have whose page was turned."""
         while self._coming and not self._is_recorded() and self._coming[0].event.query():
             page = self._coming.popleft()
-            noted, page.noted = page.noted, []
+            noted = page.noted
+            page.clear()
             self._free.append(page)
             for at, value in zip(noted, page.numbers.tolist(), strict=False):
                 self._arrived(at, value)
@@ -96,7 +100,7 @@ class DeviceLosses:
         held, page.held = page.held, []
         if self._have_changed(held, page.versions):
             self._holds = False
-            page.noted = []
+            page.clear()
             self._free.append(page)
             return
         with cuda.stream(page.stream), self._torch._C.DisableTorchFunction():
@@ -115,8 +119,9 @@ class DeviceLosses:
             return True
 
     def forget(self) -> None:
-        """Tell of nothing that was sent so far."""
-        self._page = None
+        """Tell of nothing that was sent so far, and hold none of it. The page stays: another takes long to get."""
+        if self._page is not None:
+            self._page.clear()
         self._coming.clear()
 
     def _turn_page(self, loss: Any) -> _Page | None:
@@ -125,22 +130,16 @@ class DeviceLosses:
         before = self._page
         self.turn_page()
         self.poll()
-        cuda, kind = self._torch.cuda, (loss.dtype, loss.device)
-        page = next((page for page in self._free if (page.dtype, page.device) == kind), None)
+        device, dtype = loss.get_device(), loss.dtype
+        page = next((page for page in self._free if (page.device, page.dtype) == (device, dtype)), None)
         if page is None:
-            numbers = self._torch.zeros(_ON_A_PAGE, dtype=loss.dtype, pin_memory=True, device="cpu")  # no NaN, whatever comes
-            page = _Page(
-                device=loss.device,
-                index=loss.get_device(),
-                dtype=loss.dtype,
-                numbers=numbers,
-                places=list(numbers.unbind()),
-            )
+            numbers = self._torch.zeros(_ON_A_PAGE, dtype=dtype, pin_memory=True, device="cpu")  # no NaN, whatever comes
+            page = _Page(device=device, dtype=dtype, numbers=numbers, places=list(numbers.unbind()))
         else:
             self._free.remove(page)
-        page.stream = cuda.current_stream(page.device)
-        page.handle, page.versions = page.stream.cuda_stream, 0
-        if before is not None and before.device == page.device and before.handle != page.handle:
+        page.stream = self._torch.cuda.current_stream(device)
+        page.handle = page.stream.cuda_stream
+        if before is not None and before.device == device and before.handle != page.handle:
             self._holds = False
         page.holds = self._holds and not has_compiled()
         self._page = page
