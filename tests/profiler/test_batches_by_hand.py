@@ -105,6 +105,29 @@ def test_losses_that_are_added_up_for_a_step_are_of_one_batch() -> None:
     assert heard.at["forward"] == [at - left for at in steps for left in (4, 3, 2, 1)]
 
 
+@pytest.mark.parametrize("data", [drawn(40), torch_loader(count=40 * BATCH)], ids=["drawn", "of a loader"])
+def test_optimizers_that_step_one_after_another_for_one_loss_make_one_batch(data: Any) -> None:
+    """As where matrices are trained by one (Muon) and the rest by another."""
+    net = model()
+    optimizers = [torch.optim.SGD(layer.parameters(), 0.01) for layer in (net[0], net[-1])]
+    with profile_fit(show=False) as profile:
+        for x, y in data:
+            nn.functional.cross_entropy(net(x), y).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+
+    timing = profile.report.timing
+    assert timing.batches == 40
+    assert sum(row.total for row in timing.rows) == timing.wall
+    log = profile.observations.log
+    batches = divide(log, [end - 1 for end in log.times])
+    steps = [moment.batch for moment in batches.moments if moment.phase == phases.STEP]
+    assert len(steps) >= 80
+    assert set(steps) == {batch.start for batch in batches.batches}
+
+
 def test_an_optimizer_that_is_used_no_more_is_not_waited_for() -> None:
     heard = Heard("loss")
     net = model()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from fastai.basics import Callback
+from fastai.basics import Callback, nn
 
 from nbguard.notebook.profile import profile_fit
 from nbguard.profiler.analysis.fit_report import build_fit_report
 from nbguard.profiler.analysis.memory.memory_report import MemoryObservations
 from nbguard.profiler.analysis.observations import FitObservations
 from nbguard.profiler.analysis.report import FitReport
-from tests.profiler.loops import learner, loaders, model, quiet_fit, torch_loader, train
+from tests.profiler.loops import BATCH, learner, loaders, model, quiet_fit, torch_loader, train
 
 
 def counts(report: FitReport) -> list[int]:
@@ -118,6 +120,100 @@ def test_what_belongs_together_is_one_report(fit: Any) -> None:
         fit()
 
     assert counts(profile.report) == [16]
+
+
+def drawn(batches: int = 40) -> Iterator[tuple[Any, Any]]:
+    """Batches that no loader gives."""
+    for _ in range(batches):
+        yield torch.randn(BATCH, 6), torch.randint(2, (BATCH,))
+
+
+def test_loops_that_ask_no_loader_and_train_other_models_are_reports_of_their_own() -> None:
+    kept = []
+    with profile_fit(show=False) as profile:
+        kept.append(train(1, loader=drawn(40)))
+        kept.append(train(1, loader=drawn(50)))
+        kept.append(train(1))
+        kept.append(train(1, loader=drawn(60)))
+
+    assert counts(profile.report) == [40, 50, 8, 60]
+    assert adds_up(profile.report)
+
+
+def test_trials_in_one_loop_are_reports_of_their_own() -> None:
+    with profile_fit(show=False) as profile:
+        for rate in (1e-2, 1e-3):
+            net = model()
+            optimizer = torch.optim.AdamW(net.parameters(), rate)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+            net(torch.zeros(1, 6))
+            for x, y in drawn():
+                nn.functional.cross_entropy(net(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+
+    assert counts(profile.report) == [40, 40]
+
+
+def tuned_whole_after_its_head() -> None:
+    """A loop that trains a part of its model first."""
+    net = model()
+    for trained in (net[-1], net):
+        optimizer = torch.optim.SGD(trained.parameters(), 1e-2)
+        for x, y in drawn():
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def judged_by_another() -> None:
+    """A loop that begins to ask another model after a time, whose optimizer is new, too."""
+    net, judge = model(1), model(2)
+    optimizers = [torch.optim.SGD(net.parameters(), 1e-2)]
+    for number, (x, _y) in enumerate(drawn(80)):
+        if number == 40:
+            optimizers.append(torch.optim.SGD(judge.parameters(), 1e-2))
+        (judge(net(x)[:, :1].repeat(1, 6)) if number >= 40 else net(x)).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def learned_to_learn() -> None:
+    """Copies of a model that are trained for some steps each, by optimizers of their own (Reptile)."""
+    net = model()
+    for _ in range(10):
+        inner = copy.deepcopy(net)
+        optimizer = torch.optim.SGD(inner.parameters(), 1e-2)
+        for x, y in drawn(8):
+            nn.functional.cross_entropy(inner(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for kept, found in zip(net.parameters(), inner.parameters(), strict=True):
+                kept.lerp_(found, 0.1)
+
+
+@pytest.mark.parametrize("fit", [tuned_whole_after_its_head, judged_by_another, learned_to_learn])
+def test_what_belongs_together_is_one_report_without_a_loader(fit: Any) -> None:
+    with profile_fit(show=False) as profile:
+        fit()
+
+    assert counts(profile.report) == [80]
+
+
+def test_an_optimizer_that_is_made_inside_a_loop_over_a_loader_ends_no_fit() -> None:
+    net, other = model(1), model(2)
+    with profile_fit(show=False) as profile:
+        for number, (x, _y) in enumerate(torch_loader(count=512)):
+            if number == 40:
+                optimizer = torch.optim.SGD(other.parameters(), 1e-2)
+            (net if number < 40 else other)(x).mean().backward()
+            if number >= 40:
+                optimizer.step()
+
+    assert counts(profile.report) == [64]
 
 
 def test_a_loop_that_ends_in_a_break_and_one_after_it() -> None:

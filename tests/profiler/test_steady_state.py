@@ -190,6 +190,26 @@ def test_a_learner_that_copies_its_batches_itself_is_timed_in_all_of_them(monkey
     assert marks.count(phases.TO_DEVICE) >= 2 * BATCHES  # the loader's and the Learner's
 
 
+@pytest.mark.parametrize("to", [torch.float32, torch.float64])
+def test_copies_of_a_plain_loop_are_marked_in_all_batches_if_it_makes_any(to: torch.dtype) -> None:
+    marked = []
+
+    def each(loss: Any) -> None:
+        loss.to(to)
+        marked.append(is_marked(torch.Tensor, "to"))
+
+    with profile_fit(show=False) as profile:
+        loop(model(), each, BATCHES)
+        assert is_marked(torch.Tensor, "to")  # another loop may follow
+
+    assert marked[0]
+    assert marked[BATCHES - 1] == (to is torch.float64)
+    log = profile.observations.log
+    marks = [log.labels[code] for code in log.codes].count(phases.TO_DEVICE)
+    assert marks == BATCHES if to is torch.float64 else marks < BATCHES
+    assert not is_marked(torch.Tensor, "to")
+
+
 def test_compiled_code_is_compiled_once_also_where_the_patches_change() -> None:
     from torch._dynamo.testing import CompileCounter
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from nbguard.profiler.analysis.time.phase_log import LogPosition
-from nbguard.profiler.record.recorder import Recorder
+from nbguard.profiler.record.recorder import BY_HAND, Recorder
 from nbguard.scan.heap.attributes import attribute_of
 
 _MOST = 8
 """Fits that are told apart; the later ones are a part of the last."""
+_SHORT = 32
+"""Losses of a fit without a loader that makes another optimizer before it has as many: it makes them as it goes, as meta-learning does."""
 
 Begins = Callable[[LogPosition, Any], None]
 """Is called once another fit has begun: with the place where, and the iterator over its loader, None if that comes later."""
@@ -20,8 +22,9 @@ Begins = Callable[[LogPosition, Any], None]
 class FitBounds:
     """Sees where another fit begins: of another Learner or other loaders, or a loop that trains other models.
 
-    A loop has shown what it is at its first loss; it began where its iterator was asked first. While an earlier loop may go on
-    (two that take turns, one inside the other) there is no bound between them. Everything is held weakly.
+    A loop has shown what it is at its first loss; it began where its iterator was asked first or, if it asks no loader, where
+    its optimizer was made. While an earlier loop may go on (two that take turns, one inside the other) there is no bound between
+    them. Everything is held weakly.
     """
 
     watches = "bounds between fits"
@@ -32,11 +35,13 @@ class FitBounds:
         self._begins = begins
         self._fits = 1
         self._has_trained = False
+        self._losses = 0  # before this fit
+        self._makes_optimizers = False  # as it goes
         self._learner: tuple[weakref.ref[Any], int] | None = None  # of this fit, and the id of its loaders
         self._models: dict[int, weakref.ref[Any]] = {}  # that this fit trains
-        self._called: dict[int, weakref.ref[Any]] = {}  # since the latest iterator was asked first
-        self._iterator: weakref.ref[Any] | None = None  # the latest
-        self._began = 0  # entries of the log before it was asked first
+        self._called: dict[int, weakref.ref[Any]] = {}  # since the latest loop may have begun
+        self._iterator: weakref.ref[Any] | None = None  # the one that it asks
+        self._began = 0  # entries of the log before that
         self._loops: dict[int, weakref.ref[Any]] = {}  # iterators that this fit trains with and that have batches left
 
     def loader(self, iterator: Any) -> None:
@@ -44,6 +49,19 @@ class FitBounds:
         self._recorder.has_new_loop = True
         self._iterator, self._began = weakref.ref(iterator), len(self._recorder)
         self._called.clear()
+
+    def optimizer(self) -> None:
+        """Note that an optimizer was made: a loop that asks no loader may begin here."""
+        recorder = self._recorder
+        asks = self._iterator is not None and self._iterator() is not None and recorder.has_new_loop
+        if self.depth or asks or self._goes_on():
+            return
+        if self._has_trained and recorder.loop == BY_HAND and recorder.losses < self._losses + _SHORT:
+            self._makes_optimizers = True
+        if not self._makes_optimizers:
+            recorder.has_new_loop = True
+            self._iterator, self._began = None, len(recorder)
+            self._called.clear()
 
     def asked_again(self, number: int) -> None:
         """Note that the latest iterator, of this number, is asked for more: ahead, if nothing was done with the first batch."""
@@ -68,7 +86,7 @@ class FitBounds:
         self._loops.pop(number, None)
 
     def trains(self) -> None:
-        """Note that there is a loss to train on, the first one since an iterator was asked first."""
+        """Note that there is a loss to train on, the first one since a loop may have begun."""
         self._recorder.has_new_loop = False
         others = all(model() is None or key not in self._called for key, model in self._models.items())
         iterator = None if self._iterator is None else self._iterator()
@@ -87,5 +105,6 @@ class FitBounds:
         if self._fits < _MOST:
             self._fits += 1
             self._models.clear()
-            self._has_trained = False
+            self._has_trained = self._makes_optimizers = False
+            self._losses = self._recorder.losses
             self._begins(self._recorder.position(entries), iterator)

@@ -167,7 +167,7 @@ class Recorder:
         self.turn = Turn(clock)
         self.inside = 0  # a module, a loader or fastai's batch, however deep: calls in there are a part of it
         self.in_learner = 0  # a batch of fastai's: its own events tell its phases apart
-        self.has_new_loop = False  # the purpose of the latest iterator is not known yet
+        self.has_new_loop = True  # there was no loss yet in the loop that began last, or in any
         self.elsewhere = False  # whether another thread asked a loader for a batch
         self.loading = 0  # a loader is asked now: calls inside are its way to make a batch
         self.loop = BY_HAND  # number of the iterator that was asked for a batch last, as in boundaries

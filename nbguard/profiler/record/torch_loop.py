@@ -43,6 +43,7 @@ class TorchLoop:
         self._patches = Patches()
         self._calls = Patches()
         self._copies = Patches()
+        self._has_copied = False  # the loop, anything, since the stretch began
         self._are_watched = False  # calls of modules
         self._codes: dict[type, int] = {}  # the phases of modules that the loop itself has called, by their classes
         self._hooks: list[Any] = []
@@ -64,6 +65,7 @@ class TorchLoop:
         put(dataloader._BaseDataLoaderIter, "__next__", self._next)
         put(dataloader._MultiProcessingDataLoaderIter, "__init__", self.timed(phases.WORKERS))
         put(torch.autograd, "backward", self._backward)
+        put(torch.optim.Optimizer, "__init__", self._optimizer)
         put(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         self.watch_modules()
         self._recorder.subscribe("stretch", self._turn)
@@ -83,17 +85,9 @@ class TorchLoop:
             self._hooks.pop().remove()
         self._model = _nothing
 
-    def _mark_copies(self) -> None:
-        import torch
-
-        if not self._copies.are_in:  # the marks stay below patches that others have put in since
-            for name in ("to", "cuda"):
-                self._copies.put(torch.Tensor, name, self.timed(phases.TO_DEVICE))
-
     def watch_modules(self) -> None:
         """Have calls of the outermost modules marked: calls of all modules pass here."""
         self._are_watched = True
-        self._mark_copies()
         self._turn(begins=True)
 
     def leave_modules(self) -> None:
@@ -104,16 +98,20 @@ class TorchLoop:
     def _turn(self, begins: bool) -> None:
         """Watch all modules while all batches are looked at, and else those of classes that were called by the loop.
 
-        In a Learner's fit, whose batches are copied by functions that are marked, other copies are marked only meanwhile.
+        Copies are marked meanwhile, and afterwards only in a loop that had any to make: what is on its device already comes back
+        as it is. In a Learner's fit the functions that copy its batches are marked.
         """
-        if not self._are_watched:
-            if begins:
-                self._mark_copies()
-            else:
-                self._copies.restore()
-            return
         import torch
 
+        if begins:
+            self._has_copied = False
+            if not self._copies.are_in:  # the marks stay below patches that others have put in since
+                for name in ("to", "cuda"):
+                    self._copies.put(torch.Tensor, name, self.timed(phases.TO_DEVICE, notes_copies=True))
+        elif not (self._has_copied and self._are_watched):
+            self._copies.restore()
+        if not self._are_watched:
+            return
         every: tuple[type, ...] = (torch.nn.Module,)
         try:
             self._mark_calls_of(every if begins else tuple(self._codes), torch)
@@ -147,7 +145,7 @@ class TorchLoop:
             recorder.emit("forward", module, args)
 
     def begins_to_train(self) -> None:
-        """Note that there is a loss to train on, the first one since an iterator was asked first."""
+        """Note that there is a loss to train on, the first one since a loop may have begun."""
         self._recorder.aside(self.fits, "loss", self.fits.trains)
 
     def begins_fit(self) -> None:
@@ -172,10 +170,11 @@ class TorchLoop:
             ),
         )
 
-    def timed(self, phase: str, after: str = "") -> Callable[[Function], Function]:
+    def timed(self, phase: str, *, after: str = "", notes_copies: bool = False) -> Callable[[Function], Function]:
         """Return a patch that marks the time of a call as `phase`, outside modules and loaders only.
 
-        `after`: the phase that the call ends, if not the one that goes on.
+        `after`: the phase that the call ends, if not the one that goes on. `notes_copies`: note where its result is not the
+        tensor that it was called for.
         """
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock
         code, ended = recorder.code(phase), recorder.code(after) if after else None
@@ -190,7 +189,10 @@ class TorchLoop:
                 recorder.current = code
                 recorder.inside = 1
                 try:
-                    return original(*args, **kw)
+                    result = original(*args, **kw)
+                    if notes_copies and result is not args[0]:
+                        self._has_copied = True
+                    return result
                 finally:
                     recorder.inside = 0
                     recorder.current = before
@@ -316,6 +318,16 @@ class TorchLoop:
                     recorder.emit("backward")
 
         return backward
+
+    def _optimizer(self, original: Function) -> Function:
+        def __init__(optimizer: Any, *args: Any, **kw: Any) -> None:  # noqa: N807 - it stands in for it
+            __tracebackhide__ = True
+            original(optimizer, *args, **kw)
+            if get_ident() == self._recorder.thread:
+                self._recorder.attempt(self.fits, "an optimizer", self.fits.optimizer)
+                self._model = _nothing  # the next one that is called is known, whatever was called before
+
+        return __init__
 
     def _zero_grad(self, original: Function) -> Function:
         recorder, add, clock = self._recorder, self._recorder.add, self._recorder.clock

@@ -11,8 +11,8 @@ from nbguard.profiler.analysis.time.phase_log import Boundary, PhaseLog
 
 _WORK = {phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP}
 _STEPS = 0
-"""The number of the loop that has no loader: there a batch ends when an optimizer has stepped,
-or, where none steps, at the next loss."""
+"""The number of the loop that has no loader: there a batch ends when an optimizer has stepped, the last of several that step for
+one loss, or, where none steps, at the next loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,8 @@ class _Divider:
         self._open: list[_Loop] = []
         self._beside: set[int] = set()  # iterators that are asked once for each batch of another: `zip(one, two)`
         self._loops = 0
-        self._loose: _Open | None = None
+        self._loose: _Open | None = None  # a batch of a loop without a loader, or what goes on around it
+        self._stepped: _Open | None = None  # the one before, after a step
         self._steps = any(boundary.kind == "step" for boundary in marks.boundaries)
         self._divide(marks)
 
@@ -125,6 +126,7 @@ class _Divider:
         while self._open:
             loop = self._open.pop()
             self._close(loop, is_complete=loop.has_ended)
+        self._keep_stepped()
         if self._loose is not None and self._loose.has_loss and not self._steps:
             self._keep(_STEPS, self._loose, is_complete=False)
         elif self._loose is not None:
@@ -172,9 +174,25 @@ class _Divider:
                 batch.has_loss |= boundary.kind == "loss"
         elif self._open and self._open[-1].has_ended:
             self._close(self._open.pop(), is_complete=True)
-        elif not self._open and self._loose is not None:  # a step of a loop without a loader
-            self._keep(_STEPS, self._loose, is_complete=True)
+        elif not self._open and self._loose is not None:
+            self._end_stepped(self._loose)
             self._loose = _Open(start=time)
+
+    def _end_stepped(self, batch: _Open) -> None:
+        """End a batch of a loop without a loader at a step. Without a loss of its own it is a part of the one before."""
+        before = self._stepped
+        if before is None or batch.has_loss or not before.has_loss:
+            self._keep_stepped()
+            self._stepped = batch
+            return
+        before.join(batch.times)
+        before.is_disturbed |= batch.is_disturbed
+        batch.loop, batch.start = _STEPS, before.start
+
+    def _keep_stepped(self) -> None:
+        if self._stepped is not None:
+            self._keep(_STEPS, self._stepped, is_complete=True)
+            self._stepped = None
 
     def _next(self, number: int, time: int) -> None:
         if number in self._beside:
@@ -185,6 +203,7 @@ class _Divider:
             self._return_to(number)
             self._turn_over(self._open[-1], time)
             return
+        self._keep_stepped()
         if self._loose is not None:
             self.outside.update(self._loose.times)
             self._loose = None
