@@ -13,7 +13,7 @@ from nbguard.scan.heap.attributes import attribute_of
 _MOST = 8
 """Fits that are told apart; the later ones are a part of the last."""
 _SHORT = 32
-"""Losses of a fit without a loader that makes another optimizer before it has as many: it makes them as it goes, as meta-learning does."""
+"""Losses by which a fit without a loader is known: one that makes an optimizer earlier makes them as it goes (meta-learning)."""
 
 Begins = Callable[[LogPosition, Any], None]
 """Is called once another fit has begun: with the place where, and the iterator over its loader, None if that comes later."""
@@ -23,8 +23,8 @@ class FitBounds:
     """Sees where another fit begins: of another Learner or other loaders, or a loop that trains other models.
 
     A loop has shown what it is at its first loss; it began where its iterator was asked first or, if it asks no loader, where
-    its optimizer was made. While an earlier loop may go on (two that take turns, one inside the other) there is no bound between
-    them. Everything is held weakly.
+    its optimizer was made. While an earlier loop may go on (two that take turns, one inside the other) there is no bound
+    between them. Everything is held weakly.
     """
 
     watches = "bounds between fits"

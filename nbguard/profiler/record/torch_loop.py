@@ -98,8 +98,8 @@ class TorchLoop:
     def _turn(self, begins: bool) -> None:
         """Watch all modules while all batches are looked at, and else those of classes that were called by the loop.
 
-        Copies are marked meanwhile, and afterwards only in a loop that had any to make: what is on its device already comes back
-        as it is. In a Learner's fit the functions that copy its batches are marked.
+        Copies are marked meanwhile, and afterwards only in a loop that made any: what is on its device already comes back as it
+        is. In a Learner's fit the functions that copy its batches are marked.
         """
         import torch
 

@@ -11,8 +11,8 @@ from nbguard.profiler.analysis.time.phase_log import Boundary, PhaseLog
 
 _WORK = {phases.FORWARD, phases.LOSS, phases.BACKWARD, phases.STEP}
 _STEPS = 0
-"""The number of the loop that has no loader: there a batch ends when an optimizer has stepped, the last of several that step for
-one loss, or, where none steps, at the next loss."""
+"""The number of the loop that has no loader: there a batch ends when an optimizer has stepped (of several that step for one
+loss, the last) or, where none steps, at the next loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
