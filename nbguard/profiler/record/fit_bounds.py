@@ -13,7 +13,7 @@ from nbguard.scan.heap.attributes import attribute_of
 _MOST = 8
 """Fits that are told apart; the later ones are a part of the last."""
 _SHORT = 32
-"""Losses by which a fit without a loader is known: one that makes an optimizer earlier makes them as it goes (meta-learning)."""
+"""Losses by which a fit without a loader is known: one that makes an optimizer earlier does so as it goes (meta-learning)."""
 
 Begins = Callable[[LogPosition, Any], None]
 """Is called once another fit has begun: with the place where, and the iterator over its loader, None if that comes later."""
