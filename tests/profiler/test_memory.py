@@ -155,6 +155,25 @@ def test_kept_batches_are_named_with_their_size() -> None:
     assert growth_finding(found).kind == "growth"
 
 
+@pytest.mark.parametrize("keep, looks", [(lambda _: bytearray(INPUT), 0), (lambda x: x, 2)], ids=["bytes", "tensors"])
+def test_the_process_is_looked_at_only_where_tensors_explain_the_growth(keep: Callable[[Any], Any], looks: int) -> None:
+    """The heap grows by much else, such as plots, and such a look takes as long as many batches."""
+    kept: list[Any] = []
+    part = MemoryWatch()
+    gc.collect()
+    with recording(part) as recorder:
+        train(keep=lambda x, _: kept.append(keep(x)))
+        log = recorder.stop()
+
+    assert [boundary.kind for boundary in log.boundaries].count("disturbed") == looks
+    found = part.observe()
+    assert isinstance(found, MemoryObservations)
+    growth = memory_report(found).growth
+    assert growth is not None
+    assert growth.per_batch == pytest.approx(INPUT, rel=0.05)
+    assert bool(growth.holder) == bool(looks)
+
+
 def test_losses_that_keep_their_graphs_are_named() -> None:
     def run() -> None:
         losses: list[Any] = []

@@ -122,7 +122,8 @@ class Graphs:
     `at_most` bounds the operations of the graphs that it cut, 0 where it did not even ask for their latest.
     """
 
-    def __init__(self, autograd: Autograd, kinds: Kinds) -> None:
+    def __init__(self, autograd: Autograd, kinds: Kinds, most: int = MOST_NODES) -> None:
+        self._most = most  # nodes that it goes into
         self._autograd = autograd
         self._kinds = kinds
         self._limit = 0
@@ -151,9 +152,9 @@ class Graphs:
         if not self._is_pruned and self._is_scarce():
             self._is_pruned = True
             _record.forget_the_dead({id(node): sequence_of(node) for node in self._kinds.tracked({"graph"})})
-        if self.nodes >= MOST_NODES or len(_record.keys) >= _MOST_ALIVE:
+        if self.nodes >= self._most or len(_record.keys) >= _MOST_ALIVE:
             return 0
-        return min(self._limit // _WALKS, self._limit - _record.longest) if self._stays else MOST_NODES
+        return min(self._limit // _WALKS, self._limit - _record.longest) if self._stays else self._most
 
     def _is_scarce(self) -> bool:
         """Return whether what earlier looks went into would keep this one from going as far as it may."""
@@ -183,7 +184,7 @@ class Graphs:
                 self._leave_out(node, cut)
                 continue
             is_full = not known and len(_record.keys) + len(new) >= _MOST_ALIVE
-            if is_full or self.nodes + _width(node) >= MOST_NODES:
+            if is_full or self.nodes + _width(node) >= self._most:
                 self._leave_out(node, cut)
                 continue
             self._done.add(key)

@@ -148,8 +148,13 @@ _MAIN_PART = 0.7
 
 _ONE_VALUE = 16
 """Bytes of the largest dtype, complex128."""
-_NODE = 4 * KiB
+NODE = 4 * KiB
 """Bytes of host memory that one node of an autograd graph may take at most, with its saved shapes and Python's wrapper."""
+
+
+def explains(nbytes: int, expected: int) -> bool:
+    """Say whether bytes by which tensors grew explain the `expected` growth of memory: they are at least half of it."""
+    return nbytes >= expected / 2
 
 
 def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | None:
@@ -164,8 +169,8 @@ def grown(before: HolderSizes, after: HolderSizes, expected: int) -> Grown | Non
     in_graphs, nodes = _where(before.nodes, after.nodes)
     of_nodes = in_graphs if in_graphs in before.nodes else _of_list(in_graphs)  # the state of an LSTM is a pair, and no list
     is_state = _is_state(after, of_nodes)
-    if nbytes < expected / 2:
-        if not nodes or nodes * _NODE < expected / 2:
+    if not explains(nbytes, expected):
+        if not nodes or not explains(nodes * NODE, expected):
             return None
         return Grown(holder=_written(of_nodes), is_graph=True, is_sum=GRAPH in of_nodes, is_state=is_state)
     if not at:

@@ -11,7 +11,8 @@ from dataclasses import replace
 from itertools import compress
 
 from nbguard.profiler.analysis.memory.growth import ENOUGH, WARM_UP, KeptGraphs, Sample, growth_per_batch
-from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, grown, holder_sizes, keepers
+from nbguard.profiler.analysis.memory.holders import Grown, HolderSizes, explains, grown, holder_sizes, keepers
+from nbguard.profiler.instruments.memory.living_tensors import living_nbytes
 from nbguard.profiler.record.recorder import Recorder
 from nbguard.scan.heap.autograd import Autograd
 from nbguard.scan.heap.graphs import sequence_of
@@ -21,6 +22,8 @@ from nbguard.scan.scan import Notebook, scan
 
 _APART = 8
 """Training batches between the two looks."""
+_SOON = 2
+"""Samples between two short looks."""
 _TOO_SLOW = 3.0
 _LONG = 60.0
 """Seconds. There is no second look after one that took the processor too long, unless the fit is a long one."""
@@ -41,6 +44,7 @@ class GrowthWatch:
         self._samples: list[Sample] = []
         self._seen = 0
         self._asked_at = WARM_UP + ENOUGH
+        self._living: tuple[int, int] | None = None  # batch and bytes of the first of two short looks
         self._left_by_us = 0  # bytes that our looks have left allocated
         self._first: HolderSizes | None = None
         self._looked_at = 0
@@ -54,12 +58,28 @@ class GrowthWatch:
         if len(self._samples) > _MOST_SAMPLES:
             del self._samples[WARM_UP::2]
         if self._first is None:
-            if self._seen >= self._asked_at:
-                self._asked_at += -(-self._asked_at // 2)
-                if growth_per_batch(self._samples) is not None:
-                    self._first, self._looked_at = self._held(), batch
+            if self._seen >= self._asked_at and self._may_be_tensors(batch):
+                self._first, self._looked_at = self._held(), batch
         elif batch >= self._looked_at + _APART:
             self._look_again(batch)
+
+    def _may_be_tensors(self, batch: int) -> bool:
+        """Say whether memory grows and tensors are enough to explain it, by two short looks; else note when to ask again.
+
+        The heap of a process grows by much else, such as plots.
+        """
+        before, self._living = self._living, None
+        per_batch = growth_per_batch(self._samples)
+        if per_batch is not None:
+            nbytes = living_nbytes()
+            if nbytes is None or (before is not None and explains(nbytes - before[1], per_batch * (batch - before[0]))):
+                return True
+            if before is None:
+                self._living = batch, nbytes
+                self._asked_at = self._seen + _SOON
+                return False
+        self._asked_at += -(-self._asked_at // 2)
+        return False
 
     def _look_again(self, batch: int) -> None:
         """Find the holder that has grown since the first look."""
