@@ -140,6 +140,22 @@ def test_loops_that_ask_no_loader_and_train_other_models_are_reports_of_their_ow
     assert adds_up(profile.report)
 
 
+def test_a_fit_is_not_named_by_the_model_of_the_next() -> None:
+    class Other(nn.Sequential):
+        pass
+
+    with profile_fit(show=False) as profile:
+        train(1)
+        net = Other(*model())
+        for x, y in torch_loader():
+            nn.functional.cross_entropy(net(x), y).backward()
+
+    assert [each.title for each in (*profile.report.earlier, profile.report)] == [
+        "PyTorch loop · Sequential",
+        "PyTorch loop · Other",
+    ]
+
+
 def test_trials_in_one_loop_are_reports_of_their_own() -> None:
     with profile_fit(show=False) as profile:
         for rate in (1e-2, 1e-3):

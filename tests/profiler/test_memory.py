@@ -155,7 +155,7 @@ def test_kept_batches_are_named_with_their_size() -> None:
     assert growth_finding(found).kind == "growth"
 
 
-@pytest.mark.parametrize("keep, looks", [(lambda _: bytearray(INPUT), 0), (lambda x: x, 2)], ids=["bytes", "tensors"])
+@pytest.mark.parametrize(("keep", "looks"), [(lambda _: bytearray(INPUT), 0), (lambda x: x, 2)], ids=["bytes", "tensors"])
 def test_the_process_is_looked_at_only_where_tensors_explain_the_growth(keep: Callable[[Any], Any], looks: int) -> None:
     """The heap grows by much else, such as plots, and such a look takes as long as many batches."""
     kept: list[Any] = []
