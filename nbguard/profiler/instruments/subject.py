@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from nbguard.profiler.analysis.observations import LEARNERS, SubjectFacts
@@ -22,7 +23,7 @@ class Subject:
         """`begun`: the iterator of the first batch, where that has been recorded already."""
         self._begun = None if begun is None else weakref.ref(begun)
         self._names: dict[str, int] = {}  # losses before each was first called
-        self._losses = lambda: 0  # so far
+        self._losses: Callable[[], int] = int  # so far
         self._kind = "PyTorch loop"
         self._is_compiled = False  # one of the models at least
         self._began = self._ended = 0  # losses of the recording before the fit, and at its end
