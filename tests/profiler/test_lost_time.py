@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,29 @@ def test_a_callback_before_validation_and_one_that_saves_after_each_epoch(tmp_pa
 
     assert report.first[0].startswith("the callback `Saves` takes ")
     assert any("`Before`" in sentence for sentence in report.first)
+
+
+@pytest.mark.parametrize("imports", [False, True])
+def test_code_that_most_of_a_short_fit_goes_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: bool) -> None:
+    """An import at its beginning has no part in it, and leaves enough looks at the stack for the rest."""
+    (tmp_path / "takes_a_second.py").write_text("import time\nfor _ in range(100): time.sleep(0.01)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def drawn() -> tuple[torch.Tensor, torch.Tensor]:
+        time.sleep(0.003)
+        return torch.randn(BATCH, 6), torch.randint(2, (BATCH,))
+
+    def fit() -> None:
+        if imports:
+            importlib.import_module("takes_a_second")
+        train(1, loader=(drawn() for _ in range(50)))
+
+    train(1)
+    report = profiled(fit)
+    sys.modules.pop("takes_a_second", None)
+
+    assert report.first[0].startswith("`drawn` (test_lost_time.py:")
+    assert 0.15 <= seconds_of(report, "code") < 0.2
 
 
 def test_a_few_batches_that_stall() -> None:  # foreign.md 33

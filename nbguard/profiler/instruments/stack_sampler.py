@@ -28,7 +28,9 @@ _SHORTEST, _LONGEST = 0.008, 0.1
 """Seconds between two looks, at first and at most."""
 _OFTEN = 16
 """Looks after which the time between two grows with each, by one part in so many: so it stays that part of the time since the
-first look. What holds the interpreter's lock at the beginning, an import or a collection, leaves as many looks for the rest."""
+first look. What holds the interpreter's lock at the beginning, as a collection, leaves as many looks for the rest. So does an
+import: after one that took as many looks they are counted anew."""
+_IMPORTS = "<frozen importlib"
 _MOST = 4096
 """Stacks that are told apart."""
 _CALLERS = 256
@@ -127,7 +129,7 @@ class StackSampler:
         that has the turn.
         """
         clock, turn = self._clock, self._turn
-        looks, pause, fetched = 0, [_SHORTEST], 0
+        looks, pause, fetched, imports = 0, [_SHORTEST], 0, False
         has_ended = map(self._ended.acquire, itertools.repeat(True), map(pause.__getitem__, itertools.repeat(0)))
         for is_over, _ in zip(has_ended, map(turn.lock.acquire, itertools.repeat(True)), strict=True):
             try:
@@ -136,9 +138,11 @@ class StackSampler:
                 if turn.ended > fetched:  # what went by since the last look was that fetch, and no other code
                     fetched = turn.ended
                     self._note(fetched, ())
-                self._note(clock(), _stack_of_thread(self._of))
+                stack = _stack_of_thread(self._of)
+                self._note(clock(), stack)
                 self._took = round(_CHANGE * time.thread_time_ns())
-                looks += 1
+                imported, imports = imports, any(code.co_filename.startswith(_IMPORTS) for code in stack[::2])
+                looks = 0 if imported and not imports and looks > _OFTEN else looks + 1
                 pause[0] = _pause_after(looks)
             except Exception:  # noqa: BLE001 - out of memory: what was seen is worth something
                 return

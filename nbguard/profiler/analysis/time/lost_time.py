@@ -28,7 +28,9 @@ _ROLES = {phases.TRANSFORMS: "the batch transform", phases.callback("Recorder"):
 _NAMED: dict[HotKind, float] = {"function": LARGE, "hook": LARGE, "loss": 0.15, "line": 0.20}
 """The same by the kind of code: a loss function, and the lines of the loop, take their time in any fit."""
 _NOTICED = 200_000_000
-"""Nanoseconds of a fit: less is not worth a word, however short the fit."""
+"""Nanoseconds of a fit: less is not worth a word, however short the fit;"""
+_NOTICED_PART, _MAIN_PART = 100_000_000, 1 / 3
+"""but code is, from so many on, where so much of the fit's wall time goes to it."""
 _NOTICED_WORK = 50_000_000
 """The same of a library's work beside training that is known by name: a few looks are enough to tell it."""
 _MUCH_VALIDATION = 0.40
@@ -123,18 +125,20 @@ def _finding(kind: str, timing: Timing, total: int, what: str, change: str, evid
 def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
     """Yield functions and lines by name."""
     imports = sum(code.total for code in hot if code.kind == "import")  # once in a process: no part of what is usual
+    usual = max(timing.wall - imports, 0)
     for code in hot:
         share = _MUCH_CODE if 2 * code.setup > code.total else _NAMED.get(code.kind, 1.0)
-        share *= 1 - imports / max(timing.wall, 1)
+        share *= usual / max(timing.wall, 1)
         total = (
             code.total
             - code.within("batch")
             + sum(_gainable(timing, phase, time) for (group, phase), time in code.times.items() if group == "batch")
         )
-        if code.line is None or not _is_large(timing, total, share):
+        least = _NOTICED if total < _MAIN_PART * usual else _NOTICED_PART
+        if code.line is None or not _is_large(timing, total, share, least):
             continue
         is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
-        if is_loaders or not _is_large(timing, total - _usual(timing, code), share):
+        if is_loaders or not _is_large(timing, total - _usual(timing, code), share, least):
             continue  # these have findings of their own
         name = _name(code, code.line)
         inner = f", nearly all of it in `{code.inner}`" if code.inner not in ("", code.line.called) else ""
