@@ -43,7 +43,7 @@ _OFTEN = 2
 """Passes over validation data for each one of training from which validation is often."""
 _STALL = 20
 """Times the median that a batch takes which stalls,"""
-_LONG_STALL = 50_000_000
+_LONG_STALL = 25_000_000
 """and nanoseconds beyond the median."""
 _SLOWED = 5
 """Times as long it must be in a batch that nbguard itself has slowed down by looking closer."""
@@ -83,6 +83,11 @@ def lost_time(
     yield from _transforms(timing, hot)
     yield from _validation(timing, of_fastai, hot)
     yield from _around(timing, of_fastai, hot)
+
+
+def _noticed(nanoseconds: int, wall: int) -> int:
+    """Return how many nanoseconds code that has a name must take, at least, to be worth a word."""
+    return _NOTICED if nanoseconds < _MAIN_PART * wall else _NOTICED_PART
 
 
 def _is_large(timing: Timing, nanoseconds: int, share: float = LARGE, noticed: int = _NOTICED) -> bool:
@@ -134,7 +139,7 @@ def _code(timing: Timing, hot: Sequence[HotCode]) -> Iterator[FitFinding]:
             - code.within("batch")
             + sum(_gainable(timing, phase, time) for (group, phase), time in code.times.items() if group == "batch")
         )
-        least = _NOTICED if total < _MAIN_PART * usual else _NOTICED_PART
+        least = _noticed(total, usual)
         if code.line is None or not _is_large(timing, total, share, least):
             continue
         is_loaders = 2 * code.within_phase("batch", phases.WAIT) > code.total
@@ -288,7 +293,7 @@ def _stalls(
         >= (_SLOWED * least if batch.is_disturbed else least)
     ]
     total = sum(batch.step - usual for _, batch in stalled)
-    if not stalled or len(stalled) > _FEW * len(complete) or not _is_large(timing, total):
+    if not stalled or len(stalled) > _FEW * len(complete) or not _is_large(timing, total, noticed=_NOTICED_PART):
         return None, None
     sums: dict[str, int] = {}
     for _, batch in stalled:
@@ -297,6 +302,8 @@ def _stalls(
                 sums[phase] = sums.get(phase, 0) + nanoseconds
     phase = max(sums, key=lambda name: sums[name])
     code = next((code for code in hot if 2 * code.within_phase("batch", phase) >= total), None)
+    if total < (_NOTICED if code is None else _noticed(total, timing.wall)):
+        return None, None
     if code is not None and _is_at_work_in(code, complete[timing.warm_up :], stalled):
         if code.kind != "validation":
             return None, None  # it takes long in any batch, and has a finding of its own
