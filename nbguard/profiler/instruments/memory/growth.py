@@ -45,7 +45,7 @@ class GrowthWatch:
         self._seen = 0
         self._asked_at = WARM_UP + ENOUGH
         self._living: tuple[int, int] | None = None  # batch and bytes of the first of two short looks
-        self._left_by_us = 0  # bytes that our looks have left allocated
+        self._left_by_us = 0  # bytes that our looks, short or not, have left allocated
         self._first: HolderSizes | None = None
         self._looked_at = 0
         self._seconds = 0.0
@@ -71,7 +71,9 @@ class GrowthWatch:
         before, self._living = self._living, None
         per_batch = growth_per_batch(self._samples)
         if per_batch is not None:
+            allocated = self._read()
             nbytes = living_nbytes()
+            self._left_by_us += self._read() - allocated
             if nbytes is None or (before is not None and explains(nbytes - before[1], per_batch * (batch - before[0]))):
                 return True
             if before is None:
